@@ -1,0 +1,218 @@
+"""The configuration: one TOML file for any mix of the processes.
+
+Each component gets one frozen model.  Unknown keys are refused with the nearest right name,
+sizes and durations are written with their units ("256MiB", "30s"), and secrets never print.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit, urlunsplit
+
+import pydantic
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from databus.common.errors import ConfigError
+
+_SIZE_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZE_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_bytes(value: Any) -> int:
+    """A size: a number of bytes, or text such as "256MiB"."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(value))
+    if not found or found[2] not in _SIZE_UNITS:
+        raise ValueError(f"{value!r} is not a size such as '256MiB' ({', '.join(_SIZE_UNITS)})")
+    return int(float(found[1]) * _SIZE_UNITS[found[2]])
+
+
+def parse_seconds(value: Any) -> float:
+    """A duration in seconds: a number, or text such as "30s"."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", str(value))
+    if not found or found[2] not in _DURATION_UNITS:
+        raise ValueError(
+            f"{value!r} is not a duration such as '30s' ({', '.join(_DURATION_UNITS)})"
+        )
+    return float(found[1]) * _DURATION_UNITS[found[2]]
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds)]
+
+
+class SourceUrl(str):
+    """A database URL that does not show its password when printed or logged."""
+
+    __slots__ = ()
+
+    @property
+    def reveal(self) -> str:
+        """The URL with its password, for the driver alone."""
+        return str.__str__(self)
+
+    def __str__(self) -> str:
+        parts = urlsplit(self.reveal)
+        if parts.password is None:
+            return self.reveal
+        host = parts.netloc.rpartition("@")[2]
+        return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{host}"))
+
+    def __repr__(self) -> str:
+        return repr(str(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+_SCHEMES = (
+    "mariadb",
+    "mysql",
+    "postgresql",
+    "postgres",
+    "sqlite",
+    "generator",
+    "relay+http",
+)
+
+
+def _source_url(value: Any) -> SourceUrl:
+    scheme = str(value).partition("://")[0]
+    if scheme not in _SCHEMES or "://" not in str(value):
+        raise ValueError(f"the URL's scheme is {scheme!r}; supported are {', '.join(_SCHEMES)}")
+    return SourceUrl(value)
+
+
+class _Model(pydantic.BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
+    )
+
+
+def _address(value: Any) -> str:
+    host, colon, port = str(value).rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{value!r} is not HOST:PORT")
+    return str(value)
+
+
+Address = Annotated[str, BeforeValidator(_address)]
+
+
+class RelayConfig(_Model):
+    """``[relay]``: the HTTP workers and where the rings lie."""
+
+    listen: Address = "127.0.0.1:8700"
+    data_dir: Path = Path("var/relay")
+    workers: int = Field(default=1, ge=1, le=64)
+    heartbeat: Seconds = 1.0
+    max_wait: Seconds = 60.0
+
+
+class DatabaseConfig(_Model):
+    """``[[database]]``: one upstream database, its sources and its ring."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+    url: Annotated[SourceUrl, BeforeValidator(_source_url)]
+    sources: tuple[str, ...] = ("*",)
+    ring_bytes: Bytes = Field(default=256 << 20, ge=64 << 10)
+    sync_every: Seconds = 0.5
+    options: dict[str, str | int | float | bool] = Field(default_factory=dict)
+
+
+class BootstrapConfig(_Model):
+    """``[bootstrap]``: the log writer, the applier and the server over one store."""
+
+    listen: Address = "127.0.0.1:8701"
+    data_dir: Path = Path("var/bootstrap")
+    relays: tuple[str, ...] = ("http://127.0.0.1:8700",)
+    databases: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ("*",)
+    apply_every: Seconds = 30.0
+    segment_bytes: Bytes = Field(default=64 << 20, ge=4 << 10)
+    segment_every: Seconds = 30.0
+    spark_master: str = "local[*]"
+    spark_driver_memory: str = "1g"
+
+
+class Config(_Model):
+    """The whole file; a process uses the parts that are its own."""
+
+    relay: RelayConfig | None = None
+    database: tuple[DatabaseConfig, ...] = ()
+    bootstrap: BootstrapConfig | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _names_are_unique(self) -> Config:
+        names = [database.name for database in self.database]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two [[database]] have the name {twice[0]!r}")
+        if self.database and self.relay is None:
+            raise ValueError("[[database]] needs a [relay] section")
+        return self
+
+
+def load(path: str | Path) -> Config:
+    """The configuration in the file at ``path``; relative folders are taken from there.
+
+    Raises:
+        ConfigError: the file cannot be read or a key is wrong; the message names the key.
+    """
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    return parse(text, str(path), Path(path).resolve().parent)
+
+
+def parse(text: str, origin: str = "configuration", folder: Path | None = None) -> Config:
+    """The configuration in ``text``; relative folders are resolved against ``folder``.
+
+    Raises:
+        ConfigError: as ``load``.
+    """
+    try:
+        config = Config.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{origin}: not TOML: {error}") from error
+    except pydantic.ValidationError as error:
+        lines = "; ".join(_finding(item) for item in error.errors())
+        raise ConfigError(f"{origin}: {lines}") from None
+    return _resolved(config, folder) if folder else config
+
+
+def _resolved(config: Config, folder: Path) -> Config:
+    changes: dict[str, Any] = {}
+    for name in ("relay", "bootstrap"):
+        part = getattr(config, name)
+        if part is not None:
+            changes[name] = part.model_copy(update={"data_dir": folder / part.data_dir})
+    return config.model_copy(update=changes)
+
+
+_MODELS: dict[str, type[_Model]] = {
+    "relay": RelayConfig,
+    "database": DatabaseConfig,
+    "bootstrap": BootstrapConfig,
+}
+
+
+def _finding(item: Any) -> str:
+    location = [part for part in item["loc"] if isinstance(part, str)]
+    where = ".".join(location)
+    if item["type"] != "extra_forbidden":
+        return f"{where}: {item['msg'].removeprefix('Value error, ')}"
+    model = _MODELS.get(location[0], Config) if len(location) > 1 else Config
+    names = list(model.model_fields)
+    near = difflib.get_close_matches(location[-1], names, n=1, cutoff=0.5)
+    advice = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(names)}"
+    return f"unknown key {where}; {advice}"

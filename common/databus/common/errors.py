@@ -1,0 +1,270 @@
+"""Every error that Databus raises, as one tree.
+
+Each class says three things besides its message: ``code``, the stable name that travels on
+the wire and in logs; ``retry``, whether the same call may succeed later without anybody
+changing anything; and ``hint``, what the operator does.  On the wire an error is a problem
+document (RFC 9457) whose ``code`` picks the class again on the other side.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class DatabusError(Exception):
+    """Root of the tree.  ``details`` are numbers and names that a program may want."""
+
+    code: ClassVar[str] = "internal_error"
+    status: ClassVar[int] = 500
+    retry: ClassVar[bool] = False
+    hint: ClassVar[str] = "Look at the log of the process that answered."
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+
+class BadRequest(DatabusError):
+    """A parameter is missing, unknown or not of its form."""
+
+    code = "bad_request"
+    status = 400
+    hint = "Correct the parameter that the message names; /v1/openapi.json lists them all."
+
+
+class BadFilter(BadRequest):
+    """A filter cannot be parsed."""
+
+    code = "bad_filter"
+    hint = "Write partition=mod:COUNT:A,B or partition=range:SIZE:A-B, and ops out of c,u,d,r."
+
+
+class BadCheckpoint(BadRequest):
+    """A checkpoint is not one of ours, or is damaged."""
+
+    code = "bad_checkpoint"
+    hint = "Pass back a checkpoint as it was received, or start with start=oldest."
+
+
+class UnknownDatabase(DatabusError):
+    """The server does not serve this database."""
+
+    code = "unknown_database"
+    status = 404
+    hint = "GET /v1/databases lists what is served."
+
+
+class UnknownSource(DatabusError):
+    """No table of this name, or none that matches the pattern."""
+
+    code = "unknown_source"
+    status = 404
+    hint = "GET /v1/{database}/sources lists the sources; globs such as shop.* are allowed."
+
+
+class NotFound(DatabusError):
+    """No such resource."""
+
+    code = "not_found"
+    status = 404
+    hint = "Check the path; /v1/openapi.json lists what there is."
+
+
+class ClockMismatch(DatabusError):
+    """A checkpoint belongs to another clock than the stream's."""
+
+    code = "clock_mismatch"
+    status = 409
+    hint = (
+        "The database behind this name is another one than the checkpoint was made with. "
+        "Restore the right one, or delete the checkpoint and start from the bootstrap."
+    )
+
+
+class ScnTooOld(DatabusError):
+    """The position lies before the oldest one that is kept."""
+
+    code = "scn_too_old"
+    status = 410
+    hint = "Catch up from a bootstrap server, or start with start=oldest and accept the gap."
+
+
+class ReaderOvertaken(ScnTooOld):
+    """The writer overwrote the range while it was being read."""
+
+    code = "reader_overtaken"
+    hint = "Ask again from the last checkpoint; if it happens often, enlarge ring_bytes."
+
+
+class LogTooYoung(DatabusError):
+    """The bootstrap log begins after the position that was asked for."""
+
+    code = "log_too_young"
+    status = 410
+    hint = "Empty the consumer's state and start again with start=bootstrap."
+
+
+class NotSeeded(DatabusError):
+    """The bootstrap server does not hold the whole table yet."""
+
+    code = "not_seeded"
+    status = 503
+    retry = True
+    hint = "Wait until its dump has ended; /v1/status shows its progress."
+
+
+class SourceUnavailable(DatabusError):
+    """The source database cannot be reached, or closed the connection."""
+
+    code = "source_unavailable"
+    status = 503
+    retry = True
+    hint = "It is tried again with back-off; check that the database runs and accepts us."
+
+
+class SourcePositionLost(DatabusError):
+    """The source no longer has the log after our position."""
+
+    code = "source_position_lost"
+    status = 503
+    hint = (
+        "Changes are missing. Move the ring's folder away to begin again at the present, "
+        "then dump the tables: databus dump."
+    )
+
+
+class UnsupportedChange(DatabusError):
+    """The source sent something that cannot be carried without guessing."""
+
+    code = "unsupported_change"
+    hint = "The message names the table and what it cannot carry."
+
+
+class PreflightFailed(DatabusError):
+    """The source is not set up for capture.  ``details['findings']`` lists what to mend."""
+
+    code = "preflight_failed"
+    hint = "Run the statements that the findings give, then start again."
+
+
+class MissingDependency(DatabusError):
+    """An optional package is not installed."""
+
+    code = "missing_dependency"
+    hint = "Install the extra that the message names."
+
+
+class ConfigError(DatabusError):
+    """The configuration cannot be used."""
+
+    code = "config_error"
+    hint = "Correct the key that the message names; the README has a full example."
+
+
+class FormatError(DatabusError):
+    """Bytes are not what the format says.  Nothing of them has been used."""
+
+    code = "format_error"
+    hint = "The bytes are damaged or of another version; read them again from their origin."
+
+
+class UnknownSchema(DatabusError):
+    """A frame names a schema that nobody has registered."""
+
+    code = "unknown_schema"
+    status = 404
+    retry = True
+    hint = "GET /v1/{database}/register has all the versions; ask for it again."
+
+
+class StoreError(DatabusError):
+    """A file of ours cannot be read or written."""
+
+    code = "store_error"
+    hint = "Check the disk's free space and the folder's owner."
+
+
+class StoreBusy(StoreError):
+    """Another process has the store open for writing."""
+
+    code = "store_busy"
+    retry = True
+    hint = "Stop the process that the message names, or use another data_dir."
+
+
+class FrameTooLarge(DatabusError):
+    """One row does not fit into the ring."""
+
+    code = "frame_too_large"
+    hint = "Enlarge ring_bytes of this database."
+
+
+class RingFull(DatabusError):
+    """A ring in block mode has no room until its readers move on."""
+
+    code = "ring_full"
+    retry = True
+    hint = "Wait for the reader, or enlarge ring_bytes."
+
+
+class ServerUnavailable(DatabusError):
+    """A relay or bootstrap server does not answer, or is starting."""
+
+    code = "server_unavailable"
+    status = 503
+    retry = True
+    hint = "It is tried again with back-off, on each server in turn."
+
+
+class ConsumerFailed(DatabusError):
+    """A callback failed until its retries were used up."""
+
+    code = "consumer_failed"
+    hint = "The cause is chained; mend the consumer and start it again from its checkpoint."
+
+
+class DumpFailed(DatabusError):
+    """A dump stopped before its end; it can be resumed."""
+
+    code = "dump_failed"
+    hint = "Mend the cause that the message gives and resume: PATCH state=running."
+
+
+class InternalError(DatabusError):
+    """A fault of the program."""
+
+    code = "internal_error"
+
+
+def _subclasses(cls: type[DatabusError]) -> list[type[DatabusError]]:
+    return [cls, *(leaf for child in cls.__subclasses__() for leaf in _subclasses(child))]
+
+
+def registry() -> dict[str, type[DatabusError]]:
+    """All classes by their wire code."""
+    return {cls.code: cls for cls in _subclasses(DatabusError)}
+
+
+def to_problem(error: DatabusError) -> dict[str, Any]:
+    """The error as a problem document: type, title, status, detail, code, retry, hint."""
+    return {
+        "type": f"urn:databus:error:{error.code}",
+        "title": error.code.replace("_", " "),
+        "status": error.status,
+        "detail": error.message,
+        "code": error.code,
+        "retry": error.retry,
+        "hint": error.hint,
+        **error.details,
+    }
+
+
+_PROBLEM_KEYS = frozenset({"type", "title", "status", "detail", "code", "retry", "hint"})
+
+
+def from_problem(problem: dict[str, Any]) -> DatabusError:
+    """The error that a problem document stands for; an unknown code gives the root class."""
+    cls = registry().get(str(problem.get("code")), DatabusError)
+    details = {key: value for key, value in problem.items() if key not in _PROBLEM_KEYS}
+    return cls(str(problem.get("detail", problem.get("title", "no detail given"))), **details)

@@ -1,0 +1,643 @@
+"""The frame: the one form that an event has from the fetcher to the consumer.
+
+A frame is packed once, where the change is read, and never re-encoded: the same bytes lie in
+the ring, travel over HTTP, and lie in the bootstrap's log and runs.  FORMAT.md beside this
+file is the specification; ``FIELDS`` is its table in code.
+
+Reading is total: any bytes give frames or a ``FormatError`` that says where and why.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from databus.common import kernels
+from databus.common.checkpoint import Position
+from databus.common.errors import FormatError
+
+MAGIC = 0xDB05
+VERSION = 1
+ALIGNMENT = 8
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+
+
+class Op(enum.IntEnum):
+    """What a frame says.  Below 64 it is a row; from 64 on it steers the stream."""
+
+    INSERT = 1
+    UPDATE = 2
+    DELETE = 3
+    READ = 4
+    TRUNCATE = 5
+    END_OF_WINDOW = 64
+    HEARTBEAT = 65
+    SCHEMA_CHANGE = 66
+    CHECKPOINT = 67
+    ERROR = 68
+
+
+FIRST_CONTROL_OP = 64
+
+OP_LETTERS: dict[int, str] = {
+    Op.INSERT: "c",
+    Op.UPDATE: "u",
+    Op.DELETE: "d",
+    Op.READ: "r",
+    Op.TRUNCATE: "t",
+}
+OPS_BY_LETTER: dict[str, Op] = {letter: Op(op) for op, letter in OP_LETTERS.items()}
+CONTROL_NAMES: dict[int, str] = {
+    Op.END_OF_WINDOW: "end_of_window",
+    Op.HEARTBEAT: "heartbeat",
+    Op.SCHEMA_CHANGE: "schema_change",
+    Op.CHECKPOINT: "checkpoint",
+    Op.ERROR: "error",
+}
+
+
+class Flag(enum.IntFlag):
+    """Bits of a frame's flags."""
+
+    HAS_BEFORE = 1
+    HAS_AFTER = 2
+    PARTIAL = 4
+    DUMP = 8
+
+
+KNOWN_FLAGS = 15
+
+
+class Field(NamedTuple):
+    """One field of the header: its place is the sum of those before it."""
+
+    name: str
+    code: str
+    meaning: str
+
+
+FIELDS: tuple[Field, ...] = (
+    Field("crc", "I", "CRC-32C of bytes [4, length)"),
+    Field("length", "I", "bytes of the whole frame, a multiple of 8"),
+    Field("magic", "H", "0xDB05"),
+    Field("version", "B", "1"),
+    Field("op", "B", "what the frame says"),
+    Field("flags", "H", "HAS_BEFORE 1, HAS_AFTER 2, PARTIAL 4, DUMP 8"),
+    Field("reserved", "H", "0"),
+    Field("scn", "Q", "commit clock of the source"),
+    Field("seq", "I", "raw index within the scn"),
+    Field("source_id", "I", "xxh32 of the source's name, 0 in control frames"),
+    Field("key_hash", "Q", "xxh3_64 of the key bytes"),
+    Field("schema_fp", "Q", "fingerprint of the source's schema"),
+    Field("commit_us", "q", "commit time, microseconds since the epoch, UTC"),
+    Field("key_len", "I", "bytes of the key"),
+    Field("before_len", "I", "bytes of the row before"),
+    Field("after_len", "I", "bytes of the row after"),
+    Field("absent_len", "I", "bytes of the bitmap of absent columns"),
+)
+HEADER = struct.Struct("<" + "".join(field.code for field in FIELDS))
+HEADER_BYTES = HEADER.size
+OFFSETS: dict[str, int] = {
+    field.name: struct.calcsize("<" + "".join(f.code for f in FIELDS[:index]))
+    for index, field in enumerate(FIELDS)
+}
+MAX_FRAME_BYTES = 1 << 30
+
+_CRC = struct.Struct("<I")
+_COUNT = struct.Struct("<I")
+_AFTER_CRC = 4
+
+
+def source_id(name: str) -> int:
+    """The number of a source on the wire, the same on every relay: xxh32 of its name, not 0."""
+    return xxhash.xxh32_intdigest(name.encode()) or 1
+
+
+def key_hash(key: Buffer) -> int:
+    """xxh3_64 of the key bytes, what partitions are cut by."""
+    return xxhash.xxh3_64_intdigest(bytes(key))
+
+
+def pack_frame(
+    *,
+    op: Op | int,
+    scn: int,
+    seq: int,
+    source: int = 0,
+    schema_fp: int = 0,
+    commit_us: int = 0,
+    key: bytes = b"",
+    before: bytes | None = None,
+    after: bytes | None = None,
+    absent: bytes = b"",
+    extra_flags: int = 0,
+) -> bytes:
+    """One frame.  ``before`` and ``after`` of None are absent, which b"" is not.
+
+    ``absent`` is the bitmap of columns that ``after`` does not really hold, bit i of byte
+    i // 8 for column i.
+
+    Raises:
+        FormatError: the frame would be longer than 1 GiB.
+    """
+    before_bytes, after_bytes = before or b"", after or b""
+    size = HEADER_BYTES + len(key) + len(before_bytes) + len(after_bytes) + len(absent)
+    length = -(-size // ALIGNMENT) * ALIGNMENT
+    if length > MAX_FRAME_BYTES:
+        raise FormatError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+    flags = extra_flags
+    if before is not None:
+        flags |= Flag.HAS_BEFORE
+    if after is not None:
+        flags |= Flag.HAS_AFTER
+    if absent:
+        flags |= Flag.PARTIAL
+    header = HEADER.pack(
+        0,
+        length,
+        MAGIC,
+        VERSION,
+        op,
+        flags,
+        0,
+        scn,
+        seq,
+        source,
+        xxhash.xxh3_64_intdigest(key) if source else 0,
+        schema_fp,
+        commit_us,
+        len(key),
+        len(before_bytes),
+        len(after_bytes),
+        len(absent),
+    )
+    rest = b"".join(
+        (header[_AFTER_CRC:], key, before_bytes, after_bytes, absent, bytes(length - size))
+    )
+    return _CRC.pack(google_crc32c.value(rest)) + rest
+
+
+class FrameView:
+    """A frame where it lies: names for the bytes of ``buf`` from ``offset`` on.
+
+    Invariants:
+        I1. The header was checked, so every part lies inside the buffer.
+        I2. Parts are views: they are valid as long as the buffer under them is unchanged.
+
+    Owner: whoever made it; it is never changed.
+    """
+
+    __slots__ = (
+        "_buf",
+        "absent_len",
+        "after_len",
+        "before_len",
+        "commit_us",
+        "flags",
+        "key_hash",
+        "key_len",
+        "length",
+        "offset",
+        "op",
+        "schema_fp",
+        "scn",
+        "seq",
+        "source_id",
+    )
+
+    def __init__(self, buf: memoryview, offset: int, header: tuple[Any, ...]) -> None:
+        self._buf = buf
+        self.offset = offset
+        (
+            _,
+            self.length,
+            _,
+            _,
+            self.op,
+            self.flags,
+            _,
+            self.scn,
+            self.seq,
+            self.source_id,
+            self.key_hash,
+            self.schema_fp,
+            self.commit_us,
+            self.key_len,
+            self.before_len,
+            self.after_len,
+            self.absent_len,
+        ) = header
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the frame steers the stream and holds no row."""
+        return bool(self.op >= FIRST_CONTROL_OP)
+
+    @property
+    def position(self) -> Position:
+        """Where the frame stands in the stream."""
+        return Position(self.scn, self.seq)
+
+    @property
+    def bytes(self) -> memoryview:
+        """The whole frame."""
+        return self._buf[self.offset : self.offset + self.length]
+
+    @property
+    def key(self) -> memoryview:
+        """The key's bytes; the transaction id in an end-of-window frame."""
+        return self._part(0, self.key_len)
+
+    @property
+    def before(self) -> memoryview | None:
+        """The row before the change, or None where the source does not give it."""
+        if not self.flags & Flag.HAS_BEFORE:
+            return None
+        return self._part(self.key_len, self.before_len)
+
+    @property
+    def after(self) -> memoryview | None:
+        """The row after the change, or a control frame's content; None after a delete."""
+        if not self.flags & Flag.HAS_AFTER:
+            return None
+        return self._part(self.key_len + self.before_len, self.after_len)
+
+    @property
+    def absent(self) -> memoryview:
+        """Bitmap of the columns that ``after`` does not really hold."""
+        return self._part(self.key_len + self.before_len + self.after_len, self.absent_len)
+
+    @property
+    def event_count(self) -> int:
+        """How many events the window had at the source, filtered or not (end of window)."""
+        after = self.after
+        if self.op != Op.END_OF_WINDOW or after is None or len(after) != _COUNT.size:
+            raise FormatError(f"the frame at {self.position} (op {self.op}) has no event count")
+        return int(_COUNT.unpack(after)[0])
+
+    def _part(self, start: int, length: int) -> memoryview:
+        at = self.offset + HEADER_BYTES + start
+        return self._buf[at : at + length]
+
+
+def read_frame(buf: Buffer, offset: int = 0) -> FrameView:
+    """The frame at ``offset``, fully checked.
+
+    Raises:
+        FormatError: the bytes there are not a whole, undamaged frame.
+    """
+    view = memoryview(buf)
+    room = len(view) - offset
+    if room < HEADER_BYTES:
+        raise FormatError(f"{room} bytes at offset {offset} are no frame of {HEADER_BYTES} or more")
+    header = HEADER.unpack_from(view, offset)
+    problem = _header_problem(header, room)
+    if problem:
+        raise FormatError(f"frame at offset {offset}: {problem}")
+    length = header[1]
+    found = google_crc32c.value(bytes(view[offset + _AFTER_CRC : offset + length]))
+    if found != header[0]:
+        raise FormatError(
+            f"frame at offset {offset}: CRC is {found:#010x}, expected {header[0]:#010x}"
+        )
+    return FrameView(view, offset, header)
+
+
+def _header_problem(header: tuple[Any, ...], room: int) -> str | None:
+    _, length, magic, version, op, flags, reserved, *_ = header
+    parts = HEADER_BYTES + sum(header[-4:])
+    if magic != MAGIC:
+        return f"magic is {magic:#06x}, expected {MAGIC:#06x}"
+    if version != VERSION:
+        return f"version is {version}, this program reads {VERSION}"
+    if length % ALIGNMENT or not HEADER_BYTES <= length <= MAX_FRAME_BYTES:
+        return f"length {length} is not a multiple of {ALIGNMENT} in range"
+    if not parts <= length < parts + ALIGNMENT:
+        return f"length is {length}, but its parts need {parts}"
+    if length > room:
+        return f"length is {length}, but only {room} bytes are there"
+    if op not in _KNOWN_OPS:
+        return f"op {op} is unknown"
+    if flags & ~KNOWN_FLAGS or reserved:
+        return f"flags {flags:#x} or reserved {reserved:#x} are not of version {VERSION}"
+    return None
+
+
+_KNOWN_OPS = frozenset(int(op) for op in Op)
+
+
+def trusted_frame(buf: memoryview, offset: int) -> FrameView:
+    """The frame at ``offset`` of bytes that ``scan`` has already checked."""
+    return FrameView(buf, offset, HEADER.unpack_from(buf, offset))
+
+
+def iter_frames(buf: Buffer) -> Iterator[FrameView]:
+    """All frames of a buffer that holds whole frames only.
+
+    Raises:
+        FormatError: there is something else in it.
+    """
+    view = memoryview(buf)
+    offset = 0
+    while offset < len(view):
+        frame = read_frame(view, offset)
+        yield frame
+        offset += frame.length
+
+
+@dataclass(frozen=True, slots=True)
+class FrameColumns:
+    """The headers of a block of frames as columns, one entry a frame.
+
+    ``offset`` is int64, in bytes from the block's start; the fields are gathered when asked
+    for, as numpy arrays of their own width.  ``stop`` is where the last whole frame ends.
+    """
+
+    words: npt.NDArray[np.uint64]
+    offset: npt.NDArray[np.int64]
+    stop: int
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def _word(self, name: str) -> npt.NDArray[np.uint64]:
+        return self.words[(self.offset + OFFSETS[name]) >> 3]
+
+    def _half(self, name: str) -> npt.NDArray[np.uint32]:
+        return self.words.view(np.uint32)[(self.offset + OFFSETS[name]) >> 2]
+
+    @property
+    def length(self) -> npt.NDArray[np.uint32]:
+        return self._half("length")
+
+    @property
+    def op(self) -> npt.NDArray[np.uint8]:
+        return self.words.view(np.uint8)[self.offset + OFFSETS["op"]]
+
+    @property
+    def flags(self) -> npt.NDArray[np.uint16]:
+        return self.words.view(np.uint16)[(self.offset + OFFSETS["flags"]) >> 1]
+
+    @property
+    def scn(self) -> npt.NDArray[np.uint64]:
+        return self._word("scn")
+
+    @property
+    def seq(self) -> npt.NDArray[np.uint32]:
+        return self._half("seq")
+
+    @property
+    def source_id(self) -> npt.NDArray[np.uint32]:
+        return self._half("source_id")
+
+    @property
+    def key_hash(self) -> npt.NDArray[np.uint64]:
+        return self._word("key_hash")
+
+    @property
+    def schema_fp(self) -> npt.NDArray[np.uint64]:
+        return self._word("schema_fp")
+
+    @property
+    def commit_us(self) -> npt.NDArray[np.int64]:
+        return self._word("commit_us").view(np.int64)
+
+    @property
+    def key_len(self) -> npt.NDArray[np.uint32]:
+        return self._half("key_len")
+
+
+@kernels.jit
+def _walk(buf: kernels.U8Array, start: int, stop: int, out: kernels.I64Array) -> tuple[int, int]:
+    """Write the offsets of the whole frames in ``buf[start:stop]`` to ``out``.
+
+    Returns (frames found, offset where it stopped).  It stops at a frame that is cut off, at
+    bytes that cannot be a frame's header, and when ``out`` is full.
+    """
+    count = 0
+    at = start
+    while count < len(out) and at + 72 <= stop:
+        length = kernels.load_u32(buf, at + 4)
+        if kernels.load_u16(buf, at + 8) != 0xDB05 or length < 72 or length & 7:
+            break
+        if at + length > stop:
+            break
+        out[count] = at
+        count += 1
+        at += length
+    return count, at
+
+
+@kernels.jit
+def _first_bad_crc(buf: kernels.U8Array, offsets: kernels.I64Array) -> int:
+    """Index of the first frame whose CRC is wrong, or -1."""
+    for index in range(len(offsets)):
+        at = offsets[index]
+        length = kernels.load_u32(buf, at + 4)
+        if kernels.crc32c(buf, at + 4, at + length) != kernels.load_u32(buf, at):
+            return index
+    return -1
+
+
+def scan(buf: Buffer | npt.NDArray[np.uint8], *, verify: bool = True) -> FrameColumns:
+    """The columns of all whole frames at the start of ``buf``; a cut-off last one is left.
+
+    ``buf`` must begin with a frame.  With ``verify`` every frame is checked as ``read_frame``
+    does; without, only what is needed to walk from one to the next.
+
+    Raises:
+        FormatError: the bytes are not frames.
+    """
+    raw = buf if isinstance(buf, np.ndarray) else np.frombuffer(buf, dtype=np.uint8)
+    offsets = np.empty(len(raw) // HEADER_BYTES, dtype=np.int64)
+    count, stop = _walk(raw, 0, len(raw), offsets)
+    offsets = offsets[:count]
+    if stop + HEADER_BYTES <= len(raw):
+        _check_cut(raw, stop)
+    columns = FrameColumns(raw[: stop & ~7].view(np.uint64), offsets, stop)
+    if verify:
+        _verify(raw, columns)
+    return columns
+
+
+def _check_cut(raw: npt.NDArray[np.uint8], stop: int) -> None:
+    """Raise unless the bytes at ``stop`` are the beginning of a frame that is merely cut."""
+    header = HEADER.unpack_from(raw, stop)
+    problem = _header_problem(header, MAX_FRAME_BYTES)
+    if problem:
+        raise FormatError(f"frame at offset {stop}: {problem}")
+
+
+def _verify(raw: npt.NDArray[np.uint8], columns: FrameColumns) -> None:
+    if kernels.COMPILED:
+        bad = _first_bad_crc(raw, columns.offset)
+        if bad >= 0:
+            read_frame(raw.data, int(columns.offset[bad]))
+    else:
+        for offset in columns.offset.tolist():
+            read_frame(raw.data, offset)
+        return
+    ends = np.minimum(columns.offset + columns.length, columns.stop)
+    words = columns.words.view(np.uint32)
+    parts = sum(
+        words[(columns.offset + OFFSETS[name]) >> 2].astype(np.int64)
+        for name in ("key_len", "before_len", "after_len", "absent_len")
+    )
+    gap = ends - columns.offset - HEADER_BYTES - parts
+    known = np.isin(columns.op, np.fromiter(_KNOWN_OPS, dtype=np.uint8))
+    version = words.view(np.uint8)[columns.offset + OFFSETS["version"]]
+    wrong = np.flatnonzero((gap < 0) | (gap >= ALIGNMENT) | ~known | (version != VERSION))
+    if len(wrong):
+        read_frame(raw.data, int(columns.offset[wrong[0]]))
+
+
+class FrameSplitter:
+    """Cuts a byte stream that arrives in arbitrary pieces into blocks of whole frames.
+
+    Invariants:
+        I1. Every byte that was fed comes out exactly once, in order, or is still pending.
+        I2. A block that comes out holds whole frames only, each with a valid CRC.
+
+    Owner: one task.
+    Raises: FormatError at the first damaged frame; nothing after it is handed out.
+    """
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the frame that is not whole yet."""
+        return len(self._pending)
+
+    def feed(self, chunk: Buffer) -> bytes:
+        """Take ``chunk`` and return the frames that are whole now, b"" if there are none."""
+        self._pending += chunk
+        if len(self._pending) < HEADER_BYTES:
+            return b""
+        length = HEADER.unpack_from(self._pending)[1]
+        if HEADER_BYTES <= length <= MAX_FRAME_BYTES and length > len(self._pending):
+            return b""
+        block = bytes(self._pending)
+        stop = scan(block).stop
+        del self._pending[:stop]
+        return block[:stop] if stop < len(block) else block
+
+
+class WindowBuilder:
+    """Packs the events of one source transaction into a window of frames.
+
+    Invariants:
+        I1. Frames have the seqs first_seq, first_seq + 1, ...; the end of window has the last.
+        I2. ``take`` never returns part of a frame.
+
+    Owner: the source that reads the transaction.
+    """
+
+    def __init__(self, scn: int, commit_us: int, first_seq: int = 0) -> None:
+        self.scn = scn
+        self.commit_us = commit_us
+        self.seq = first_seq
+        self.event_count = 0
+        self._out = bytearray()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that ``take`` would return."""
+        return len(self._out)
+
+    def event(
+        self,
+        op: Op,
+        source: int,
+        schema_fp: int,
+        key: bytes,
+        *,
+        before: bytes | None = None,
+        after: bytes | None = None,
+        absent: bytes = b"",
+    ) -> None:
+        """Add one row change; the parts are Avro bytes of the schema ``schema_fp``."""
+        self._out += pack_frame(
+            op=op,
+            scn=self.scn,
+            seq=self.seq,
+            source=source,
+            schema_fp=schema_fp,
+            commit_us=self.commit_us,
+            key=key,
+            before=before,
+            after=after,
+            absent=absent,
+        )
+        self.seq += 1
+        self.event_count += 1
+
+    def control(self, op: Op, *, source: int = 0, schema_fp: int = 0, after: bytes) -> None:
+        """Add a control frame that stands among the window's events."""
+        self._out += pack_frame(
+            op=op,
+            scn=self.scn,
+            seq=self.seq,
+            source=source,
+            schema_fp=schema_fp,
+            commit_us=self.commit_us,
+            after=after,
+        )
+        self.seq += 1
+
+    def take(self) -> bytes:
+        """The frames so far, to be sent on before the window has ended."""
+        out = bytes(self._out)
+        self._out.clear()
+        return out
+
+    def end(self, txid: str = "", *, dump: bool = False) -> bytes:
+        """The remaining frames with the end of window behind them."""
+        self._out += end_of_window(
+            self.scn, self.seq, self.commit_us, self.event_count, txid, dump=dump
+        )
+        self.seq += 1
+        return self.take()
+
+
+def end_of_window(
+    scn: int, seq: int, commit_us: int, event_count: int, txid: str = "", *, dump: bool = False
+) -> bytes:
+    """The frame that closes a window of ``event_count`` events."""
+    return pack_frame(
+        op=Op.END_OF_WINDOW,
+        scn=scn,
+        seq=seq,
+        commit_us=commit_us,
+        key=txid.encode(),
+        after=_COUNT.pack(event_count),
+        extra_flags=Flag.DUMP if dump else 0,
+    )
+
+
+def heartbeat(position: Position, commit_us: int) -> bytes:
+    """The promise that nothing at or before ``position`` is still to come."""
+    return pack_frame(op=Op.HEARTBEAT, scn=position.scn, seq=position.seq, commit_us=commit_us)
+
+
+def pack_bitmap(indices: list[int], column_count: int) -> bytes:
+    """The bitmap with the bits ``indices`` set, (column_count + 7) // 8 bytes."""
+    bits = bytearray((column_count + 7) // 8)
+    for index in indices:
+        bits[index >> 3] |= 1 << (index & 7)
+    return bytes(bits)
+
+
+def unpack_bitmap(bits: Buffer) -> list[int]:
+    """The indices of the bits that are set."""
+    return [at * 8 + bit for at, byte in enumerate(bits) for bit in range(8) if byte >> bit & 1]

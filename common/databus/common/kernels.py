@@ -1,0 +1,107 @@
+"""Loops over bytes that several rooms share, compiled by numba where it is installed.
+
+What belongs here: functions over ``uint8`` arrays and plain integers that are called for
+every frame.  What does not: anything that touches a Python object per event.
+
+Each kernel is ordinary Python.  ``jit`` compiles it when numba is importable and
+``DATABUS_NO_NUMBA`` is not set; otherwise the same function runs undecorated, so that the
+client installs without numba and tests can compare the two.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+U8Array = npt.NDArray[np.uint8]
+I64Array = npt.NDArray[np.int64]
+
+if TYPE_CHECKING:
+    COMPILED: bool
+
+    def jit(function: _F) -> _F: ...
+
+else:
+    COMPILED = False
+    if not os.environ.get("DATABUS_NO_NUMBA"):
+        try:
+            import numba
+
+            COMPILED = True
+        except ImportError:
+            pass
+
+    def jit(function):
+        """Compile ``function`` (nopython, no GIL, cached on disk) if numba is there."""
+        return numba.njit(cache=True, nogil=True)(function) if COMPILED else function
+
+
+def _crc_tables() -> I64Array:
+    """Slicing-by-8 tables of CRC-32C (Castagnoli polynomial, reflected 0x82F63B78)."""
+    tables = np.zeros((8, 256), dtype=np.int64)
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+        tables[0, byte] = crc
+    for slice_ in range(1, 8):
+        previous = tables[slice_ - 1]
+        tables[slice_] = tables[0][previous & 0xFF] ^ (previous >> 8)
+    return tables
+
+
+CRC_TABLES = _crc_tables()
+
+
+@jit
+def load_u16(buf: U8Array, at: int) -> int:
+    """The little-endian 16-bit number at ``at``."""
+    return np.int64(buf[at]) | np.int64(buf[at + 1]) << 8
+
+
+@jit
+def load_u32(buf: U8Array, at: int) -> int:
+    """The little-endian 32-bit number at ``at``."""
+    return (
+        np.int64(buf[at])
+        | np.int64(buf[at + 1]) << 8
+        | np.int64(buf[at + 2]) << 16
+        | np.int64(buf[at + 3]) << 24
+    )
+
+
+@jit
+def load_i64(buf: U8Array, at: int) -> int:
+    """The little-endian 64-bit number at ``at``, as two's complement."""
+    return load_u32(buf, at) | load_u32(buf, at + 4) << 32
+
+
+@jit
+def crc32c(buf: U8Array, start: int, stop: int) -> int:
+    """CRC-32C of ``buf[start:stop]``; (stop - start) may be any length."""
+    tables = CRC_TABLES
+    crc = np.int64(0xFFFFFFFF)
+    at = start
+    while at + 8 <= stop:
+        low = crc ^ load_u32(buf, at)
+        crc = (
+            tables[7, low & 0xFF]
+            ^ tables[6, (low >> 8) & 0xFF]
+            ^ tables[5, (low >> 16) & 0xFF]
+            ^ tables[4, (low >> 24) & 0xFF]
+            ^ tables[3, buf[at + 4]]
+            ^ tables[2, buf[at + 5]]
+            ^ tables[1, buf[at + 6]]
+            ^ tables[0, buf[at + 7]]
+        )
+        at += 8
+    while at < stop:
+        crc = tables[0, (crc ^ np.int64(buf[at])) & 0xFF] ^ (crc >> 8)
+        at += 1
+    return crc ^ 0xFFFFFFFF

@@ -1,0 +1,374 @@
+"""What a table looks like at one point of its life, and the Avro bytes of its rows.
+
+A ``SourceSchema`` is immutable and known by its fingerprint, which every frame of the table
+carries; a ``SchemaSet`` holds all the versions that have been seen.  Nothing here knows a
+database: the sources translate their catalogue types into ``Kind``.
+"""
+
+from __future__ import annotations
+
+import enum
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import fastavro
+from fastavro.schema import fingerprint as avro_fingerprint
+
+from databus.common import frame
+from databus.common.errors import FormatError, UnknownSchema
+from databus.common.values import FROM_AVRO as _FROM_AVRO
+from databus.common.values import TO_AVRO as _TO_AVRO
+
+
+class Kind(enum.StrEnum):
+    """The type of a column as consumers see it; the Python type stands behind it."""
+
+    BOOL = "bool"  # bool
+    INT = "int"  # int, -2**63 .. 2**63 - 1
+    UINT64 = "uint64"  # int, 0 .. 2**64 - 1
+    FLOAT = "float"  # float
+    DECIMAL = "decimal"  # decimal.Decimal, fixed precision and scale
+    NUMERIC = "numeric"  # decimal.Decimal, any precision and scale, NaN, infinity
+    STRING = "string"  # str
+    BYTES = "bytes"  # bytes
+    DATE = "date"  # datetime.date
+    TIME = "time"  # datetime.time, a time of day
+    TIME_SPAN = "time_span"  # datetime.timedelta, may be negative or over a day
+    TIMESTAMP = "timestamp"  # naive datetime.datetime
+    TIMESTAMPTZ = "timestamptz"  # aware datetime.datetime in UTC
+    UUID = "uuid"  # uuid.UUID
+    JSON = "json"  # str, JSON text
+
+
+_AVRO: dict[Kind, str | dict[str, Any]] = {
+    Kind.BOOL: "boolean",
+    Kind.INT: "long",
+    Kind.UINT64: {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 0},
+    Kind.FLOAT: "double",
+    Kind.NUMERIC: "string",
+    Kind.STRING: "string",
+    Kind.BYTES: "bytes",
+    Kind.DATE: {"type": "int", "logicalType": "date"},
+    Kind.TIME: {"type": "long", "logicalType": "time-micros"},
+    Kind.TIME_SPAN: "long",
+    Kind.TIMESTAMP: {"type": "long", "logicalType": "local-timestamp-micros"},
+    Kind.TIMESTAMPTZ: {"type": "long", "logicalType": "timestamp-micros"},
+    Kind.UUID: {"type": "string", "logicalType": "uuid"},
+    Kind.JSON: "string",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: ``type_name`` is the database's own name for the type, for people."""
+
+    name: str
+    kind: Kind
+    nullable: bool = True
+    precision: int = 0
+    scale: int = 0
+    type_name: str = ""
+
+    @property
+    def avro_type(self) -> Any:
+        """The Avro type, a union with null first where the column is nullable."""
+        plain: Any
+        if self.kind is Kind.DECIMAL:
+            plain = {
+                "type": "bytes",
+                "logicalType": "decimal",
+                "precision": self.precision,
+                "scale": self.scale,
+            }
+        else:
+            plain = _AVRO[self.kind]
+        return ["null", plain] if self.nullable else plain
+
+
+@dataclass(frozen=True)
+class SourceSchema:
+    """The columns of the table ``source`` ("schema.table") and the names of its key columns.
+
+    Invariants:
+        I1. ``key`` names columns that exist, at least one, in key order, each once.
+        I2. Equal schemas have equal fingerprints on every machine.
+
+    Raises: FormatError where I1 does not hold.
+    """
+
+    source: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        if len(set(names)) != len(names):
+            raise FormatError(f"{self.source} has two columns of one name: {names}")
+        if not self.key or len(set(self.key)) != len(self.key) or set(self.key) - set(names):
+            raise FormatError(f"{self.source} cannot have the key {self.key}: it has {names}")
+
+    @cached_property
+    def source_id(self) -> int:
+        """The source's number in frames."""
+        return frame.source_id(self.source)
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """CRC-64-AVRO of the canonical JSON, logical types and key included."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return int(avro_fingerprint(text, "CRC-64-AVRO"), 16)
+
+    @cached_property
+    def key_columns(self) -> tuple[Column, ...]:
+        """The key's columns in key order; never nullable."""
+        by_name = {column.name: column for column in self.columns}
+        return tuple(_required(by_name[name]) for name in self.key)
+
+    @cached_property
+    def row_codec(self) -> RecordCodec:
+        """Codec of the whole row."""
+        return RecordCodec(self.source, self.columns)
+
+    @cached_property
+    def key_codec(self) -> RecordCodec:
+        """Codec of the key record."""
+        return RecordCodec(f"{self.source}.key", self.key_columns)
+
+    def encode_row(self, row: Mapping[str, Any] | Sequence[Any]) -> bytes:
+        """Avro bytes of a row, given by column name or in column order."""
+        return self.row_codec.encode(row)
+
+    def encode_key(self, key: Mapping[str, Any] | Sequence[Any]) -> bytes:
+        """Avro bytes of a key, given by column name (other columns are ignored) or in order."""
+        return self.key_codec.encode(key)
+
+    def decode_row(self, data: frame.Buffer, reader: SourceSchema | None = None) -> dict[str, Any]:
+        """The row by column name; with ``reader``, resolved into that version's columns."""
+        return self.row_codec.decode(data, reader.row_codec if reader else None)
+
+    def decode_key(self, data: frame.Buffer) -> dict[str, Any]:
+        """The key by column name, in key order."""
+        return self.key_codec.decode(data)
+
+    def absent_names(self, bits: frame.Buffer) -> tuple[str, ...]:
+        """The columns that a partial frame does not hold."""
+        return tuple(self.columns[index].name for index in frame.unpack_bitmap(bits))
+
+    def to_json(self) -> dict[str, Any]:
+        """The schema as plain JSON; ``from_json`` reads it back."""
+        return {
+            "source": self.source,
+            "key": list(self.key),
+            "columns": [
+                {
+                    "name": column.name,
+                    "kind": column.kind.value,
+                    "nullable": column.nullable,
+                    "precision": column.precision,
+                    "scale": column.scale,
+                    "type": column.type_name,
+                }
+                for column in self.columns
+            ],
+        }
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> SourceSchema:
+        """The schema that ``to_json`` wrote.
+
+        Raises:
+            FormatError: a part is missing or not of its form.
+        """
+        try:
+            columns = tuple(
+                Column(
+                    name=str(column["name"]),
+                    kind=Kind(column["kind"]),
+                    nullable=bool(column["nullable"]),
+                    precision=int(column["precision"]),
+                    scale=int(column["scale"]),
+                    type_name=str(column["type"]),
+                )
+                for column in document["columns"]
+            )
+            return SourceSchema(str(document["source"]), columns, tuple(document["key"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"not a schema: {error!r} in {str(document)[:200]}") from error
+
+
+def _required(column: Column) -> Column:
+    return Column(column.name, column.kind, False, column.precision, column.scale, column.type_name)
+
+
+class RecordCodec:
+    """Avro bytes of one record type, by fastavro.
+
+    Invariants:
+        I1. ``avro`` is a valid Avro record whose fields stand in column order; a column whose
+            name Avro does not allow has another field name and keeps its own outside.
+    """
+
+    def __init__(self, name: str, columns: tuple[Column, ...]) -> None:
+        self.columns = columns
+        self._names = [column.name for column in columns]
+        self._fields = _avro_names(self._names)
+        self._renamed = self._fields != self._names
+        self._to_avro = [(i, _TO_AVRO[c.kind]) for i, c in enumerate(columns) if c.kind in _TO_AVRO]
+        self._from_avro = [
+            (f, _FROM_AVRO[c.kind])
+            for f, c in zip(self._fields, columns, strict=True)
+            if c.kind in _FROM_AVRO
+        ]
+        self.avro: dict[str, Any] = {
+            "type": "record",
+            "name": re.sub(r"[^A-Za-z0-9_.]", "_", name),
+            "fields": [
+                {"name": field, "type": column.avro_type}
+                | ({"default": None} if column.nullable else {})
+                | ({"databus.name": column.name} if field != column.name else {})
+                | {"databus.kind": column.kind.value}
+                for field, column in zip(self._fields, columns, strict=True)
+            ],
+        }
+        self.avro["name"] = ".".join(
+            part if re.match(r"[A-Za-z_]", part) else f"_{part}"
+            for part in self.avro["name"].split(".")
+        )
+        self._parsed = fastavro.parse_schema(self.avro, _force=True)
+
+    def encode(self, record: Mapping[str, Any] | Sequence[Any]) -> bytes:
+        """Avro bytes of a record, given by column name or in column order.
+
+        Raises:
+            FormatError: a value is missing or does not fit its column.
+        """
+        if isinstance(record, Mapping):
+            try:
+                values = [record[name] for name in self._names]
+            except KeyError as error:
+                raise FormatError(f"{self.avro['name']}: no value for {error}") from None
+        else:
+            values = list(record)
+        for index, convert in self._to_avro:
+            if values[index] is not None:
+                values[index] = convert(values[index])
+        out = io.BytesIO()
+        try:
+            fastavro.schemaless_writer(
+                out, self._parsed, dict(zip(self._fields, values, strict=True))
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            raise FormatError(
+                f"{self.avro['name']}: a value does not fit its column: {error}"
+            ) from error
+        return out.getvalue()
+
+    def decode(self, data: frame.Buffer, reader: RecordCodec | None = None) -> dict[str, Any]:
+        """The record by column name, in the columns of ``reader`` if one is given.
+
+        Raises:
+            FormatError: the bytes are not such a record.
+        """
+        target = reader or self
+        source = io.BytesIO(data)
+        try:
+            found: Any = fastavro.schemaless_reader(
+                source, self._parsed, target._parsed if reader else None
+            )
+        except Exception as error:
+            raise FormatError(
+                f"{self.avro['name']}: {len(data)} bytes are not this record: {error!r}"
+            ) from error
+        if source.tell() != len(data):
+            raise FormatError(
+                f"{self.avro['name']}: the record ends at byte {source.tell()} of {len(data)}"
+            )
+        record: dict[str, Any] = found
+        for field, convert in target._from_avro:
+            if record[field] is not None:
+                record[field] = convert(record[field])
+        if target._renamed:
+            return {n: record[f] for n, f in zip(target._names, target._fields, strict=True)}
+        return record
+
+
+def _avro_names(names: Iterable[str]) -> list[str]:
+    """Names that Avro allows, unique, equal to the given ones where those are allowed."""
+    taken: set[str] = set()
+    fields = []
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
+        if not re.match(r"[A-Za-z_]", plain):
+            plain = f"_{plain}"
+        field, number = plain, 2
+        while field in taken:
+            field, number = f"{plain}_{number}", number + 1
+        taken.add(field)
+        fields.append(field)
+    return fields
+
+
+class SchemaSet:
+    """All schema versions of a database's sources.
+
+    Invariants:
+        I1. A version that was added is never dropped or changed.
+        I2. Versions of one source are numbered 1, 2, ... in the order of arrival.
+
+    Owner: one task writes; readers in the same task.
+    """
+
+    def __init__(self, schemas: Iterable[SourceSchema] = ()) -> None:
+        self._by_fingerprint: dict[int, SourceSchema] = {}
+        self._versions: dict[str, list[SourceSchema]] = {}
+        for schema in schemas:
+            self.add(schema)
+
+    def __iter__(self) -> Iterator[SourceSchema]:
+        return iter(self._by_fingerprint.values())
+
+    def __len__(self) -> int:
+        return len(self._by_fingerprint)
+
+    def __contains__(self, fingerprint: int) -> bool:
+        return fingerprint in self._by_fingerprint
+
+    def add(self, schema: SourceSchema) -> bool:
+        """Add a version; False if it was there."""
+        if schema.fingerprint in self._by_fingerprint:
+            return False
+        self._by_fingerprint[schema.fingerprint] = schema
+        self._versions.setdefault(schema.source, []).append(schema)
+        return True
+
+    def by_fingerprint(self, fingerprint: int) -> SourceSchema:
+        """The version that frames with this fingerprint were written with.
+
+        Raises:
+            UnknownSchema: nobody has added it.
+        """
+        try:
+            return self._by_fingerprint[fingerprint]
+        except KeyError:
+            raise UnknownSchema(
+                f"schema {fingerprint:016x} is not among the {len(self)} known ones"
+            ) from None
+
+    def latest(self, source: str) -> SourceSchema | None:
+        """The newest version of a source, or None."""
+        versions = self._versions.get(source)
+        return versions[-1] if versions else None
+
+    def version(self, schema: SourceSchema) -> int:
+        """The number of a version within its source, from 1 on."""
+        return self._versions[schema.source].index(schema) + 1
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of all sources, sorted."""
+        return sorted(self._versions)

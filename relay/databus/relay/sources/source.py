@@ -1,0 +1,167 @@
+"""The contract between the fetcher and a kind of database: what a source plug-in does.
+
+A source reads one database's committed changes, packs them into frames and hands them on in
+commit order; on request it reads chunks of tables at a known point of the same clock.  It
+knows nothing of rings, HTTP or consumers.  To support another database, write a module with a
+class that fulfils ``Source`` and name its URL scheme in ``catalogue.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from databus.common.errors import PreflightFailed
+from databus.common.schema import SourceSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Whole frames in commit order, ready for the ring.
+
+    ``data`` may hold many windows and may end inside one (its rest comes in the next
+    batches).  ``schemas`` are those that ``data`` uses and no batch before had.  ``resolved``
+    is an scn up to which every commit has been yielded, this batch included; it grows also
+    when only tables that are not captured change.
+    """
+
+    data: bytes
+    schemas: tuple[SourceSchema, ...] = ()
+    resolved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a chunk: Avro bytes of its key and of the row."""
+
+    key: bytes
+    row: bytes
+
+
+class Snapshot(Protocol):
+    """The point at which a chunk was read."""
+
+    @property
+    def high(self) -> int:
+        """An scn at or after every commit that the chunk shows."""
+
+    def sees(self, scn: int, txid: str) -> bool:
+        """Whether the commit with this scn and transaction id shows in the chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of one table in key order, read at one point of the source's clock.
+
+    ``last_key`` is what the next chunk's ``after`` must be, JSON-able; ``done`` says that the
+    table (or the list of keys) ends here.  ``missing`` are asked-for keys without a row.
+    """
+
+    schema: SourceSchema
+    rows: list[Row]
+    snapshot: Snapshot
+    last_key: list[Any] | None
+    done: bool
+    missing: list[list[Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRequest:
+    """What to read: at most ``limit`` rows of ``source`` after the key ``after``.
+
+    ``upto`` is the largest key when the dump began (rows above it are the log's business),
+    ``where`` an SQL condition of the operator's, ``keys`` an explicit list of keys instead.
+    Keys are JSON-able values in key order.
+    """
+
+    source: str
+    limit: int
+    after: list[Any] | None = None
+    upto: list[Any] | None = None
+    where: str | None = None
+    keys: list[list[Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the preflight found: the setting, what it is, and the statement that mends it."""
+
+    setting: str
+    problem: str
+    remedy: str
+    fatal: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.problem}. To mend it: {self.remedy}"
+
+
+def raise_findings(database: str, findings: Sequence[Finding]) -> None:
+    """Raise PreflightFailed with every finding that forbids capture, if there is one."""
+    fatal = [finding for finding in findings if finding.fatal]
+    if fatal:
+        raise PreflightFailed(
+            f"database {database} cannot be captured: " + "; ".join(map(str, fatal)),
+            findings=[
+                {"setting": f.setting, "problem": f.problem, "remedy": f.remedy} for f in fatal
+            ],
+        )
+
+
+class Source(Protocol):
+    """One upstream database.
+
+    Windows come with strictly growing scn, and a window that is read again after a restart
+    has the same events with the same seqs.  Connection losses surface as SourceUnavailable
+    (the fetcher reconnects with back-off by opening the source anew); a log that no longer
+    reaches back as SourcePositionLost.
+
+    Owner: one fetcher's event loop.  ``stream`` and ``read_chunk`` run concurrently, over
+    connections of their own.
+    """
+
+    @property
+    def clock(self) -> str:
+        """The clock's identity; valid after ``open``."""
+
+    async def preflight(self) -> list[Finding]:
+        """Examine the server's settings, privileges and tables; opens what it needs itself."""
+
+    async def open(self) -> None:
+        """Connect, run the preflight, learn the tables.
+
+        Raises:
+            PreflightFailed: the server is not set up for capture.
+            SourceUnavailable: it does not answer.
+        """
+
+    async def first_scn(self) -> int:
+        """The scn after which a brand-new stream starts: now.  Creates what that needs
+        (a replication slot, the change log's triggers)."""
+
+    def stream(self, after_scn: int) -> AsyncIterator[Batch]:
+        """All windows with a larger scn, for ever; a batch at least every second, if need be
+        an empty one whose ``resolved`` has grown.
+
+        Raises:
+            SourcePositionLost: the log does not reach back to ``after_scn``.
+            SourceUnavailable: the connection is gone.
+        """
+
+    async def ack(self, scn: int) -> None:
+        """Everything up to ``scn`` is durable downstream; the source may forget it."""
+
+    async def schemas(self) -> list[SourceSchema]:
+        """The captured tables as they are now."""
+
+    async def largest_key(self, source: str) -> list[Any] | None:
+        """The largest key of a table, JSON-able; None when it is empty."""
+
+    async def read_chunk(self, request: ChunkRequest) -> Chunk:
+        """Read a chunk at a known point of the clock, without locks."""
+
+    async def status(self) -> dict[str, Any]:
+        """Facts for the status page: server version, current scn, retained log, and the like."""
+
+    async def close(self) -> None:
+        """Let go of all connections."""
