@@ -1,0 +1,150 @@
+"""Fixtures of the whole suite.
+
+A server is started once for each test process and shared; a test works in a database of
+its own.  A test that kills or reconfigures a server starts its own from
+``databus.cli.servers``.  With DATABUS_TEST_SKIP_SERVERS=1 the tests that need one are
+skipped; otherwise a server that cannot be started is a failure, not a skip.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from databus.cli import servers
+from databus.cli.servers import MariaDBServer, PostgresServer, PrivateServer
+from tests.support.faulty_proxy import FaultyProxy
+from tests.support.processes import Processes
+
+_numbers = itertools.count(1)
+_versions: list[str] = []
+
+
+@dataclass(frozen=True)
+class FreshDatabase:
+    """An empty database on a shared server, dropped after the test."""
+
+    server: PrivateServer
+    name: str
+
+    @property
+    def url(self) -> str:
+        return self.server.url(self.name)
+
+    def execute(self, sql: str, *parameters: object) -> list[tuple[object, ...]]:
+        """Run one statement and commit it; returns its rows."""
+        return self.server.execute(sql, parameters, database=self.name)
+
+    def transaction(self, *statements: str) -> None:
+        """Run statements as one transaction."""
+        connection = self.server.connect(self.name)
+        try:
+            cursor = connection.cursor()
+            cursor.execute("BEGIN")
+            for statement in statements:
+                cursor.execute(statement)
+            cursor.execute("COMMIT")
+            cursor.close()
+        finally:
+            connection.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark a test by the servers that its fixtures start."""
+    for item in items:
+        used = set(getattr(item, "fixturenames", ()))
+        if used & {"mariadb", "mariadb_database"}:
+            item.add_marker(pytest.mark.mariadb)
+        if used & {"postgres", "postgres_database"}:
+            item.add_marker(pytest.mark.postgres)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for version in _versions:
+        terminalreporter.write_line(f"private server: {version}")
+
+
+def _skip_if_unwanted() -> None:
+    if os.environ.get("DATABUS_TEST_SKIP_SERVERS") == "1":
+        pytest.skip("DATABUS_TEST_SKIP_SERVERS=1")
+
+
+@pytest.fixture(scope="session")
+def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDBServer]:
+    """A private MariaDB for the whole run."""
+    _skip_if_unwanted()
+    with MariaDBServer(tmp_path_factory.mktemp("mariadb") / "server") as server:
+        _versions.append(f"MariaDB {server.version}")
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """A private PostgreSQL for the whole run."""
+    _skip_if_unwanted()
+    with PostgresServer(tmp_path_factory.mktemp("postgres") / "server") as server:
+        _versions.append(f"PostgreSQL {server.version}")
+        yield server
+
+
+def _fresh(server: PrivateServer) -> Iterator[FreshDatabase]:
+    name = f"t{os.getpid()}_{next(_numbers)}"
+    server.create_database(name)
+    try:
+        yield FreshDatabase(server, name)
+    finally:
+        server.drop_database(name)
+
+
+@pytest.fixture
+def mariadb_database(mariadb: MariaDBServer) -> Iterator[FreshDatabase]:
+    """An empty database on the shared MariaDB."""
+    yield from _fresh(mariadb)
+
+
+@pytest.fixture
+def postgres_database(postgres: PostgresServer) -> Iterator[FreshDatabase]:
+    """An empty database on the shared PostgreSQL."""
+    yield from _fresh(postgres)
+
+
+@pytest.fixture
+def sqlite_path(tmp_path: Path) -> Path:
+    """Where a SQLite file may be created."""
+    return tmp_path / "shop.db"
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    """A function that gives another free port at each call."""
+    return servers.free_port
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    """Starts databus commands; all of them are killed after the test."""
+    started = Processes(tmp_path)
+    try:
+        yield started
+    finally:
+        started.end_all()
+
+
+@pytest.fixture
+async def faulty_proxy() -> AsyncIterator[Callable[[str, int], Awaitable[FaultyProxy]]]:
+    """``proxy = await faulty_proxy(host, port)``; closed after the test."""
+    opened: list[FaultyProxy] = []
+
+    async def start(host: str, port: int) -> FaultyProxy:
+        proxy = await FaultyProxy(host, port).start()
+        opened.append(proxy)
+        return proxy
+
+    yield start
+    for proxy in opened:
+        await proxy.close()
