@@ -89,7 +89,7 @@ def test_a_missing_binary_is_told_with_its_debian_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MariaDBServer, "_folders", lambda self: [tmp_path])
-    with pytest.raises(MissingDependency, match="apt-get install mariadb-server"):
+    with pytest.raises(MissingDependency, match="apt-get install mariadb-server-core"):
         MariaDBServer(tmp_path / "own").start()
 
 

@@ -277,7 +277,8 @@ class MariaDBServer(PrivateServer):
     """
 
     product = "mariadb"
-    package = "mariadb-server"
+    # The core packages hold the server without the system service.
+    package = "mariadb-server-core mariadb-client-core"
 
     def __init__(
         self,

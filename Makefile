@@ -1,0 +1,104 @@
+# Databus for Python. `make help` lists the commands; each does its own set-up.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+DB ?= sqlite
+DURATION ?= 60
+BIN := .venv/bin
+ROOMS := relay bootstrap client common cli
+CODE := $(ROOMS) tests benchmarks
+PYTEST := $(BIN)/python -m pytest
+# Each test file stays with one process, so that its servers are started once.
+PARALLEL := -n 2 --dist loadfile
+# What `make demo` needs beside Python and Java.
+SERVER_OF_sqlite :=
+SERVER_OF_mariadb := mariadb
+SERVER_OF_postgres := postgres
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  make demo DB=sqlite|postgres|mariadb DURATION=40   (seconds; default 60)"
+
+.PHONY: setup
+setup: ## Create .venv with the package, its extras and the tools; quick the second time
+	@scripts/setup.sh
+
+.PHONY: setup-demo
+setup-demo:
+	@$(if $(filter sqlite mariadb postgres,$(DB)),,echo "make: DB=$(DB) is unknown; choose sqlite, postgres or mariadb" >&2; exit 2;)
+	@scripts/setup.sh java $(SERVER_OF_$(DB))
+
+.PHONY: setup-test
+setup-test:
+	@scripts/setup.sh java mariadb postgres
+
+.PHONY: demo
+demo: setup-demo ## Show the whole system at work and compare the results, DB=sqlite by default
+	@$(BIN)/databus demo --db $(DB) --duration $(DURATION)
+
+.PHONY: test
+test: setup-test ## Run everything: lint, types, contracts, benchmark smoke, the whole suite
+	@$(MAKE) --no-print-directory run-lint run-types run-contracts run-bench-smoke
+	@echo "== tests"
+	@$(PYTEST) $(PARALLEL)
+
+.PHONY: check
+check: setup-test ## Lint, types, contracts and all tests but the slow ones
+	@$(MAKE) --no-print-directory run-lint run-types run-contracts
+	@$(PYTEST) $(PARALLEL) -m "not slow"
+
+.PHONY: quick
+quick: setup ## Under two minutes: lint, types, contracts and the tests without Spark and faults
+	@$(MAKE) --no-print-directory run-lint run-types run-contracts
+	@$(PYTEST) $(PARALLEL) -q -m "not slow and not spark and not faults and not mariadb and not postgres"
+
+.PHONY: lint
+lint: setup ## ruff (format and rules), mypy --strict, import contracts
+	@$(MAKE) --no-print-directory run-lint run-types run-contracts
+
+.PHONY: format
+format: setup ## Format the code and mend what ruff can mend
+	@$(BIN)/ruff format $(CODE)
+	@$(BIN)/ruff check --fix $(CODE)
+
+.PHONY: bench
+bench: setup ## Run the benchmarks in full (minutes) and draw their plots
+	@$(BIN)/python -m benchmarks
+
+.PHONY: coverage
+coverage: setup-test ## The whole suite under branch coverage; report in htmlcov/
+	@$(PYTEST) $(PARALLEL) --cov --cov-report=term --cov-report=html
+
+.PHONY: build
+build: setup ## Build the wheel and the source distribution into dist/
+	@$(BIN)/python -m hatchling build
+
+.PHONY: hooks
+hooks: setup ## Install the git hooks of .pre-commit-config.yaml
+	@$(BIN)/pre-commit install
+
+.PHONY: clean
+clean: ## Delete what the tools left behind, but neither .venv nor data in var/
+	rm -rf dist build htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache \
+		.import_linter_cache .hypothesis spark-warehouse
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The steps without their set-up.
+.PHONY: run-lint run-types run-contracts run-bench-smoke
+run-lint:
+	@echo "== ruff"
+	@$(BIN)/ruff format --check $(wildcard $(CODE))
+	@$(BIN)/ruff check $(wildcard $(CODE))
+run-types:
+	@echo "== mypy"
+	@$(BIN)/mypy
+run-contracts:
+	@echo "== import contracts"
+	@$(BIN)/lint-imports
+run-bench-smoke:
+	@echo "== benchmark smoke"
+	@$(BIN)/python -m benchmarks --smoke

@@ -1,0 +1,205 @@
+#!/usr/bin/env bash
+# Prepares this folder for a command: Debian packages, virtual environment, editable install.
+#
+#   scripts/setup.sh [java] [mariadb] [postgres]
+#
+# The words name what is needed beside Python. Nothing is done twice: what is there is left
+# alone, and the Python packages are installed again only when pyproject.toml has changed.
+# Exit codes: 0 ready, 1 an installation failed, 2 something is missing that only an
+# administrator can install (the message has the command).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+VENV=.venv
+STAMP=$VENV/.setup-stamp
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+# --- Python ---------------------------------------------------------------------------------
+
+python_is_new_enough() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+}
+
+find_python() {
+    local name
+    for name in ${PYTHON:-} python3 python3.13 python3.12 python3.11; do
+        # ensurepip is what Debian moves to python3-venv.
+        if python_is_new_enough "$name" && "$name" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+            printf '%s' "$name"
+            return
+        fi
+    done
+    return 1
+}
+
+venv_works() {
+    [ -x "$VENV/bin/python" ] && python_is_new_enough "$VENV/bin/python" &&
+        "$VENV/bin/python" -m pip --version >/dev/null 2>&1
+}
+
+# --- What Debian gives ----------------------------------------------------------------------
+
+java_is_new_enough() {
+    local java=java version
+    [ -n "${JAVA_HOME:-}" ] && java=$JAVA_HOME/bin/java
+    version=$("$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1) || return 1
+    [ -n "$version" ] && [ "$version" -ge 17 ]
+}
+
+has_program() {
+    local name=$1 folder
+    shift
+    for folder in /usr/sbin /usr/bin /usr/local/sbin /usr/local/bin "$@"; do
+        [ -x "$folder/$name" ] && return 0
+    done
+    command -v "$name" >/dev/null 2>&1
+}
+
+packages=()
+reasons=()
+need() { # package... : reason
+    local reason=${*: -1}
+    packages+=("${@:1:$#-1}")
+    reasons+=("$reason")
+}
+
+java_package() {
+    local name
+    for name in openjdk-17-jre-headless openjdk-21-jre-headless; do
+        if apt-cache show "$name" >/dev/null 2>&1; then
+            printf '%s' "$name"
+            return
+        fi
+    done
+    printf 'openjdk-17-jre-headless'
+}
+
+collect_missing() {
+    local wanted
+    if ! venv_works && ! find_python >/dev/null; then
+        need python3 python3-venv "Python 3.11 or newer with venv"
+    fi
+    for wanted in "$@"; do
+        case $wanted in
+        java)
+            java_is_new_enough || need "$(java_package)" "Java 17 or newer, for Spark"
+            ;;
+        mariadb)
+            # The core packages hold the server without the system service.
+            has_program mariadbd && has_program mariadb-install-db && has_program my_print_defaults ||
+                need mariadb-server-core mariadb-client-core "MariaDB, started privately"
+            ;;
+        postgres)
+            has_program initdb /usr/lib/postgresql/*/bin ||
+                need postgresql "PostgreSQL, started privately"
+            ;;
+        *)
+            say "unknown word '$wanted'; known: java mariadb postgres"
+            exit 1
+            ;;
+        esac
+    done
+}
+
+# --- Installing packages --------------------------------------------------------------------
+
+become_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        as_root=()
+    elif command -v sudo >/dev/null 2>&1 && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+        as_root=(sudo)
+    else
+        return 1
+    fi
+}
+
+apt() {
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l \
+        apt-get -y -qq -o Dpkg::Use-Pty=0 "$@" >&2
+}
+
+# Debian's postgresql package makes a cluster and starts it. Nobody asked for that here, so
+# while it is installed for the first time the cluster is switched off, and the setting is put
+# back to Debian's own afterwards.
+CLUSTER_CONF=/etc/postgresql-common/createcluster.conf
+
+without_main_cluster() {
+    if [ -e "$CLUSTER_CONF" ]; then
+        "$@"
+        return
+    fi
+    "${as_root[@]}" mkdir -p "${CLUSTER_CONF%/*}"
+    printf 'create_main_cluster = false\n' | "${as_root[@]}" tee "$CLUSTER_CONF" >/dev/null
+    local outcome=0
+    "$@" || outcome=$?
+    if [ -e /usr/share/postgresql-common/createcluster.conf ]; then
+        "${as_root[@]}" cp /usr/share/postgresql-common/createcluster.conf "$CLUSTER_CONF"
+    else
+        "${as_root[@]}" rm -f "$CLUSTER_CONF"
+    fi
+    return "$outcome"
+}
+
+install_missing() {
+    [ ${#packages[@]} -eq 0 ] && return
+    local reason
+    for reason in "${reasons[@]}"; do say "missing: $reason"; done
+    local command="apt-get update && apt-get install --no-install-recommends ${packages[*]}"
+    if ! command -v apt-get >/dev/null 2>&1; then
+        say "this is not a Debian system; install what is named above (in Debian: ${packages[*]})"
+        exit 2
+    fi
+    if ! become_root; then
+        say "installing it needs root or sudo. Ask an administrator to run:"
+        say "    $command"
+        say "and then give the same make command again."
+        exit 2
+    fi
+    say "installing Debian packages: ${packages[*]}"
+    apt update || say "apt-get update failed; trying with the package lists that are there"
+    local run=(apt install --no-install-recommends "${packages[@]}")
+    case " ${packages[*]} " in
+    *" postgresql "*) run=(without_main_cluster "${run[@]}") ;;
+    esac
+    if ! "${run[@]}"; then
+        say "apt-get failed; its messages are above. The command was:"
+        say "    $command"
+        exit 1
+    fi
+}
+
+# --- The virtual environment ----------------------------------------------------------------
+
+# What the environment was made from: the dependencies, and where the five rooms lie.
+stamp_now() {
+    { cat pyproject.toml; pwd -P; "$VENV/bin/python" --version; } | sha256sum
+}
+
+install_python_packages() {
+    if ! venv_works; then
+        local python
+        python=$(find_python) || { say "no Python 3.11 or newer with venv was found"; exit 1; }
+        say "creating $VENV with $("$python" --version)"
+        "$python" -m venv --clear "$VENV"
+    fi
+    [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$(stamp_now)" ] && return
+    say "installing Python packages into $VENV (the first time takes a few minutes; Spark is large)"
+    if ! "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+        --editable '.[all,dev]' >&2; then
+        say "pip failed; its messages are above. Check the network and run the command again."
+        exit 1
+    fi
+    stamp_now >"$STAMP"
+    say "$VENV is ready: $VENV/bin/databus --help"
+}
+
+# --------------------------------------------------------------------------------------------
+
+# Two make commands at once wait for each other instead of installing over each other.
+exec 9<scripts/setup.sh
+flock 9
+
+collect_missing "$@"
+install_missing
+install_python_packages
