@@ -31,7 +31,7 @@ class ModPartition:
     def mask(self, columns: FrameColumns, block: npt.NDArray[np.uint8]) -> Mask:
         """Which frames lie in the partition."""
         wanted = np.fromiter(sorted(self.buckets), dtype=np.uint64)
-        return np.isin(columns.key_hash % np.uint64(self.count), wanted)
+        return np.asarray(np.isin(columns.key_hash % np.uint64(self.count), wanted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class RangePartition:
         numbers = np.empty(len(columns), dtype=np.int64)
         _first_numbers(block, columns.offset + HEADER_BYTES, columns.key_len, numbers)
         bucket = numbers // self.size
-        return (bucket >= self.first) & (bucket <= self.last)
+        return np.asarray((bucket >= self.first) & (bucket <= self.last))
 
 
 Partition = ModPartition | RangePartition
@@ -67,11 +67,11 @@ def _first_numbers(
     """Read the Avro long at the start of each key into ``out``; 0 where there is none."""
     for index in range(len(starts)):
         at = starts[index]
-        stop = at + min(np.int64(lengths[index]), 10)
-        value = np.int64(0)
+        stop = at + min(kernels.i64(lengths[index]), 10)
+        value = kernels.i64(0)
         shift = 0
         while at < stop:
-            byte = np.int64(block[at])
+            byte = kernels.i64(block[at])
             value |= (byte & 0x7F) << shift
             shift += 7
             at += 1
@@ -119,7 +119,9 @@ class StreamFilter:
         """
         ops = columns.op
         rows = columns.source_id != 0
-        taken = rows if self.takes_every_source else rows & np.isin(columns.source_id, source_ids)
+        taken: Mask = (
+            rows if self.takes_every_source else rows & np.isin(columns.source_id, source_ids)
+        )
         is_row = ops < FIRST_CONTROL_OP
         if self.ops:
             wanted = np.fromiter(sorted(self.ops), dtype=np.uint8)

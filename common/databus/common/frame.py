@@ -370,10 +370,14 @@ class FrameColumns:
         return len(self.offset)
 
     def _word(self, name: str) -> npt.NDArray[np.uint64]:
-        return self.words[(self.offset + OFFSETS[name]) >> 3]
+        words: npt.NDArray[np.uint64] = self.words[(self.offset + OFFSETS[name]) >> 3]
+        return words
 
     def _half(self, name: str) -> npt.NDArray[np.uint32]:
-        return self.words.view(np.uint32)[(self.offset + OFFSETS[name]) >> 2]
+        halves: npt.NDArray[np.uint32] = self.words.view(np.uint32)[
+            (self.offset + OFFSETS[name]) >> 2
+        ]
+        return halves
 
     @property
     def length(self) -> npt.NDArray[np.uint32]:
@@ -381,11 +385,15 @@ class FrameColumns:
 
     @property
     def op(self) -> npt.NDArray[np.uint8]:
-        return self.words.view(np.uint8)[self.offset + OFFSETS["op"]]
+        ops: npt.NDArray[np.uint8] = self.words.view(np.uint8)[self.offset + OFFSETS["op"]]
+        return ops
 
     @property
     def flags(self) -> npt.NDArray[np.uint16]:
-        return self.words.view(np.uint16)[(self.offset + OFFSETS["flags"]) >> 1]
+        flags: npt.NDArray[np.uint16] = self.words.view(np.uint16)[
+            (self.offset + OFFSETS["flags"]) >> 1
+        ]
+        return flags
 
     @property
     def scn(self) -> npt.NDArray[np.uint64]:
@@ -471,7 +479,7 @@ def scan(buf: Buffer | npt.NDArray[np.uint8], *, verify: bool = True) -> FrameCo
 
 def _check_cut(raw: npt.NDArray[np.uint8], stop: int) -> None:
     """Raise unless the bytes at ``stop`` are the beginning of a frame that is merely cut."""
-    header = HEADER.unpack_from(raw, stop)
+    header = HEADER.unpack_from(raw.data, stop)
     problem = _header_problem(header, MAX_FRAME_BYTES)
     if problem:
         raise FormatError(f"frame at offset {stop}: {problem}")

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
     def jit(function: _F) -> _F: ...
 
+    def i64(value: Any) -> int:
+        """The number as a machine word: shifts wrap as they do in compiled code."""
+
 else:
+    i64 = np.int64
     COMPILED = False
     if not os.environ.get("DATABUS_NO_NUMBA"):
         try:
@@ -62,18 +66,13 @@ CRC_TABLES = _crc_tables()
 @jit
 def load_u16(buf: U8Array, at: int) -> int:
     """The little-endian 16-bit number at ``at``."""
-    return np.int64(buf[at]) | np.int64(buf[at + 1]) << 8
+    return i64(buf[at]) | i64(buf[at + 1]) << 8
 
 
 @jit
 def load_u32(buf: U8Array, at: int) -> int:
     """The little-endian 32-bit number at ``at``."""
-    return (
-        np.int64(buf[at])
-        | np.int64(buf[at + 1]) << 8
-        | np.int64(buf[at + 2]) << 16
-        | np.int64(buf[at + 3]) << 24
-    )
+    return i64(buf[at]) | i64(buf[at + 1]) << 8 | i64(buf[at + 2]) << 16 | i64(buf[at + 3]) << 24
 
 
 @jit
@@ -86,7 +85,7 @@ def load_i64(buf: U8Array, at: int) -> int:
 def crc32c(buf: U8Array, start: int, stop: int) -> int:
     """CRC-32C of ``buf[start:stop]``; (stop - start) may be any length."""
     tables = CRC_TABLES
-    crc = np.int64(0xFFFFFFFF)
+    crc = i64(0xFFFFFFFF)
     at = start
     while at + 8 <= stop:
         low = crc ^ load_u32(buf, at)
@@ -102,6 +101,6 @@ def crc32c(buf: U8Array, start: int, stop: int) -> int:
         )
         at += 8
     while at < stop:
-        crc = tables[0, (crc ^ np.int64(buf[at])) & 0xFF] ^ (crc >> 8)
+        crc = tables[0, (crc ^ i64(buf[at])) & 0xFF] ^ (crc >> 8)
         at += 1
     return crc ^ 0xFFFFFFFF
