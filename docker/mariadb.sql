@@ -1,2 +1,2 @@
 -- What capture needs beside the rights on its own database.
-GRANT REPLICATION SLAVE, REPLICATION CLIENT, BINLOG MONITOR, RELOAD ON *.* TO 'databus'@'%';
+GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO 'databus'@'%';
