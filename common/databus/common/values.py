@@ -1,6 +1,7 @@
 """Column values on their way to Avro and to JSON.
 
-``TO_AVRO`` and ``FROM_AVRO`` convert the kinds that fastavro's logical types do not cover.
+``to_avro`` and ``from_avro`` convert between the Python value of a kind and its plain Avro
+value, with the representation of Avro's logical types.
 ``to_json_value`` gives the JSON of NDJSON, SSE and the command line: integers and floats as
 numbers (integers outside +-2**53 as strings), decimals as strings, bytes as base64, dates and
 times in ISO 8601, JSON columns as JSON.
@@ -24,23 +25,101 @@ if TYPE_CHECKING:
 
 _EXACT = 2**53
 _MICROSECOND = dt.timedelta(microseconds=1)
+_EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
+_EPOCH = dt.datetime(1970, 1, 1)
+_EPOCH_UTC = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_WIDE = decimal.Context(prec=200)
 
 
-def _uint64(value: int) -> decimal.Decimal:
+def _check_long(value: Any) -> int:
+    if not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        raise FormatError(f"{value!r} is not a signed 64-bit number")
+    return value
+
+
+def _check_bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise FormatError(f"{value!r} is neither true nor false")
+    return value
+
+
+def _bytes_of_int(value: int) -> bytes:
+    """Two's complement, big-endian, as short as it can be, as Avro's decimals are."""
+    return value.to_bytes(
+        ((value if value >= 0 else ~value).bit_length() // 8) + 1, "big", signed=True
+    )
+
+
+def _int_of_bytes(data: bytes) -> int:
+    return int.from_bytes(data, "big", signed=True)
+
+
+def _uint64_bytes(value: int) -> bytes:
     if not 0 <= value < 2**64:
         raise FormatError(f"{value} is not an unsigned 64-bit number")
-    return decimal.Decimal(value)
+    return _bytes_of_int(value)
 
 
-TO_AVRO: dict[str, Callable[[Any], Any]] = {
-    "uint64": _uint64,
+def _decimal_bytes(scale: int) -> Callable[[decimal.Decimal], bytes]:
+    def convert(value: decimal.Decimal) -> bytes:
+        unscaled = value.scaleb(scale, _WIDE)
+        if unscaled != unscaled.to_integral_value():
+            raise FormatError(f"{value} has more than {scale} digits after the point")
+        return _bytes_of_int(int(unscaled))
+
+    return convert
+
+
+def _bytes_decimal(scale: int) -> Callable[[bytes], decimal.Decimal]:
+    def convert(data: bytes) -> decimal.Decimal:
+        return decimal.Decimal(_int_of_bytes(data)).scaleb(-scale, _WIDE)
+
+    return convert
+
+
+def _time_us(value: dt.time) -> int:
+    seconds = (value.hour * 60 + value.minute) * 60 + value.second
+    return seconds * 1_000_000 + value.microsecond
+
+
+def _us_time(value: int) -> dt.time:
+    seconds, us = divmod(value, 1_000_000)
+    minutes, second = divmod(seconds, 60)
+    hour, minute = divmod(minutes, 60)
+    return dt.time(hour, minute, second, us)
+
+
+def to_avro(kind: str, scale: int) -> Callable[[Any], Any] | None:
+    """How a value of this kind becomes a plain Avro value; None where it is one already."""
+    return _decimal_bytes(scale) if kind == "decimal" else _TO_AVRO.get(kind)
+
+
+def from_avro(kind: str, scale: int) -> Callable[[Any], Any] | None:
+    """The way back from a plain Avro value; None where there is nothing to do."""
+    return _bytes_decimal(scale) if kind == "decimal" else _FROM_AVRO.get(kind)
+
+
+_TO_AVRO: dict[str, Callable[[Any], Any]] = {
+    "bool": _check_bool,
+    "int": _check_long,
+    "uint64": _uint64_bytes,
     "numeric": str,
+    "date": lambda value: value.toordinal() - _EPOCH_DAY,
+    "time": _time_us,
     "time_span": lambda value: value // _MICROSECOND,
+    "timestamp": lambda value: (value - _EPOCH) // _MICROSECOND,
+    "timestamptz": lambda value: (value - _EPOCH_UTC) // _MICROSECOND,
+    "uuid": str,
 }
-FROM_AVRO: dict[str, Callable[[Any], Any]] = {
-    "uint64": int,
+_FROM_AVRO: dict[str, Callable[[Any], Any]] = {
+    "uint64": _int_of_bytes,
     "numeric": decimal.Decimal,
+    "date": lambda value: dt.date.fromordinal(value + _EPOCH_DAY),
+    "time": _us_time,
     "time_span": lambda value: dt.timedelta(microseconds=value),
+    "timestamp": lambda value: _EPOCH + dt.timedelta(microseconds=value),
+    "timestamptz": lambda value: _EPOCH_UTC + dt.timedelta(microseconds=value),
+    "uuid": uuid.UUID,
 }
 
 
