@@ -1,0 +1,222 @@
+"""Reading the ring, from any process, without a lock and without ever stalling its writer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from databus.common.checkpoint import Position
+from databus.common.errors import FormatError, ReaderOvertaken, ScnTooOld, StoreError
+from databus.relay import kernels
+from databus.relay.ring_format import DATA_OFFSET, INDEX_NAME, RING_NAME, RingFile, RingState
+from databus.relay.ring_recovery import place
+from databus.relay.scn_index import ScnIndex, split
+
+FIND_ATTEMPTS = 100
+
+
+def read_piece(file: RingFile, position: int, tail: int, max_bytes: int) -> tuple[memoryview, int]:
+    """Whole frames from ``position`` on, at most ``max_bytes`` unless one frame is longer.
+
+    Returns (frames, ring position behind them).  What the writer overwrote meanwhile is in
+    the copy too: it is the caller who knows where the head is now.
+
+    Raises:
+        FormatError: the bytes there are no frames.
+    """
+    while position < tail:
+        lap_rest = file.data_bytes - position % file.data_bytes
+        room = min(lap_rest, tail - position)
+        piece = file.copy(position, min(room, max(max_bytes, kernels.HEADER_BYTES)))
+        stop, what = kernels.cut_frames(np.frombuffer(piece, dtype=np.uint8))
+        if stop == 0 and what == kernels.WALK_CUT:
+            length = int.from_bytes(piece[4:8], "little")
+            if length > room:
+                what = kernels.WALK_MALFORMED
+            else:
+                piece = file.copy(position, length)
+                stop, what = kernels.cut_frames(np.frombuffer(piece, dtype=np.uint8))
+        if what == kernels.WALK_MALFORMED:
+            raise FormatError(
+                f"{file.path} is damaged at ring position {position + stop}, offset "
+                f"{DATA_OFFSET + (position + stop) % file.data_bytes} of the file: no frame there"
+            )
+        if stop > 0:
+            return memoryview(piece)[:stop], position + stop
+        position += lap_rest
+    return memoryview(b""), position
+
+
+class RingReader:
+    """Finds and copies frames that the writer has published.
+
+    Invariants:
+        I1. What ``read`` returns lay whole between head and tail while it was copied.
+        I2. Nothing is ever written to the ring's files.
+        I3. Ring positions are never used twice, not even by a rebuilt ring: an old one is
+            overtaken, never misread.
+
+    Owner: one task; the files belong to the writer.
+    Raises: ReaderOvertaken from ``read``: call ``find`` again with the position of the last
+    frame that you have; it answers, or raises ScnTooOld.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._file, self._index = self._map()
+
+    def _map(self) -> tuple[RingFile, ScnIndex]:
+        try:
+            file = RingFile(self.directory / RING_NAME, writable=False)
+        except FileNotFoundError:
+            raise StoreError(
+                f"there is no ring in {self.directory}; start its fetcher first"
+            ) from None
+        try:
+            control = file.newest_control()
+            self.ring_bytes = control.ring_bytes
+            index = ScnIndex(
+                self.directory / INDEX_NAME,
+                file.data,
+                control.ring_id,
+                control.index_step_bytes,
+                writable=False,
+            )
+        except BaseException:
+            file.close()
+            raise
+        return file, index
+
+    def _follow_replacement(self) -> None:
+        """Map the new file where the writer has put one in the old one's place."""
+        if not self._file.retired:
+            return
+        status = (self.directory / RING_NAME).stat()
+        if (status.st_dev, status.st_ino) == self._file.inode:
+            return
+        old_file, old_index = self._file, self._index
+        self._file, self._index = self._map()
+        old_index.close()
+        old_file.close()
+
+    @property
+    def clock(self) -> str:
+        """Identity of the clock that the stream's scn belong to."""
+        return self._file.newest_control().clock
+
+    @property
+    def epoch(self) -> int:
+        """Changes whenever something was published or evicted; one load to poll."""
+        return self._file.epoch
+
+    def snapshot(self) -> RingState:
+        """What the ring holds, consistent at one moment."""
+        self._follow_replacement()
+        return self._file.snapshot()
+
+    def find(self, position: Position) -> int:
+        """Ring position of the first frame after ``position``; the tail if it is yet to come.
+
+        A ``position`` beyond ``snapshot().max`` also gives the tail: wait until max has
+        reached it and find again, for frames up to it may still come.
+
+        Raises:
+            ScnTooOld: frames after ``position`` have been evicted.
+        """
+        for _ in range(FIND_ATTEMPTS):
+            state = self.snapshot()
+            if position < state.prev:
+                raise _too_old(position, state, self.directory)
+            if position >= state.max:
+                return state.tail
+            if position == state.prev:
+                return state.head
+            start = self._hint(position, state)
+            found = kernels.seek(self._file.data, start, state.tail, *split(position))
+            self._file.fence()
+            if self._file.snapshot().head <= start:
+                if found < 0:
+                    raise FormatError(
+                        f"the ring in {self.directory} is damaged between ring positions "
+                        f"{start} and {state.tail}; databus inspect ring shows where"
+                    )
+                return found
+        raise ReaderOvertaken(
+            f"{position} was overtaken {FIND_ATTEMPTS} times while it was looked up in "
+            f"{self.directory} (ring_bytes={self.ring_bytes})"
+        )
+
+    def _hint(self, position: Position, state: RingState) -> int:
+        """Where to begin to scan for ``position``: an index entry that proves true, or head."""
+        start = self._index.lookup(position)
+        if start < state.head or start >= state.tail or start & 7:
+            return state.head
+        if start % self.ring_bytes > self.ring_bytes - kernels.HEADER_BYTES:
+            return state.head
+        found, _ = place(self._file, start)
+        self._file.fence()
+        if found > position or self._file.snapshot().head > start:
+            return state.head
+        return start
+
+    def read(self, position: int, max_bytes: int) -> tuple[memoryview, int]:
+        """Copy whole frames from ring ``position`` on.
+
+        Returns (frames back to back, ring position behind them); empty at the tail.  There
+        are at most ``max_bytes``, but always one frame, however large.
+
+        Raises:
+            ReaderOvertaken: the writer has gone over ``position``, or replaced the ring.
+            FormatError: the file is damaged there.
+        """
+        state = self.snapshot()
+        self._require_kept(position, state)
+        if position >= state.tail:
+            return memoryview(b""), position
+        try:
+            frames, next_position = read_piece(self._file, position, state.tail, max_bytes)
+        except FormatError:
+            self._require_kept(position, self._file.snapshot())
+            raise
+        self._file.fence()
+        self._require_kept(position, self._file.snapshot())
+        return frames, next_position
+
+    def _require_kept(self, position: int, state: RingState) -> None:
+        if position < state.head:
+            raise ReaderOvertaken(
+                f"ring position {position} was overwritten, the head is at {state.head} "
+                f"(servable: after {state.prev} up to {state.max}, "
+                f"ring_bytes={self.ring_bytes}, {self.directory})",
+                prev=state.prev.to_json(),
+                max=state.max.to_json(),
+            )
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self._index.close()
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _too_old(position: Position, state: RingState, directory: Path) -> ScnTooOld:
+    return ScnTooOld(
+        f"position {position} is older than the ring's oldest: it serves after {state.prev} "
+        f"(frames {state.min} to {state.max}, {directory}); a bootstrap is needed",
+        prev=state.prev.to_json(),
+        min=state.min.to_json(),
+        max=state.max.to_json(),
+    )

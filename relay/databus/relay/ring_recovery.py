@@ -1,0 +1,198 @@
+"""What a ring's file holds after its writer ended, however that was.
+
+Killed, the writer leaves its live state, which the kernel keeps for as long as it runs.
+After a power loss there are the two control copies of the last syncs, and a data area that
+newer frames may partly have overwritten.  ``BASES`` and ``REPAIRS`` are the decisions, every
+case of them; FORMAT.md says them in words.
+
+What is kept always ends where the chosen state ends: the source has been told that it may
+forget everything up to there, so a ring that came back with less would hide a gap.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from databus.common.checkpoint import Position
+from databus.common.errors import StoreError
+from databus.relay import kernels
+from databus.relay.ring_format import DATA_OFFSET, PAD_MAGIC, Control, RingFile, RingState
+from databus.relay.scn_index import split
+
+_LENGTH = struct.Struct("<4xI")
+_PLACE = struct.Struct("<16xQI20xq")
+
+
+class Base(enum.Enum):
+    """Where the state is taken from."""
+
+    LIVE = "the live fields, with the newer whole control copy for what never changes"
+    NEWER = "the control copy with the larger sequence"
+    A = "control copy A"
+    B = "control copy B"
+    REFUSE = "nothing can be trusted: an error, the files stay as they are"
+
+
+class Repair(enum.Enum):
+    """What becomes of the range [head, tail) of that state."""
+
+    KEEP = "all of it is served"
+    CUT = "served from the first window boundary behind the damage on"
+    EMPTY = "nothing is left to serve; the ring goes on at its last position"
+
+
+BASES: dict[tuple[bool, bool, bool], Base] = {
+    # (live state of this boot, copy A whole, copy B whole)
+    (True, True, True): Base.LIVE,
+    (True, True, False): Base.LIVE,
+    (True, False, True): Base.LIVE,
+    (True, False, False): Base.REFUSE,
+    (False, True, True): Base.NEWER,
+    (False, True, False): Base.A,
+    (False, False, True): Base.B,
+    (False, False, False): Base.REFUSE,
+}
+REPAIRS: dict[tuple[bool, bool], Repair] = {
+    # (frames lead from head to tail, frames lead from somewhere behind head to tail)
+    (True, True): Repair.KEEP,
+    (True, False): Repair.KEEP,
+    (False, True): Repair.CUT,
+    (False, False): Repair.EMPTY,
+}
+REBUILD_INDEX: dict[bool, bool] = {
+    # every entry is the frame that it points at: rebuild?
+    True: False,
+    False: True,
+}
+
+
+class Recovered(NamedTuple):
+    """A state to go on with, and how it was found."""
+
+    control: Control
+    state: RingState
+    base: Base
+    repair: Repair
+    found_frames: int
+
+
+def place(file: RingFile, position: int) -> tuple[Position, int]:
+    """Position and commit time of the frame at a ring position."""
+    scn, seq, commit_us = _PLACE.unpack_from(file.view, DATA_OFFSET + position % file.data_bytes)
+    return Position(scn, seq), commit_us
+
+
+def skip_pad(file: RingFile, position: int) -> int:
+    """``position``, or the start of the next lap if a pad lies there."""
+    offset = position % file.data_bytes
+    (length,) = _LENGTH.unpack_from(file.view, DATA_OFFSET + offset)
+    return position + file.data_bytes - offset if length & 1 else position
+
+
+def with_oldest(file: RingFile, state: RingState) -> RingState:
+    """``state`` with ``min`` read from the frame at its head."""
+    if state.is_empty:
+        return state._replace(min=state.prev, min_commit_us=0)
+    oldest, commit_us = place(file, skip_pad(file, state.head))
+    return state._replace(min=oldest, min_commit_us=commit_us)
+
+
+def recover(file: RingFile) -> Recovered:
+    """The state that the ring goes on with.  Reads only.
+
+    Raises:
+        StoreError: no control copy is whole.
+    """
+    first, second = file.read_controls()
+    live = file.live_state()
+    base = BASES[(live is not None, first is not None, second is not None)]
+    control = file.newest_control()
+    state = control.state
+    if base is Base.LIVE and live is not None:
+        state = live
+    if file.data_bytes != control.ring_bytes:
+        raise StoreError(
+            f"{file.path} has {file.data_bytes} bytes of data, its control page says "
+            f"{control.ring_bytes}; it was cut or is a bad copy: move it away"
+        )
+    whole = _leads_to_tail(file, state, trust_synced=base is Base.LIVE)
+    start = state.head if whole else _first_sound(file, state)
+    repair = REPAIRS[(whole, start is not None)]
+    if repair is Repair.CUT and start is not None:
+        state = _cut(file, state, start)
+    elif repair is Repair.EMPTY:
+        state = state._replace(
+            head=state.tail,
+            prev=state.max,
+            evicted_frames=state.frames,
+            evicted_windows=state.windows,
+        )
+    state, found_frames = _extend(file, with_oldest(file, state))
+    return Recovered(control, state, base, repair, found_frames)
+
+
+def _leads_to_tail(file: RingFile, state: RingState, *, trust_synced: bool) -> bool:
+    start, before = state.head, split(state.prev)
+    if trust_synced and state.head < state.synced <= state.tail:
+        start, before = state.synced, (-1, 0, 0)
+    return _reaches_tail(file, state, start, before)
+
+
+def _reaches_tail(
+    file: RingFile, state: RingState, start: int, before: tuple[int, int, int]
+) -> bool:
+    stop, last, *_ = kernels.follow(file.data, start, state.tail, *before, PAD_MAGIC)
+    return stop == state.tail and (last < 0 or place(file, last)[0] == state.max)
+
+
+def _first_sound(file: RingFile, state: RingState) -> int | None:
+    """First position behind head from which undamaged frames lead to tail."""
+    at = state.head
+    while at < state.tail:
+        start = kernels.next_header(file.data, at, state.tail)
+        if start < 0:
+            return None
+        stop, *_ = kernels.follow(file.data, start, state.tail, -1, 0, 0, PAD_MAGIC)
+        if stop == state.tail:
+            return start if _reaches_tail(file, state, start, (-1, 0, 0)) else None
+        at = max(stop, start + 8)
+    return None
+
+
+def _cut(file: RingFile, state: RingState, start: int) -> RingState:
+    """``state`` from the first window boundary behind ``start``: only there is prev known."""
+    head, last, _, _ = kernels.evict(file.data, start, start + 1, state.tail, state.tail)
+    prev = place(file, last)[0]
+    _, _, frames, _, _, _, windows = kernels.follow(
+        file.data, head, state.tail, *split(prev), PAD_MAGIC
+    )
+    return state._replace(
+        head=head,
+        prev=prev,
+        evicted_frames=state.frames - frames,
+        evicted_windows=state.windows - windows,
+    )
+
+
+def _extend(file: RingFile, state: RingState) -> tuple[RingState, int]:
+    """``state`` with the whole windows that lie behind its tail, and their frames' count."""
+    _, _, _, window_stop, window_last, frames, windows = kernels.follow(
+        file.data,
+        state.tail,
+        state.head + file.data_bytes,
+        *split(state.max),
+        PAD_MAGIC,
+    )
+    if window_stop < 0:
+        return state, 0
+    newest, commit_us = place(file, window_last)
+    state = state._replace(
+        tail=window_stop,
+        max=newest,
+        max_commit_us=commit_us,
+        frames=state.frames + frames,
+        windows=state.windows + windows,
+    )
+    return with_oldest(file, state), frames
