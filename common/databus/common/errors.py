@@ -71,6 +71,22 @@ class NotFound(DatabusError):
     hint = "Check the path; /v1/openapi.json lists what there is."
 
 
+class MethodNotAllowed(DatabusError):
+    """The resource has no such method."""
+
+    code = "method_not_allowed"
+    status = 405
+    hint = "The Allow header names the methods there are; /v1/openapi.json describes them."
+
+
+class NotAcceptable(DatabusError):
+    """The answer exists in none of the forms that the request accepts."""
+
+    code = "not_acceptable"
+    status = 406
+    hint = "Leave Accept out, or choose with format=frames, ndjson or sse."
+
+
 class ClockMismatch(DatabusError):
     """A checkpoint belongs to another clock than the stream's."""
 

@@ -1,0 +1,217 @@
+"""What the relay's and the bootstrap server's HTTP have in common; aiohttp is met here alone.
+
+Every error leaves as a problem document with a stable ``code``, the ones of aiohttp itself
+included.  ``serve`` runs an application until it is told to stop; answers that are still open
+then see ``STOPPING`` and end by themselves within ``SHUTDOWN_S``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from databus.common.errors import (
+    BadRequest,
+    DatabusError,
+    InternalError,
+    MethodNotAllowed,
+    NotFound,
+    ServerUnavailable,
+    to_problem,
+)
+from databus.common.query import Parameter, check_names
+from databus.common.rendering import to_line
+
+PROBLEM_TYPE = "application/problem+json"
+SHUTDOWN_S = 1.0
+STOPPING: web.AppKey[asyncio.Event] = web.AppKey("stopping", asyncio.Event)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_log = logging.getLogger("databus.http")
+
+
+def json_response(document: Any, *, status: int = 200) -> web.Response:
+    """A JSON answer that no cache keeps."""
+    return web.Response(
+        body=to_line(document).encode(),
+        status=status,
+        content_type="application/json",
+        headers={"Cache-Control": "no-store"},
+    )
+
+
+def problem_response(error: DatabusError, headers: Mapping[str, str] | None = None) -> web.Response:
+    """The answer to a request that failed with ``error``."""
+    return web.Response(
+        body=to_line(to_problem(error)).encode(),
+        status=error.status,
+        headers={
+            "Content-Type": PROBLEM_TYPE,
+            "Cache-Control": "no-store",
+            **({"Retry-After": "1"} if error.retry else {}),
+            **(headers or {}),
+        },
+    )
+
+
+@web.middleware
+async def problem_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer every exception with its problem document; unforeseen ones are logged whole."""
+    try:
+        return await handler(request)
+    except DatabusError as error:
+        return problem_response(error)
+    except web.HTTPException as error:
+        return _aiohttp_problem(request, error)
+    except ConnectionError:
+        raise
+    except Exception:
+        _log.exception("%s %s failed", request.method, request.path)
+        return problem_response(InternalError(f"{request.method} {request.path} failed"))
+
+
+def _aiohttp_problem(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
+    if error.status < 400:
+        raise error
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return problem_response(
+            MethodNotAllowed(f"{request.path} takes {allowed}, not {request.method}"),
+            {"Allow": allowed},
+        )
+    if error.status == 404:
+        return problem_response(NotFound(f"there is no {request.path}"))
+    if error.status < 500:
+        return problem_response(BadRequest(f"{request.method} {request.path}: {error.reason}"))
+    return problem_response(ServerUnavailable(f"{request.path}: {error.reason}"))
+
+
+def query_of(request: web.Request, parameters: Iterable[Parameter] = ()) -> Mapping[str, str]:
+    """The request's query, once it is sure that all its names are among ``parameters``."""
+    check_names(request.query, parameters)
+    return request.query
+
+
+async def json_body(request: web.Request) -> dict[str, Any]:
+    """The request's body, a JSON object.
+
+    Raises:
+        BadRequest: it is something else.
+    """
+    try:
+        document = await request.json()
+    except ValueError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise BadRequest(f"the body is a {type(document).__name__}, not an object")
+    return document
+
+
+def operation_routes(
+    *,
+    registry: CollectorRegistry,
+    openapi: Mapping[str, Any],
+    missing: Callable[[], list[str]],
+) -> list[web.RouteDef]:
+    """``/healthz``, ``/readyz``, ``/metrics`` and ``/v1/openapi.json``.
+
+    ``missing`` lists what keeps the server from being ready, in words; nothing if it is.
+    """
+
+    async def healthz(request: web.Request) -> web.Response:
+        query_of(request)
+        return json_response({"status": "ok"})
+
+    async def readyz(request: web.Request) -> web.Response:
+        query_of(request)
+        reasons = missing()
+        if reasons:
+            raise ServerUnavailable("not ready: " + "; ".join(reasons), reasons=reasons)
+        return json_response({"status": "ready"})
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    async def openapi_json(request: web.Request) -> web.Response:
+        query_of(request)
+        return json_response(openapi)
+
+    return [
+        web.get("/healthz", healthz),
+        web.get("/readyz", readyz),
+        web.get("/metrics", metrics),
+        web.get("/v1/openapi.json", openapi_json),
+    ]
+
+
+def make_app(routes: Iterable[web.AbstractRouteDef]) -> web.Application:
+    """An application with these routes, problem documents and ``STOPPING``."""
+    app = web.Application(middlewares=[problem_middleware])
+    app.add_routes(routes)
+
+    async def add_stopping(running: web.Application) -> None:
+        running[STOPPING] = asyncio.Event()
+
+    async def stop(running: web.Application) -> None:
+        running[STOPPING].set()
+
+    app.on_startup.insert(0, add_stopping)
+    app.on_shutdown.append(stop)
+    return app
+
+
+def listening_socket(address: str, *, reuse_port: bool = False) -> socket.socket:
+    """A socket that listens at HOST:PORT; port 0 chooses a free one.
+
+    Raises:
+        ServerUnavailable: the address is taken or not ours.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, int(port)))
+        listener.listen(1024)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ServerUnavailable(
+            f"cannot listen at {address}: {error.strerror or error}; stop what listens there "
+            f"or configure another port"
+        ) from error
+    return listener
+
+
+async def serve(
+    app: web.Application,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    *,
+    started: Callable[[], None] = lambda: None,
+) -> None:
+    """Run ``app`` on ``listener`` until ``stop`` is set, then end what is open and return.
+
+    ``started`` is called once connections are accepted.
+    """
+    runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listener).start()
+        started()
+        await stop.wait()
+    finally:
+        await runner.cleanup()
