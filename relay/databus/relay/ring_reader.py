@@ -11,7 +11,8 @@ import numpy as np
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError, ReaderOvertaken, ScnTooOld, StoreError
 from databus.relay import kernels
-from databus.relay.ring_format import DATA_OFFSET, INDEX_NAME, RING_NAME, RingFile, RingState
+from databus.relay.ring_file import RingFile
+from databus.relay.ring_format import DATA_OFFSET, INDEX_NAME, RING_NAME, RingState
 from databus.relay.ring_recovery import place
 from databus.relay.scn_index import ScnIndex, split
 

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from databus.common.checkpoint import Position
 from databus.common.errors import StoreError
 from databus.relay import kernels
-from databus.relay.ring_format import DATA_OFFSET, PAD_MAGIC, Control, RingFile, RingState
+from databus.relay.ring_file import RingFile
+from databus.relay.ring_format import DATA_OFFSET, PAD_MAGIC, Control, RingState
 from databus.relay.scn_index import split
 
 _LENGTH = struct.Struct("<4xI")

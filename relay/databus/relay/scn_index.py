@@ -21,22 +21,16 @@ import numpy as np
 from databus.common.checkpoint import Position
 from databus.common.kernels import U8Array
 from databus.relay import kernels
-from databus.relay.ring_format import INDEX_FIELDS, PAGE_BYTES, layout, make_file
+from databus.relay.ring_file import make_file
+from databus.relay.ring_format import INDEX_FIELDS, PAGE_BYTES, layout
 
 INDEX_MAGIC = b"DBUSINDX"
 INDEX_VERSION = 1
 FANOUT = 16
-MAX_ENTRIES = 16384
-MIN_STEP_BYTES = 256
 WORDS_OFFSET = 128
 ROW_BYTES = 32
 
 INDEX_HEADER = layout(INDEX_FIELDS)
-
-
-def step_bytes(ring_bytes: int) -> int:
-    """Distance of entries for a ring of this size: at most MAX_ENTRIES of them."""
-    return max(MIN_STEP_BYTES, -(-ring_bytes // MAX_ENTRIES) + 7 & ~7)
 
 
 def lane_row_counts(ring_bytes: int, step: int) -> list[int]:

@@ -1,0 +1,277 @@
+"""The ring's file, mapped: how its shared fields and its data area are read and written.
+
+What is not here: what the frames mean, and when anything may be overwritten.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import secrets
+import threading
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from databus.common.errors import StoreBusy, StoreError
+from databus.common.kernels import U8Array
+from databus.relay.ring_format import (
+    CONTROL,
+    CONTROL_OFFSETS,
+    DATA_OFFSET,
+    LIVE_OFFSET,
+    LOCK_NAME,
+    MIN_RING_BYTES,
+    PAD,
+    PAD_MAGIC,
+    PAGE_BYTES,
+    SLOT,
+    SLOT_OFFSETS,
+    Control,
+    RingState,
+    flatten,
+    pack_control,
+    step_bytes,
+    unflatten,
+    unpack_control,
+)
+
+
+def _boot_identity() -> str:
+    """Names the running kernel: memory shared through files lives as long as it does."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+class RingFile:
+    """The ring's file, mapped: its data area, control copies and live fields.
+
+    Invariants:
+        I1. ``epoch`` names the slot that holds the state; the other one may be half-written.
+        I2. Epoch and state only change together, by ``publish``: fill the other slot, fence,
+            store the epoch.  A process killed in between leaves the old state standing.
+        I3. Of the two control copies at least one is whole at any time.
+
+    Owner: one writer process; readers map it read-only.
+    Durability: ``publish`` outlives the process, ``write_control`` and ``flush`` the machine.
+    """
+
+    def __init__(self, path: Path, *, writable: bool) -> None:
+        self.path = path
+        fd = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        try:
+            status = os.fstat(fd)
+            self.inode = (status.st_dev, status.st_ino)
+            if status.st_size <= DATA_OFFSET:
+                raise StoreError(f"{path} has {status.st_size} bytes and is no ring; move it away")
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            self.map = mmap.mmap(fd, status.st_size, access=access)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.fd = fd
+        self.view = memoryview(self.map)
+        self._words = self.view[LIVE_OFFSET : LIVE_OFFSET + 16].cast("Q")
+        self._lock = threading.Lock()
+        whole = np.frombuffer(self.map, dtype=np.uint8)
+        whole.flags.writeable = False
+        self.data: U8Array = whole[DATA_OFFSET:]
+        self.data_bytes = status.st_size - DATA_OFFSET
+        boot = _boot_identity()
+        origin = f"{boot} {self.inode[0]} {self.inode[1]}" if boot else ""
+        self.origin = xxhash.xxh3_64_intdigest(origin.encode()) if origin else 0
+
+    def close(self) -> None:
+        """Unmap the file; views of it must be gone."""
+        self.data = np.empty(0, dtype=np.uint8)
+        self._words.release()
+        self.view.release()
+        self.map.close()
+        os.close(self.fd)
+
+    def fence(self) -> None:
+        """Order the stores and loads before it with those after it, on any processor.
+
+        Each lock operation is an atomic instruction: on x86 one drains the store buffer, on
+        ARM the release of the first pair is ordered before the acquire of the second.
+        """
+        lock = self._lock
+        lock.acquire()
+        lock.release()
+        lock.acquire()
+        lock.release()
+
+    # -- live fields --
+
+    def publish(self, state: RingState) -> None:
+        """Make ``state`` the one that readers see."""
+        epoch = self._words[0] + 1 & 0xFFFFFFFFFFFFFFFF
+        SLOT.pack_into(self.map, SLOT_OFFSETS[epoch & 1], self.origin, *flatten(state))
+        self.fence()
+        self._words[0] = epoch
+        self.fence()
+
+    def snapshot(self) -> RingState:
+        """The state at one moment between the call and its return."""
+        return unflatten(self._slot()[1:])
+
+    def live_state(self) -> RingState | None:
+        """The live state, or None if another boot, or another file copied here, wrote it."""
+        values = self._slot()
+        return unflatten(values[1:]) if self.origin and values[0] == self.origin else None
+
+    def _slot(self) -> tuple[int, ...]:
+        while True:
+            epoch = self._words[0]
+            self.fence()
+            values = SLOT.unpack_from(self.map, SLOT_OFFSETS[epoch & 1])
+            self.fence()
+            if self._words[0] == epoch:
+                return values
+
+    @property
+    def epoch(self) -> int:
+        """Grows whenever the state has changed."""
+        return self._words[0]
+
+    @property
+    def retired(self) -> bool:
+        """Whether the writer replaces, or has replaced, the file by another."""
+        return self._words[1] != 0
+
+    def set_retired(self, retired: bool) -> None:
+        """Tell the readers to look for another file at the path."""
+        self._words[1] = int(retired)
+
+    # -- control copies --
+
+    def read_controls(self) -> tuple[Control | None, Control | None]:
+        """Both control copies, None where one is damaged."""
+        first, second = (
+            unpack_control(bytes(self.view[at : at + CONTROL.size]), self.path)
+            for at in CONTROL_OFFSETS
+        )
+        return first, second
+
+    def newest_control(self) -> Control:
+        """The newer whole control copy.
+
+        Raises:
+            StoreError: both are damaged.
+        """
+        copies = [copy for copy in self.read_controls() if copy is not None]
+        if not copies:
+            raise StoreError(
+                f"both control copies of {self.path} are damaged; move the ring's folder away "
+                f"to begin with an empty ring"
+            )
+        return max(copies, key=lambda copy: copy.sequence)
+
+    def write_control(self, control: Control) -> None:
+        """Write the copy that ``control.sequence`` chooses, and put it on disk."""
+        at = CONTROL_OFFSETS[control.sequence & 1]
+        self.view[at : at + CONTROL.size] = pack_control(control)
+        self.flush()
+
+    def flush(self) -> None:
+        """Put everything that has been written to the mapped file on disk."""
+        os.fdatasync(self.fd)
+
+    # -- data area --
+
+    def write(self, position: int, block: memoryview) -> None:
+        """Copy ``block`` to ``position``; it does not reach past the end of the lap."""
+        at = DATA_OFFSET + position % self.data_bytes
+        self.view[at : at + len(block)] = block
+
+    def write_pad(self, position: int) -> int:
+        """Mark the rest of the lap from ``position`` on as empty; return its bytes."""
+        pad_bytes = self.data_bytes - position % self.data_bytes
+        at = DATA_OFFSET + position % self.data_bytes
+        PAD.pack_into(self.map, at, PAD_MAGIC, pad_bytes | 1)
+        return pad_bytes
+
+    def write_stop(self, position: int) -> None:
+        """Make sure that what lies at ``position`` is not taken for a frame."""
+        PAD.pack_into(self.map, DATA_OFFSET + position % self.data_bytes, 0, 0)
+
+    def copy(self, position: int, size: int) -> bytes:
+        """A copy of ``size`` bytes at ``position``, all in one lap."""
+        at = DATA_OFFSET + position % self.data_bytes
+        return self.map[at : at + size]
+
+
+def make_file(path: Path, size: int) -> None:
+    """Create a file of zeros with all its blocks allocated, so that no store can fail later."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o640)
+    try:
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            raise StoreError(f"{path} cannot get {size} bytes on disk: {error.strerror}") from error
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_directory(directory: Path) -> None:
+    """Put the names in ``directory`` on disk."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def whole_pages(ring_bytes: int) -> int:
+    """``ring_bytes`` in whole pages."""
+    if ring_bytes < MIN_RING_BYTES:
+        raise StoreError(f"ring_bytes={ring_bytes} is less than the smallest, {MIN_RING_BYTES}")
+    return -(-ring_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def make_ring(path: Path, ring_bytes: int, clock: str, mode: int, state: RingState) -> None:
+    """Write a ring file with both control copies, and give it its name when it is whole."""
+    unfinished = path.with_suffix(".unfinished")
+    make_file(unfinished, DATA_OFFSET + ring_bytes)
+    file = RingFile(unfinished, writable=True)
+    try:
+        control = Control(
+            mode, 0, secrets.randbits(64), ring_bytes, step_bytes(ring_bytes), clock, state
+        )
+        file.publish(state)
+        file.write_control(control)
+        file.write_control(control._replace(sequence=1))
+    finally:
+        file.close()
+    unfinished.replace(path)
+    sync_directory(path.parent)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove what an interrupted replacement left behind."""
+    if folder.exists():
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+
+
+def lock_ring(folder: Path) -> int:
+    """Take the writer's lock of a ring; it is held as long as the descriptor is open."""
+    fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o640)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise StoreBusy(
+            f"the ring in {folder} is open for writing in process {holder}; stop that process "
+            f"or use another data_dir"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd

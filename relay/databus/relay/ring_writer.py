@@ -1,0 +1,405 @@
+"""Writing the ring: append at the tail, evict at the head, put on disk, replace."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from databus.common.checkpoint import Position
+from databus.common.errors import ClockMismatch, FormatError, FrameTooLarge, RingFull
+from databus.common.frame import Buffer
+from databus.common.kernels import U8Array
+from databus.relay import kernels
+from databus.relay.ring_file import (
+    RingFile,
+    make_ring,
+    remove_folder,
+    sync_directory,
+    whole_pages,
+)
+from databus.relay.ring_format import (
+    DATA_OFFSET,
+    EMPTY_STATE,
+    INDEX_NAME,
+    MODE_BLOCK,
+    RING_NAME,
+    RingState,
+)
+from databus.relay.ring_reader import read_piece
+from databus.relay.ring_recovery import REBUILD_INDEX, Recovered, place, recover, with_oldest
+from databus.relay.scn_index import ScnIndex, split
+
+NEXT_NAME = "ring.next"
+MAX_FRAME_SHARE = 4
+PART_SHARE = 8
+COPY_BYTES = 1 << 20
+
+_POSITION = struct.Struct("<16xQI")
+_COMMIT_US = struct.Struct("<48xq")
+
+
+class RingWriter:
+    """Appends frames at the tail and evicts them at the head.
+
+    Invariants:
+        I1. head <= tail <= written <= head + ring_bytes, in ring positions.
+        I2. A frame lies in one piece; where it does not fit into the rest of a lap, a pad does.
+        I3. Positions (scn, seq) of the frames from head to written grow strictly.
+        I4. Before a byte is overwritten, the head behind it has been published.
+        I5. What readers see ends with a whole window, or inside one that is larger than
+            part_bytes; windows up to that size are evicted whole.
+        I6. A part of a window that has not been published is dropped by ``discard_open``, by
+            ``close`` and by a restart.
+
+    Owner: one task of one process, which holds the lock file.  ``sync`` may run in another
+    thread beside ``append``.
+    Durability: what ``append`` published outlives the process; what ``sync`` returned
+    outlives the machine.
+    Raises: FormatError, FrameTooLarge, RingFull; after any of them nothing has been appended.
+    """
+
+    def __init__(self, directory: Path, lock: int) -> None:
+        self.directory = directory
+        self._lock = lock
+        self._sync_lock = threading.Lock()
+        remove_folder(directory / NEXT_NAME)
+        self._open()
+
+    def _open(self) -> None:
+        file = RingFile(self.directory / RING_NAME, writable=True)
+        self._file = file
+        self.recovered: Recovered = recover(file)
+        control = self.recovered.control
+        state = self.recovered.state
+        self._control = control
+        self.ring_bytes = control.ring_bytes
+        self.part_bytes = control.ring_bytes // PART_SHARE
+        self.max_frame_bytes = control.ring_bytes // MAX_FRAME_SHARE
+        self._index = ScnIndex(
+            self.directory / INDEX_NAME,
+            file.data,
+            control.ring_id,
+            control.index_step_bytes,
+            writable=True,
+        )
+        self._index.truncate(state.tail)
+        self._index.evict(state.head)
+        self.index_rebuilt = REBUILD_INDEX[self._index.problem(state.head, state.tail) is None]
+        if self.index_rebuilt:
+            self._index.clear()
+        self._index.complete(state.head, state.tail)
+        self._points = np.empty(control.ring_bytes // control.index_step_bytes + 2, dtype=np.int64)
+        self._released = state.head
+        self._synced = state.synced
+        self._state = state
+        self._written = state.tail
+        self._last = state.max
+        self._open_frames = 0
+        file.set_retired(False)
+        file.publish(state)
+        self.sync()
+
+    # -- what it is --
+
+    @property
+    def clock(self) -> str:
+        """Identity of the clock that the stream's scn belong to."""
+        return self._control.clock
+
+    @property
+    def blocks(self) -> bool:
+        """Whether frames are kept until they are released."""
+        return self._control.mode == MODE_BLOCK
+
+    @property
+    def last(self) -> Position:
+        """Position of the last frame appended, published or not."""
+        return self._last
+
+    @property
+    def state(self) -> RingState:
+        """What readers see."""
+        return self._state
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes appended and not published: the window that has not ended yet."""
+        return self._written - self._state.tail
+
+    def require_clock(self, clock: str | None) -> None:
+        """Take ``clock`` over if the ring has none; refuse any other than its own."""
+        if clock is None or clock == self.clock:
+            return
+        if self.clock:
+            raise ClockMismatch(
+                f"the ring in {self.directory} holds the stream of clock {self.clock!r}, "
+                f"the source is {clock!r}; move the folder away to begin a new stream"
+            )
+        self._control = self._control._replace(clock=clock)
+        self.sync()
+        self.sync()
+
+    # -- append --
+
+    def append(self, block: Buffer) -> Position:
+        """Append ``block``, whole frames in order; return the position of the last one.
+
+        It may hold many windows and end inside one.  Readers see everything up to the last
+        window that is whole, and the parts of a window that is larger than ``part_bytes``.
+
+        Raises:
+            FormatError: it is not whole frames with positions growing from ``last`` on.
+            FrameTooLarge: a frame is larger than ``max_frame_bytes``.
+            RingFull: in block mode, there is no room until ``release``.
+        """
+        frames = np.frombuffer(block, dtype=np.uint8)
+        frames.flags.writeable = False
+        self._check(frames, block)
+        view = memoryview(block).cast("B")
+        start, size = 0, len(view)
+        if self.blocks:
+            self._require_room(size)
+        while start < size:
+            start = self._append_piece(frames, view, start)
+        return self._last
+
+    def _append_piece(self, frames: U8Array, view: memoryview, start: int) -> int:
+        """Copy as many frames as lie together in the ring; return where the rest begins."""
+        written, index = self._written, self._index
+        room = self.ring_bytes - written % self.ring_bytes
+        (
+            stop,
+            last,
+            frame_count,
+            window_stop,
+            window_last,
+            window_frames,
+            windows,
+            point_count,
+            _,
+        ) = kernels.take_piece(
+            frames,
+            start,
+            room,
+            self.part_bytes,
+            index.next_point(written) - written,
+            index.step_bytes,
+            self._points,
+        )
+        if stop == start:
+            self._make_room(written + room)
+            self._written = written + self._file.write_pad(written)
+            return start
+        end = written + stop - start
+        self._make_room(end)
+        self._file.write(written, view[start:stop])
+        self._written = end
+        self._last = Position(*_POSITION.unpack_from(view, last))
+        for at in self._points[:point_count].tolist():
+            index.add(written + at - start)
+        if window_stop >= 0:
+            self._publish(
+                written + window_stop - start,
+                view,
+                window_last,
+                self._open_frames + window_frames,
+                windows,
+            )
+            self._open_frames = frame_count - window_frames
+        else:
+            self._open_frames += frame_count
+        if end - self._state.tail > self.part_bytes:
+            self._publish(end, view, last, self._open_frames, 0)
+            self._open_frames = 0
+        return stop
+
+    def _check(self, frames: U8Array, block: Buffer) -> None:
+        problem, at = kernels.check_block(frames, self.max_frame_bytes, *split(self._last))
+        if problem == kernels.WALK_OK:
+            return
+        if problem == kernels.WALK_TOO_LARGE:
+            raise FrameTooLarge(
+                f"a frame of {int(frames[at + 4 : at + 8].view(np.uint32)[0])} bytes does not fit: "
+                f"at most a quarter of ring_bytes={self.ring_bytes}, {self.max_frame_bytes} bytes, "
+                f"may be one frame; enlarge ring_bytes"
+            )
+        if problem == kernels.WALK_NOT_GROWING:
+            found = Position(*_POSITION.unpack_from(block, at))
+            raise FormatError(
+                f"the frame at offset {at} of the block has position {found}, which is not after "
+                f"the frame before it (last of the ring {self._last}); drop what the ring has"
+            )
+        what = "is cut off" if problem == kernels.WALK_CUT else "is no frame"
+        raise FormatError(f"what lies at offset {at} of the block's {len(frames)} bytes {what}")
+
+    def _make_room(self, end: int) -> None:
+        """Let everything before ``end`` - ring_bytes go, and tell the readers first."""
+        needed = end - self.ring_bytes
+        state = self._state
+        if needed <= state.head:
+            return
+        head, last, frames, windows = kernels.evict(
+            self._file.data, state.head, needed, needed + self.part_bytes, state.tail
+        )
+        if head < 0:
+            raise FormatError(
+                f"the ring in {self.directory} is damaged at ring position {state.head}, offset "
+                f"{DATA_OFFSET + last} of the file; reopen it to repair it"
+            )
+        state = with_oldest(
+            self._file,
+            state._replace(
+                head=head,
+                prev=place(self._file, last)[0] if last >= 0 else state.prev,
+                evicted_frames=state.evicted_frames + frames,
+                evicted_windows=state.evicted_windows + windows,
+            ),
+        )
+        self._show(state)
+        self._index.evict(head)
+
+    def _publish(self, tail: int, view: memoryview, last: int, frames: int, windows: int) -> None:
+        state = self._state
+        (commit_us,) = _COMMIT_US.unpack_from(view, last)
+        was_empty = state.is_empty
+        state = state._replace(
+            tail=tail,
+            max=Position(*_POSITION.unpack_from(view, last)),
+            max_commit_us=commit_us,
+            frames=state.frames + frames,
+            windows=state.windows + windows,
+        )
+        if was_empty:
+            state = with_oldest(self._file, state)
+        self._show(state)
+
+    def _show(self, state: RingState) -> None:
+        self._state = state._replace(synced=self._synced)
+        self._file.publish(self._state)
+
+    # -- block mode --
+
+    def release(self, position: int) -> None:
+        """In block mode: the reader no longer needs what lies before ring ``position``."""
+        self._released = max(self._released, min(position, self._state.tail))
+
+    def _require_room(self, size: int) -> None:
+        lap_rest = self.ring_bytes - self._written % self.ring_bytes
+        pad = self.max_frame_bytes if size > lap_rest else 0
+        needed = self._written + size + pad - self.ring_bytes
+        if needed > self._released:
+            raise RingFull(
+                f"{size} bytes need ring positions up to {needed} released, the reader is at "
+                f"{self._released} (ring_bytes={self.ring_bytes}, tail={self._state.tail}); "
+                f"append at most {self.part_bytes} bytes at once and wait for the reader"
+            )
+
+    # -- replace, open window, sync, reset, close --
+
+    def discard_open(self) -> None:
+        """Drop the frames behind the last published one: their window will come again."""
+        state = self._state
+        if self._written == state.tail:
+            return
+        self._index.truncate(state.tail)
+        self._written = state.tail
+        self._last = state.max
+        self._open_frames = 0
+        self._file.write_stop(state.tail)
+
+    def sync(self) -> Position:
+        """Put everything published on disk; return the position that is safe now.
+
+        The source may be told that it need not keep anything up to there.
+        """
+        with self._sync_lock:
+            state = self._state
+            self._file.flush()
+            state = state._replace(synced=state.tail)
+            self._control = self._control._replace(sequence=self._control.sequence + 1, state=state)
+            self._file.write_control(self._control)
+            self._synced = state.tail
+        return state.max
+
+    def reset(self, start: Position) -> None:
+        """Empty the ring; it goes on behind ``start``.  For a source that lost our position.
+
+        Readers are overtaken: for them everything before is too old.
+        """
+        old = self._state
+        self._replace_file(self.ring_bytes, start, (old.frames, old.windows), keep=False)
+
+    def resize(self, ring_bytes: int) -> None:
+        """Rebuild the ring with another size and the newest windows that fit.
+
+        Raises:
+            FrameTooLarge: a retained frame is larger than the new size allows.
+        """
+        old = self._state
+        counts = (old.evicted_frames, old.evicted_windows)
+        self._replace_file(whole_pages(ring_bytes), old.prev, counts, keep=True)
+
+    def _replace_file(
+        self, ring_bytes: int, start: Position, counts: tuple[int, int], *, keep: bool
+    ) -> None:
+        """Put another file in this one's place, at once for whoever comes later."""
+        self.discard_open()
+        remove_folder(self.directory / NEXT_NAME)
+        folder = self.directory / NEXT_NAME
+        folder.mkdir()
+        base = -(-(self._state.tail + 1) // ring_bytes) * ring_bytes
+        state = EMPTY_STATE._replace(
+            head=base, tail=base, prev=start, min=start, max=start,
+            frames=counts[0], evicted_frames=counts[0],
+            windows=counts[1], evicted_windows=counts[1],
+        )  # fmt: skip
+        try:
+            make_ring(folder / RING_NAME, ring_bytes, self.clock, self._control.mode, state)
+            with RingWriter(folder, os.dup(self._lock)) as successor:
+                if keep:
+                    self._copy_to(successor)
+        except BaseException:
+            remove_folder(folder)
+            raise
+        self._file.set_retired(True)
+        (folder / RING_NAME).replace(self.directory / RING_NAME)
+        (folder / INDEX_NAME).replace(self.directory / INDEX_NAME)
+        sync_directory(self.directory)
+        folder.rmdir()
+        self._index.close()
+        self._file.close()
+        self._open()
+
+    def _copy_to(self, successor: RingWriter) -> None:
+        position, tail = self._state.head, self._state.tail
+        while position < tail:
+            frames, position = read_piece(self._file, position, tail, COPY_BYTES)
+            successor.append(frames)
+
+    def close(self) -> None:
+        """Sync and let go of the ring; a window that has not ended is dropped."""
+        if self._lock < 0:
+            return
+        self.discard_open()
+        self.sync()
+        self._index.close()
+        self._file.close()
+        os.close(self._lock)
+        self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
