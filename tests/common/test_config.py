@@ -1,0 +1,99 @@
+"""The configuration: the issue's file is read, and what is wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from databus.common import config
+from databus.common.errors import ConfigError
+
+EXAMPLE = """
+[relay]
+listen = "127.0.0.1:8700"
+data_dir = "var/relay"
+workers = 1
+
+[[database]]
+name = "shop"
+url = "mariadb://user:secret@127.0.0.1:3306/shop"
+sources = ["shop.*"]
+ring_bytes = "256MiB"
+
+[bootstrap]
+listen = "127.0.0.1:8701"
+data_dir = "var/bootstrap"
+relays = ["http://127.0.0.1:8700"]
+apply_every = "30s"
+"""
+
+
+def test_the_documented_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "databus.toml"
+    path.write_text(EXAMPLE)
+    found = config.load(path)
+    assert found.relay is not None and found.bootstrap is not None
+    assert found.relay.data_dir == tmp_path / "var/relay"
+    assert found.database[0].ring_bytes == 256 << 20
+    assert found.database[0].sources == ("shop.*",)
+    assert found.bootstrap.apply_every == 30.0
+
+
+def test_a_password_never_prints_but_reaches_the_driver() -> None:
+    url = config.parse(EXAMPLE).database[0].url
+    for text in (str(url), repr(url), f"{url}", "%s" % url, str(config.parse(EXAMPLE))):  # noqa: UP031
+        assert "secret" not in text and "***" in text
+    assert url.reveal == "mariadb://user:secret@127.0.0.1:3306/shop"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[relay]\nlisten = "here"', "relay.listen: 'here' is not HOST:PORT"),
+        ("[relay]\nworkers = 0", "relay.workers"),
+        ('[relay]\nlisen = "a:1"', "unknown key relay.lisen; did you mean listen?"),
+        ("[relays]", "unknown key relays; did you mean relay?"),
+        ('[relay]\nxyzzy = "a:1"', "unknown key relay.xyzzy; known keys are listen"),
+        ('[relay]\n[[database]]\nname="s"\nurl="oracle://x"', "scheme is 'oracle'"),
+        ('[relay]\n[[database]]\nname="s"\nurl="sqlite:///x"\nring_bytes="9XB"', "not a size"),
+        ('[relay]\n[[database]]\nname="s"\nurl="sqlite:///x"\nring_byte=1', "mean ring_bytes"),
+        ('[relay]\n[[database]]\nname="../s"\nurl="sqlite:///x"', "database.name"),
+        ('[relay]\n[[database]]\nname="s"', "database.url: Field required"),
+        ('[[database]]\nname="s"\nurl="sqlite:///x"', r"needs a \[relay\] section"),
+        ('[bootstrap]\napply_every = "soon"', "not a duration"),
+        ("[relay", "not TOML"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config.parse(text, "databus.toml")
+
+
+def test_the_message_about_a_wrong_url_does_not_show_its_password() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.parse('[relay]\n[[database]]\nname="s"\nurl="oracle://u:hidden@h/x"')
+    assert "hidden" not in str(caught.value)
+
+
+def test_two_databases_of_one_name_are_refused() -> None:
+    one = '[[database]]\nname="s"\nurl="sqlite:///x"\n'
+    with pytest.raises(ConfigError, match="two"):
+        config.parse("[relay]\n" + one + one)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: No such file"):
+        config.load(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("1KiB", 1024), ("1.5 MiB", 3 << 19), ("2GB", 2 * 10**9), ("7", 7), (9, 9)]
+)
+def test_sizes_carry_their_unit(text: object, count: int) -> None:
+    assert config.parse_bytes(text) == count
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("2min", 120), ("1h", 3600), (3, 3)])
+def test_durations_carry_their_unit(text: object, seconds: float) -> None:
+    assert config.parse_seconds(text) == seconds
