@@ -114,9 +114,15 @@ become_root() {
     fi
 }
 
+# Quiet; what it said is shown if it fails.
 apt() {
+    local log outcome=0
+    log=$(mktemp)
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l \
-        apt-get -y -qq -o Dpkg::Use-Pty=0 "$@" >&2
+        apt-get -y -qq -o Dpkg::Use-Pty=0 "$@" >"$log" 2>&1 || outcome=$?
+    [ "$outcome" -eq 0 ] || tail -n 40 "$log" >&2
+    rm -f "$log"
+    return "$outcome"
 }
 
 # Debian's postgresql package makes a cluster and starts it. Nobody asked for that here, so
@@ -135,6 +141,7 @@ without_main_cluster() {
     "$@" || outcome=$?
     if [ -e /usr/share/postgresql-common/createcluster.conf ]; then
         "${as_root[@]}" cp /usr/share/postgresql-common/createcluster.conf "$CLUSTER_CONF"
+        "${as_root[@]}" rm -f "$CLUSTER_CONF.ucf-dist"
     else
         "${as_root[@]}" rm -f "$CLUSTER_CONF"
     fi
@@ -186,7 +193,7 @@ install_python_packages() {
     [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$(stamp_now)" ] && return
     say "installing Python packages into $VENV (the first time takes a few minutes; Spark is large)"
     if ! "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
-        --editable '.[all,dev]' >&2; then
+        --use-pep517 --editable '.[all,dev]' >&2; then
         say "pip failed; its messages are above. Check the network and run the command again."
         exit 1
     fi

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from databus.cli.servers import MariaDBServer, PostgresServer, PrivateServer, fr
 from databus.common.errors import MissingDependency, SourceUnavailable
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.fixtures import FreshDatabase
+from tests.support.processes import wait_process_gone
 from tests.support.waiting import eventually, eventually_sync
 
 Proxies = Callable[[str, int], Awaitable[FaultyProxy]]
@@ -109,6 +112,21 @@ def test_under_root_postgres_runs_as_its_own_account_outside_closed_folders(
     assert postgres.account is not None
     assert postgres.process is not None
     assert Path(f"/proc/{postgres.process.pid}").stat().st_uid != 0
+
+
+def test_a_server_dies_with_the_process_that_started_it_even_by_kill_9(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, sys\n"
+        "from databus.cli.servers import MariaDBServer\n"
+        "server = MariaDBServer(pathlib.Path(sys.argv[1])).start()\n"
+        "print(server.process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "own")], stdout=subprocess.PIPE, check=False
+    )
+    assert done.returncode == -9
+    wait_process_gone(int(done.stdout), 10.0)
 
 
 def test_waiting_fails_after_its_deadline_and_names_what_was_waited_for() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from databus.cli.guardian import Guardian
 from tests.support.waiting import eventually_sync
 
 _STOP_DEADLINE_S = 20.0
@@ -30,6 +31,7 @@ class DatabusProcess:
     Invariants:
         I1. stdout and stderr go to ``log_path``, appended over restarts.
         I2. After ``stop`` or ``kill9`` no process of its session is left.
+        I3. If the test run itself is killed, a guardian kills the process's group.
     Owner: the test that started it.
     """
 
@@ -44,6 +46,7 @@ class DatabusProcess:
         self.log_path = log_path
         self.environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
         self.process: subprocess.Popen[bytes] | None = None
+        self._guardian: Guardian | None = None
 
     def start(self) -> DatabusProcess:
         with self.log_path.open("ab") as log:
@@ -55,6 +58,8 @@ class DatabusProcess:
                 start_new_session=True,
                 env=self.environment,
             )
+        self._release_guardian()
+        self._guardian = Guardian(self.process.pid, group=True)
         return self
 
     @property
@@ -109,7 +114,14 @@ class DatabusProcess:
         for one in below:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
-        return self.process.wait(_STOP_DEADLINE_S)
+        code = self.process.wait(_STOP_DEADLINE_S)
+        self._release_guardian()
+        return code
+
+    def _release_guardian(self) -> None:
+        if self._guardian is not None:
+            self._guardian.release()
+            self._guardian = None
 
     def kill9_alone(self) -> int:
         """Kill only the process itself; its children have to notice."""

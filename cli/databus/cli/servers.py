@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
+from databus.cli.guardian import Guardian
 from databus.common.errors import MissingDependency, SourceUnavailable
 
 USER = "databus"
@@ -48,7 +49,7 @@ class PrivateServer(ABC):
     Invariants:
         I1. ``process`` is the server itself, not a wrapper: its death is the server's death.
         I2. The port and the folder stay the same over ``stop``, ``kill9`` and ``restart``.
-        I3. The process is ended at the latest when this interpreter exits.
+        I3. The process is ended at the latest when this interpreter is gone, even by kill -9.
     Owner: the creating process; no other may start a server in the same folder.
     Durability: the folder outlives ``stop`` and ``kill9``; ``remove`` deletes it.
     Raises: MissingDependency if a binary is not installed; SourceUnavailable, with the end
@@ -67,6 +68,7 @@ class PrivateServer(ABC):
         self.port = port if port is not None else free_port()
         self.durable = durable
         self.process: subprocess.Popen[bytes] | None = None
+        self._guardian: Guardian | None = None
         self.version = ""
 
     # -- what each product says of itself
@@ -105,6 +107,7 @@ class PrivateServer(ABC):
         """Create the folder if need be, start, and return when a query is answered."""
         if self.running:
             return self
+        self._forget()
         if not self.data_dir.exists():
             self._initialise()
         with self.log_path.open("ab") as log:
@@ -117,6 +120,7 @@ class PrivateServer(ABC):
                 start_new_session=True,
                 **self._identity(),
             )
+        self._guardian = Guardian(self.process.pid)
         atexit.register(self.kill9)
         self._wait_until_ready()
         return self
@@ -209,6 +213,9 @@ class PrivateServer(ABC):
 
     def _forget(self) -> None:
         self.process = None
+        if self._guardian is not None:
+            self._guardian.release()
+            self._guardian = None
         atexit.unregister(self.kill9)
 
     def _run(self, command: list[str]) -> None:
