@@ -183,25 +183,29 @@ class RingFile:
 
     # -- data area --
 
+    def file_offset(self, position: int) -> int:
+        """Place in the file of a ring position."""
+        return DATA_OFFSET + position % self.data_bytes
+
     def write(self, position: int, block: memoryview) -> None:
         """Copy ``block`` to ``position``; it does not reach past the end of the lap."""
-        at = DATA_OFFSET + position % self.data_bytes
+        at = self.file_offset(position)
         self.view[at : at + len(block)] = block
 
     def write_pad(self, position: int) -> int:
         """Mark the rest of the lap from ``position`` on as empty; return its bytes."""
         pad_bytes = self.data_bytes - position % self.data_bytes
-        at = DATA_OFFSET + position % self.data_bytes
+        at = self.file_offset(position)
         PAD.pack_into(self.map, at, PAD_MAGIC, pad_bytes | 1)
         return pad_bytes
 
     def write_stop(self, position: int) -> None:
         """Make sure that what lies at ``position`` is not taken for a frame."""
-        PAD.pack_into(self.map, DATA_OFFSET + position % self.data_bytes, 0, 0)
+        PAD.pack_into(self.map, self.file_offset(position), 0, 0)
 
     def copy(self, position: int, size: int) -> bytes:
         """A copy of ``size`` bytes at ``position``, all in one lap."""
-        at = DATA_OFFSET + position % self.data_bytes
+        at = self.file_offset(position)
         return self.map[at : at + size]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,7 +13,7 @@ from databus.common.checkpoint import Position
 from databus.common.errors import FormatError, ReaderOvertaken, ScnTooOld, StoreError
 from databus.relay import kernels
 from databus.relay.ring_file import RingFile
-from databus.relay.ring_format import DATA_OFFSET, INDEX_NAME, RING_NAME, RingState
+from databus.relay.ring_format import INDEX_NAME, RING_NAME, RingState
 from databus.relay.ring_recovery import place
 from databus.relay.scn_index import ScnIndex, split
 
@@ -43,7 +44,7 @@ def read_piece(file: RingFile, position: int, tail: int, max_bytes: int) -> tupl
         if what == kernels.WALK_MALFORMED:
             raise FormatError(
                 f"{file.path} is damaged at ring position {position + stop}, offset "
-                f"{DATA_OFFSET + (position + stop) % file.data_bytes} of the file: no frame there"
+                f"{file.file_offset(position + stop)} of the file: no frame there"
             )
         if stop > 0:
             return memoryview(piece)[:stop], position + stop
@@ -67,9 +68,10 @@ class RingReader:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._file, self._index = self._map()
+        self.file = self._map()
+        self._index: ScnIndex | None = None
 
-    def _map(self) -> tuple[RingFile, ScnIndex]:
+    def _map(self) -> RingFile:
         try:
             file = RingFile(self.directory / RING_NAME, writable=False)
         except FileNotFoundError:
@@ -77,46 +79,53 @@ class RingReader:
                 f"there is no ring in {self.directory}; start its fetcher first"
             ) from None
         try:
-            control = file.newest_control()
-            self.ring_bytes = control.ring_bytes
-            index = ScnIndex(
-                self.directory / INDEX_NAME,
-                file.data,
-                control.ring_id,
-                control.index_step_bytes,
-                writable=False,
-            )
+            self._control = file.newest_control()
         except BaseException:
             file.close()
             raise
-        return file, index
+        self.ring_bytes = file.data_bytes
+        return file
+
+    @property
+    def index(self) -> ScnIndex | None:
+        """The ring's index; None while the writer has not put it there."""
+        if self._index is None:
+            with contextlib.suppress(StoreError):
+                self._index = ScnIndex(
+                    self.directory / INDEX_NAME,
+                    self.file.data,
+                    self._control.ring_id,
+                    self._control.index_step_bytes,
+                    writable=False,
+                )
+        return self._index
 
     def _follow_replacement(self) -> None:
         """Map the new file where the writer has put one in the old one's place."""
-        if not self._file.retired:
+        if not self.file.retired:
             return
         status = (self.directory / RING_NAME).stat()
-        if (status.st_dev, status.st_ino) == self._file.inode:
+        if (status.st_dev, status.st_ino) == self.file.inode:
             return
-        old_file, old_index = self._file, self._index
-        self._file, self._index = self._map()
-        old_index.close()
-        old_file.close()
+        old = self.file
+        self.file = self._map()
+        self._close_index()
+        old.close()
 
     @property
     def clock(self) -> str:
         """Identity of the clock that the stream's scn belong to."""
-        return self._file.newest_control().clock
+        return self.file.newest_control().clock
 
     @property
     def epoch(self) -> int:
         """Changes whenever something was published or evicted; one load to poll."""
-        return self._file.epoch
+        return self.file.epoch
 
     def snapshot(self) -> RingState:
         """What the ring holds, consistent at one moment."""
         self._follow_replacement()
-        return self._file.snapshot()
+        return self.file.snapshot()
 
     def find(self, position: Position) -> int:
         """Ring position of the first frame after ``position``; the tail if it is yet to come.
@@ -136,9 +145,9 @@ class RingReader:
             if position == state.prev:
                 return state.head
             start = self._hint(position, state)
-            found = kernels.seek(self._file.data, start, state.tail, *split(position))
-            self._file.fence()
-            if self._file.snapshot().head <= start:
+            found = kernels.seek(self.file.data, start, state.tail, *split(position))
+            self.file.fence()
+            if self.file.snapshot().head <= start:
                 if found < 0:
                     raise FormatError(
                         f"the ring in {self.directory} is damaged between ring positions "
@@ -152,14 +161,15 @@ class RingReader:
 
     def _hint(self, position: Position, state: RingState) -> int:
         """Where to begin to scan for ``position``: an index entry that proves true, or head."""
-        start = self._index.lookup(position)
+        index = self.index
+        start = -1 if index is None else index.lookup(position)
         if start < state.head or start >= state.tail or start & 7:
             return state.head
         if start % self.ring_bytes > self.ring_bytes - kernels.HEADER_BYTES:
             return state.head
-        found, _ = place(self._file, start)
-        self._file.fence()
-        if found > position or self._file.snapshot().head > start:
+        found, _ = place(self.file, start)
+        self.file.fence()
+        if found > position or self.file.snapshot().head > start:
             return state.head
         return start
 
@@ -178,12 +188,12 @@ class RingReader:
         if position >= state.tail:
             return memoryview(b""), position
         try:
-            frames, next_position = read_piece(self._file, position, state.tail, max_bytes)
+            frames, next_position = read_piece(self.file, position, state.tail, max_bytes)
         except FormatError:
-            self._require_kept(position, self._file.snapshot())
+            self._require_kept(position, self.file.snapshot())
             raise
-        self._file.fence()
-        self._require_kept(position, self._file.snapshot())
+        self.file.fence()
+        self._require_kept(position, self.file.snapshot())
         return frames, next_position
 
     def _require_kept(self, position: int, state: RingState) -> None:
@@ -198,8 +208,13 @@ class RingReader:
 
     def close(self) -> None:
         """Unmap the files."""
-        self._index.close()
-        self._file.close()
+        self._close_index()
+        self.file.close()
+
+    def _close_index(self) -> None:
+        if self._index is not None:
+            self._index.close()
+            self._index = None
 
     def __enter__(self) -> Self:
         return self

@@ -19,7 +19,7 @@ from databus.common.checkpoint import Position
 from databus.common.errors import StoreError
 from databus.relay import kernels
 from databus.relay.ring_file import RingFile
-from databus.relay.ring_format import DATA_OFFSET, PAD_MAGIC, Control, RingState
+from databus.relay.ring_format import PAD_MAGIC, Control, RingState
 from databus.relay.scn_index import split
 
 _LENGTH = struct.Struct("<4xI")
@@ -62,11 +62,6 @@ REPAIRS: dict[tuple[bool, bool], Repair] = {
     (False, True): Repair.CUT,
     (False, False): Repair.EMPTY,
 }
-REBUILD_INDEX: dict[bool, bool] = {
-    # every entry is the frame that it points at: rebuild?
-    True: False,
-    False: True,
-}
 
 
 class Recovered(NamedTuple):
@@ -81,15 +76,15 @@ class Recovered(NamedTuple):
 
 def place(file: RingFile, position: int) -> tuple[Position, int]:
     """Position and commit time of the frame at a ring position."""
-    scn, seq, commit_us = _PLACE.unpack_from(file.view, DATA_OFFSET + position % file.data_bytes)
+    scn, seq, commit_us = _PLACE.unpack_from(file.view, file.file_offset(position))
     return Position(scn, seq), commit_us
 
 
 def skip_pad(file: RingFile, position: int) -> int:
     """``position``, or the start of the next lap if a pad lies there."""
-    offset = position % file.data_bytes
-    (length,) = _LENGTH.unpack_from(file.view, DATA_OFFSET + offset)
-    return position + file.data_bytes - offset if length & 1 else position
+    (length,) = _LENGTH.unpack_from(file.view, file.file_offset(position))
+    lap_rest = file.data_bytes - position % file.data_bytes
+    return position + lap_rest if length & 1 else position
 
 
 def with_oldest(file: RingFile, state: RingState) -> RingState:

@@ -32,7 +32,7 @@ from databus.relay.ring_format import (
     RingState,
 )
 from databus.relay.ring_reader import read_piece
-from databus.relay.ring_recovery import REBUILD_INDEX, Recovered, place, recover, with_oldest
+from databus.relay.ring_recovery import Recovered, place, recover, with_oldest
 from databus.relay.scn_index import ScnIndex, split
 
 NEXT_NAME = "ring.next"
@@ -88,12 +88,7 @@ class RingWriter:
             control.index_step_bytes,
             writable=True,
         )
-        self._index.truncate(state.tail)
-        self._index.evict(state.head)
-        self.index_rebuilt = REBUILD_INDEX[self._index.problem(state.head, state.tail) is None]
-        if self.index_rebuilt:
-            self._index.clear()
-        self._index.complete(state.head, state.tail)
+        self.index_rebuilt = self._index.restore(state.head, state.tail)
         self._points = np.empty(control.ring_bytes // control.index_step_bytes + 2, dtype=np.int64)
         self._released = state.head
         self._synced = state.synced

@@ -19,6 +19,7 @@ import google_crc32c
 import numpy as np
 
 from databus.common.checkpoint import Position
+from databus.common.errors import StoreError
 from databus.common.kernels import U8Array
 from databus.relay import kernels
 from databus.relay.ring_file import make_file
@@ -31,6 +32,12 @@ WORDS_OFFSET = 128
 ROW_BYTES = 32
 
 INDEX_HEADER = layout(INDEX_FIELDS)
+
+REBUILD_INDEX: dict[bool, bool] = {
+    # every entry is the frame that it points at: rebuild?
+    True: False,
+    False: True,
+}
 
 
 def lane_row_counts(ring_bytes: int, step: int) -> list[int]:
@@ -63,7 +70,11 @@ class ScnIndex:
     def __init__(
         self, path: Path, ring: U8Array, ring_id: int, step: int, *, writable: bool
     ) -> None:
-        """Map the index at ``path``; a writer makes a new one where it is missing or foreign."""
+        """Map the index at ``path``; a writer makes a new one where it is missing or foreign.
+
+        Raises:
+            StoreError: a reader finds none, or another ring's.
+        """
         self.path = path
         self.ring = ring
         self.step_bytes = step
@@ -75,7 +86,9 @@ class ScnIndex:
         )[:-8]
         header += struct.pack("<Q", google_crc32c.value(header))
         size = PAGE_BYTES + ROW_BYTES * sum(counts)
-        if writable and not _has_header(path, header, size):
+        if not _has_header(path, header, size):
+            if not writable:
+                raise StoreError(f"{path} is missing or is not the index of this ring")
             make_file(path, size)
             with path.open("r+b") as file:
                 file.write(header)
@@ -89,7 +102,6 @@ class ScnIndex:
         self._view = memoryview(self._map)
         self._words = self._view[WORDS_OFFSET : WORDS_OFFSET + 16].cast("Q")
         self.rows = np.frombuffer(self._map, dtype=np.int64, offset=PAGE_BYTES).reshape(-1, 4)
-        self.is_ours = bytes(self._view[: len(header)]) == header
 
     def close(self) -> None:
         """Unmap the file."""
@@ -172,17 +184,40 @@ class ScnIndex:
         for position in points[:count].tolist():
             self.add(position)
 
+    def restore(self, head: int, tail: int) -> bool:
+        """Make the entries those of the ring's [head, tail); True if it had to be rebuilt.
+
+        Raises:
+            ValueError: the bytes there are no frames.
+        """
+        sound = self._is_bounded(self.first, self.stop)
+        if sound:
+            self.truncate(tail)
+            self.evict(head)
+            sound = self.problem(head, tail) is None
+        rebuild = REBUILD_INDEX[sound]
+        if rebuild:
+            self.clear()
+        self.complete(head, tail)
+        return rebuild
+
+    def _is_bounded(self, first: int, stop: int) -> bool:
+        return 0 <= stop - first < int(self.lane_rows[0])
+
     # -- everybody's side --
 
     def lookup(self, position: Position) -> int:
         """Ring position of the last entry not after ``position``, or -1.  A hint, see above."""
+        first, stop = self._words[0], self._words[1]
+        if not self._is_bounded(first, stop):
+            return -1
         number = kernels.index_lookup(
             self.rows,
             self.lane_starts,
             self.lane_rows,
             FANOUT,
-            self._words[0],
-            self._words[1],
+            first,
+            stop,
             *split(position),
         )
         return self.position(number) if number >= 0 else -1
@@ -190,9 +225,7 @@ class ScnIndex:
     def problem(self, head: int, tail: int) -> str | None:
         """What contradicts the ring's frames in [head, tail), or None."""
         first, stop = self.first, self.stop
-        if not self.is_ours:
-            return f"{self.path} belongs to another ring"
-        if not 0 <= stop - first < self.lane_rows[0]:
+        if not self._is_bounded(first, stop):
             return f"entries {first} to {stop} do not fit into {self.lane_rows[0]} rows"
         every = 1
         for lane, (start, count) in enumerate(
