@@ -125,21 +125,22 @@ apt() {
     return "$outcome"
 }
 
-# Debian's postgresql package makes a cluster and starts it. Nobody asked for that here, so
-# while it is installed for the first time the cluster is switched off, and the setting is put
-# back to Debian's own afterwards.
+# Debian's postgresql package makes a cluster and starts it. Nobody asked for that here, so the
+# cluster is switched off while it is installed, and the setting is put back afterwards.
 CLUSTER_CONF=/etc/postgresql-common/createcluster.conf
 
 without_main_cluster() {
+    local outcome=0 before=
     if [ -e "$CLUSTER_CONF" ]; then
-        "$@"
-        return
+        before=$(cat "$CLUSTER_CONF" && printf .)
     fi
     "${as_root[@]}" mkdir -p "${CLUSTER_CONF%/*}"
-    printf 'create_main_cluster = false\n' | "${as_root[@]}" tee "$CLUSTER_CONF" >/dev/null
-    local outcome=0
+    printf '%screate_main_cluster = false\n' "${before%.}" |
+        "${as_root[@]}" tee "$CLUSTER_CONF" >/dev/null
     "$@" || outcome=$?
-    if [ -e /usr/share/postgresql-common/createcluster.conf ]; then
+    if [ -n "$before" ]; then
+        printf '%s' "${before%.}" | "${as_root[@]}" tee "$CLUSTER_CONF" >/dev/null
+    elif [ -e /usr/share/postgresql-common/createcluster.conf ]; then
         "${as_root[@]}" cp /usr/share/postgresql-common/createcluster.conf "$CLUSTER_CONF"
         "${as_root[@]}" rm -f "$CLUSTER_CONF.ucf-dist"
     else
