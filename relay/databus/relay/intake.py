@@ -1,0 +1,157 @@
+"""From the source's batches into the ring: what is new, where windows end, where to resume.
+
+Synchronous and without a clock: the fetcher around it waits, reconnects and syncs.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from databus.common import frame
+from databus.common.checkpoint import Position
+from databus.common.frame import FIRST_CONTROL_OP, FrameColumns, Op
+from databus.relay.registry import Registry
+from databus.relay.ring import Ring, RingWriter
+from databus.relay.sources.source import Batch
+
+
+class StreamObserver(Protocol):
+    """Who looks at the stream while a dump is running."""
+
+    def observe(self, columns: FrameColumns, data: memoryview) -> None:
+        """These frames have just been appended."""
+
+    def at_window_end(self) -> None:
+        """No window is open: a window of the observer's own may be appended now."""
+
+
+class Intake:
+    """The one hand that appends to a database's ring.
+
+    Invariants:
+        I1. A schema is in the registry before the first frame that uses it is in the ring.
+        I2. Every window reaches the ring once, whatever the source repeats.
+        I3. ``complete`` is the last end of window in the ring; every window of the source
+            with a smaller or equal scn is there as a whole.
+        I4. A window of our own (idle, dump) never stands inside a window of the source.
+
+    Owner: the fetcher's task.
+    Durability: the ring's; see ``RingWriter``.
+    """
+
+    def __init__(self, ring: RingWriter, registry: Registry) -> None:
+        self.ring = ring
+        self.registry = registry
+        self.observer: StreamObserver | None = None
+        self.complete = self._last_window_end()
+        self.resolved = self.complete.scn
+
+    def _last_window_end(self) -> Position:
+        state = self.ring.state
+        if state.is_empty:
+            return state.max
+        last = state.max
+        op = self._last_op(last)
+        if op == Op.END_OF_WINDOW:
+            return last
+        if op == Op.READ:
+            # Only a dump window of one huge row can be torn, and the source will not end it.
+            end = frame.end_of_window(last.scn, last.seq + 1, state.max_commit_us, 1, "", dump=True)
+            return self.ring.append(end)
+        return Position(last.scn - 1)
+
+    def _last_op(self, last: Position) -> int:
+        before = Position(last.scn, last.seq - 1) if last.seq else Position(last.scn - 1)
+        with Ring.open_reader(self.ring.directory) as reader:
+            place = reader.snapshot().head
+            if before >= reader.snapshot().prev:
+                place = reader.find(before)
+            frames, _ = reader.read(place, 1)
+            return int(frame.read_frame(frames).op)
+
+    @property
+    def in_window(self) -> bool:
+        """Whether the ring, its unpublished part included, ends inside a window."""
+        return self.ring.last != self.complete
+
+    def resume(self) -> int:
+        """Forget what has not been published; the scn after which the source must go on."""
+        self.ring.discard_open()
+        last = self.ring.state.max
+        return last.scn if last == self.complete else last.scn - 1
+
+    def take(self, batch: Batch) -> bool:
+        """Append what is new in ``batch``; True if readers can see more than before."""
+        tail = self.ring.state.tail
+        self.registry.add(batch.schemas)
+        if batch.data:
+            self._append(memoryview(batch.data))
+        self.resolved = max(self.resolved, batch.resolved, self.complete.scn)
+        if self.observer is not None and not self.in_window:
+            self.observer.at_window_end()
+        return self.ring.state.tail != tail
+
+    def _append(self, data: memoryview) -> None:
+        columns = frame.scan(data, verify=False)
+        first = _first_after(columns, self.ring.last)
+        if first:
+            if first == len(columns):
+                return
+            data = data[int(columns.offset[first]) :]
+            columns = frame.scan(data, verify=False)
+        ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
+        if len(ends) == 0:
+            self.ring.append(data)
+            self._observe(columns, data)
+            return
+        last_end = int(ends[-1])
+        complete = _position(columns, last_end)
+        cut = int(columns.offset[last_end]) + int(columns.length[last_end])
+        if self.observer is None or cut == len(data):
+            self.ring.append(data)
+            self.complete = complete
+            self._observe(columns, data)
+            return
+        # A dump window may have to stand between the two parts.
+        for part in (data[:cut], data[cut:]):
+            self._append(part)
+            if self.observer is not None and not self.in_window:
+                self.observer.at_window_end()
+
+    def _observe(self, columns: FrameColumns, data: memoryview) -> None:
+        if self.observer is not None:
+            self.observer.observe(columns, data)
+
+    def append_idle_window(self, commit_us: int) -> bool:
+        """Let readers know of ``resolved`` by an empty window, if it is ahead of the ring."""
+        if self.in_window or self.resolved <= self.ring.last.scn:
+            return False
+        self.complete = self.ring.append(frame.end_of_window(self.resolved, 0, commit_us, 0))
+        return True
+
+    def append_dump_window(self, window: bytes) -> Position:
+        """Append a whole window that begins behind ``complete``; returns its end."""
+        self.complete = self.ring.append(window)
+        return self.complete
+
+
+def _position(columns: FrameColumns, index: int) -> Position:
+    return Position(int(columns.scn[index]), int(columns.seq[index]))
+
+
+def _first_after(columns: FrameColumns, last: Position) -> int:
+    """Index of the first frame after ``last``; the number of frames if there is none."""
+    if len(columns) == 0 or _position(columns, 0) > last:
+        return 0
+    scn = np.uint64(last.scn)
+    after = (columns.scn > scn) | ((columns.scn == scn) & (columns.seq > last.seq))
+    return int(np.argmax(after)) if after.any() else len(columns)
+
+
+def touched_rows(columns: FrameColumns, source: int) -> list[int]:
+    """Indices of the row changes of a source and of all window ends, in order."""
+    ops = columns.op
+    rows = (columns.source_id == source) & (ops < FIRST_CONTROL_OP)
+    return [int(index) for index in np.flatnonzero(rows | (ops == Op.END_OF_WINDOW))]

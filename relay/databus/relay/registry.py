@@ -1,0 +1,129 @@
+"""The registry: every schema version of a database, on disk before the first frame uses it.
+
+A file of JSON lines, ``{"fingerprint": "<16 hex>", "schema": {...}}``, that only grows.  The
+fetcher appends; HTTP workers read it and read on when it has grown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from databus.common.errors import FormatError, StoreError
+from databus.common.schema import SchemaSet, SourceSchema
+
+
+def registry_line(schema: SourceSchema) -> bytes:
+    """The line of a version."""
+    document = {"fingerprint": f"{schema.fingerprint:016x}", "schema": schema.to_json()}
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+
+
+def read_line(line: bytes, origin: str) -> SourceSchema:
+    """The version in a line.
+
+    Raises:
+        FormatError: it is not such a line, or its fingerprint is another one.
+    """
+    try:
+        document = json.loads(line)
+        schema = SourceSchema.from_json(document["schema"])
+        stated = document["fingerprint"]
+    except FormatError as error:
+        raise FormatError(f"{origin}: {error.message}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FormatError(f"{origin}: not a line of a registry: {error!r}") from error
+    if stated != f"{schema.fingerprint:016x}":
+        raise FormatError(
+            f"{origin}: the fingerprint is {stated!r}, the schema's is {schema.fingerprint:016x}"
+        )
+    return schema
+
+
+class RegistryReader:
+    """The versions in a registry's file, read on as it grows.
+
+    Invariants:
+        I1. ``schemas`` only grows, in the order of the file.
+        I2. A last line without its end is not there yet.
+
+    Owner: one task; another process may append to the file.
+    Raises: FormatError from ``refresh`` where the file is damaged; what came before stands.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.schemas = SchemaSet()
+        self.read_bytes = 0
+        self._line_count = 0
+
+    def refresh(self) -> bool:
+        """Read what has been appended; True if there was something new."""
+        try:
+            if self.path.stat().st_size <= self.read_bytes:
+                return False
+            with self.path.open("rb") as file:
+                file.seek(self.read_bytes)
+                grown = file.read()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be read: {error.strerror}") from error
+        before = self.read_bytes
+        for line in grown[: grown.rfind(b"\n") + 1].splitlines(keepends=True):
+            origin = f"{self.path} line {self._line_count + 1}, offset {self.read_bytes}"
+            self.schemas.add(read_line(line, origin))
+            self.read_bytes += len(line)
+            self._line_count += 1
+        return self.read_bytes > before
+
+
+class Registry:
+    """The fetcher's side of the registry.
+
+    Invariants:
+        I1. A version in ``schemas`` is on disk.
+        I2. The file holds whole lines only; half a line that a crash left is cut off at start.
+
+    Owner: the fetcher's task.
+    Durability: when ``add`` returns, the versions are on disk.
+    Raises: FormatError where the file is damaged, StoreError where the disk refuses.
+    """
+
+    def __init__(self, path: Path) -> None:
+        reader = RegistryReader(path)
+        reader.refresh()
+        self.path = path
+        self.schemas = reader.schemas
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        os.ftruncate(self._fd, reader.read_bytes)
+        os.fsync(self._fd)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(folder)
+        os.close(folder)
+
+    def add(self, schemas: Iterable[SourceSchema]) -> list[SourceSchema]:
+        """Append the versions that are not there yet and sync; returns those."""
+        wanted = {schema.fingerprint: schema for schema in schemas}
+        new = [schema for fp, schema in wanted.items() if fp not in self.schemas]
+        if not new:
+            return []
+        lines = b"".join(registry_line(schema) for schema in new)
+        try:
+            written = os.write(self._fd, lines)
+            if written != len(lines):
+                raise StoreError(f"{self.path}: only {written} of {len(lines)} bytes written")
+            os.fsync(self._fd)
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
+        for schema in new:
+            self.schemas.add(schema)
+        return new
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
