@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from databus.common import errors
+from databus.common import config, errors
 from tests.support.public_names import LOCK_PATH, public_names
 
 ROOT = Path(__file__).parent.parent
@@ -173,6 +173,12 @@ def test_the_import_contracts_hold() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 broken" in done.stdout
+
+
+def test_the_configuration_of_the_compose_file_is_accepted() -> None:
+    loaded = config.load(ROOT / "docker" / "databus.toml")
+    assert [database.name for database in loaded.database] == ["shop", "crm"]
+    assert loaded.bootstrap is not None
 
 
 # -- house style
