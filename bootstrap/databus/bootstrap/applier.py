@@ -1,0 +1,331 @@
+"""The applier: merges runs with Spark.  The only module that imports pyspark.
+
+Two cases, one contract (rows in the order of their positions over files of bounded size):
+
+* Little changed against much: the old run is only filtered, by a join against the broadcast
+  keys of the changes.  Nothing of it is shuffled or sorted; each of its files stays in order,
+  and the changes, which are all newer, come behind as files of their own.
+* Otherwise everything is shuffled by key, reduced, and sorted by position again.
+
+Order matters to those who read: rows are served in it, and row groups whose positions lie
+before a client's checkpoint are skipped by their statistics.
+
+Executors run DataFrame operators only; they need nothing of this package.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StructField,
+    StructType,
+)
+
+from databus.bootstrap import failpoints, planner
+from databus.bootstrap.manifest import Store, new_run_id
+from databus.bootstrap.planner import Merge
+from databus.bootstrap.runs import (
+    COLUMNS,
+    COMPRESSION,
+    ROW_GROUP_BYTES,
+    Run,
+    RunKind,
+    describe_file,
+    in_order,
+    sync_folder,
+)
+from databus.common.checkpoint import ORIGIN, Position
+from databus.common.errors import MissingDependency, StoreError
+from databus.common.frame import FIRST_CONTROL_OP, Flag, Op
+
+_LOG = logging.getLogger("databus.bootstrap.applier")
+
+FILE_BYTES = 128 << 20
+"""Frames of one file, about."""
+
+BROADCAST_ROWS = 1_000_000
+"""Up to this many changed rows their keys are broadcast instead of shuffling the old run."""
+
+GRACE_US = 600 * 10**6
+"""How long a run is kept after another has taken its place, for readers inside it."""
+
+_TYPES: Mapping[str, DataType] = {
+    "op": IntegerType(),
+    "flags": IntegerType(),
+    "key": BinaryType(),
+    "frame": BinaryType(),
+}
+_SCHEMA = StructType([StructField(name, _TYPES.get(name, LongType())) for name in COLUMNS])
+_KEY = ["source_id", "key"]
+
+
+def start_spark(master: str = "local[*]", driver_memory: str = "1g") -> SparkSession:
+    """A quiet session that listens on the loopback interface alone.
+
+    Raises:
+        MissingDependency: there is no Java.
+    """
+    java = os.environ.get("JAVA_HOME")
+    if not (java and (Path(java) / "bin/java").exists()) and shutil.which("java") is None:
+        raise MissingDependency(
+            "Spark needs Java 17 or newer and there is none; on Debian: "
+            "apt install openjdk-17-jre-headless"
+        )
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    settings = {
+        "spark.driver.memory": driver_memory,
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.driver.extraJavaOptions": "-Djava.net.preferIPv4Stack=true -XX:+UseSerialGC",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.autoBroadcastJoinThreshold": "-1",
+        "spark.sql.files.maxPartitionBytes": str(1 << 40),
+        "spark.sql.files.openCostInBytes": str(1 << 40),
+        "spark.sql.parquet.enableVectorizedReader": "true",
+        "spark.sql.parquet.columnarReaderBatchSize": "1024",
+        "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+        "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+        "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    }
+    builder = SparkSession.builder.master(master).appName("databus-applier")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+class Applier:
+    """Brings one store's runs up to date, merge by merge.
+
+    Invariants:
+        I1. A merge's files are complete and durable before the manifest names them.
+        I2. What a merge replaces is deleted no sooner than ``grace_us`` after.
+
+    Owner: the process that holds the store's applier lease while ``apply`` runs.
+    Durability: every merge that ``apply`` reports is on disk.
+    Raises: StoreBusy if another applier is at work; StoreError if files are damaged.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        spark: SparkSession,
+        *,
+        retention_bytes: int = 64 << 30,
+        grace_us: int = GRACE_US,
+    ) -> None:
+        self.store = store
+        self.spark = spark
+        self.retention_bytes = retention_bytes
+        self.grace_us = grace_us
+
+    def apply(self, *, full: bool = False) -> list[Mapping[str, Any]]:
+        """Do every merge that pays; returns their records.  ``full`` always renews the base."""
+        records: list[Mapping[str, Any]] = []
+        with self.store.lease("applier"):
+            self.store.sweep("c")
+            largest_bytes = max(self.retention_bytes // 4, FILE_BYTES)
+            while merge := planner.next_merge(self.store.read(), largest_bytes, full=full):
+                records.append(self._merge(merge))
+            self._retire(planner.droppable(self.store.read(), self.retention_bytes))
+            self.store.collect(self.grace_us, "cs")
+        return records
+
+    def _retire(self, runs: tuple[Run, ...]) -> None:
+        if runs:
+            self.store.switch(lambda manifest: manifest.without(runs, _now_us()))
+
+    def _merge(self, merge: Merge) -> Mapping[str, Any]:
+        failpoints.reach("merge.begun")
+        began_s = time.monotonic()
+        run_id = new_run_id(merge.kind, merge.inputs[-1].stop)
+        folder = self.store.run_folder(run_id)
+        folder.mkdir()
+        try:
+            self._rows(merge).write.mode("append").options(
+                **{
+                    "compression": COMPRESSION + "_raw" if COMPRESSION == "lz4" else COMPRESSION,
+                    "parquet.block.size": str(ROW_GROUP_BYTES),
+                    "parquet.enable.dictionary": "false",
+                    "parquet.page.size": str(1 << 20),
+                }
+            ).parquet(folder.as_uri())
+        except Exception as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise StoreError(
+                f"merging {[run.id for run in merge.inputs]} failed: {_first_line(error)}"
+            ) from error
+        run = self._described(merge, run_id, folder)
+        failpoints.reach("merge.files_written")
+        record = _record(merge, run, time.monotonic() - began_s)
+        self.store.switch(
+            lambda manifest: manifest.with_changes(
+                add=run, drop=merge.retired, now_us=run.created_us
+            ).with_apply(record)
+        )
+        failpoints.reach("merge.manifest_switched")
+        _LOG.info("merged %s", record)
+        return record
+
+    def _described(self, merge: Merge, run_id: str, folder: Path) -> Run:
+        files = []
+        for path in sorted(folder.iterdir()):
+            described = describe_file(path) if path.suffix == ".parquet" else None
+            if described is None or not described.rows:
+                path.unlink() if path.is_file() else shutil.rmtree(path)
+            else:
+                files.append(described)
+        ordered = in_order(files)
+        sync_folder(folder, [file.name for file in ordered])
+        sync_folder(self.store.runs_folder, [])
+        is_base = merge.kind is RunKind.BASE
+        return Run(
+            id=run_id,
+            kind=merge.kind,
+            start=ORIGIN if is_base else merge.inputs[0].start,
+            stop=merge.inputs[-1].stop,
+            files=ordered,
+            created_us=_now_us(),
+            partial_rows=sum(run.partial_rows for run in merge.inputs),
+            truncates=() if is_base else tuple(sorted(_truncates(merge.inputs).items())),
+        )
+
+    def _rows(self, merge: Merge) -> DataFrame:
+        """The surviving rows, in partitions that are files in order."""
+        old, new = _split(merge)
+        after = old.stop if old else ORIGIN
+        changes = self._read(new, after)
+        cuts = _truncates(merge.inputs)
+        reduced = _reduced(_not_truncated(changes, cuts), new)
+        kept = reduced
+        if merge.kind is RunKind.BASE:
+            kept = reduced.where(~F.col("op").isin(int(Op.DELETE), int(Op.TRUNCATE)))
+        new_bytes = sum(run.bytes_after(after) for run in new)
+        if old is None:
+            return _sorted(kept, new_bytes)
+        survivors = _not_truncated(self._read((old,), ORIGIN), cuts)
+        overwritten = changes.where(
+            F.col("flags").bitwiseAND(int(Flag.PARTIAL)) == 0
+        ).select(*_KEY)
+        if sum(run.rows for run in new) <= BROADCAST_ROWS:
+            survivors = survivors.join(F.broadcast(overwritten.distinct()), _KEY, "left_anti")
+            return survivors.select(*COLUMNS).union(_sorted(kept, new_bytes))
+        survivors = survivors.join(overwritten, _KEY, "left_anti").select(*COLUMNS)
+        return _sorted(survivors.union(kept), old.frame_bytes + new_bytes)
+
+    def _read(self, runs: tuple[Run, ...], after: Position) -> DataFrame:
+        paths = [
+            (self.store.run_folder(run) / file.name).as_uri()
+            for run in runs
+            for file in run.files
+            if file.last > after
+        ]
+        if not paths:
+            return self.spark.createDataFrame([], _SCHEMA)
+        self.spark.conf.set(
+            "spark.sql.shuffle.partitions",
+            str(max(2, sum(run.bytes_after(after) for run in runs) // FILE_BYTES)),
+        )
+        rows = self.spark.read.schema(_SCHEMA).parquet(*paths)
+        rows = rows.where(F.col("op") < FIRST_CONTROL_OP)
+        return rows.where(_is_after(after)) if after != ORIGIN else rows
+
+
+def _split(merge: Merge) -> tuple[Run | None, tuple[Run, ...]]:
+    """The old run that is only filtered, if there is one, and the newer ones."""
+    first, *rest = merge.inputs
+    newer_bytes = sum(run.frame_bytes for run in rest)
+    if first.is_compacted and rest and (
+        first.kind is RunKind.BASE or first.frame_bytes >= newer_bytes
+    ):
+        return first, tuple(rest)
+    return None, merge.inputs
+
+
+def _position() -> Any:
+    return F.struct("scn", "seq")
+
+
+def _is_after(position: Position) -> Any:
+    scn, seq = F.col("scn"), F.col("seq")
+    return (scn > position.scn) | ((scn == position.scn) & (seq > position.seq))
+
+
+def _not_truncated(rows: DataFrame, cuts: Mapping[int, Position]) -> DataFrame:
+    for source, position in cuts.items():
+        at_cut = (F.col("scn") == position.scn) & (F.col("seq") == position.seq)
+        rows = rows.where((F.col("source_id") != source) | at_cut | _is_after(position))
+    return rows
+
+
+def _reduced(rows: DataFrame, runs: tuple[Run, ...]) -> DataFrame:
+    """Of each key its last whole row, and the partial ones after it."""
+    if len(runs) == 1 and runs[0].is_compacted:
+        return rows
+    if any(run.partial_rows for run in runs):
+        is_whole = F.col("flags").bitwiseAND(int(Flag.PARTIAL)) == 0
+        last_whole = F.max(F.when(is_whole, _position())).over(Window.partitionBy(*_KEY))
+        marked = rows.withColumn("last_whole", last_whole)
+        kept = marked.where(
+            F.col("last_whole").isNull() | (_position() >= F.col("last_whole"))
+        )
+        return kept.select(*COLUMNS)
+    others = [name for name in COLUMNS if name not in (*_KEY, "scn", "seq")]
+    last = F.max(F.struct("scn", "seq", *others)).alias("last")
+    return rows.groupBy(*_KEY).agg(last).select(*_KEY, "last.*").select(*COLUMNS)
+
+
+def _sorted(rows: DataFrame, frame_bytes: int) -> DataFrame:
+    """The rows in order, in as many partitions as files of FILE_BYTES are needed."""
+    count = 1 + frame_bytes // FILE_BYTES
+    if count == 1:
+        return rows.coalesce(1).sortWithinPartitions("scn", "seq")
+    return rows.repartitionByRange(count, "scn", "seq").sortWithinPartitions("scn", "seq")
+
+
+def _truncates(runs: tuple[Run, ...]) -> dict[int, Position]:
+    cuts: dict[int, Position] = {}
+    for run in runs:
+        for source, position in run.truncates:
+            cuts[source] = max(position, cuts.get(source, ORIGIN))
+    return cuts
+
+
+def _record(merge: Merge, run: Run, seconds: float) -> Mapping[str, Any]:
+    return {
+        "run": run.id,
+        "kind": run.kind.value,
+        "tier": len(merge.inputs),
+        "start": run.start.to_json(),
+        "stop": run.stop.to_json(),
+        "rows_in": sum(one.rows for one in merge.inputs),
+        "rows_out": run.rows,
+        "bytes_in": sum(one.file_bytes for one in merge.inputs),
+        "bytes_out": run.file_bytes,
+        "seconds": round(seconds, 3),
+        "finished_us": run.created_us,
+    }
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:500]
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

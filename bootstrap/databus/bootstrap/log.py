@@ -1,0 +1,542 @@
+"""The hot log: the newest windows, in LMDB, with the writer's checkpoint in the same commit.
+
+What belongs here: appending frames exactly once, reading them back after a position, and the
+small facts that must be durable together with them (clock, schemas, seeding, gaps).  What does
+not: where frames come from (``writer``) and what becomes of them (``segments``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+
+from databus.bootstrap import failpoints
+from databus.bootstrap.runs import SCN_LIMIT
+from databus.common import checkpoint as checkpoints
+from databus.common import frame
+from databus.common.checkpoint import OnlineCheckpoint, Position
+from databus.common.errors import (
+    BadCheckpoint,
+    ClockMismatch,
+    FormatError,
+    StoreError,
+)
+from databus.common.frame import FrameColumns, Op
+from databus.common.schema import SourceSchema
+
+FORMAT = 1
+FIRST_MAP_BYTES = 64 << 20
+BLOCK_BYTES = 4 << 20
+"""Frames are stored in values of about this size at most; a larger frame has one of its own."""
+
+_KEY = struct.Struct(">QI")
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """What the log holds, as of one moment.
+
+    Frames after ``start`` are kept; those up to ``window`` are whole windows; the checkpoint
+    is later than ``window`` while a large window is coming in.  ``frame_bytes`` counts what is
+    kept and ``since_us`` is when the oldest of it arrived (0 if nothing is kept).
+    """
+
+    database: str
+    clock: str
+    start: Position
+    window: Position
+    checkpoint: OnlineCheckpoint
+    frame_bytes: int
+    since_us: int
+
+    @property
+    def last(self) -> Position:
+        """The last frame's position, or a later heartbeat's."""
+        return self.checkpoint.position
+
+
+@dataclass(frozen=True, slots=True)
+class LogSlice:
+    """Frames read from the log: whole frames, in order, up to and with ``stop``."""
+
+    data: bytes
+    stop: Position
+
+
+def _pack(position: Position) -> bytes:
+    return _KEY.pack(position.scn, position.seq)
+
+
+def _unpack(key: bytes) -> Position:
+    return Position(*_KEY.unpack(key))
+
+
+class HotLog:
+    """Frames after ``state().start``, in commit order, each exactly once.
+
+    Invariants:
+        I1. Keys ascend; each is the position of the last frame of its value.
+        I2. A value holds whole frames; it ends with the end of a window, or lies inside one.
+        I3. ``start`` <= ``window`` <= ``last``; ``window`` is where a value ends, or later
+            with no frame between.
+        I4. The checkpoint is the position of the last frame that came, heartbeats included.
+        I5. All frames are of one database and one clock.
+
+    Owner: one writer process (the store's lease keeps it single); other processes read.
+    Durability: what a method wrote is on disk when it returns, all of it or nothing.
+    Raises: StoreError for what LMDB refuses; ClockMismatch; FormatError for bytes that are no
+        frames or not in order.
+    """
+
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
+        if read_only and not (folder / "data.mdb").exists():
+            raise StoreError(f"{folder} holds no log yet; is the log writer running?")
+        if not read_only:
+            folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        size = folder / "data.mdb"
+        known_bytes = size.stat().st_size if size.exists() else 0
+        try:
+            self._env = lmdb.open(
+                str(folder),
+                map_size=max(FIRST_MAP_BYTES, 2 * known_bytes),
+                max_dbs=4,
+                readonly=read_only,
+                create=not read_only,
+                lock=True,
+            )
+            self._frames = self._env.open_db(b"frames", create=not read_only)
+            self._facts = self._env.open_db(b"facts", create=not read_only)
+            self._schemas = self._env.open_db(b"schemas", create=not read_only)
+        except lmdb.Error as error:
+            raise StoreError(f"{folder}: {error}") from error
+
+    def close(self) -> None:
+        """Let go of the environment."""
+        self._env.close()
+
+    # -- transactions -------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Any]:
+        try:
+            try:
+                transaction = self._env.begin(buffers=True)
+            except lmdb.MapResizedError:
+                self._env.set_mapsize(0)
+                transaction = self._env.begin(buffers=True)
+            with transaction:
+                yield transaction
+        except lmdb.Error as error:
+            raise StoreError(f"{self.folder}: {error}") from error
+
+    def _write(self, change: Any) -> None:
+        """Run ``change(transaction)`` and commit; the map grows until it fits."""
+        while True:
+            try:
+                with self._env.begin(write=True) as transaction:
+                    change(transaction)
+                    failpoints.reach("append.before_commit")
+                failpoints.reach("append.committed")
+                return
+            except lmdb.MapFullError:
+                self._env.set_mapsize(2 * self._env.info()["map_size"])
+            except lmdb.Error as error:
+                raise StoreError(
+                    f"{self.folder}: {error}; nothing of this step was kept"
+                ) from error
+
+    # -- facts --------------------------------------------------------------------------
+
+    def is_new(self) -> bool:
+        """Whether no stream has been bound to this log yet."""
+        with self._reading() as transaction:
+            return transaction.get(b"clock", db=self._facts) is None
+
+    def bind(self, database: str, clock: str, start: Position) -> None:
+        """Make a new log one of this database and clock, beginning after ``start``.
+
+        On a log that has a clock already this only checks it.
+
+        Raises:
+            ClockMismatch: the log belongs to another clock.
+        """
+        if not self.is_new():
+            state = self.state()
+            if (state.database, state.clock) != (database, clock):
+                raise ClockMismatch(
+                    f"the log in {self.folder} holds {state.database} of clock {state.clock}, "
+                    f"the relay serves {database} of clock {clock}; move the folder away to "
+                    "begin again"
+                )
+            return
+
+        def change(transaction: Any) -> None:
+            facts = {"format": str(FORMAT), "database": database, "clock": clock}
+            for name, value in facts.items():
+                transaction.put(name.encode(), value.encode(), db=self._facts)
+            self._put_range(transaction, start, start, 0, 0)
+            self._put_checkpoint(transaction, OnlineCheckpoint(database, clock, start))
+
+        self._write(change)
+
+    def state(self) -> LogState:
+        """What the log holds now.
+
+        Raises:
+            StoreError: no stream was bound to it yet, or it is of another format.
+        """
+        with self._reading() as transaction:
+            return self._state(transaction)
+
+    def _state(self, transaction: Any) -> LogState:
+        def fact(name: str) -> bytes:
+            value = transaction.get(name.encode(), db=self._facts)
+            if value is None:
+                raise StoreError(f"the log in {self.folder} is empty; is the log writer running?")
+            return bytes(value)
+
+        if fact("format") != str(FORMAT).encode():
+            raise StoreError(
+                f"the log in {self.folder} has format {fact('format')!r}, this program "
+                f"reads {FORMAT}"
+            )
+        try:
+            position = checkpoints.decode(fact("checkpoint"))
+        except BadCheckpoint as error:
+            raise FormatError(f"the log in {self.folder}: {error.message}") from error
+        if not isinstance(position, OnlineCheckpoint):
+            raise FormatError(f"the log in {self.folder} has the checkpoint {position}")
+        numbers = json.loads(fact("numbers"))
+        return LogState(
+            database=fact("database").decode(),
+            clock=fact("clock").decode(),
+            start=_unpack(fact("start")),
+            window=_unpack(fact("window")),
+            checkpoint=position,
+            frame_bytes=numbers["frame_bytes"],
+            since_us=numbers["since_us"],
+        )
+
+    def _put_range(
+        self,
+        transaction: Any,
+        start: Position,
+        window: Position,
+        frame_bytes: int,
+        since_us: int,
+    ) -> None:
+        transaction.put(b"start", _pack(start), db=self._facts)
+        transaction.put(b"window", _pack(window), db=self._facts)
+        numbers = {"frame_bytes": frame_bytes, "since_us": since_us}
+        transaction.put(b"numbers", json.dumps(numbers).encode(), db=self._facts)
+
+    def _put_checkpoint(self, transaction: Any, value: OnlineCheckpoint) -> None:
+        transaction.put(b"checkpoint", checkpoints.encode(value).encode(), db=self._facts)
+
+    def note(self, name: str) -> Any:
+        """A JSON document kept beside the frames (seeding, gaps), None if there is none."""
+        with self._reading() as transaction:
+            value = transaction.get(b"note." + name.encode(), db=self._facts)
+            return None if value is None else json.loads(bytes(value))
+
+    def put_note(self, name: str, document: Any) -> None:
+        """Keep a JSON document."""
+        data = json.dumps(document).encode()
+        self._write(lambda txn: txn.put(b"note." + name.encode(), data, db=self._facts))
+
+    def schemas(self) -> list[SourceSchema]:
+        """All schema versions that frames of this log may name, in the order of arrival."""
+        with self._reading() as transaction:
+            rows = [bytes(value) for _, value in transaction.cursor(self._schemas)]
+        return [SourceSchema.from_json(json.loads(row)) for row in rows]
+
+    def add_schemas(self, schemas: Iterable[SourceSchema]) -> None:
+        """Keep versions that are not there yet."""
+        known = {schema.fingerprint for schema in self.schemas()}
+        new = [schema for schema in schemas if schema.fingerprint not in known]
+
+        def change(transaction: Any) -> None:
+            for number, schema in enumerate(new, len(known)):
+                text = json.dumps(schema.to_json()).encode()
+                transaction.put(struct.pack(">Q", number), text, db=self._schemas)
+
+        if new:
+            self._write(change)
+
+    # -- frames -------------------------------------------------------------------------
+
+    def append(self, block: bytes, now_us: int, *, verify: bool = True) -> Position:
+        """Add whole frames and move the checkpoint, in one commit; returns the checkpoint.
+
+        Frames at or before the last one are dropped (a stream that was taken up again), and
+        so are heartbeats, which only move the checkpoint.
+
+        Raises:
+            FormatError: the block is not whole frames in ascending order; nothing was added.
+        """
+        columns = frame.scan(block, verify=verify)
+        if columns.stop != len(block):
+            raise FormatError(
+                f"a block of {len(block)} bytes ends inside a frame at {columns.stop}"
+            )
+        state = self.state()
+        if not len(columns):
+            return state.checkpoint.position
+        _check_order(columns)
+        is_heartbeat = columns.op == Op.HEARTBEAT
+        is_new = _after(columns, state.last) & ~is_heartbeat
+        pieces = list(_pieces(block, columns, is_new))
+        checkpoint = max(state.checkpoint.position, _position(columns, len(columns) - 1))
+        if not pieces and checkpoint == state.checkpoint.position:
+            return checkpoint
+        is_open = not pieces[-1].ends_window if pieces else state.window < state.last
+        if is_open:
+            window = max((p.stop for p in pieces if p.ends_window), default=state.window)
+        else:
+            window = checkpoint
+        added = sum(len(piece.data) for piece in pieces)
+
+        def change(transaction: Any) -> None:
+            for piece in pieces:
+                if not transaction.put(
+                    _pack(piece.stop), piece.data, db=self._frames, overwrite=False
+                ):
+                    raise FormatError(f"two blocks end at {piece.stop}")
+            self._put_range(
+                transaction,
+                state.start,
+                window,
+                state.frame_bytes + added,
+                state.since_us or (now_us if added else 0),
+            )
+            self._put_checkpoint(
+                transaction, OnlineCheckpoint(state.database, state.clock, checkpoint)
+            )
+
+        self._write(change)
+        return checkpoint
+
+    def read(self, after: Position, upto: Position, max_bytes: int) -> LogSlice | None:
+        """Frames after ``after`` and up to ``upto``, about ``max_bytes`` of them.
+
+        ``upto`` is a ``window`` that the log had.  None means that the log does not reach back
+        to ``after`` (any more): that part is in a segment.  A slice without data means that
+        there is nothing between.
+        """
+        pieces: list[bytes] = []
+        size, stop = 0, max(after, upto)
+        with self._reading() as transaction:
+            start = transaction.get(b"start", db=self._facts)
+            if start is None or _unpack(bytes(start)) > after:
+                return None
+            cursor = transaction.cursor(self._frames)
+            found = cursor.set_range(_pack(after))
+            while found and (key := _unpack(bytes(cursor.key()))) <= upto:
+                if size >= max_bytes:
+                    return LogSlice(b"".join(pieces), stop)
+                if key > after:
+                    data = bytes(cursor.value())
+                    pieces.append(data if pieces else _tail(data, after))
+                    size, stop = size + len(pieces[-1]), key
+                found = cursor.next()
+        return LogSlice(b"".join(pieces), max(after, upto))
+
+    def drop_until(self, position: Position, now_us: int) -> None:
+        """Forget frames up to ``position``, where a value ends: a segment has them.
+
+        What is kept counts as having arrived at ``now_us``.
+        """
+
+        def change(transaction: Any) -> None:
+            state = self._state(transaction)
+            cursor = transaction.cursor(self._frames)
+            dropped = 0
+            found = cursor.first()
+            while found and _unpack(bytes(cursor.key())) <= position:
+                dropped += len(cursor.value())
+                cursor.delete()
+                found = len(cursor.key()) > 0
+            if state.start >= position:
+                return
+            kept = state.frame_bytes - dropped
+            self._put_range(
+                transaction,
+                position,
+                max(state.window, position),
+                kept,
+                now_us if kept else 0,
+            )
+
+        self._write(change)
+
+    def restart_at(self, position: Position, notes: dict[str, Any]) -> None:
+        """Drop everything and go on after ``position``: what lies between is lost.
+
+        ``notes`` (the record of the gap, the sources to be seeded again) are written in the
+        same commit.
+        """
+
+        def change(transaction: Any) -> None:
+            state = self._state(transaction)
+            transaction.drop(self._frames, delete=False)
+            self._put_range(transaction, position, position, 0, 0)
+            self._put_checkpoint(
+                transaction, OnlineCheckpoint(state.database, state.clock, position)
+            )
+            for name, document in notes.items():
+                data = json.dumps(document).encode()
+                transaction.put(b"note." + name.encode(), data, db=self._facts)
+
+        self._write(change)
+
+    # -- inspection ---------------------------------------------------------------------
+
+    def check(self) -> int:
+        """Assert I1-I4 over everything that is stored; returns the number of frames.
+
+        Raises:
+            StoreError, FormatError: with the block that is wrong.
+        """
+        with self._reading() as transaction:
+            state = self._state(transaction)
+            last, whole, size, count = state.start, state.start, 0, 0
+            for key, value in transaction.cursor(self._frames):
+                stop = _unpack(bytes(key))
+                columns = frame.scan(bytes(value))
+                _check_order(columns)
+                first = _position(columns, 0)
+                if columns.stop != len(value) or _position(columns, len(columns) - 1) != stop:
+                    raise StoreError(f"I1: the block at {stop} ends elsewhere")
+                if first <= last:
+                    raise StoreError(f"I1: the block at {stop} begins at {first} after {last}")
+                last, size, count = stop, size + len(value), count + len(columns)
+                ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
+                if len(ends) and ends[-1] == len(columns) - 1:
+                    whole = stop
+                elif len(ends):
+                    raise StoreError(f"I2: the block at {stop} goes on after a window's end")
+        if not state.start <= whole <= state.window <= state.last:
+            raise StoreError(f"I3: whole windows end at {whole}, but the facts are {state}")
+        if whole < last and state.window != whole:
+            raise StoreError(f"I3: a window is open after {whole}, but the facts are {state}")
+        if state.last < last:
+            raise StoreError(f"I4: frames up to {last}, checkpoint {state.last}")
+        if size != state.frame_bytes:
+            raise StoreError(f"{size} bytes are kept, the facts say {state.frame_bytes}")
+        return count
+
+    def map_bytes(self) -> int:
+        """Size of the memory map, which grows by itself."""
+        return int(self._env.info()["map_size"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    data: bytes
+    stop: Position
+    ends_window: bool
+
+
+def _pieces(block: bytes, columns: FrameColumns, wanted: Any) -> Iterator[_Piece]:
+    """The wanted frames as values: cut at the last window's end, and at BLOCK_BYTES."""
+    indices = np.flatnonzero(wanted)
+    if not len(indices):
+        return
+    if int(columns.scn[indices].max()) >= SCN_LIMIT:
+        raise FormatError(f"scn {int(columns.scn.max())} is over {SCN_LIMIT - 1}, the log's limit")
+    starts = columns.offset[indices]
+    lengths = columns.length[indices].astype(np.int64)
+    is_end = columns.op[indices] == Op.END_OF_WINDOW
+    last_end = int(np.flatnonzero(is_end)[-1]) + 1 if is_end.any() else 0
+    ends = np.cumsum(lengths)
+    at = 0
+    while at < len(indices):
+        room = (int(ends[at - 1]) if at else 0) + BLOCK_BYTES
+        cut = max(at + 1, int(np.searchsorted(ends, room, side="right")))
+        limit = last_end if at < last_end else len(indices)
+        cut = min(cut, limit)
+        if at < last_end and cut < last_end:
+            inner = np.flatnonzero(is_end[at:cut])
+            cut = at + int(inner[-1]) + 1 if len(inner) else cut
+        data = _joined(block, starts[at:cut], lengths[at:cut])
+        stop = _position(columns, int(indices[cut - 1]))
+        yield _Piece(data, stop, bool(is_end[cut - 1]))
+        at = cut
+
+
+def _joined(block: bytes, starts: Any, lengths: Any) -> bytes:
+    """The frames at ``starts``, in one piece; consecutive ones are copied at once."""
+    breaks = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
+    edges = [0, *breaks.tolist(), len(starts)]
+    view = memoryview(block)
+    return b"".join(
+        view[int(starts[a]) : int(starts[b - 1] + lengths[b - 1])]
+        for a, b in zip(edges, edges[1:], strict=False)
+    )
+
+
+def _position(columns: FrameColumns, index: int) -> Position:
+    return Position(int(columns.scn[index]), int(columns.seq[index]))
+
+
+def _after(columns: FrameColumns, position: Position) -> Any:
+    scn, seq = np.uint64(position.scn), np.uint32(position.seq)
+    return (columns.scn > scn) | ((columns.scn == scn) & (columns.seq > seq))
+
+
+def _check_order(columns: FrameColumns) -> None:
+    """Raise unless positions ascend; a heartbeat may repeat the position before it."""
+    rows = columns.op != Op.HEARTBEAT
+    scn, seq = columns.scn[rows], columns.seq[rows]
+    falls = (scn[1:] < scn[:-1]) | ((scn[1:] == scn[:-1]) & (seq[1:] <= seq[:-1]))
+    if falls.any():
+        index = int(np.flatnonzero(falls)[0])
+        raise FormatError(
+            f"the frame at {scn[index + 1]}:{seq[index + 1]} follows {scn[index]}:{seq[index]}; "
+            "positions must ascend"
+        )
+
+
+def _tail(data: bytes, after: Position) -> bytes:
+    """The frames of ``data`` that lie after a position."""
+    columns = frame.scan(data, verify=False)
+    later = np.flatnonzero(_after(columns, after))
+    return data[int(columns.offset[later[0]]) :] if len(later) else b""
+
+
+def describe_log(folder: Path) -> dict[str, Any]:
+    """What ``databus inspect log`` shows of the log in ``folder``.
+
+    Raises:
+        StoreError: there is none.
+    """
+    log = HotLog(folder, read_only=True)
+    try:
+        state = log.state()
+        return {
+            "database": state.database,
+            "clock": state.clock,
+            "start": state.start.to_json(),
+            "window": state.window.to_json(),
+            "checkpoint": state.last.to_json(),
+            "frame_bytes": state.frame_bytes,
+            "map_bytes": log.map_bytes(),
+            "frames": log.check(),
+            "schemas": [
+                {"source": schema.source, "fingerprint": f"{schema.fingerprint:016x}"}
+                for schema in log.schemas()
+            ],
+            "seeding": log.note("seeding") or {},
+            "gaps": log.note("gaps") or [],
+        }
+    finally:
+        log.close()

@@ -1,0 +1,326 @@
+"""The manifest: which runs exist, as one small file that is replaced atomically.
+
+Files are written first and the manifest is switched after, so a crash at any point leaves
+either the old set of runs or the new one; what no manifest names is an orphan and is swept.
+Two processes switch it, the log writer (segments) and the applier (compacted runs); each
+holds its own lease for as long as it works, and a short lock for the switch itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+from databus.bootstrap import failpoints
+from databus.bootstrap.runs import OpenRun, Run, RunKind
+from databus.common import frame
+from databus.common.checkpoint import ORIGIN, Position
+from databus.common.errors import FormatError, StoreBusy, StoreError
+
+VERSION = 1
+APPLIES_KEPT = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """A run that is no longer planned with, kept a while for readers that are inside it."""
+
+    run: Run
+    retired_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The runs of one database's store.
+
+    Invariants:
+        I1. ``chain`` (segments and deltas) is adjacent and ascending: each run starts where
+            the one before stops.
+        I2. There is at most one base; it starts at the origin and stops where a run of the
+            chain stops, or inside one, or where the chain starts.
+        I3. Run ids are unique, retired ones included.
+    """
+
+    version: int = 0
+    runs: tuple[Run, ...] = ()
+    retired: tuple[Retired, ...] = ()
+    applies: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def base(self) -> Run | None:
+        """The snapshot, if there is one."""
+        return next((run for run in self.runs if run.kind is RunKind.BASE), None)
+
+    @property
+    def chain(self) -> tuple[Run, ...]:
+        """Segments and deltas, oldest first."""
+        return tuple(run for run in self.runs if run.kind is not RunKind.BASE)
+
+    @property
+    def stop(self) -> Position | None:
+        """Where the runs end and the hot log begins; None while there are none."""
+        chain = self.chain
+        return chain[-1].stop if chain else None
+
+    @property
+    def snapshot(self) -> Position:
+        """Where the base ends."""
+        return self.base.stop if self.base else ORIGIN
+
+    def find(self, run_id: str) -> Run | None:
+        """The run of this id, retired or not."""
+        everything = (*self.runs, *(retired.run for retired in self.retired))
+        return next((run for run in everything if run.id == run_id), None)
+
+    def with_changes(self, *, add: Run, drop: tuple[Run, ...] = (), now_us: int) -> Manifest:
+        """``add`` in the place of ``drop``, which retire."""
+        gone = {run.id for run in drop}
+        kept = [run for run in self.runs if run.id not in gone]
+        if len(kept) != len(self.runs) - len(gone):
+            raise StoreError(f"runs {sorted(gone)} are not all in manifest {self.version}")
+        kept.append(add)
+        kept.sort(key=lambda run: (run.kind is not RunKind.BASE, run.start, run.stop))
+        return replace(
+            self,
+            runs=tuple(kept),
+            retired=(*self.retired, *(Retired(run, now_us) for run in drop)),
+        )
+
+    def without(self, drop: tuple[Run, ...], now_us: int) -> Manifest:
+        """The manifest with ``drop`` retired."""
+        gone = {run.id for run in drop}
+        return replace(
+            self,
+            runs=tuple(run for run in self.runs if run.id not in gone),
+            retired=(*self.retired, *(Retired(run, now_us) for run in drop)),
+        )
+
+    def with_apply(self, record: Mapping[str, Any]) -> Manifest:
+        """The manifest with the record of an apply added, old ones dropped."""
+        return replace(self, applies=(*self.applies, record)[-APPLIES_KEPT:])
+
+    def problems(self) -> list[str]:
+        """Which invariants do not hold, in words."""
+        found = []
+        chain = self.chain
+        for before, after in zip(chain, chain[1:], strict=False):
+            if before.stop != after.start:
+                found.append(f"I1: {before.id} stops at {before.stop}, {after.id} starts later")
+        found += [f"I1: {run.id} covers nothing" for run in chain if run.start >= run.stop]
+        bases = [run for run in self.runs if run.kind is RunKind.BASE]
+        if len(bases) > 1 or any(run.start != ORIGIN for run in bases):
+            found.append(f"I2: bases are {[(run.id, run.start) for run in bases]}")
+        if bases and chain and not chain[0].start <= bases[0].stop <= chain[-1].stop:
+            found.append(f"I2: the base stops at {bases[0].stop}, outside of the chain")
+        ids = [run.id for run in (*self.runs, *(retired.run for retired in self.retired))]
+        if len(set(ids)) != len(ids):
+            found.append(f"I3: run ids are not unique: {ids}")
+        return found
+
+    def encode(self) -> bytes:
+        """The file's content."""
+        document = {
+            "v": VERSION,
+            "version": self.version,
+            "runs": [run.to_json() for run in self.runs],
+            "retired": [
+                {"run": retired.run.to_json(), "retired_us": retired.retired_us}
+                for retired in self.retired
+            ],
+            "applies": list(self.applies),
+        }
+        body = json.dumps(document, separators=(",", ":")).encode()
+        return body + f"\n{google_crc32c.value(body):08x}\n".encode()
+
+    @staticmethod
+    def decode(content: bytes) -> Manifest:
+        """The manifest that ``encode`` wrote.
+
+        Raises:
+            FormatError: any other bytes.
+        """
+        body, _, rest = content.partition(b"\n")
+        expected = f"{google_crc32c.value(body):08x}\n".encode()
+        if rest != expected:
+            raise FormatError(f"manifest: CRC line is {rest[:20]!r}, expected {expected!r}")
+        try:
+            document = json.loads(body)
+            if document["v"] != VERSION:
+                raise FormatError(
+                    f"manifest: format {document['v']!r}, this program reads {VERSION}"
+                )
+            manifest = Manifest(
+                version=int(document["version"]),
+                runs=tuple(Run.from_json(run) for run in document["runs"]),
+                retired=tuple(
+                    Retired(Run.from_json(item["run"]), int(item["retired_us"]))
+                    for item in document["retired"]
+                ),
+                applies=tuple(dict(record) for record in document["applies"]),
+            )
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise FormatError(f"manifest: {error!r}") from error
+        if problems := manifest.problems():
+            raise FormatError(f"manifest {manifest.version}: {'; '.join(problems)}")
+        return manifest
+
+
+class Store:
+    """The folder of one database's bootstrap data.
+
+    Invariants:
+        I1. A file that the manifest names is complete and durable.
+        I2. The manifest is replaced, never written in place.
+
+    Owner: any process reads; ``switch`` serialises those that write.
+    Durability: when ``switch`` returns, the new manifest survives a power loss.
+    Raises: StoreError for what the operating system refuses, FormatError for a damaged manifest.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs_folder = folder / "runs"
+        self.manifest_path = folder / "manifest.json"
+
+    def create(self) -> None:
+        """Make the folders if they are not there."""
+        self.runs_folder.mkdir(parents=True, exist_ok=True)
+
+    def run_folder(self, run: Run | str) -> Path:
+        """Where the files of a run lie."""
+        return self.runs_folder / (run if isinstance(run, str) else run.id)
+
+    def read(self) -> Manifest:
+        """The manifest as it is now; an empty one before the first switch."""
+        try:
+            return Manifest.decode(self.manifest_path.read_bytes())
+        except FileNotFoundError:
+            return Manifest()
+        except FormatError as error:
+            raise FormatError(f"{self.manifest_path}: {error.message}") from error
+        except OSError as error:
+            raise StoreError(f"{self.manifest_path}: {error}") from error
+
+    def switch(self, change: Callable[[Manifest], Manifest]) -> Manifest:
+        """Replace the manifest by what ``change`` makes of it, and return that."""
+        with self._locked("manifest.lock", wait=True):
+            current = self.read()
+            changed = replace(change(current), version=current.version + 1)
+            if problems := changed.problems():
+                raise StoreError(f"refusing to write a manifest that breaks {problems}")
+            temporary = self.manifest_path.with_suffix(".new")
+            with temporary.open("wb") as file:
+                file.write(changed.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            failpoints.reach("manifest.file_written")
+            temporary.rename(self.manifest_path)
+            failpoints.reach("manifest.renamed")
+            descriptor = os.open(self.folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            return changed
+
+    @contextlib.contextmanager
+    def lease(self, role: str) -> Iterator[None]:
+        """Be the only ``role`` ("writer", "applier") of this store while the block runs.
+
+        Raises:
+            StoreBusy: another process is; the message names it.
+        """
+        with self._locked(f"{role}.lock", wait=False):
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, *, wait: bool) -> Iterator[None]:
+        path = self.folder / name
+        with path.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                role = name.removesuffix(".lock")
+                raise StoreBusy(
+                    f"process {holder} is the {role} of {self.folder}; there can be only one"
+                ) from None
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            yield
+
+    def sweep(self, letters: str) -> list[str]:
+        """Delete run folders that no manifest names; returns their ids.
+
+        Only runs whose id begins with one of ``letters`` are looked at: the caller holds the
+        lease of the role that makes those, so none of them is just being written.
+        """
+        named = self.read()
+        known = {run.id for run in named.runs} | {r.run.id for r in named.retired}
+        swept = []
+        for path in sorted(self.runs_folder.glob(f"[{letters}]-*")):
+            if path.name not in known:
+                shutil.rmtree(path, ignore_errors=True)
+                failpoints.reach("collect.one_deleted")
+                swept.append(path.name)
+        return swept
+
+    def collect(self, grace_us: int, letters: str, now_us: int | None = None) -> list[str]:
+        """Forget runs that retired more than ``grace_us`` ago, and sweep their files."""
+        now = time.time_ns() // 1000 if now_us is None else now_us
+
+        def expired(retired: Retired) -> bool:
+            return retired.run.id[0] in letters and retired.retired_us + grace_us <= now
+
+        if any(expired(retired) for retired in self.read().retired):
+            self.switch(
+                lambda manifest: replace(
+                    manifest, retired=tuple(r for r in manifest.retired if not expired(r))
+                )
+            )
+            failpoints.reach("collect.manifest_switched")
+        return self.sweep(letters)
+
+    def check(self) -> Manifest:
+        """Read every frame of every run and raise at the first thing that is wrong."""
+        manifest = self.read()
+        for run in manifest.runs:
+            self._check_run(run)
+        return manifest
+
+    def _check_run(self, run: Run) -> None:
+        opened = OpenRun(run, self.run_folder(run))
+        try:
+            last = run.start
+            for group in opened.row_groups:
+                for buffer in opened.frames(group):
+                    columns = frame.scan(memoryview(buffer))
+                    for scn, seq in zip(
+                        columns.scn.tolist(), columns.seq.tolist(), strict=True
+                    ):
+                        if not last < (scn, seq) <= run.stop:
+                            raise StoreError(
+                                f"run {run.id}: a frame at {scn}:{seq} follows {last}, the run "
+                                f"covers ({run.start}, {run.stop}]"
+                            )
+                        last = Position(scn, seq)
+        finally:
+            opened.close()
+
+
+def new_run_id(kind: RunKind, stop: Position, entropy: Callable[[int], bytes] = os.urandom) -> str:
+    """An id that no other run has; its letter says which role makes such runs."""
+    letter = "s" if kind is RunKind.SEGMENT else "c"
+    return f"{letter}-{stop.scn:016x}-{stop.seq:08x}-{entropy(4).hex()}"

@@ -1,0 +1,139 @@
+"""Decisions about runs: what a client reads, and what the applier merges.  Pure functions.
+
+Both rest on one fact.  Replaying adjacent runs in order from the state at t gives the state at
+their end; and since a compacted run keeps the last state of each key that changed in its
+range, its rows after t are exactly the net changes since t, for any t inside the range.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from databus.bootstrap.manifest import Manifest
+from databus.bootstrap.runs import Run, RunKind
+from databus.common.checkpoint import ORIGIN, Position
+from databus.common.errors import LogTooYoung
+
+MERGE_COUNT = 4
+"""Runs of similar size that make a merge worth while."""
+
+BASE_SHARE = 0.25
+"""The base is rewritten when what came after it is this part of it."""
+
+SMALL_BASE_BYTES = 32 << 20
+"""Below this the base is rewritten at every apply: it costs less than deciding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Read the rows of ``run`` after ``after``; then the state is that at ``run.stop``."""
+
+    run: Run
+    after: Position
+
+
+def plan(manifest: Manifest, since: Position, log_start: Position) -> tuple[Step, ...]:
+    """The cheapest chain of runs from ``since`` to where the hot log begins.
+
+    Empty if the hot log alone covers it.  From the origin the base may be used; from anywhere
+    else it may not, because it has no tombstones.  Costs are bytes of frames.
+
+    Raises:
+        LogTooYoung: the runs do not reach back to ``since``.
+    """
+    if since >= log_start:
+        return ()
+    from_origin = since == ORIGIN
+    best: dict[Position, tuple[int, tuple[Step, ...]]] = {}
+    if not from_origin:
+        best[since] = (0, ())
+    elif manifest.base is not None:
+        best[manifest.base.stop] = (manifest.base.frame_bytes, (Step(manifest.base, ORIGIN),))
+    if from_origin:
+        chain = manifest.chain
+        best.setdefault(chain[0].start if chain else log_start, (0, ()))
+    for run in sorted(manifest.chain, key=lambda run: (run.stop, run.start)):
+        for position, (cost, steps) in sorted(best.items()):
+            if not run.start <= position < run.stop:
+                continue
+            total = cost + run.bytes_after(position)
+            if run.stop not in best or total < best[run.stop][0]:
+                best[run.stop] = (total, (*steps, Step(run, position)))
+    reached = [position for position in best if position >= log_start]
+    if not reached:
+        chain = manifest.chain
+        oldest = chain[0].start if chain else log_start
+        raise LogTooYoung(
+            f"position {since} is older than the bootstrap log's oldest {oldest}; its state "
+            "cannot be brought up to date, it has to be built again",
+            since=since.to_json(),
+            oldest=oldest.to_json(),
+        )
+    return min((best[position] for position in reached), key=lambda found: found[0])[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Make one run of ``kind`` out of adjacent ``inputs``, oldest first.
+
+    For a base the first input may be the old base; the other inputs stay in the chain, which
+    clients that come back read.
+    """
+
+    inputs: tuple[Run, ...]
+    kind: RunKind
+
+    @property
+    def retired(self) -> tuple[Run, ...]:
+        """The inputs that the new run replaces."""
+        if self.kind is RunKind.BASE:
+            return tuple(run for run in self.inputs if run.kind is RunKind.BASE)
+        return self.inputs
+
+
+def next_merge(manifest: Manifest, largest_bytes: int, *, full: bool = False) -> Merge | None:
+    """The next merge that pays, None if there is nothing to do.
+
+    Of the chain, the newest runs are merged while each is at most twice as large as all newer
+    ones together, if those are ``MERGE_COUNT`` or more: so a row is copied a number of times
+    that grows with the logarithm of the changes.  A merged run stays below ``largest_bytes``.
+    The base is rewritten when its changes are ``BASE_SHARE`` of it, or at once with ``full``.
+    """
+    group = _mergeable(manifest.chain, largest_bytes)
+    if len(group) >= MERGE_COUNT:
+        return Merge(group, RunKind.DELTA)
+    base = manifest.base
+    newer = tuple(run for run in manifest.chain if run.stop > manifest.snapshot)
+    if not newer:
+        return None
+    inputs = newer if base is None else (base, *newer)
+    if base is None or full or base.frame_bytes <= SMALL_BASE_BYTES:
+        return Merge(inputs, RunKind.BASE)
+    changed = sum(run.bytes_after(base.stop) for run in newer)
+    return Merge(inputs, RunKind.BASE) if changed >= BASE_SHARE * base.frame_bytes else None
+
+
+def _mergeable(chain: tuple[Run, ...], largest_bytes: int) -> tuple[Run, ...]:
+    group: list[Run] = []
+    total = 0
+    for run in reversed(chain):
+        if group and (run.frame_bytes > 2 * total or total + run.frame_bytes > largest_bytes):
+            break
+        group.insert(0, run)
+        total += run.frame_bytes
+    return tuple(group)
+
+
+def droppable(manifest: Manifest, retention_bytes: int) -> tuple[Run, ...]:
+    """The oldest runs of the chain that go beyond ``retention_bytes`` on disk.
+
+    Never one that the base does not have yet.
+    """
+    excess = sum(run.file_bytes for run in manifest.chain) - retention_bytes
+    gone: list[Run] = []
+    for run in manifest.chain[:-1]:
+        if excess <= 0 or run.stop > manifest.snapshot:
+            break
+        gone.append(run)
+        excess -= run.file_bytes
+    return tuple(gone)

@@ -1,0 +1,349 @@
+"""Runs: immutable Parquet file sets, each covering a range (start, stop] of the stream.
+
+A *segment* is a sealed piece of the log: every frame, in commit order.  A *delta* holds, of
+the frames of its range, only the last state of each key.  The *base* is a delta that begins at
+the origin, so that it needs no tombstones.  FORMAT.md is the specification.
+
+What belongs here: what a run is, and reading one.  Which runs exist is the manifest's
+business, writing them that of ``segments`` and ``applier``.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from databus.common.checkpoint import ORIGIN, SEQ_END, Position
+from databus.common.errors import FormatError, StoreError
+
+SCN_LIMIT = 2**63
+"""Positions in runs are signed 64-bit numbers, because that is what Spark has."""
+
+ROW_GROUP_BYTES = 16 << 20
+"""Frames of one row group, about: what a reader holds in memory, and the unit of pruning."""
+
+COMPRESSION = "lz4"
+COLUMNS = ("scn", "seq", "source_id", "op", "flags", "commit_us", "key_hash", "key", "frame")
+SCHEMA = pa.schema(
+    [
+        ("scn", pa.int64()),
+        ("seq", pa.int64()),
+        ("source_id", pa.int64()),
+        ("op", pa.int32()),
+        ("flags", pa.int32()),
+        ("commit_us", pa.int64()),
+        ("key_hash", pa.int64()),
+        ("key", pa.binary()),
+        ("frame", pa.binary()),
+    ]
+)
+
+
+class RunKind(enum.StrEnum):
+    """What a run keeps of its range."""
+
+    SEGMENT = "segment"
+    DELTA = "delta"
+    BASE = "base"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """One Parquet file of a run; no row lies before ``first`` or after ``last``."""
+
+    name: str
+    rows: int
+    file_bytes: int
+    frame_bytes: int
+    first: Position
+    last: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A file set that covers (start, stop].
+
+    ``files`` are in the order of their rows.  ``partial_rows`` counts frames that do not hold
+    a whole row; ``truncates`` are the last TRUNCATE of each source in the range.
+    """
+
+    id: str
+    kind: RunKind
+    start: Position
+    stop: Position
+    files: tuple[RunFile, ...]
+    created_us: int
+    partial_rows: int = 0
+    truncates: tuple[tuple[int, Position], ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows in all files."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes on disk."""
+        return sum(file.file_bytes for file in self.files)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of the frames as they go over the wire."""
+        return sum(file.frame_bytes for file in self.files)
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether at most the last state of each key is kept."""
+        return self.kind is not RunKind.SEGMENT
+
+    def bytes_after(self, position: Position) -> int:
+        """Bytes of the frames after ``position``, at most: whole files are counted."""
+        return sum(file.frame_bytes for file in self.files if file.last > position)
+
+    def to_json(self) -> dict[str, Any]:
+        """The run as it stands in the manifest."""
+        return {
+            "id": self.id,
+            "kind": self.kind.value,
+            "start": list(self.start),
+            "stop": list(self.stop),
+            "created_us": self.created_us,
+            "partial_rows": self.partial_rows,
+            "truncates": [[source, *position] for source, position in self.truncates],
+            "files": [
+                {
+                    "name": file.name,
+                    "rows": file.rows,
+                    "file_bytes": file.file_bytes,
+                    "frame_bytes": file.frame_bytes,
+                    "first": list(file.first),
+                    "last": list(file.last),
+                }
+                for file in self.files
+            ],
+        }
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> Run:
+        """The run that ``to_json`` wrote.
+
+        Raises:
+            FormatError: a part is missing or not of its form.
+        """
+        try:
+            files = tuple(
+                RunFile(
+                    name=_file_name(file["name"]),
+                    rows=int(file["rows"]),
+                    file_bytes=int(file["file_bytes"]),
+                    frame_bytes=int(file["frame_bytes"]),
+                    first=position_from(file["first"]),
+                    last=position_from(file["last"]),
+                )
+                for file in document["files"]
+            )
+            return Run(
+                id=_file_name(document["id"]),
+                kind=RunKind(document["kind"]),
+                start=position_from(document["start"]),
+                stop=position_from(document["stop"]),
+                files=files,
+                created_us=int(document["created_us"]),
+                partial_rows=int(document["partial_rows"]),
+                truncates=tuple(
+                    (int(source), Position(int(scn), int(seq)))
+                    for source, scn, seq in document["truncates"]
+                ),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"not a run: {error!r} in {str(document)[:200]}") from error
+
+
+def position_from(pair: Any) -> Position:
+    """The position in ``[scn, seq]``.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    scn, seq = pair
+    if not isinstance(scn, int) or not isinstance(seq, int):
+        raise ValueError(f"{pair!r} is not [scn, seq]")
+    return Position(scn, seq)
+
+
+def _file_name(value: Any) -> str:
+    if not isinstance(value, str) or not value or "/" in value or value.startswith("."):
+        raise ValueError(f"{value!r} is not a plain file name")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A piece of a run that is read at once: its rows begin at ``first_row`` of the run.
+
+    No row of it lies before ``first`` or after ``last``.
+    """
+
+    file: int
+    index: int
+    first_row: int
+    rows: int
+    first: Position
+    last: Position
+    source_ids: tuple[int, int]
+
+
+class OpenRun:
+    """A run with all of its files open.
+
+    Invariants:
+        I1. Sizes and row counts of the files are those of the manifest.
+        I2. Once it is open, nobody can delete the data under it: the descriptors hold it.
+
+    Owner: one reader; ``frames`` may be called from another thread, one call at a time.
+    Raises: StoreError, naming run and file, if a file is missing, cut, or damaged.
+    """
+
+    def __init__(self, run: Run, folder: Path) -> None:
+        self.run = run
+        self.folder = folder
+        self._files: list[pq.ParquetFile] = []
+        try:
+            for file in run.files:
+                self._files.append(self._open(file))
+        except BaseException:
+            self.close()
+            raise
+        self.row_groups = tuple(self._row_groups())
+
+    def _open(self, file: RunFile) -> pq.ParquetFile:
+        path = self.folder / file.name
+        try:
+            size = path.stat().st_size
+            if size != file.file_bytes:
+                raise StoreError(
+                    f"run {self.run.id}: {path} has {size} bytes, the manifest says "
+                    f"{file.file_bytes}; restore the file or rebuild the store from a dump"
+                )
+            opened = pq.ParquetFile(path, pre_buffer=False)
+        except (OSError, pa.ArrowException) as error:
+            raise self._damaged(path, error) from error
+        if opened.metadata.num_rows != file.rows or opened.schema_arrow.names != list(COLUMNS):
+            opened.close()
+            raise StoreError(
+                f"run {self.run.id}: {path} has {opened.metadata.num_rows} rows of "
+                f"{opened.schema_arrow.names}, the manifest says {file.rows} of {list(COLUMNS)}"
+            )
+        return opened
+
+    def _damaged(self, path: Path, error: Exception) -> StoreError:
+        return StoreError(
+            f"run {self.run.id} covering ({self.run.start}, {self.run.stop}] cannot be read: "
+            f"{path}: {error}; restore the file or rebuild the store from a dump"
+        )
+
+    def _row_groups(self) -> Iterator[RowGroup]:
+        first_row = 0
+        for number, file in enumerate(self._files):
+            for index in range(file.metadata.num_row_groups):
+                group = file.metadata.row_group(index)
+                first, last = bounds(group)
+                sources = group.column(COLUMNS.index("source_id")).statistics
+                yield RowGroup(
+                    file=number,
+                    index=index,
+                    first_row=first_row,
+                    rows=group.num_rows,
+                    first=first,
+                    last=last,
+                    source_ids=(sources.min, sources.max),
+                )
+                first_row += group.num_rows
+
+    def frames(self, group: RowGroup) -> list[pa.Buffer]:
+        """The frames of a row group, back to back, in one or a few contiguous buffers."""
+        name = self.run.files[group.file].name
+        try:
+            column = self._files[group.file].read_row_group(group.index, columns=["frame"])
+        except (OSError, pa.ArrowException) as error:
+            raise self._damaged(self.folder / name, error) from error
+        buffers = []
+        for chunk in column.column(0).chunks:
+            start, stop = chunk.offset, chunk.offset + len(chunk)
+            offsets = memoryview(chunk.buffers()[1]).cast("i")
+            buffers.append(
+                chunk.buffers()[2].slice(offsets[start], offsets[stop] - offsets[start])
+            )
+        return buffers
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for file in self._files:
+            file.close()
+
+
+def bounds(group: Any) -> tuple[Position, Position]:
+    """Positions between which all rows of a row group lie, from its statistics."""
+    scn = group.column(COLUMNS.index("scn")).statistics
+    seq = group.column(COLUMNS.index("seq")).statistics
+    if scn is None or not scn.has_min_max or seq is None or not seq.has_min_max:
+        return ORIGIN, Position(SCN_LIMIT, SEQ_END)
+    if scn.min == scn.max:
+        return Position(scn.min, seq.min), Position(scn.max, seq.max)
+    return Position(scn.min, 0), Position(scn.max, SEQ_END)
+
+
+def describe_file(path: Path) -> RunFile:
+    """What the manifest has to know of a Parquet file, from its footer.
+
+    Raises:
+        StoreError: it is not a Parquet file of a run.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            metadata = file.metadata
+            names = file.schema_arrow.names
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(f"{path} is not a whole Parquet file: {error}") from error
+    if names != list(COLUMNS):
+        raise StoreError(f"{path} has the columns {names}, a run has {list(COLUMNS)}")
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    limits = [bounds(group) for group in groups if group.num_rows]
+    frame_column = COLUMNS.index("frame")
+    return RunFile(
+        name=path.name,
+        rows=metadata.num_rows,
+        file_bytes=path.stat().st_size,
+        frame_bytes=sum(g.column(frame_column).total_uncompressed_size for g in groups),
+        first=min((first for first, _ in limits), default=ORIGIN),
+        last=max((last for _, last in limits), default=ORIGIN),
+    )
+
+
+def in_order(files: list[RunFile]) -> tuple[RunFile, ...]:
+    """Files of one run in the order of their rows; files without rows are left out.
+
+    Files do not overlap, so (first, last) orders them: of two that share an scn at a border,
+    the one that begins or ends elsewhere lies on that side.
+    """
+    filled = [file for file in files if file.rows]
+    return tuple(
+        sorted(filled, key=lambda file: (file.first.scn, file.last.scn, file.first.seq))
+    )
+
+
+def sync_folder(folder: Path, names: list[str]) -> None:
+    """Make files and their entries in the folder durable."""
+    for name in (*names, "."):
+        descriptor = os.open(folder / name, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

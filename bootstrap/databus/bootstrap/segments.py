@@ -1,0 +1,171 @@
+"""Sealing: turning the whole windows of the hot log into a segment.
+
+Frames are cut into Arrow columns without looking at single events: the values that LMDB gives
+are already the frame column's buffer.  The order is: files, manifest, then the log forgets.
+A crash between any two leaves frames in two places at most, and ``finish`` tidies that up.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from databus.bootstrap import failpoints
+from databus.bootstrap.log import HotLog
+from databus.bootstrap.manifest import Manifest, Store, new_run_id
+from databus.bootstrap.runs import (
+    COMPRESSION,
+    ROW_GROUP_BYTES,
+    SCHEMA,
+    Run,
+    RunKind,
+    describe_file,
+    sync_folder,
+)
+from databus.common import frame
+from databus.common.checkpoint import Position
+from databus.common.errors import StoreError
+from databus.common.frame import FIRST_CONTROL_OP, HEADER_BYTES, Flag, FrameColumns, Op
+
+FILE_NAME = "part-00000.parquet"
+
+
+def seal(log: HotLog, store: Store, now_us: int) -> Run | None:
+    """Move the log's whole windows into a new segment; None if there are none.
+
+    The caller holds the writer's lease.
+
+    Raises:
+        StoreError: a file cannot be written; the log still has everything.
+    """
+    state = log.state()
+    if not state.frame_bytes or state.window <= state.start:
+        return None
+    failpoints.reach("seal.begun")
+    run = _write_segment(log, store, state.start, state.window, now_us)
+    failpoints.reach("seal.file_written")
+    if run is None:
+        return None
+    store.switch(lambda manifest: manifest.with_changes(add=run, now_us=now_us))
+    failpoints.reach("seal.manifest_switched")
+    log.drop_until(run.stop, now_us)
+    failpoints.reach("seal.log_dropped")
+    return run
+
+
+def finish(log: HotLog, store: Store, now_us: int) -> Manifest:
+    """Complete what a crash interrupted; returns the manifest that is true then.
+
+    The log may still hold what a segment has (then it forgets that), and the chain may still
+    reach back over a gap that the log has recorded (then the chain is retired: nothing before
+    a gap can be combined with what comes after it).
+    """
+    manifest = store.read()
+    stop = manifest.stop
+    if stop is not None and not log.is_new():
+        start = log.state().start
+        if start < stop:
+            log.drop_until(stop, now_us)
+        elif start > stop:
+            manifest = store.switch(lambda current: current.without(current.runs, now_us))
+    store.sweep("s")
+    return manifest
+
+
+def _write_segment(
+    log: HotLog, store: Store, start: Position, stop: Position, now_us: int
+) -> Run | None:
+    run_id = new_run_id(RunKind.SEGMENT, stop)
+    folder = store.run_folder(run_id)
+    folder.mkdir(parents=True)
+    partial_rows = 0
+    rows = 0
+    truncates: dict[int, Position] = {}
+    try:
+        with _writer(folder / FILE_NAME) as writer:
+            at = start
+            while at < stop:
+                piece = log.read(at, stop, ROW_GROUP_BYTES)
+                if piece is None:
+                    raise StoreError(f"the log lost frames after {at} while they were sealed")
+                if piece.data:
+                    columns = frame.scan(piece.data)
+                    writer.write_table(as_table(piece.data, columns), row_group_size=1 << 40)
+                    partial_rows += int(((columns.flags & Flag.PARTIAL) != 0).sum())
+                    rows += len(columns)
+                    _note_truncates(columns, truncates)
+                at = piece.stop
+        if not rows:
+            shutil.rmtree(folder)
+            return None
+        sync_folder(folder, [FILE_NAME])
+        sync_folder(store.runs_folder, [])
+    except (OSError, pa.ArrowException) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise StoreError(f"segment {run_id} cannot be written to {folder}: {error}") from error
+    return Run(
+        id=run_id,
+        kind=RunKind.SEGMENT,
+        start=start,
+        stop=stop,
+        files=(describe_file(folder / FILE_NAME),),
+        created_us=now_us,
+        partial_rows=partial_rows,
+        truncates=tuple(sorted(truncates.items())),
+    )
+
+
+def _writer(path: object) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        path,
+        SCHEMA,
+        compression=COMPRESSION,
+        use_dictionary=["source_id", "op", "flags"],
+        write_statistics=["scn", "seq", "source_id", "op", "commit_us", "key_hash"],
+        store_schema=False,
+    )
+
+
+def _note_truncates(columns: FrameColumns, truncates: dict[int, Position]) -> None:
+    for index in np.flatnonzero(columns.op == Op.TRUNCATE).tolist():
+        source = int(columns.source_id[index])
+        truncates[source] = Position(int(columns.scn[index]), int(columns.seq[index]))
+
+
+def as_table(data: bytes, columns: FrameColumns) -> pa.Table:
+    """The columns of a run from whole frames that were scanned; ``data`` is not copied."""
+    is_row = columns.op < FIRST_CONTROL_OP
+    key_len = np.where(is_row, columns.key_len, 0).astype(np.int64)
+    arrays = [
+        columns.scn.view(np.int64),
+        columns.seq.astype(np.int64),
+        columns.source_id.astype(np.int64),
+        columns.op.astype(np.int32),
+        columns.flags.astype(np.int32),
+        columns.commit_us,
+        columns.key_hash.view(np.int64),
+    ]
+    key = _gathered(data, columns.offset + HEADER_BYTES, key_len)
+    edges = np.append(columns.offset, len(data)).astype(np.int32)
+    frames = pa.Array.from_buffers(
+        pa.binary(), len(columns), [None, pa.py_buffer(edges), pa.py_buffer(data)]
+    )
+    return pa.Table.from_arrays([*map(pa.array, arrays), key, frames], schema=SCHEMA)
+
+
+def _gathered(
+    data: bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> pa.Array:
+    """Binary column of ``data[start : start + length]`` for each pair."""
+    edges = np.concatenate([[0], np.cumsum(lengths)])
+    places = np.repeat(starts - edges[:-1], lengths) + np.arange(edges[-1])
+    values = np.frombuffer(data, dtype=np.uint8)[places]
+    return pa.Array.from_buffers(
+        pa.binary(),
+        len(starts),
+        [None, pa.py_buffer(edges.astype(np.int32)), pa.py_buffer(values)],
+    )
