@@ -1,0 +1,337 @@
+"""The change log inside an SQLite database: tables, triggers, and what is written there.
+
+This is the paper's TxLog technique (section 4.1): triggers write each change into a log table
+in the transaction that makes it, and the log's ids are the clock.  SQLite has one writer at a
+time, so ids grow in commit order; what one read transaction sees of the log is whole
+transactions.
+
+Rows lie in the log as JSON arrays in column order, exactly: numbers of type real as the text
+that SQL's ``quote`` gives, blobs as hexadecimal.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import uuid
+from collections.abc import Iterable
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from databus.common.errors import SourceUnavailable, UnsupportedChange
+from databus.common.schema import Column, Kind, SourceSchema
+from databus.relay.sources.source import Finding
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS databus_meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS databus_schema (
+    version INTEGER PRIMARY KEY, source TEXT NOT NULL, document TEXT NOT NULL,
+    changed_after INTEGER);
+CREATE TABLE IF NOT EXISTS databus_log (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, version INTEGER NOT NULL,
+    op TEXT NOT NULL, old TEXT, new TEXT);
+"""
+_NOW_MS = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+_OPS = {"c": "INSERT", "u": "UPDATE", "d": "DELETE"}
+
+
+def connect(path: str, *, busy_ms: int = 10_000) -> sqlite3.Connection:
+    """A connection in autocommit mode to an existing database.
+
+    Raises:
+        SourceUnavailable: the file is not there or not a database.
+    """
+    try:
+        connection = sqlite3.connect(
+            f"file:{path}?mode=rw", uri=True, isolation_level=None, check_same_thread=False
+        )
+        connection.execute(f"PRAGMA busy_timeout = {busy_ms}")
+        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+    except sqlite3.Error as error:
+        raise SourceUnavailable(f"SQLite database {path}: {error}") from error
+    return connection
+
+
+def install(connection: sqlite3.Connection) -> str:
+    """Create the log's tables where they are missing; return the clock's identity."""
+    connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
+    connection.execute(
+        "INSERT OR IGNORE INTO databus_meta VALUES ('clock', ?)", (str(uuid.uuid4()),)
+    )
+    row = connection.execute("SELECT value FROM databus_meta WHERE name = 'clock'").fetchone()
+    return f"sqlite:{row[0]}"
+
+
+def last_id(connection: sqlite3.Connection) -> int:
+    """The largest id that the log has ever given."""
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'databus_log'")
+    return int((row.fetchone() or (0,))[0])
+
+
+def meta(connection: sqlite3.Connection, name: str) -> int:
+    """A number that the log remembers, 0 if it does not."""
+    row = connection.execute("SELECT value FROM databus_meta WHERE name = ?", (name,))
+    return int((row.fetchone() or (0,))[0])
+
+
+def set_meta(connection: sqlite3.Connection, name: str, value: int) -> None:
+    """Remember a number in the transaction that is open."""
+    connection.execute("INSERT OR REPLACE INTO databus_meta VALUES (?, ?)", (name, value))
+
+
+def quoted(name: str) -> str:
+    """An identifier as SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def user_tables(connection: sqlite3.Connection) -> list[str]:
+    """The names of all ordinary tables that are not ours or SQLite's own."""
+    rows = connection.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' "
+        "ESCAPE '\\' AND name NOT LIKE 'databus\\_%' ESCAPE '\\' "
+        "AND sql NOT LIKE 'CREATE VIRTUAL%' ORDER BY name"
+    )
+    return [name for (name,) in rows]
+
+
+def table_schema(connection: sqlite3.Connection, table: str) -> SourceSchema | None:
+    """The schema of a table as it is now; None where it has no primary key."""
+    columns, key = [], {}
+    for _, name, declared, not_null, _, pk in connection.execute(
+        f"PRAGMA table_info({quoted(table)})"
+    ):
+        columns.append(Column(name, kind_of(declared), not (not_null or pk), type_name=declared))
+        if pk:
+            key[pk] = name
+    if not key:
+        return None
+    return SourceSchema(f"main.{table}", tuple(columns), tuple(key[i] for i in sorted(key)))
+
+
+def kind_of(declared: str) -> Kind:
+    """The kind of a declared type: SQLite's affinity rules, and the usual names of dates."""
+    name = declared.upper()
+    if "JSON" in name:
+        return Kind.JSON
+    if "DATE" in name or "TIME" in name or "UUID" in name:
+        return Kind.STRING
+    if "INT" in name or "BOOL" in name:
+        return Kind.INT
+    if "CHAR" in name or "CLOB" in name or "TEXT" in name:
+        return Kind.STRING
+    if "BLOB" in name or not name:
+        return Kind.BYTES
+    if "REAL" in name or "FLOA" in name or "DOUB" in name:
+        return Kind.FLOAT
+    return Kind.NUMERIC
+
+
+def registered(connection: sqlite3.Connection) -> dict[int, SourceSchema]:
+    """The schema versions that triggers have written rows with, by version number."""
+    return {
+        version: SourceSchema.from_json(json.loads(document))
+        for version, document in connection.execute("SELECT version, document FROM databus_schema")
+    }
+
+
+def schema_changes(connection: sqlite3.Connection) -> list[tuple[int, SourceSchema]]:
+    """The versions that replaced another one, each with the log id after which it did."""
+    return [
+        (after, SourceSchema.from_json(json.loads(document)))
+        for after, document in connection.execute(
+            "SELECT changed_after, document FROM databus_schema WHERE changed_after IS NOT NULL "
+            "ORDER BY version"
+        )
+    ]
+
+
+def register(connection: sqlite3.Connection, schema: SourceSchema, since_id: int) -> None:
+    """Make the triggers of a table write rows of ``schema``.
+
+    If the table had triggers of an older version, rows that those logged after ``since_id``
+    lack the newer columns: they are logged once more, as they are now.
+    """
+    table = schema.source.partition(".")[2]
+    row = connection.execute(
+        "SELECT version, document FROM databus_schema WHERE source = ? ORDER BY version DESC",
+        (schema.source,),
+    ).fetchone()
+    before = SourceSchema.from_json(json.loads(row[1])) if row else None
+    if before == schema and _trigger_count(connection, table) == len(_OPS):
+        return
+    if before == schema:
+        version = int(row[0])
+    else:
+        cursor = connection.execute(
+            "INSERT INTO databus_schema (source, document, changed_after) VALUES (?, ?, ?)",
+            (
+                schema.source,
+                json.dumps(schema.to_json()),
+                None if before is None else last_id(connection),
+            ),
+        )
+        version = int(cursor.lastrowid or 0)
+    drop_triggers(connection, table)
+    for op, event in _OPS.items():
+        connection.execute(_trigger(schema, table, version, op, event))
+    if before is not None and before != schema:
+        _log_again(connection, schema, table, version, int(row[0]), since_id)
+
+
+def drop_triggers(connection: sqlite3.Connection, table: str) -> None:
+    """Stop logging the changes of a table."""
+    for op in _OPS:
+        connection.execute(f"DROP TRIGGER IF EXISTS {quoted(f'databus_{op}_{table}')}")
+
+
+def captured_tables(connection: sqlite3.Connection) -> list[str]:
+    """The tables that have triggers of ours."""
+    rows = connection.execute(
+        "SELECT tbl_name FROM sqlite_master "
+        "WHERE type = 'trigger' AND name = 'databus_c_' || tbl_name"
+    )
+    return [name for (name,) in rows]
+
+
+def _trigger_count(connection: sqlite3.Connection, table: str) -> int:
+    names = [f"databus_{op}_{table}" for op in _OPS]
+    row = connection.execute(
+        f"SELECT count(*) FROM sqlite_master WHERE type = 'trigger' "
+        f"AND name IN ({','.join('?' * len(names))})",
+        names,
+    ).fetchone()
+    return int(row[0])
+
+
+def _trigger(schema: SourceSchema, table: str, version: int, op: str, event: str) -> str:
+    names = [column.name for column in schema.columns]
+    old = "NULL" if op == "c" else row_expression(names, "OLD.")
+    new = "NULL" if op == "d" else row_expression(names, "NEW.")
+    return (
+        f"CREATE TRIGGER {quoted(f'databus_{op}_{table}')} AFTER {event} ON {quoted(table)} "
+        f"BEGIN INSERT INTO databus_log (at_ms, version, op, old, new) "
+        f"VALUES ({_NOW_MS}, {version}, '{op}', {old}, {new}); END"
+    )
+
+
+def row_expression(names: Iterable[str], prefix: str = "") -> str:
+    """SQL that gives a row as the log's JSON array.  Nested, since SQLite limits arguments."""
+    cells = []
+    for name in names:
+        cell = prefix + quoted(name)
+        cells.append(
+            f"CASE typeof({cell}) WHEN 'real' THEN json_array('r', quote({cell})) "
+            f"WHEN 'blob' THEN json_array('b', hex({cell})) ELSE {cell} END"
+        )
+    groups = [cells[at : at + 60] for at in range(0, len(cells), 60)]
+    return "json_array(" + ", ".join(f"json_array({', '.join(g)})" for g in groups) + ")"
+
+
+def _log_again(
+    connection: sqlite3.Connection,
+    schema: SourceSchema,
+    table: str,
+    version: int,
+    old_version: int,
+    since_id: int,
+) -> None:
+    names = [column.name for column in schema.columns]
+    old = registered(connection)[old_version]
+    keys = set()
+    for (new,) in connection.execute(
+        "SELECT new FROM databus_log WHERE id > ? AND version = ? AND new IS NOT NULL",
+        (since_id, old_version),
+    ):
+        row = dict(zip((column.name for column in old.columns), parse_row(new), strict=True))
+        if all(name in row for name in schema.key):
+            keys.add(tuple(row[name] for name in schema.key))
+    condition = " AND ".join(f"{quoted(name)} IS ?" for name in schema.key)
+    expression = row_expression(names)
+    for key in keys:
+        connection.execute(
+            f"INSERT INTO databus_log (at_ms, version, op, old, new) SELECT {_NOW_MS}, {version}, "
+            f"'u', {expression}, {expression} FROM {quoted(table)} WHERE {condition}",
+            key,
+        )
+
+
+def parse_row(text: str) -> list[Any]:
+    """The SQLite values of a row in the log."""
+    return [
+        (float(cell[1]) if cell[0] == "r" else bytes.fromhex(cell[1]))
+        if isinstance(cell, list)
+        else cell
+        for group in json.loads(text)
+        for cell in group
+    ]
+
+
+def convert(value: Any, column: Column, source: str) -> Any:
+    """An SQLite value as the Python value of the column's kind.
+
+    Raises:
+        UnsupportedChange: SQLite let a value of another type into the column.
+    """
+    if value is None:
+        return None
+    kind = column.kind
+    if kind is Kind.INT and isinstance(value, int):
+        return value
+    if kind in (Kind.STRING, Kind.JSON) and not isinstance(value, bytes):
+        return value if isinstance(value, str) else repr(value)
+    if kind is Kind.BYTES and isinstance(value, bytes):
+        return value
+    if kind is Kind.FLOAT and isinstance(value, int | float):
+        return float(value)
+    if kind is Kind.NUMERIC and not isinstance(value, bytes):
+        try:
+            return Decimal(repr(value) if isinstance(value, float) else value)
+        except InvalidOperation:
+            pass
+    raise UnsupportedChange(
+        f"{source}.{column.name} is declared {column.type_name!r}, carried as {kind.value}, and "
+        f"holds {value!r} of type {type(value).__name__}; correct the value, or declare the "
+        "table STRICT",
+        source=source,
+        column=column.name,
+    )
+
+
+def findings(connection: sqlite3.Connection, tables: list[str]) -> list[Finding]:
+    """What stands in the way of capturing ``tables``."""
+    found = []
+    for table in tables:
+        if table_schema(connection, table) is None:
+            found.append(
+                Finding(
+                    f"table main.{table}",
+                    "it has no primary key, so that its rows cannot be told apart",
+                    "create it with a PRIMARY KEY, or leave it out of `sources`",
+                )
+            )
+        unique = [
+            row[1]
+            for row in connection.execute(f"PRAGMA index_list({quoted(table)})")
+            if row[2] and row[3] != "pk"
+        ]
+        if unique:
+            found.append(
+                Finding(
+                    f"table main.{table}",
+                    f"INSERT OR REPLACE may remove another row through {unique[0]} without a "
+                    "trigger",
+                    "PRAGMA recursive_triggers = ON in applications that use OR REPLACE",
+                    fatal=False,
+                )
+            )
+    mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+    if mode != "wal":
+        found.append(
+            Finding(
+                "journal_mode",
+                f"it is {mode}: readers and writers wait for each other",
+                "PRAGMA journal_mode = WAL",
+                fatal=False,
+            )
+        )
+    return found
