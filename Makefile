@@ -81,6 +81,11 @@ build: setup ## Build the wheel and the source distribution into dist/
 hooks: setup ## Install the git hooks of .pre-commit-config.yaml
 	@$(BIN)/pre-commit install
 
+.PHONY: freeze
+freeze: setup ## Hold the versions of .venv still in scripts/constraints.txt
+	@{ head -n 1 scripts/constraints.txt; $(BIN)/python -m pip freeze --exclude-editable; } >scripts/constraints.new
+	@mv scripts/constraints.new scripts/constraints.txt
+
 .PHONY: clean
 clean: ## Delete what the tools left behind, but neither .venv nor data in var/
 	rm -rf dist build htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache \

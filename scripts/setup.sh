@@ -4,7 +4,8 @@
 #   scripts/setup.sh [java] [mariadb] [postgres]
 #
 # The words name what is needed beside Python. Nothing is done twice: what is there is left
-# alone, and the Python packages are installed again only when pyproject.toml has changed.
+# alone, and the Python packages are installed again only when pyproject.toml or their versions
+# in constraints.txt have changed.
 # Exit codes: 0 ready, 1 an installation failed, 2 something is missing that only an
 # administrator can install (the message has the command).
 set -euo pipefail
@@ -181,7 +182,7 @@ install_missing() {
 
 # What the environment was made from: the dependencies, and where the five rooms lie.
 stamp_now() {
-    { cat pyproject.toml; pwd -P; "$VENV/bin/python" --version; } | sha256sum
+    { cat pyproject.toml scripts/constraints.txt; pwd -P; "$VENV/bin/python" --version; } | sha256sum
 }
 
 install_python_packages() {
@@ -194,7 +195,7 @@ install_python_packages() {
     [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$(stamp_now)" ] && return
     say "installing Python packages into $VENV (the first time takes a few minutes; Spark is large)"
     if ! "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
-        --use-pep517 --editable '.[all,dev]' >&2; then
+        --use-pep517 --constraint scripts/constraints.txt --editable '.[all,dev]' >&2; then
         say "pip failed; its messages are above. Check the network and run the command again."
         exit 1
     fi
