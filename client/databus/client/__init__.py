@@ -1,3 +1,8 @@
+"""The client library: read the committed changes of a database, from wherever they are held."""
+
 from __future__ import annotations
 
-__all__: list[str] = []
+from databus.client.client import DatabusClient
+from databus.client.raw import RawWindows
+
+__all__ = ["DatabusClient", "RawWindows"]

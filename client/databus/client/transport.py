@@ -1,0 +1,212 @@
+"""The wire: HTTP requests to relays and bootstrap servers, and nothing about what to ask.
+
+Every failure comes out as an error of the tree: a problem document as the class that its code
+names, a lost connection or a silence as ``ServerUnavailable``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from databus.common.checkpoint import Position
+from databus.common.errors import (
+    BadRequest,
+    DatabusError,
+    FormatError,
+    ServerUnavailable,
+    from_problem,
+)
+from databus.common.schema import SourceSchema
+
+FRAMES_TYPE = "application/vnd.databus.frames"
+_READ_BYTES = 1 << 18
+_PROBLEM_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a server said about a database: its clock and its schemas in order of version."""
+
+    clock: str
+    schemas: tuple[SourceSchema, ...]
+
+
+class Body:
+    """The body of a stream answer, as it arrives.
+
+    ``clock`` is the stream's identity; ``prev`` and ``newest`` bound what the server held
+    when it answered, None where it does not say.
+
+    Owner: the task that opened it.
+    """
+
+    def __init__(self, server: str, response: aiohttp.ClientResponse) -> None:
+        self._server = server
+        self._response = response
+        self.clock = response.headers.get("Databus-Clock")
+        self.prev = _position(response.headers.get("Databus-Prev"))
+        self.newest = _position(response.headers.get("Databus-Max"))
+
+    async def read(self) -> bytes:
+        """The bytes that have arrived, waiting for some; b"" at the orderly end.
+
+        Raises:
+            ServerUnavailable: the connection broke, or the server fell silent.
+        """
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ServerUnavailable(
+                f"{self._server} broke off in the middle of an answer: {_reason(error)}"
+            ) from error
+
+
+class Transport:
+    """One pool of connections to all servers.
+
+    Invariants:
+        I1. No connection is left open after ``close``.
+
+    Owner: one event loop.
+    Raises: the errors of the tree, only.
+    """
+
+    def __init__(
+        self,
+        *,
+        connect_timeout_s: float = 5.0,
+        answer_timeout_s: float = 60.0,
+        silence_timeout_s: float = 20.0,
+    ) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._answer_timeout_s = answer_timeout_s
+        self._silence_timeout_s = silence_timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=8),
+            read_bufsize=_READ_BYTES,
+            auto_decompress=True,
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def register(self, server: str, database: str, sources: tuple[str, ...]) -> Registration:
+        """The clock and all schema versions of ``sources`` (globs; none are all)."""
+        query = {"sources": ",".join(sources)} if sources else {}
+        document = await self.get_json(server, f"/v1/{database}/register", query)
+        try:
+            schemas = tuple(SourceSchema.from_json(item["schema"]) for item in document["schemas"])
+            return Registration(str(document["clock"]), schemas)
+        except (KeyError, TypeError) as error:
+            raise FormatError(
+                f"{server} gave a registration without {error} for database {database}"
+            ) from error
+
+    async def get_json(self, server: str, path: str, query: Mapping[str, str]) -> Any:
+        """The JSON document at ``path``."""
+        timeout = aiohttp.ClientTimeout(
+            total=self._answer_timeout_s, sock_connect=self._connect_timeout_s
+        )
+        async with self._get(server, path, query, "application/json", timeout) as response:
+            try:
+                return json.loads(await response.read())
+            except ValueError as error:
+                raise FormatError(f"{server}{path} gave no JSON: {error}") from error
+
+    @asynccontextmanager
+    async def stream(self, server: str, path: str, query: Mapping[str, str]) -> AsyncIterator[Body]:
+        """The answer of a stream endpoint, in frames."""
+        timeout = aiohttp.ClientTimeout(
+            total=None,
+            sock_connect=self._connect_timeout_s,
+            sock_read=self._silence_timeout_s,
+        )
+        async with self._get(server, path, query, FRAMES_TYPE, timeout) as response:
+            try:
+                yield Body(server, response)
+            finally:
+                # A stream that is left before its end cannot be reused.
+                response.close()
+
+    @asynccontextmanager
+    async def _get(
+        self,
+        server: str,
+        path: str,
+        query: Mapping[str, str],
+        accept: str,
+        timeout: aiohttp.ClientTimeout,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._session is None:
+            raise ServerUnavailable("the transport is closed; open it with 'async with'")
+        url = server.rstrip("/") + path
+        try:
+            response = await self._session.get(
+                url, params=dict(query), headers={"Accept": accept}, timeout=timeout
+            )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ServerUnavailable(f"{server} does not answer: {_reason(error)}") from error
+        except ValueError as error:
+            raise BadRequest(f"{url} is not a URL to ask: {error}") from error
+        async with response:
+            if response.status != 200:
+                raise await _failure(server, path, response)
+            try:
+                yield response
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise ServerUnavailable(
+                    f"{server} broke off in the middle of an answer: {_reason(error)}"
+                ) from error
+
+
+async def _failure(server: str, path: str, response: aiohttp.ClientResponse) -> DatabusError:
+    try:
+        text = await response.content.read(_PROBLEM_BYTES)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        return ServerUnavailable(f"{server} broke off: {_reason(error)}")
+    try:
+        problem = json.loads(text)
+    except ValueError:
+        problem = None
+    if isinstance(problem, dict) and "code" in problem:
+        return from_problem(problem)
+    message = f"{server}{path} answered {response.status}: {text[:200].decode(errors='replace')}"
+    if response.status >= 500 or response.status == 429:
+        return ServerUnavailable(message)
+    return BadRequest(message)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _position(text: str | None) -> Position | None:
+    if text is None:
+        return None
+    scn, _, seq = text.partition(":")
+    try:
+        return Position(int(scn), int(seq)) if seq not in ("", "end") else Position(int(scn))
+    except ValueError as error:
+        raise FormatError(f"the header says {text!r}, which is not scn:seq") from error
