@@ -1,0 +1,105 @@
+"""What Prometheus reads from a relay; one worker answers for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from databus.relay.served import ServedDatabase
+from databus.relay.tallies import read_tallies
+
+_COUNTED = {
+    "requests": "Stream requests.",
+    "errors": "Stream requests refused, and streams ended by an error.",
+    "too_old": "Requests for positions that are no longer kept.",
+    "overtaken": "Readers overtaken by the writer in the middle of an answer.",
+    "bytes": "Bytes of stream bodies sent.",
+    "events": "Events sent.",
+}
+
+
+class RelayCollector(Collector):
+    """Gathers the workers' tallies, the rings' states and the fetchers' lag when asked.
+
+    Owner: one worker; it reads what all of them write.
+    """
+
+    def __init__(self, data_dir: Path, workers: int, databases: list[ServedDatabase]) -> None:
+        self.data_dir = data_dir
+        self.workers = workers
+        self.databases = databases
+
+    def describe(self) -> list[Metric]:
+        """Nothing is known before it is asked for."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, labelled by database."""
+        yield from self._tallies()
+        yield from self._rings()
+        yield from self._fetchers()
+
+    def _tallies(self) -> Iterator[Metric]:
+        sums = {
+            database.name: read_tallies(self.data_dir, self.workers, database.name)
+            for database in self.databases
+        }
+        for counter, meaning in _COUNTED.items():
+            family = CounterMetricFamily(f"databus_relay_{counter}", meaning, labels=["database"])
+            for name, counts in sums.items():
+                family.add_metric([name], counts[counter])
+            yield family
+        readers = _gauge("readers", "Stream answers that are open now.")
+        for name, counts in sums.items():
+            readers.add_metric([name], counts["readers"])
+        yield readers
+
+    def _rings(self) -> Iterator[Metric]:
+        scn = GaugeMetricFamily(
+            "databus_relay_ring_scn", "Range of the ring.", labels=["database", "edge"]
+        )
+        size = _gauge("ring_capacity_bytes", "Size of the ring.")
+        used = _gauge("ring_used_bytes", "Bytes of retained frames.")
+        commit = _gauge("last_commit_timestamp_seconds", "Commit time of the newest frame.")
+        frames = _counter("ring_frames", "Frames ever written.")
+        windows = _counter("ring_windows", "Windows ever written.")
+        evicted = _counter("ring_evicted_windows", "Windows ever evicted.")
+        for database in self.databases:
+            if not database.is_ready:
+                continue
+            state = database.ring.snapshot()
+            for edge, position in (("prev", state.prev), ("min", state.min), ("max", state.max)):
+                scn.add_metric([database.name, edge], position.scn)
+            size.add_metric([database.name], database.ring.ring_bytes)
+            used.add_metric([database.name], state.tail - state.head)
+            commit.add_metric([database.name], state.max_commit_us / 1e6)
+            frames.add_metric([database.name], state.frames)
+            windows.add_metric([database.name], state.windows)
+            evicted.add_metric([database.name], state.evicted_windows)
+        yield from (scn, size, used, commit, frames, windows, evicted)
+
+    def _fetchers(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily(
+            "databus_relay_fetcher_state",
+            "1 for the fetcher's state.",
+            labels=["database", "state"],
+        )
+        lag = _gauge("fetcher_lag_seconds", "How far the ring is behind the source.")
+        for database in self.databases:
+            fetcher = database.fetcher_state()
+            up.add_metric([database.name, fetcher.name], 1)
+            lag_us = fetcher.document.get("lag_us")
+            if isinstance(lag_us, int | float):
+                lag.add_metric([database.name], lag_us / 1e6)
+        yield from (up, lag)
+
+
+def _gauge(name: str, meaning: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"databus_relay_{name}", meaning, labels=["database"])
+
+
+def _counter(name: str, meaning: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"databus_relay_{name}", meaning, labels=["database"])

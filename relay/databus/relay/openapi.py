@@ -1,0 +1,217 @@
+"""The relay's endpoints as a table, and the OpenAPI document made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from databus.common import openapi
+from databus.common.errors import (
+    BadCheckpoint,
+    BadFilter,
+    ClockMismatch,
+    DumpFailed,
+    NotAcceptable,
+    NotFound,
+    ReaderOvertaken,
+    ScnTooOld,
+    ServerUnavailable,
+    SourceUnavailable,
+    UnknownDatabase,
+    UnknownSource,
+)
+from databus.common.formats import FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE
+from databus.common.openapi import Endpoint
+from databus.common.query import SOURCES
+from databus.relay.streaming import STREAM_PARAMETERS
+
+_INTEGER = {"type": "integer"}
+_TEXT = {"type": "string"}
+_POSITION = {"type": "object", "properties": {"scn": _INTEGER, "seq": _INTEGER}}
+_RANGE = {
+    "name": _TEXT,
+    "clock": _TEXT,
+    "prev": _POSITION,
+    "min": _POSITION,
+    "max": _POSITION,
+    "min_commit_us": _INTEGER,
+    "max_commit_us": _INTEGER,
+    "state": _TEXT,
+    "lag_us": {"type": ["integer", "null"]},
+}
+_SOURCE = {
+    "name": _TEXT,
+    "source_id": _INTEGER,
+    "fingerprint": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
+    "version": _INTEGER,
+}
+_DUMP = {
+    "id": _TEXT,
+    "state": {
+        "type": "string",
+        "enum": ["queued", "running", "paused", "completed", "failed", "cancelled"],
+    },
+    "sources": {"type": "array", "items": _TEXT},
+    "rows": _INTEGER,
+    "chunks": _INTEGER,
+    "error": _TEXT,
+    "end": {"oneOf": [_POSITION, {"type": "null"}]},
+}
+_DUMP_REQUEST = {
+    "type": "object",
+    "required": ["sources"],
+    "properties": {
+        "sources": {"type": "array", "items": _TEXT},
+        "where": _TEXT,
+        "keys": {"type": "array", "items": {"type": "array"}},
+        "chunk_rows": _INTEGER,
+        "delay_ms": _INTEGER,
+    },
+    "additionalProperties": False,
+}
+_DUMP_CHANGE = {
+    "type": "object",
+    "properties": {
+        "state": {"type": "string", "enum": ["paused", "running"]},
+        "chunk_rows": _INTEGER,
+        "delay_ms": _INTEGER,
+    },
+    "additionalProperties": False,
+}
+_HEADERS = {
+    "Databus-Clock": "Identity of the stream's clock.",
+    "Databus-Prev": "SCN:SEQ just before the oldest event; the oldest start point served.",
+    "Databus-Min": "SCN:SEQ of the oldest frame.",
+    "Databus-Max": "SCN:SEQ of the newest frame.",
+    "Databus-Ahead": "true: the start point lies ahead of the stream; it is waited for.",
+}
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "required": sorted(properties), "properties": properties}
+
+
+def _list(name: str, properties: dict[str, Any]) -> dict[str, Any]:
+    return _object({name: {"type": "array", "items": {"type": "object", "properties": properties}}})
+
+
+_DATABASE = (UnknownDatabase, SourceUnavailable)
+_DUMPS = (UnknownDatabase, ServerUnavailable)
+_SCHEMA = {**_SOURCE, "schema": {"type": "object"}}
+del _SCHEMA["name"]
+_SCHEMA["source"] = _TEXT
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "GET",
+        "/v1/databases",
+        "databases",
+        "What is served, with the range of each stream.",
+        answer=_list("databases", _RANGE),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/sources",
+        "sources",
+        "The sources of a database.",
+        answer=_object({**_RANGE, "sources": {"type": "array", "items": _object(_SOURCE)}}),
+        errors=_DATABASE,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/register",
+        "register",
+        "All schema versions of the sources.",
+        parameters=(SOURCES,),
+        answer=_object(
+            {
+                "database": _TEXT,
+                "clock": _TEXT,
+                "schemas": {"type": "array", "items": _object(_SCHEMA)},
+            }
+        ),
+        errors=(BadFilter, *_DATABASE, UnknownSource),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/stream",
+        "stream",
+        "The events after a start point.",
+        parameters=STREAM_PARAMETERS,
+        produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
+        headers=_HEADERS,
+        errors=(
+            BadFilter,
+            BadCheckpoint,
+            *_DATABASE,
+            UnknownSource,
+            NotAcceptable,
+            ClockMismatch,
+            ScnTooOld,
+            ReaderOvertaken,
+        ),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/{db}/dumps",
+        "start_dump",
+        "Read tables as they are now into the stream.",
+        status=202,
+        body=_DUMP_REQUEST,
+        answer=_object(_DUMP),
+        errors=(*_DUMPS, UnknownSource),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/dumps",
+        "dumps",
+        "All dumps that are remembered.",
+        answer=_list("dumps", _DUMP),
+        errors=_DUMPS,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/dumps/{id}",
+        "dump",
+        "One dump with its progress.",
+        answer=_object(_DUMP),
+        errors=(*_DUMPS, NotFound),
+    ),
+    Endpoint(
+        "PATCH",
+        "/v1/{db}/dumps/{id}",
+        "change_dump",
+        "Pause or resume a dump, change its pace.",
+        body=_DUMP_CHANGE,
+        answer=_object(_DUMP),
+        errors=(*_DUMPS, NotFound, DumpFailed),
+    ),
+    Endpoint(
+        "DELETE",
+        "/v1/{db}/dumps/{id}",
+        "cancel_dump",
+        "Cancel a dump.",
+        answer=_object(_DUMP),
+        errors=(*_DUMPS, NotFound),
+    ),
+    Endpoint("GET", "/v1/status", "status", "Everything about the relay's state."),
+    Endpoint("GET", "/status", "status_page", "A page that shows it.", produces=("text/html",)),
+    Endpoint("GET", "/v1/openapi.json", "openapi", "This document."),
+    Endpoint("GET", "/healthz", "healthz", "Whether the process answers."),
+    Endpoint(
+        "GET",
+        "/readyz",
+        "readyz",
+        "Whether every database can be served.",
+        errors=(ServerUnavailable,),
+    ),
+    Endpoint("GET", "/metrics", "metrics", "Prometheus metrics.", produces=("text/plain",)),
+)
+
+
+def document() -> dict[str, Any]:
+    """The relay's OpenAPI document."""
+    return openapi.document(
+        "Databus relay",
+        "Change events of databases, from a bounded buffer, by pull.",
+        ENDPOINTS,
+    )

@@ -1,0 +1,231 @@
+"""A database as one HTTP worker sees it: its ring, its schemas and its fetcher's state.
+
+Everything here is read from the database's folder; the fetcher writes it.  The folder may be
+empty when the worker starts, and whatever is missing is looked for again when it is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from databus.common.checkpoint import Position
+from databus.common.config import DatabaseConfig
+from databus.common.errors import SourceUnavailable, StoreError, UnknownSource
+from databus.common.filters import StreamFilter, matches, matching_ids
+from databus.common.frame import source_id
+from databus.common.query import nearest
+from databus.common.schema import SchemaSet, SourceSchema
+from databus.relay.layout import DatabaseFolder
+from databus.relay.registry import RegistryReader
+from databus.relay.ring import Ring
+from databus.relay.ring_format import RingState
+from databus.relay.ring_reader import RingReader
+from databus.relay.wakeup import WakeupReceiver
+
+STALE_FETCHER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class FetcherState:
+    """What ``status.json`` says; ``age_s`` is how long ago it was written."""
+
+    document: dict[str, Any]
+    age_s: float
+
+    @property
+    def name(self) -> str:
+        """The fetcher's own word for its state, or ``down`` where it has fallen silent."""
+        if self.age_s > STALE_FETCHER_S:
+            return "down"
+        return str(self.document.get("state", "starting"))
+
+
+class ServedDatabase:
+    """What a worker needs to serve one database.
+
+    Invariants:
+        I1. A schema is known here before a frame that uses it can have been read from the
+            ring, as long as ``refresh_schemas`` is called after the read.
+
+    Owner: one worker's event loop.
+    Raises: SourceUnavailable while the fetcher has not made the ring yet.
+    """
+
+    def __init__(self, config: DatabaseConfig, folder: DatabaseFolder, wakeup: WakeupReceiver):
+        self.config = config
+        self.name = config.name
+        self.folder = folder
+        self.wakeup = wakeup
+        self._ring: RingReader | None = None
+        self._registry = RegistryReader(folder.registry)
+        self._fetcher: tuple[int, dict[str, Any]] = (0, {})
+
+    @property
+    def ring(self) -> RingReader:
+        """The ring, mapped when it is there."""
+        if self._ring is None:
+            try:
+                ring = Ring.open_reader(self.folder.path)
+            except StoreError as error:
+                raise self._not_ready() from error
+            if not ring.clock:
+                ring.close()
+                raise self._not_ready()
+            self._ring = ring
+        return self._ring
+
+    def _not_ready(self) -> SourceUnavailable:
+        state = self.fetcher_state()
+        cause = state.document.get("error")
+        said = cause.get("detail") if isinstance(cause, dict) else cause
+        return SourceUnavailable(
+            f"the fetcher of {self.name} has not opened its source yet (state {state.name})"
+            + (f": {said}" if said else ""),
+            database=self.name,
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the ring can be served."""
+        try:
+            return self.ring is not None
+        except SourceUnavailable:
+            return False
+
+    def close(self) -> None:
+        """Let go of the ring and wake whoever waits for it."""
+        self.wakeup.close()
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
+
+    # -- schemas --
+
+    @property
+    def schemas(self) -> SchemaSet:
+        """All versions as last read."""
+        return self._registry.schemas
+
+    def refresh_schemas(self) -> int:
+        """Read what the fetcher has added; returns a number that grows when there was any."""
+        self._registry.refresh()
+        return len(self._registry.schemas)
+
+    def schema_of(self, fingerprint: int) -> SourceSchema:
+        """The schema of a frame, or UnknownSchema."""
+        return self.schemas.by_fingerprint(fingerprint)
+
+    def source_ids(self, stream_filter: StreamFilter) -> npt.NDArray[np.uint32]:
+        """The numbers of the known sources that the filter takes."""
+        return matching_ids(self.schemas.sources, stream_filter)
+
+    def require_sources(self, patterns: tuple[str, ...]) -> list[str]:
+        """The known sources that match; without patterns all of them.
+
+        Raises:
+            UnknownSource: a name without wildcards is unknown, or no pattern matches at all.
+                While no source is known yet, every pattern may still come true.
+        """
+        known = self.schemas.sources
+        if not patterns:
+            return known
+        found = [name for name in known if matches(name, patterns)]
+        if not known:
+            return found
+        plain = [pattern for pattern in patterns if not set(pattern) & set("*?[")]
+        for pattern in [*plain, *(() if found else patterns)]:
+            if pattern not in known:
+                raise UnknownSource(
+                    f"{self.name} has no source {pattern!r}{nearest(pattern, known)}",
+                    database=self.name,
+                    source=pattern,
+                )
+        return found
+
+    # -- documents --
+
+    def fetcher_state(self) -> FetcherState:
+        """The fetcher's last word."""
+        try:
+            status = self.folder.status.stat()
+            if status.st_mtime_ns != self._fetcher[0]:
+                self._fetcher = (
+                    status.st_mtime_ns,
+                    json.loads(self.folder.status.read_bytes()),
+                )
+        except FileNotFoundError:
+            return FetcherState({}, 0.0)
+        return FetcherState(self._fetcher[1], time.time() - self._fetcher[0] / 1e9)
+
+    def range_document(self) -> dict[str, Any]:
+        """Name, clock and servable range, as in /v1/databases."""
+        state = self.ring.snapshot()
+        fetcher = self.fetcher_state()
+        return {
+            "name": self.name,
+            "clock": self.ring.clock,
+            "prev": state.prev.to_json(),
+            "min": state.min.to_json(),
+            "max": state.max.to_json(),
+            "min_commit_us": state.min_commit_us,
+            "max_commit_us": state.max_commit_us,
+            "state": fetcher.name,
+            "lag_us": fetcher.document.get("lag_us"),
+        }
+
+    def sources_document(self) -> list[dict[str, Any]]:
+        """Each source with its number and newest schema."""
+        self.refresh_schemas()
+        found = []
+        for name in self.schemas.sources:
+            latest = self.schemas.latest(name)
+            if latest is not None:
+                found.append(
+                    {
+                        "name": name,
+                        "source_id": source_id(name),
+                        "fingerprint": f"{latest.fingerprint:016x}",
+                        "version": self.schemas.version(latest),
+                    }
+                )
+        return found
+
+    def register_document(self, patterns: tuple[str, ...]) -> dict[str, Any]:
+        """All schema versions of the sources that match."""
+        self.refresh_schemas()
+        wanted = set(self.require_sources(patterns))
+        return {
+            "database": self.name,
+            "clock": self.ring.clock,
+            "schemas": [
+                {
+                    "source": schema.source,
+                    "source_id": schema.source_id,
+                    "fingerprint": f"{schema.fingerprint:016x}",
+                    "version": self.schemas.version(schema),
+                    "schema": schema.to_json(),
+                }
+                for schema in self.schemas
+                if schema.source in wanted
+            ],
+        }
+
+
+def range_headers(state: RingState, clock: str) -> dict[str, str]:
+    """The headers that tell the servable range."""
+
+    def text(position: Position) -> str:
+        return f"{position.scn}:{position.seq}"
+
+    return {
+        "Databus-Clock": clock,
+        "Databus-Prev": text(state.prev),
+        "Databus-Min": text(state.min),
+        "Databus-Max": text(state.max),
+    }

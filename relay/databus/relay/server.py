@@ -1,0 +1,246 @@
+"""The relay's HTTP worker: its application, and the process around it.
+
+Workers share nothing but the files of the data folder, which they only read: any number of
+them may listen at the same address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from databus.common.config import Config, RelayConfig
+from databus.common.errors import ConfigError, DatabusError, ScnTooOld, UnknownDatabase
+from databus.common.filters import parse_sources
+from databus.common.http import (
+    json_response,
+    make_app,
+    operation_routes,
+    query_of,
+    serve,
+)
+from databus.common.openapi import version
+from databus.common.query import SOURCES, nearest
+from databus.relay import openapi
+from databus.relay.dump_proxy import pass_on
+from databus.relay.handover import Handover, take_over
+from databus.relay.layout import DatabaseFolder
+from databus.relay.metrics import RelayCollector
+from databus.relay.served import ServedDatabase
+from databus.relay.streaming import STREAM_PARAMETERS, StreamSender, parse_stream_request
+from databus.relay.tallies import WorkerTallies, read_tallies
+from databus.relay.wakeup import WakeupReceiver
+
+STATUS_PAGE = "status.html"
+
+
+class RelayServer:
+    """The handlers of one worker.
+
+    Invariants:
+        I1. Nothing of a database is written here; its fetcher may die and come back.
+
+    Owner: one event loop, in which it was made.
+    """
+
+    def __init__(self, config: Config, worker: int, wakeups: Mapping[str, int]) -> None:
+        if config.relay is None:
+            raise ConfigError("the configuration has no [relay] section")
+        self.config: RelayConfig = config.relay
+        self.worker = worker
+        self.started_s = time.time()
+        self.databases = {
+            database.name: ServedDatabase(
+                database,
+                DatabaseFolder.of(self.config.data_dir, database.name),
+                WakeupReceiver(wakeups[database.name]),
+            )
+            for database in config.database
+        }
+        self.tallies = WorkerTallies(self.config.data_dir, worker, list(self.databases))
+        self.sender = StreamSender(self.config, self.tallies)
+        self.registry = CollectorRegistry()
+        self.registry.register(
+            RelayCollector(self.config.data_dir, self.config.workers, list(self.databases.values()))
+        )
+
+    def close(self) -> None:
+        """Let go of all files and descriptors."""
+        for database in self.databases.values():
+            database.close()
+        self.tallies.close()
+
+    def routes(self) -> Iterator[web.AbstractRouteDef]:
+        """What the worker answers to."""
+        yield web.get("/v1/databases", self.list_databases)
+        yield web.get("/v1/status", self.status)
+        yield web.get("/status", self.status_page)
+        yield from operation_routes(
+            registry=self.registry, openapi=openapi.document(), missing=self.missing
+        )
+        yield web.get("/v1/{db}/sources", self.sources)
+        yield web.get("/v1/{db}/register", self.register)
+        yield web.get("/v1/{db}/stream", self.stream, allow_head=False)
+        for method in ("GET", "POST"):
+            yield web.route(method, "/v1/{db}/dumps", self.dumps)
+        for method in ("GET", "PATCH", "DELETE"):
+            yield web.route(method, "/v1/{db}/dumps/{id}", self.dumps)
+
+    def missing(self) -> list[str]:
+        """What keeps the relay from being ready."""
+        return [
+            f"the fetcher of {database.name} has not opened its source yet "
+            f"(state {database.fetcher_state().name})"
+            for database in self.databases.values()
+            if not database.is_ready
+        ]
+
+    def _database(self, request: web.Request) -> ServedDatabase:
+        name = request.match_info["db"]
+        database = self.databases.get(name)
+        if database is None:
+            raise UnknownDatabase(
+                f"there is no database {name!r} here{nearest(name, self.databases)}",
+                database=name,
+            )
+        return database
+
+    async def list_databases(self, request: web.Request) -> web.Response:
+        """GET /v1/databases"""
+        query_of(request)
+        return json_response(
+            {
+                "databases": [
+                    database.range_document()
+                    if database.is_ready
+                    else {"name": database.name, "state": database.fetcher_state().name}
+                    for database in self.databases.values()
+                ]
+            }
+        )
+
+    async def sources(self, request: web.Request) -> web.Response:
+        """GET /v1/{db}/sources"""
+        query_of(request)
+        database = self._database(request)
+        return json_response({**database.range_document(), "sources": database.sources_document()})
+
+    async def register(self, request: web.Request) -> web.Response:
+        """GET /v1/{db}/register"""
+        query = query_of(request, (SOURCES,))
+        database = self._database(request)
+        patterns = parse_sources(query["sources"]) if "sources" in query else ()
+        return json_response(database.register_document(patterns))
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/{db}/stream"""
+        database = self._database(request)
+        self.tallies.add(database.name, "requests")
+        try:
+            query = query_of(request, STREAM_PARAMETERS)
+            asked = parse_stream_request(query, request.headers, database.name)
+            return await self.sender.send(request, database, asked)
+        except DatabusError as error:
+            self.tallies.add(database.name, "errors")
+            if isinstance(error, ScnTooOld):
+                self.tallies.add(database.name, "too_old")
+            raise
+
+    async def dumps(self, request: web.Request) -> web.Response:
+        """/v1/{db}/dumps and below"""
+        query_of(request)
+        return await pass_on(request, self._database(request))
+
+    async def status(self, request: web.Request) -> web.Response:
+        """GET /v1/status"""
+        query_of(request)
+        return json_response(self.status_document())
+
+    def status_document(self) -> dict[str, Any]:
+        """The state of everything, as far as it can be seen from here."""
+        return {
+            "version": version(),
+            "now_us": time.time_ns() // 1000,
+            "worker": self.worker,
+            "workers": self.config.workers,
+            "uptime_s": round(time.time() - self.started_s, 3),
+            "databases": [self._database_status(d) for d in self.databases.values()],
+        }
+
+    def _database_status(self, database: ServedDatabase) -> dict[str, Any]:
+        fetcher = database.fetcher_state()
+        document: dict[str, Any] = {"name": database.name, "state": fetcher.name}
+        if database.is_ready:
+            document = database.range_document()
+            state = database.ring.snapshot()
+            document["ring"] = {
+                "capacity_bytes": database.ring.ring_bytes,
+                "used_bytes": state.tail - state.head,
+                "written_bytes": state.tail,
+                "frames": state.frames - state.evicted_frames,
+                "windows": state.windows - state.evicted_windows,
+                "frames_ever": state.frames,
+                "windows_ever": state.windows,
+            }
+        document["url"] = str(database.config.url)
+        document["served"] = read_tallies(self.config.data_dir, self.config.workers, database.name)
+        document["fetcher"] = {**fetcher.document, "age_s": round(fetcher.age_s, 3)}
+        return document
+
+    async def status_page(self, request: web.Request) -> web.Response:
+        """GET /status"""
+        query_of(request)
+        page = resources.files("databus.relay").joinpath(STATUS_PAGE).read_text("utf-8")
+        return web.Response(text=page, content_type="text/html")
+
+
+def make_relay_app(
+    config: Config, *, worker: int = 0, wakeups: Mapping[str, int]
+) -> web.Application:
+    """The application of one worker; ``wakeups`` has an eventfd for each database.
+
+    To be called in the event loop that runs it.
+    """
+    server = RelayServer(config, worker, wakeups)
+    app = make_app(server.routes())
+
+    async def wake_readers(_: web.Application) -> None:
+        for database in server.databases.values():
+            database.wakeup.close()
+
+    async def close(_: web.Application) -> None:
+        server.close()
+
+    app.on_shutdown.append(wake_readers)
+    app.on_cleanup.append(close)
+    return app
+
+
+async def run_worker(handover: Handover) -> None:
+    """Serve until SIGTERM, then end open answers and return."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    app = make_relay_app(handover.config, worker=handover.worker, wakeups=handover.wakeups)
+    await serve(app, handover.listening_socket(), stop)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The worker's process; the supervisor starts it with a handover."""
+    import uvloop
+
+    handover = take_over(sys.argv[1:] if arguments is None else arguments)
+    uvloop.run(run_worker(handover))
+
+
+if __name__ == "__main__":
+    main()

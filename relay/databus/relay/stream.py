@@ -1,0 +1,165 @@
+"""What a reader at a position gets: the serving rule and the cut of each block.  No I/O.
+
+The serving rule: a reader at position p gets every frame after p that its filter takes, if and
+only if p is not before ``prev``, the position just before the oldest retained frame.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from databus.common.checkpoint import SEQ_END, Latest, Oldest, Position, StartPoint
+from databus.common.errors import ClockMismatch, ScnTooOld
+from databus.common.filters import StreamFilter
+from databus.common.frame import FIRST_CONTROL_OP, Buffer, heartbeat, scan
+from databus.common.selection import close_windows, gather
+from databus.relay.ring_format import RingState
+
+
+def start_position(start: StartPoint, state: RingState, clock: str, database: str) -> Position:
+    """The position after which a new reader begins.
+
+    Raises:
+        ClockMismatch: its checkpoint belongs to another clock than the stream.
+        ScnTooOld: frames after it are gone.
+    """
+    if isinstance(start, Oldest):
+        return state.prev
+    if isinstance(start, Latest):
+        return state.max
+    if start.clock is not None and start.clock != clock:
+        raise ClockMismatch(
+            f"the checkpoint belongs to the clock {start.clock!r}, the stream of {database} has "
+            f"{clock!r}",
+            expected=clock,
+            got=start.clock,
+        )
+    if start.position < state.prev:
+        raise ScnTooOld(
+            f"position {start.position} is older than what the ring serves, after {state.prev} "
+            f"up to {state.max} (database={database}); a bootstrap is needed",
+            prev=state.prev.to_json(),
+            min=state.min.to_json(),
+            max=state.max.to_json(),
+        )
+    return start.position
+
+
+def is_ahead(position: Position, state: RingState) -> bool:
+    """Whether the stream has not come as far as the reader has already been.
+
+    A reader that asked for "after everything at this scn" is not ahead at that scn.
+    """
+    if position.scn == state.max.scn and position.seq == SEQ_END:
+        return False
+    return position > state.max
+
+
+class Part(NamedTuple):
+    """What to send of a block.
+
+    ``data`` are whole frames; ``used_bytes`` of the block are finished with, the rest would
+    exceed what the reader has asked for.
+    """
+
+    data: Buffer
+    used_bytes: int
+
+
+class StreamCursor:
+    """One reader's way through the stream, in one answer.
+
+    Invariants:
+        I1. The frames handed out are those after the start position that the filter takes,
+            and the end of each window that it takes anything of; in order, each once.
+        I2. A reader that began inside a window gets the end of that window in any case, since
+            an answer before this one may have had the rest.
+        I3. ``position`` is the last frame that was looked at; nothing at or before it is
+            still to come for this reader.
+        I4. No more than ``max_bytes`` are handed out, but always a first frame.
+
+    Owner: the task that answers one request.
+    """
+
+    def __init__(
+        self,
+        position: Position,
+        stream_filter: StreamFilter,
+        *,
+        max_bytes: int | None = None,
+        in_window: bool = False,
+    ) -> None:
+        self.position = position
+        self.commit_us = 0
+        self.sent_position: Position | None = None
+        self.sent_bytes = 0
+        self.sent_events = 0
+        self.is_full = False
+        self._filter = stream_filter
+        self._takes_all = stream_filter.is_empty
+        self._max_bytes = max_bytes
+        self._in_window = in_window
+        self._source_ids = np.empty(0, dtype=np.uint32)
+
+    def set_sources(self, source_ids: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> None:
+        """The numbers of the sources that the filter takes, as far as they are known now."""
+        self._source_ids = source_ids
+
+    def take(self, block: Buffer) -> Part:
+        """Choose from the next frames of the ring; ``block`` is not empty and holds whole ones."""
+        raw = np.frombuffer(block, dtype=np.uint8)
+        columns = scan(raw, verify=False)
+        offsets = columns.offset
+        if self._takes_all:
+            chosen = np.arange(len(columns))
+        else:
+            taken = self._filter.mask(columns, raw, self._source_ids)
+            mask, self._in_window = close_windows(columns, taken, in_window=self._in_window)
+            chosen = np.flatnonzero(mask)
+        lengths = columns.length[chosen].astype(np.int64)
+        fitting = self._fitting(lengths)
+        looked_at = len(columns)
+        if fitting < len(chosen):
+            self.is_full = True
+            looked_at = int(chosen[fitting])
+            chosen, lengths = chosen[:fitting], lengths[:fitting]
+        if looked_at:
+            self._move(columns.words, int(offsets[looked_at - 1]))
+        data: Buffer = b""
+        if len(chosen):
+            data = gather(raw, offsets[chosen], lengths)
+            self.sent_position = self._position_at(columns.words, int(offsets[chosen[-1]]))
+            self.sent_bytes += len(data)
+            self.sent_events += int(np.count_nonzero(columns.op[chosen] < FIRST_CONTROL_OP))
+        return Part(data, columns.stop if looked_at == len(columns) else int(offsets[looked_at]))
+
+    def _fitting(self, lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
+        """How many frames of these lengths may still be sent."""
+        if self._max_bytes is None:
+            return len(lengths)
+        left = self._max_bytes - self.sent_bytes
+        count = int(np.searchsorted(np.cumsum(lengths), left, side="right"))
+        return count or (1 if len(lengths) and not self.sent_bytes else 0)
+
+    def _move(self, words: np.ndarray[tuple[int], np.dtype[np.uint64]], offset: int) -> None:
+        self.position = max(self.position, self._position_at(words, offset))
+        self.commit_us = int(words[(offset + 48) >> 3].view(np.int64))
+
+    @staticmethod
+    def _position_at(words: np.ndarray[tuple[int], np.dtype[np.uint64]], offset: int) -> Position:
+        at = (offset + 16) >> 3
+        return Position(int(words[at]), int(words[at + 1]) & 0xFFFFFFFF)
+
+    @property
+    def owes_heartbeat(self) -> bool:
+        """Whether the reader cannot tell from the frames how far it has come."""
+        return self.sent_position != self.position
+
+    def heartbeat(self) -> bytes:
+        """The frame that tells the reader how far it has come."""
+        self.sent_position = self.position
+        frame = heartbeat(self.position, self.commit_us)
+        self.sent_bytes += len(frame)
+        return frame

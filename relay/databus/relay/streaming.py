@@ -1,0 +1,358 @@
+"""Answers to ``/stream``: from the ring through a cursor and a format into the response.
+
+``StreamAnswer`` takes the next step whenever it is asked and never waits; ``send_stream``
+waits, writes and ends.  A reader costs one task, one cursor and at most one block of bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from databus.common.checkpoint import SEQ_END, After, Oldest, Position, StartPoint
+from databus.common.config import RelayConfig
+from databus.common.errors import (
+    DatabusError,
+    InternalError,
+    ReaderOvertaken,
+    ScnTooOld,
+    SourceUnavailable,
+)
+from databus.common.filters import StreamFilter
+from databus.common.formats import Format, choose_format, error_frame, make_format
+from databus.common.frame import Buffer, Op, read_frame
+from databus.common.http import STOPPING
+from databus.common.query import (
+    CHECKPOINT,
+    FOLLOW,
+    FORMAT,
+    MAX_BYTES,
+    OPS,
+    PARTITION,
+    SCN,
+    SOURCES,
+    START,
+    WAIT_MS,
+    parse_count,
+    parse_filter,
+    parse_flag,
+    parse_position,
+    parse_start,
+)
+from databus.common.rendering import Renderer
+from databus.relay.ring_format import RingState
+from databus.relay.served import ServedDatabase, range_headers
+from databus.relay.stream import StreamCursor, is_ahead, start_position
+from databus.relay.tallies import WorkerTallies
+
+STREAM_PARAMETERS = (
+    SOURCES,
+    CHECKPOINT,
+    SCN,
+    START,
+    PARTITION,
+    OPS,
+    MAX_BYTES,
+    WAIT_MS,
+    FOLLOW,
+    FORMAT,
+)
+
+OLDEST_ATTEMPTS = 10
+
+_log = logging.getLogger("databus.relay.streaming")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRequest:
+    """What a reader asks for."""
+
+    start: StartPoint
+    filter: StreamFilter
+    format: str
+    max_bytes: int | None
+    wait_s: float
+    follow: bool
+
+
+def parse_stream_request(
+    query: Mapping[str, str], headers: Mapping[str, str], database: str
+) -> StreamRequest:
+    """The request in a query whose names are known.
+
+    A browser that connects again repeats its query; where it had come is in Last-Event-ID.
+
+    Raises:
+        BadRequest, BadFilter, BadCheckpoint, NotAcceptable.
+    """
+    form = choose_format(headers.get("Accept", "*/*"), query.get("format"))
+    start = parse_start(query, database)
+    last_id = headers.get("Last-Event-ID", "")
+    if form == "sse" and last_id:
+        start = After(parse_position(last_id))
+    max_bytes = parse_count(query, "max_bytes", 0, least=1)
+    return StreamRequest(
+        start=start,
+        filter=parse_filter(query),
+        format=form,
+        max_bytes=max_bytes or None,
+        wait_s=parse_count(query, "wait_ms", 0) / 1000,
+        follow=parse_flag(query, "follow", form == "sse"),
+    )
+
+
+class StreamAnswer:
+    """One answer's steps through the ring.
+
+    Invariants:
+        I1. Between ``next_part`` returning None and the wait for a wake-up nothing is awaited,
+            so that no commit is slept through.
+
+    Owner: the task of the request.
+    Raises: ScnTooOld and ClockMismatch from the constructor; ReaderOvertaken from
+        ``next_part``; from either SourceUnavailable while there is no ring.
+    """
+
+    def __init__(self, database: ServedDatabase, request: StreamRequest) -> None:
+        self.database = database
+        self.request = request
+        database.refresh_schemas()
+        database.require_sources(request.filter.sources)
+        ring = database.ring
+        state = ring.snapshot()
+        position = start_position(request.start, state, ring.clock, database.name)
+        self.is_ahead = is_ahead(position, state)
+        self.headers = range_headers(state, ring.clock)
+        if self.is_ahead:
+            self.headers["Databus-Ahead"] = "true"
+        self.cursor = StreamCursor(
+            position,
+            request.filter,
+            max_bytes=request.max_bytes,
+            in_window=self._may_be_inside(position, state),
+        )
+        self.cursor.commit_us = state.max_commit_us if position >= state.max else 0
+        self.format: Format = make_format(
+            request.format, Renderer(database.name, database.schema_of)
+        )
+        self._known_schemas = -1
+        self._ring_position = -1
+        self._stop_at = state.tail
+        self._sent_a_frame = False
+        self._told_events = 0
+
+    def _may_be_inside(self, position: Position, state: RingState) -> bool:
+        """Whether ``position`` is, or may be, before the end of its window."""
+        if position.seq == SEQ_END or not position.scn or position > state.max:
+            return False
+        if position.seq:
+            before = Position(position.scn, position.seq - 1)
+        else:
+            before = Position(position.scn - 1, SEQ_END)
+        ring = self.database.ring
+        try:
+            data, _ = ring.read(ring.find(before), 1)
+        except ScnTooOld:
+            return True
+        if not data:
+            return False
+        frame = read_frame(data)
+        return frame.position == position and frame.op != Op.END_OF_WINDOW
+
+    def next_part(self) -> Buffer | None:
+        """The next bytes of the body, b"" after filtered-out frames, None at the end for now."""
+        ring, cursor = self.database.ring, self.cursor
+        if self._ring_position < 0 and not self._find():
+            return None
+        try:
+            block, after = ring.read(self._ring_position, self.format.block_bytes)
+        except ReaderOvertaken:
+            self._ring_position = -1
+            if not self._find():
+                return None
+            block, after = ring.read(self._ring_position, self.format.block_bytes)
+        if not block:
+            return None
+        self._refresh_sources()
+        part = cursor.take(block)
+        if part.used_bytes == len(block):
+            self._ring_position = after
+        self._sent_a_frame |= bool(part.data)
+        return self.format.render(part.data) if part.data else b""
+
+    def _find(self) -> bool:
+        """Look up where the cursor stands; False while the stream is not beyond it."""
+        ring, position = self.database.ring, self.cursor.position
+        if position > ring.snapshot().max:
+            return False
+        self._ring_position = ring.find(position)
+        return True
+
+    def _refresh_sources(self) -> None:
+        """After a read: by now the schemas of all frames that were read are in the registry."""
+        known = self.database.refresh_schemas()
+        if known != self._known_schemas:
+            self._known_schemas = known
+            self.cursor.set_sources(self.database.source_ids(self.request.filter))
+
+    @property
+    def has_reached_tail(self) -> bool:
+        """Whether everything has been looked at that was there when the answer began."""
+        return self._ring_position >= self._stop_at
+
+    @property
+    def sent_a_frame(self) -> bool:
+        """Whether the reader got anything but heartbeats."""
+        return self._sent_a_frame
+
+    def take_event_count(self) -> int:
+        """Events chosen since the last call."""
+        count = self.cursor.sent_events - self._told_events
+        self._told_events += count
+        return count
+
+    def heartbeat(self) -> Buffer:
+        """The bytes that tell the reader how far it has come."""
+        return self.format.render(self.cursor.heartbeat())
+
+    def error(self, error: DatabusError) -> Buffer:
+        """The bytes that end the body because of ``error``."""
+        return self.format.render(error_frame(error, self.cursor.position))
+
+
+class StreamSender:
+    """Writes stream answers to their connections.
+
+    Owner: one worker's event loop.
+    """
+
+    def __init__(self, config: RelayConfig, tallies: WorkerTallies) -> None:
+        self.config = config
+        self.tallies = tallies
+
+    async def send(
+        self, request: web.Request, database: ServedDatabase, asked: StreamRequest
+    ) -> web.StreamResponse:
+        """Answer a stream request, from its first look into the ring to its last byte."""
+        answer, part = _begin(database, asked)
+        response = web.StreamResponse(
+            headers={
+                **answer.headers,
+                "Content-Type": answer.format.content_type,
+                "Cache-Control": "no-store",
+                "X-Accel-Buffering": "no",
+            }
+        )
+        await response.prepare(request)
+        self.tallies.add(database.name, "readers")
+        try:
+            await self._run(request, response, answer, part)
+        except ConnectionError:
+            response.force_close()
+        finally:
+            self.tallies.add(database.name, "readers", -1)
+        return response
+
+    async def _run(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        answer: StreamAnswer,
+        part: Buffer | None,
+    ) -> None:
+        """Send part after part; an error becomes the last one."""
+        try:
+            await self._send_parts(request, response, answer, part)
+        except ConnectionError:
+            raise
+        except ScnTooOld as error:
+            overtaken = ReaderOvertaken(
+                f"the writer has overtaken this reader after {answer.cursor.position}: "
+                f"{error.message}",
+                **error.details,
+            )
+            self.tallies.add(answer.database.name, "overtaken")
+            await self._write(response, answer, answer.error(overtaken))
+            response.force_close()
+        except DatabusError as error:
+            await self._write(response, answer, answer.error(error))
+            response.force_close()
+        except Exception:
+            _log.exception("the stream of %s failed", answer.database.name)
+            failed = InternalError(f"the stream failed after {answer.cursor.position}")
+            await self._write(response, answer, answer.error(failed))
+            response.force_close()
+        await response.write_eof()
+
+    async def _send_parts(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        answer: StreamAnswer,
+        part: Buffer | None,
+    ) -> None:
+        now = asyncio.get_running_loop().time
+        follow, stopping = answer.request.follow, request.app[STOPPING]
+        deadline_s = now() + min(answer.request.wait_s, self.config.max_wait)
+        beat_s = now() + self.config.heartbeat
+        while not answer.cursor.is_full:
+            if part:
+                await self._write(response, answer, part)
+                beat_s = now() + self.config.heartbeat
+            if stopping.is_set():
+                break
+            if part is None:
+                if not follow and (answer.sent_a_frame or now() >= deadline_s):
+                    break
+                until_s = beat_s if follow else min(deadline_s, now() + self.config.heartbeat)
+                await answer.database.wakeup.wait(max(0.0, until_s - now()))
+                if stopping.is_set() or request.transport is None:
+                    break
+            elif (
+                not follow
+                and answer.has_reached_tail
+                and (answer.sent_a_frame or now() >= deadline_s)
+            ):
+                break
+            else:
+                await asyncio.sleep(0)  # the other readers' turn
+            if follow and now() >= beat_s:
+                await self._write(response, answer, answer.heartbeat())
+                beat_s = now() + self.config.heartbeat
+            part = answer.next_part()
+        else:
+            if part:
+                await self._write(response, answer, part)
+            return
+        if answer.cursor.owes_heartbeat:
+            await self._write(response, answer, answer.heartbeat())
+
+    async def _write(
+        self, response: web.StreamResponse, answer: StreamAnswer, data: Buffer
+    ) -> None:
+        name = answer.database.name
+        await response.write(data)
+        self.tallies.add(name, "bytes", len(data))
+        self.tallies.add(name, "events", answer.take_event_count())
+
+
+def _begin(database: ServedDatabase, asked: StreamRequest) -> tuple[StreamAnswer, Buffer | None]:
+    """An answer and its first part, so that whatever forbids it is known before the headers.
+
+    The oldest event may be evicted between the look at the range and the read.
+    """
+    for _ in range(OLDEST_ATTEMPTS):
+        answer = StreamAnswer(database, asked)
+        try:
+            return answer, answer.next_part()
+        except ScnTooOld:
+            if not isinstance(asked.start, Oldest):
+                raise
+    raise SourceUnavailable(
+        f"the ring of {database.name} turns over faster than its oldest event can be read; "
+        f"enlarge ring_bytes={database.config.ring_bytes}"
+    )
