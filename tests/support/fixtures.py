@@ -13,6 +13,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.support.faulty_proxy import FaultyProxy
 from tests.support.processes import Processes
 
 _numbers = itertools.count(1)
-_versions: list[str] = []
+_versions: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.postgres)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist hands its versions to the process that prints."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["private_servers"] = sorted(_versions)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _versions.update(getattr(node, "workeroutput", {}).get("private_servers", ()))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for version in _versions:
+    for version in sorted(_versions):
         terminalreporter.write_line(f"private server: {version}")
 
 
@@ -79,7 +92,7 @@ def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDBServer]
     """A private MariaDB for the whole run."""
     _skip_if_unwanted()
     with MariaDBServer(tmp_path_factory.mktemp("mariadb") / "server") as server:
-        _versions.append(f"MariaDB {server.version}")
+        _versions.add(f"MariaDB {server.version}")
         yield server
 
 
@@ -88,7 +101,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServe
     """A private PostgreSQL for the whole run."""
     _skip_if_unwanted()
     with PostgresServer(tmp_path_factory.mktemp("postgres") / "server") as server:
-        _versions.append(f"PostgreSQL {server.version}")
+        _versions.add(f"PostgreSQL {server.version}")
         yield server
 
 
