@@ -9,6 +9,7 @@ DURATION ?= 60
 BIN := .venv/bin
 ROOMS := relay bootstrap client common cli
 CODE := $(ROOMS) tests benchmarks
+FIGURES := $(basename $(notdir $(wildcard benchmarks/fig_*.py)))
 PYTEST := $(BIN)/python -m pytest
 # Each test file stays with one process, so that its servers are started once.
 PARALLEL := -n 2 --dist loadfile
@@ -67,7 +68,7 @@ format: setup ## Format the code and mend what ruff can mend
 
 .PHONY: bench
 bench: setup ## Run the benchmarks in full (minutes) and draw their plots
-	@$(BIN)/python -m benchmarks
+	@for figure in $(FIGURES); do echo "== $$figure"; $(BIN)/python -m benchmarks.$$figure; done
 
 .PHONY: coverage
 coverage: setup-test ## The whole suite under branch coverage; report in htmlcov/
@@ -106,4 +107,7 @@ run-contracts:
 	@$(BIN)/lint-imports
 run-bench-smoke:
 	@echo "== benchmark smoke"
-	@$(BIN)/python -m benchmarks --smoke
+	@$(if $(FIGURES),,echo "make: there is no benchmarks/fig_*.py" >&2; exit 1)
+	@for figure in $(FIGURES); do \
+		echo "-- $$figure"; $(BIN)/python -m benchmarks.$$figure --smoke; \
+	done
