@@ -41,7 +41,6 @@ PART_SHARE = 8
 COPY_BYTES = 1 << 20
 
 _POSITION = struct.Struct("<16xQI")
-_COMMIT_US = struct.Struct("<48xq")
 
 
 class RingWriter:
@@ -95,6 +94,7 @@ class RingWriter:
         self._state = state
         self._written = state.tail
         self._last = state.max
+        self._last_place = state.tail
         self._open_frames = 0
         file.set_retired(False)
         file.publish(state)
@@ -196,13 +196,13 @@ class RingWriter:
         self._file.write(written, view[start:stop])
         self._written = end
         self._last = Position(*_POSITION.unpack_from(view, last))
+        self._last_place = written + last - start
         for at in self._points[:point_count].tolist():
             index.add(written + at - start)
         if window_stop >= 0:
             self._publish(
                 written + window_stop - start,
-                view,
-                window_last,
+                written + window_last - start,
                 self._open_frames + window_frames,
                 windows,
             )
@@ -210,9 +210,14 @@ class RingWriter:
         else:
             self._open_frames += frame_count
         if end - self._state.tail > self.part_bytes:
-            self._publish(end, view, last, self._open_frames, 0)
-            self._open_frames = 0
+            self._publish_open()
         return stop
+
+    def _publish_open(self) -> None:
+        """Show the part of the open window that has been appended."""
+        if self._open_frames:
+            self._publish(self._written, self._last_place, self._open_frames, 0)
+            self._open_frames = 0
 
     def _check(self, frames: U8Array, block: Buffer) -> None:
         problem, at = kernels.check_block(frames, self.max_frame_bytes, *split(self._last))
@@ -259,13 +264,14 @@ class RingWriter:
         self._show(state)
         self._index.evict(head)
 
-    def _publish(self, tail: int, view: memoryview, last: int, frames: int, windows: int) -> None:
+    def _publish(self, tail: int, last: int, frames: int, windows: int) -> None:
+        """Show ``frames`` more frames up to ``tail``; the last of them lies at ``last``."""
         state = self._state
-        (commit_us,) = _COMMIT_US.unpack_from(view, last)
+        newest, commit_us = place(self._file, last)
         was_empty = state.is_empty
         state = state._replace(
             tail=tail,
-            max=Position(*_POSITION.unpack_from(view, last)),
+            max=newest,
             max_commit_us=commit_us,
             frames=state.frames + frames,
             windows=state.windows + windows,
@@ -376,6 +382,7 @@ class RingWriter:
         while position < tail:
             frames, position = read_piece(self._file, position, tail, COPY_BYTES)
             successor.append(frames)
+        successor._publish_open()
 
     def close(self) -> None:
         """Sync and let go of the ring; a window that has not ended is dropped."""
