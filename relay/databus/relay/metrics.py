@@ -15,6 +15,7 @@ _COUNTED = {
     "requests": "Stream requests.",
     "errors": "Stream requests refused, and streams ended by an error.",
     "too_old": "Requests for positions that are no longer kept.",
+    "ahead": "Requests for positions that the stream had not reached.",
     "overtaken": "Readers overtaken by the writer in the middle of an answer.",
     "bytes": "Bytes of stream bodies sent.",
     "events": "Events sent.",

@@ -22,7 +22,7 @@ from databus.common.errors import (
 from databus.common.formats import FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE
 from databus.common.openapi import Endpoint
 from databus.common.query import SOURCES
-from databus.relay.streaming import STREAM_PARAMETERS
+from databus.relay.stream_request import STREAM_PARAMETERS
 
 _INTEGER = {"type": "integer"}
 _TEXT = {"type": "string"}

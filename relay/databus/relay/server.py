@@ -35,7 +35,8 @@ from databus.relay.handover import Handover, take_over
 from databus.relay.layout import DatabaseFolder
 from databus.relay.metrics import RelayCollector
 from databus.relay.served import ServedDatabase
-from databus.relay.streaming import STREAM_PARAMETERS, StreamSender, parse_stream_request
+from databus.relay.stream_request import STREAM_PARAMETERS, parse_stream_request
+from databus.relay.streaming import StreamSender
 from databus.relay.tallies import WorkerTallies, read_tallies
 from databus.relay.wakeup import WakeupReceiver
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from databus.common.checkpoint import SEQ_END, Latest, Oldest, Position, StartPoint
 from databus.common.errors import ClockMismatch, ScnTooOld
@@ -89,8 +90,9 @@ class StreamCursor:
         stream_filter: StreamFilter,
         *,
         max_bytes: int | None = None,
-        in_window: bool = False,
+        may_be_inside: bool = False,
     ) -> None:
+        """``may_be_inside`` says that ``position`` is perhaps before the end of its window."""
         self.position = position
         self.commit_us = 0
         self.sent_position: Position | None = None
@@ -100,10 +102,11 @@ class StreamCursor:
         self._filter = stream_filter
         self._takes_all = stream_filter.is_empty
         self._max_bytes = max_bytes
-        self._in_window = in_window
+        self._may_be_inside = may_be_inside
+        self._in_window = False
         self._source_ids = np.empty(0, dtype=np.uint32)
 
-    def set_sources(self, source_ids: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> None:
+    def set_sources(self, source_ids: npt.NDArray[np.uint32]) -> None:
         """The numbers of the sources that the filter takes, as far as they are known now."""
         self._source_ids = source_ids
 
@@ -112,6 +115,9 @@ class StreamCursor:
         raw = np.frombuffer(block, dtype=np.uint8)
         columns = scan(raw, verify=False)
         offsets = columns.offset
+        if self._may_be_inside:
+            self._in_window = int(columns.scn[0]) == self.position.scn
+            self._may_be_inside = False
         if self._takes_all:
             chosen = np.arange(len(columns))
         else:
@@ -135,7 +141,7 @@ class StreamCursor:
             self.sent_events += int(np.count_nonzero(columns.op[chosen] < FIRST_CONTROL_OP))
         return Part(data, columns.stop if looked_at == len(columns) else int(offsets[looked_at]))
 
-    def _fitting(self, lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
+    def _fitting(self, lengths: npt.NDArray[np.int64]) -> int:
         """How many frames of these lengths may still be sent."""
         if self._max_bytes is None:
             return len(lengths)
@@ -143,12 +149,12 @@ class StreamCursor:
         count = int(np.searchsorted(np.cumsum(lengths), left, side="right"))
         return count or (1 if len(lengths) and not self.sent_bytes else 0)
 
-    def _move(self, words: np.ndarray[tuple[int], np.dtype[np.uint64]], offset: int) -> None:
+    def _move(self, words: npt.NDArray[np.uint64], offset: int) -> None:
         self.position = max(self.position, self._position_at(words, offset))
         self.commit_us = int(words[(offset + 48) >> 3].view(np.int64))
 
     @staticmethod
-    def _position_at(words: np.ndarray[tuple[int], np.dtype[np.uint64]], offset: int) -> Position:
+    def _position_at(words: npt.NDArray[np.uint64], offset: int) -> Position:
         at = (offset + 16) >> 3
         return Position(int(words[at]), int(words[at + 1]) & 0xFFFFFFFF)
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from aiohttp import web
 
-from databus.common.checkpoint import SEQ_END, After, Oldest, Position, StartPoint
+from databus.common.checkpoint import SEQ_END, Oldest, Position
 from databus.common.config import RelayConfig
 from databus.common.errors import (
     DatabusError,
@@ -22,87 +20,19 @@ from databus.common.errors import (
     ScnTooOld,
     SourceUnavailable,
 )
-from databus.common.filters import StreamFilter
-from databus.common.formats import Format, choose_format, error_frame, make_format
+from databus.common.formats import Format, error_frame, make_format
 from databus.common.frame import Buffer, Op, read_frame
 from databus.common.http import STOPPING
-from databus.common.query import (
-    CHECKPOINT,
-    FOLLOW,
-    FORMAT,
-    MAX_BYTES,
-    OPS,
-    PARTITION,
-    SCN,
-    SOURCES,
-    START,
-    WAIT_MS,
-    parse_count,
-    parse_filter,
-    parse_flag,
-    parse_position,
-    parse_start,
-)
 from databus.common.rendering import Renderer
 from databus.relay.ring_format import RingState
 from databus.relay.served import ServedDatabase, range_headers
 from databus.relay.stream import StreamCursor, is_ahead, start_position
+from databus.relay.stream_request import StreamRequest
 from databus.relay.tallies import WorkerTallies
-
-STREAM_PARAMETERS = (
-    SOURCES,
-    CHECKPOINT,
-    SCN,
-    START,
-    PARTITION,
-    OPS,
-    MAX_BYTES,
-    WAIT_MS,
-    FOLLOW,
-    FORMAT,
-)
 
 OLDEST_ATTEMPTS = 10
 
 _log = logging.getLogger("databus.relay.streaming")
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRequest:
-    """What a reader asks for."""
-
-    start: StartPoint
-    filter: StreamFilter
-    format: str
-    max_bytes: int | None
-    wait_s: float
-    follow: bool
-
-
-def parse_stream_request(
-    query: Mapping[str, str], headers: Mapping[str, str], database: str
-) -> StreamRequest:
-    """The request in a query whose names are known.
-
-    A browser that connects again repeats its query; where it had come is in Last-Event-ID.
-
-    Raises:
-        BadRequest, BadFilter, BadCheckpoint, NotAcceptable.
-    """
-    form = choose_format(headers.get("Accept", "*/*"), query.get("format"))
-    start = parse_start(query, database)
-    last_id = headers.get("Last-Event-ID", "")
-    if form == "sse" and last_id:
-        start = After(parse_position(last_id))
-    max_bytes = parse_count(query, "max_bytes", 0, least=1)
-    return StreamRequest(
-        start=start,
-        filter=parse_filter(query),
-        format=form,
-        max_bytes=max_bytes or None,
-        wait_s=parse_count(query, "wait_ms", 0) / 1000,
-        follow=parse_flag(query, "follow", form == "sse"),
-    )
 
 
 class StreamAnswer:
@@ -133,7 +63,7 @@ class StreamAnswer:
             position,
             request.filter,
             max_bytes=request.max_bytes,
-            in_window=self._may_be_inside(position, state),
+            may_be_inside=self._may_be_inside(position, state),
         )
         self.cursor.commit_us = state.max_commit_us if position >= state.max else 0
         self.format: Format = make_format(
@@ -249,6 +179,7 @@ class StreamSender:
         )
         await response.prepare(request)
         self.tallies.add(database.name, "readers")
+        self.tallies.add(database.name, "ahead", int(answer.is_ahead))
         try:
             await self._run(request, response, answer, part)
         except ConnectionError:

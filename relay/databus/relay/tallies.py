@@ -14,7 +14,7 @@ import numpy as np
 
 from databus.common.errors import StoreError
 
-COUNTERS = ("requests", "errors", "too_old", "overtaken", "bytes", "events", "readers")
+COUNTERS = ("requests", "errors", "too_old", "ahead", "overtaken", "bytes", "events", "readers")
 FOLDER = "workers"
 _HEADER_BYTES = 4096
 

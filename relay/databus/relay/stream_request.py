@@ -1,0 +1,78 @@
+"""What a reader asks ``/stream`` for, out of its query and headers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from databus.common.checkpoint import After, StartPoint
+from databus.common.filters import StreamFilter
+from databus.common.formats import choose_format
+from databus.common.query import (
+    CHECKPOINT,
+    FOLLOW,
+    FORMAT,
+    MAX_BYTES,
+    OPS,
+    PARTITION,
+    SCN,
+    SOURCES,
+    START,
+    WAIT_MS,
+    parse_count,
+    parse_filter,
+    parse_flag,
+    parse_position,
+    parse_start,
+)
+
+STREAM_PARAMETERS = (
+    SOURCES,
+    CHECKPOINT,
+    SCN,
+    START,
+    PARTITION,
+    OPS,
+    MAX_BYTES,
+    WAIT_MS,
+    FOLLOW,
+    FORMAT,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRequest:
+    """What a reader asks for."""
+
+    start: StartPoint
+    filter: StreamFilter
+    format: str
+    max_bytes: int | None
+    wait_s: float
+    follow: bool
+
+
+def parse_stream_request(
+    query: Mapping[str, str], headers: Mapping[str, str], database: str
+) -> StreamRequest:
+    """The request in a query whose names are known.
+
+    A browser that connects again repeats its query; where it had come is in Last-Event-ID.
+
+    Raises:
+        BadRequest, BadFilter, BadCheckpoint, NotAcceptable.
+    """
+    form = choose_format(headers.get("Accept", "*/*"), query.get("format"))
+    start = parse_start(query, database)
+    last_id = headers.get("Last-Event-ID", "")
+    if form == "sse" and last_id:
+        start = After(parse_position(last_id))
+    max_bytes = parse_count(query, "max_bytes", 0, least=1)
+    return StreamRequest(
+        start=start,
+        filter=parse_filter(query),
+        format=form,
+        max_bytes=max_bytes or None,
+        wait_s=parse_count(query, "wait_ms", 0) / 1000,
+        follow=parse_flag(query, "follow", form == "sse"),
+    )
