@@ -23,7 +23,7 @@ Proxies = Callable[[str, int], Awaitable[FaultyProxy]]
 
 @pytest.fixture(params=[MariaDBServer, PostgresServer])
 def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PrivateServer]:
-    with request.param(tmp_path / "own") as server:
+    with request.param(tmp_path / "its own folder") as server:
         yield server
 
 

@@ -337,7 +337,8 @@ class MariaDBServer(PrivateServer):
             [
                 install,
                 "--no-defaults",
-                f"--datadir={self.data_dir}",
+                # Relative to our folder: the script does not quote it, and it may hold a space.
+                f"--datadir=./{self.data_dir.name}",
                 "--auth-root-authentication-method=normal",
                 "--skip-test-db",
                 "--skip-name-resolve",
