@@ -11,7 +11,7 @@ import numpy as np
 
 from databus.common import frame
 from databus.common.checkpoint import Position
-from databus.common.frame import FIRST_CONTROL_OP, FrameColumns, Op
+from databus.common.frame import FrameColumns, Op
 from databus.relay.registry import Registry
 from databus.relay.ring import Ring, RingWriter
 from databus.relay.sources.source import Batch
@@ -115,10 +115,9 @@ class Intake:
             self._observe(columns, data)
             return
         # A dump window may have to stand between the two parts.
-        for part in (data[:cut], data[cut:]):
-            self._append(part)
-            if self.observer is not None and not self.in_window:
-                self.observer.at_window_end()
+        self._append(data[:cut])
+        self.observer.at_window_end()
+        self._append(data[cut:])
 
     def _observe(self, columns: FrameColumns, data: memoryview) -> None:
         if self.observer is not None:
@@ -148,10 +147,3 @@ def _first_after(columns: FrameColumns, last: Position) -> int:
     scn = np.uint64(last.scn)
     after = (columns.scn > scn) | ((columns.scn == scn) & (columns.seq > last.seq))
     return int(np.argmax(after)) if after.any() else len(columns)
-
-
-def touched_rows(columns: FrameColumns, source: int) -> list[int]:
-    """Indices of the row changes of a source and of all window ends, in order."""
-    ops = columns.op
-    rows = (columns.source_id == source) & (ops < FIRST_CONTROL_OP)
-    return [int(index) for index in np.flatnonzero(rows | (ops == Op.END_OF_WINDOW))]

@@ -70,14 +70,21 @@ class ChunkWindow:
         I3. At most ``max_keys`` keys and ``max_windows`` windows are remembered.
 
     Owner: the fetcher's task.  What is observed before the first chunk reaches back a moment
-    before it, for a database may stream a commit before its snapshots show it.
+    before it, for a database may stream a commit before its snapshots show it.  With
+    ``in_window`` it begins inside a window whose beginning it has not seen.
     """
 
-    def __init__(self, *, max_keys: int = MAX_TOUCHED_KEYS, max_windows: int = MAX_WINDOWS) -> None:
+    def __init__(
+        self,
+        *,
+        in_window: bool = False,
+        max_keys: int = MAX_TOUCHED_KEYS,
+        max_windows: int = MAX_WINDOWS,
+    ) -> None:
         self._max_keys = max_keys
         self._max_windows = max_windows
         self._memory = _Memory()
-        self._open: dict[bytes, int] | None = {}
+        self._open: dict[bytes, int] | None = None if in_window else {}
         self._pending: _Pending | None = None
         self._overflowed = False
 
@@ -85,15 +92,15 @@ class ChunkWindow:
 
     def touch(self, key: bytes, schema_fp: int) -> None:
         """A row change of the table in the window that is open now."""
-        if self._open is None or (
-            self._pending
-            and key not in self._pending.rows
-            and schema_fp == self._pending.chunk.schema.fingerprint
-        ):
+        if self._open is None:
             return
         self._open[key] = schema_fp
         if len(self._open) > self._max_keys:
             self._open = None
+
+    def touch_unknown(self) -> None:
+        """The open window touched rows of the table that cannot be named."""
+        self._open = None
 
     def end_window(self, scn: int, txid: str) -> None:
         """The open window has ended as transaction ``txid`` at ``scn``."""
@@ -107,12 +114,14 @@ class ChunkWindow:
         memory = self._memory
         memory.windows.append(window)
         memory.key_count += len(window.touched or ())
-        for old in memory.windows:
-            if memory.key_count <= self._max_keys:
-                break
-            memory.key_count -= len(old.touched or ())
-            if old.touched:
-                old.touched = None
+        if memory.key_count > self._max_keys:
+            # Down to half, so that this walk is paid for by many windows.
+            for old in memory.windows:
+                if memory.key_count <= self._max_keys // 2:
+                    break
+                if old.touched:
+                    memory.key_count -= len(old.touched)
+                    old.touched = None
         if len(memory.windows) > self._max_windows:
             dropped = memory.windows.popleft()
             memory.key_count -= len(dropped.touched or ())

@@ -1,0 +1,254 @@
+"""Dumps as records: what was asked for, how far each has come, and their file.
+
+What runs them is dump_runner.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from databus.common.checkpoint import Position
+from databus.common.errors import BadRequest, FormatError, NotFound, StoreError
+from databus.relay.layout import replace_file
+
+DEFAULT_CHUNK_ROWS = 2000
+MAX_CHUNK_ROWS = 1_000_000
+MAX_DELAY_MS = 3_600_000
+MAX_KEYS = 100_000
+KEPT_FINISHED = 100
+KEPT_MISSING = 1000
+
+
+class DumpState(enum.StrEnum):
+    """Where a dump is in its life."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+ACTIVE = (DumpState.RUNNING, DumpState.QUEUED)
+FINISHED = (DumpState.COMPLETED, DumpState.FAILED, DumpState.CANCELLED)
+
+# (state, wanted by PATCH) -> new state; what is not here is refused.
+TRANSITIONS: dict[tuple[DumpState, DumpState], DumpState] = {
+    (DumpState.QUEUED, DumpState.PAUSED): DumpState.PAUSED,
+    (DumpState.RUNNING, DumpState.PAUSED): DumpState.PAUSED,
+    (DumpState.PAUSED, DumpState.PAUSED): DumpState.PAUSED,
+    (DumpState.QUEUED, DumpState.RUNNING): DumpState.QUEUED,
+    (DumpState.RUNNING, DumpState.RUNNING): DumpState.RUNNING,
+    (DumpState.PAUSED, DumpState.RUNNING): DumpState.QUEUED,
+    (DumpState.FAILED, DumpState.RUNNING): DumpState.QUEUED,
+}
+
+
+@dataclasses.dataclass(slots=True)
+class TableProgress:
+    """How far one table has come: everything up to ``last_key`` is in the ring and durable."""
+
+    source: str
+    upto: list[Any] | None = None
+    last_key: list[Any] | None = None
+    done: bool = False
+    rows: int = 0
+    dropped: int = 0
+    chunks: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class Dump:
+    """One dump.  ``tables`` is None until it has begun; ``missing`` are asked-for keys that
+    have no row (the first thousand)."""
+
+    id: str
+    sources: list[str]
+    where: str | None = None
+    keys: list[list[Any]] | None = None
+    chunk_rows: int = DEFAULT_CHUNK_ROWS
+    delay_ms: int = 0
+    state: DumpState = DumpState.QUEUED
+    tables: list[TableProgress] | None = None
+    missing: list[list[Any]] = dataclasses.field(default_factory=list)
+    reread_chunks: int = 0
+    error: dict[str, Any] | None = None
+    end: Position | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether nobody has stopped it."""
+        return self.state == DumpState.RUNNING
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as it is served, and kept on disk."""
+        document = dataclasses.asdict(self)
+        tables = self.tables or []
+        document["rows"] = sum(table.rows for table in tables)
+        document["chunks"] = sum(table.chunks for table in tables)
+        document["end"] = None if self.end is None else {"scn": self.end.scn, "seq": self.end.seq}
+        return document
+
+    @staticmethod
+    def from_json(document: dict[str, Any]) -> Dump:
+        """What ``to_json`` wrote.
+
+        Raises:
+            FormatError: it is something else.
+        """
+        try:
+            known = {field.name for field in dataclasses.fields(Dump)}
+            values = {name: document[name] for name in known}
+            values["state"] = DumpState(values["state"])
+            if values["tables"] is not None:
+                values["tables"] = [TableProgress(**table) for table in values["tables"]]
+            if values["end"] is not None:
+                values["end"] = Position(int(values["end"]["scn"]), int(values["end"]["seq"]))
+            return Dump(**values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"not a dump: {error!r} in {str(document)[:200]}") from error
+
+
+def new_dump(request: Any) -> Dump:
+    """The dump that a request asks for.
+
+    Raises:
+        BadRequest: a key is unknown or its value not of its form.
+    """
+    allowed = ("sources", "where", "keys", "chunk_rows", "delay_ms")
+    document = _object(request, allowed)
+    sources = document.get("sources")
+    if not isinstance(sources, list) or not sources or not all(isinstance(s, str) for s in sources):
+        raise BadRequest(f"sources is {sources!r}; give a list of globs such as ['shop.*']")
+    where = document.get("where")
+    if where is not None and (not isinstance(where, str) or not where.strip()):
+        raise BadRequest(f"where is {where!r}; give an SQL condition, or leave it out")
+    keys = document.get("keys")
+    if keys is not None:
+        if not isinstance(keys, list) or not 1 <= len(keys) <= MAX_KEYS:
+            raise BadRequest(f"keys must be a list of 1 to {MAX_KEYS} keys")
+        keys = [key if isinstance(key, list) else [key] for key in keys]
+    return Dump(
+        id=secrets.token_hex(4),
+        sources=sources,
+        where=where,
+        keys=keys,
+        chunk_rows=_number(document, "chunk_rows", 1, MAX_CHUNK_ROWS, DEFAULT_CHUNK_ROWS),
+        delay_ms=_number(document, "delay_ms", 0, MAX_DELAY_MS, 0),
+    )
+
+
+def change_dump(dump: Dump, request: Any) -> None:
+    """Apply a PATCH: ``state`` paused or running, ``chunk_rows``, ``delay_ms``.
+
+    Raises:
+        BadRequest: a key is unknown, or the dump's state does not allow it.
+    """
+    document = _object(request, ("state", "chunk_rows", "delay_ms"))
+    chunk_rows = _number(document, "chunk_rows", 1, MAX_CHUNK_ROWS, dump.chunk_rows)
+    delay_ms = _number(document, "delay_ms", 0, MAX_DELAY_MS, dump.delay_ms)
+    state = dump.state
+    if "state" in document:
+        if document["state"] not in (DumpState.PAUSED, DumpState.RUNNING):
+            raise BadRequest(f"state is {document['state']!r}; it can be set to paused or running")
+        wanted = TRANSITIONS.get((dump.state, DumpState(document["state"])))
+        if wanted is None:
+            raise BadRequest(
+                f"dump {dump.id} is {dump.state} and cannot be set to {document['state']}"
+            )
+        state = wanted
+    if state != DumpState.FAILED:
+        dump.error = None
+    dump.state, dump.chunk_rows, dump.delay_ms = state, chunk_rows, delay_ms
+
+
+def _object(request: Any, allowed: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(request, dict):
+        raise BadRequest(f"the body is a {type(request).__name__}, not an object")
+    unknown = sorted(set(request) - set(allowed))
+    if unknown:
+        raise BadRequest(f"unknown key {unknown[0]!r}; known are {', '.join(allowed)}")
+    return request
+
+
+def _number(document: dict[str, Any], name: str, least: int, most: int, default: int) -> int:
+    value = document.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise BadRequest(f"{name} is {value!r}, not a number from {least} to {most}")
+    return value
+
+
+class DumpBook:
+    """All dumps of a database, in the order of their requests.
+
+    Invariants:
+        I1. Progress in the file is never ahead of the ring's disk: it is recorded after the
+            ring was synced.
+        I2. Finished dumps beyond the newest ``KEPT_FINISHED`` are forgotten.
+
+    Owner: the fetcher's loop.
+    Durability: when ``save`` returns, the records are on disk.
+    Raises: StoreError, FormatError from the constructor where the file is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._dumps: dict[str, Dump] = {}
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+        try:
+            documents = json.loads(content)["dumps"]
+            dumps = [Dump.from_json(document) for document in documents]
+        except FormatError as error:
+            raise FormatError(f"{path}: {error.message}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise FormatError(f"{path} is damaged: {error!r}; move it away") from error
+        self._dumps = {dump.id: dump for dump in dumps}
+
+    def __iter__(self) -> Iterator[Dump]:
+        return iter(self._dumps.values())
+
+    def get(self, dump_id: str) -> Dump:
+        """The dump of this id.
+
+        Raises:
+            NotFound: there is none.
+        """
+        try:
+            return self._dumps[dump_id]
+        except KeyError:
+            raise NotFound(f"there is no dump {dump_id!r} among {len(self._dumps)}") from None
+
+    def add(self, dump: Dump) -> None:
+        """Put a dump at the end of the queue."""
+        self._dumps[dump.id] = dump
+        finished = [old.id for old in self if old.state in FINISHED]
+        for old_id in finished[: max(0, len(finished) - KEPT_FINISHED)]:
+            del self._dumps[old_id]
+
+    def next_active(self) -> Dump | None:
+        """The dump to work on: one that has begun before one that has not."""
+        for state in ACTIVE:
+            for dump in self:
+                if dump.state == state:
+                    return dump
+        return None
+
+    def content(self) -> bytes:
+        """What belongs into the file now."""
+        return json.dumps({"v": 1, "dumps": [dump.to_json() for dump in self]}).encode()
+
+    def save(self) -> None:
+        """Put the records on disk."""
+        replace_file(self.path, self.content(), durable=True)

@@ -1,0 +1,384 @@
+"""The fetcher: one process per database that moves its source's windows into its ring.
+
+It connects, streams, syncs and acknowledges, reconnects when it must, runs the dumps and
+tells how it is doing.  ``python -m databus.relay.fetcher`` is the process; ``Fetcher`` is the
+same inside another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from databus.common.checkpoint import Position
+from databus.common.config import DatabaseConfig, RelayConfig
+from databus.common.errors import DatabusError, InternalError, SourceUnavailable
+from databus.relay.dump_runner import DumpRunner
+from databus.relay.dumps import ACTIVE, DumpBook
+from databus.relay.fetcher_api import FetcherApi
+from databus.relay.fetcher_status import FetcherState, FetcherStatus
+from databus.relay.handover import take_over
+from databus.relay.intake import Intake
+from databus.relay.layout import DatabaseFolder
+from databus.relay.registry import Registry
+from databus.relay.ring import Ring
+from databus.relay.ring_format import RING_NAME
+from databus.relay.sources.catalogue import create_source
+from databus.relay.sources.source import Batch, Source
+from databus.relay.wakeup import WakeupSender
+
+RECENT_BYTES = 2 << 20
+RECENT_BATCHES = 64
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The fetcher's intervals; tests make them short."""
+
+    idle_window_s: float = 5.0
+    status_s: float = 0.5
+    source_status_s: float = 5.0
+    backoff_first_s: float = 0.1
+    backoff_most_s: float = 10.0
+    failed_retry_s: float = 30.0
+
+
+class Fetcher:
+    """Keeps one database's ring up to date, for as long as it runs.
+
+    Invariants:
+        I1. The source is acknowledged only up to a window that is on disk.
+        I2. Nothing ends it but ``stop``: what can pass is tried again with back-off, what
+            cannot is shown as state ``failed`` with its problem and tried again slowly.
+        I3. It never holds more than one batch of the source, besides ``RECENT_BYTES``.
+
+    Owner: one event loop; its ring's lock keeps a second fetcher away.
+    Durability: at most ``sync_every`` after a window was appended it is on disk.
+    """
+
+    def __init__(
+        self,
+        config: DatabaseConfig,
+        data_dir: Path | str,
+        *,
+        wakeup: WakeupSender | None = None,
+        make_source: Callable[[DatabaseConfig], Source] = create_source,
+        pace: Pace | None = None,
+        jitter: random.Random | None = None,
+    ) -> None:
+        self.config = config
+        self.folder = DatabaseFolder.of(data_dir, config.name)
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        self.status = FetcherStatus(config, self.folder)
+        self.intake: Intake | None = None
+        self.book = DumpBook(self.folder.dumps)
+        self.dumps = DumpRunner(self.book, self)
+        self._wakeup = wakeup or WakeupSender()
+        self._make_source = make_source
+        self._pace = pace or Pace()
+        self._jitter = jitter or random.Random()
+        self._registry: Registry | None = None
+        self._source: Source | None = None
+        self._streaming = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._sync_lock = asyncio.Lock()
+        self._synced_tail = -1
+        self._acked_scn = -1
+        self._appended_s = time.monotonic()
+        self._attempt = 0
+        self._recent: deque[bytes] = deque()
+        self._recent_bytes = 0
+
+    # -- life --
+
+    def stop(self) -> None:
+        """Let ``run`` come to its end."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Fetch until ``stop``.
+
+        Raises:
+            StoreError: the data folder cannot be used.
+        """
+        api = FetcherApi(self, self.folder)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            await api.start()
+            loops = (self._capture_loop, self._sync_loop, self._status_loop, self.dumps.run)
+            tasks = [asyncio.create_task(loop()) for loop in loops]
+            stopping = asyncio.create_task(self._wait_stop())
+            tasks.append(stopping)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            await api.close()
+            await self._close()
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def _wait_stop(self) -> None:
+        await self._stopping.wait()
+
+    async def _close(self) -> None:
+        async with self._sync_lock:
+            if self.intake is not None:
+                self.intake.ring.close()
+            if self._registry is not None:
+                self._registry.close()
+        self._wakeup.close()
+        self.status.enter(FetcherState.STOPPED)
+        self.status.write(self.status.document(None, self._dump_counts()))
+
+    # -- capture --
+
+    async def _capture_loop(self) -> None:
+        while True:
+            try:
+                await self._capture()
+            except DatabusError as error:
+                delay_s = self._note_failure(error)
+            except (OSError, EOFError, TimeoutError) as error:
+                delay_s = self._note_failure(SourceUnavailable(f"{type(error).__name__}: {error}"))
+            except Exception as error:
+                _log.exception("%s: the source failed", self.config.name)
+                delay_s = self._note_failure(InternalError(f"{type(error).__name__}: {error}"))
+            else:
+                delay_s = self._note_failure(SourceUnavailable("the source's stream has ended"))
+            await asyncio.sleep(delay_s)
+
+    def _note_failure(self, error: DatabusError) -> float:
+        """Show the failure; seconds to wait before the next attempt."""
+        pace = self._pace
+        self.status.reconnect_count += 1
+        if error.retry:
+            delay_s = min(pace.backoff_most_s, pace.backoff_first_s * 2.0 ** min(self._attempt, 20))
+            self._attempt += 1
+            state = FetcherState.RECONNECTING
+        else:
+            delay_s = pace.failed_retry_s
+            state = FetcherState.FAILED
+        delay_s *= self._jitter.uniform(0.5, 1.0)
+        _log.warning(
+            "%s: %s (%s); next attempt in %.1f s",
+            self.config.name, error.message, error.code, delay_s,
+        )  # fmt: skip
+        self.status.enter(state, error)
+        self.status.retry_at_us = time.time_ns() // 1000 + int(delay_s * 1e6)
+        self._write_status()
+        return delay_s
+
+    async def _capture(self) -> None:
+        """Connect and stream until something goes wrong."""
+        if self.intake is None and (self.folder.path / RING_NAME).exists():
+            self._open_intake(None, Position(0, 0))
+        source = self._make_source(self.config)
+        try:
+            await source.open()
+            if self.intake is None:
+                # The first position counts as held by nobody: a dump window may follow it.
+                start = Position(await source.first_scn(), 0)
+                intake = self._open_intake(source.clock, start)
+            else:
+                intake = self.intake
+                intake.ring.require_clock(source.clock)
+            intake.registry.add(await source.schemas())
+            self._source, self._acked_scn = source, -1
+            async with contextlib.aclosing(_generator(source, intake.resume())) as batches:
+                async for batch in batches:
+                    self._take(intake, batch)
+                    # A source that never has to wait must not keep the others from running.
+                    await asyncio.sleep(0)
+        finally:
+            self._streaming.clear()
+            self._source = None
+            self.status.caught_up = False
+            with contextlib.suppress(Exception):
+                await source.close()
+
+    def _open_intake(self, clock: str | None, start: Position) -> Intake:
+        ring = Ring.open_writer(self.folder.path, self.config.ring_bytes, clock=clock, start=start)
+        try:
+            if self._registry is None:
+                self._registry = Registry(self.folder.registry)
+            self.intake = Intake(ring, self._registry)
+        except BaseException:
+            ring.close()
+            raise
+        return self.intake
+
+    def _take(self, intake: Intake, batch: Batch) -> None:
+        if batch.data:
+            self._remember(batch.data)
+            self._appended_s = time.monotonic()
+        if intake.take(batch):
+            self._wakeup.wake()
+        elif time.monotonic() - self._appended_s >= self._pace.idle_window_s:
+            self._appended_s = time.monotonic()
+            if intake.append_idle_window(time.time_ns() // 1000):
+                self._wakeup.wake()
+        self.status.batch_count += 1
+        self.status.caught_up = not batch.data
+        if not self._streaming.is_set():
+            self._streaming.set()
+            self._attempt = 0
+            self.status.enter(FetcherState.STREAMING)
+            self._write_status()
+
+    def _remember(self, data: bytes) -> None:
+        recent = self._recent
+        recent.append(data)
+        self._recent_bytes += len(data)
+        while len(recent) > 1 and (
+            self._recent_bytes > RECENT_BYTES or len(recent) > RECENT_BATCHES
+        ):
+            self._recent_bytes -= len(recent.popleft())
+
+    # -- durability --
+
+    async def _sync_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.sync_every)
+            if self.intake is not None:
+                await self.make_durable()
+
+    async def make_durable(self) -> None:
+        """Sync the ring if it is dirty, record the dumps' progress, acknowledge the source."""
+        # Not to be cut short: the ring must not be closed under the syncing thread.
+        await asyncio.shield(asyncio.ensure_future(self._make_durable()))
+
+    async def _make_durable(self) -> None:
+        async with self._sync_lock:
+            intake, emitted = self.intake, self.dumps.emitted
+            if intake is None:
+                return
+            tail, complete = intake.ring.state.tail, intake.complete
+            if tail != self._synced_tail:
+                await asyncio.to_thread(intake.ring.sync)
+                self._synced_tail = tail
+            if self.dumps.settle(emitted):
+                await asyncio.to_thread(self.book.save)
+        source = self._source
+        if source is not None and complete.scn > self._acked_scn:
+            try:
+                await source.ack(complete.scn)
+                self._acked_scn = complete.scn
+            except (DatabusError, OSError) as error:
+                _log.info("%s: not acknowledged: %s", self.config.name, error)
+
+    # -- for the dumps --
+
+    async def connected(self) -> tuple[Source, Intake]:
+        """The source, once it is streaming."""
+        while True:
+            await self._streaming.wait()
+            if self._source is not None and self.intake is not None:
+                return self._source, self.intake
+
+    def recent(self) -> Iterable[bytes]:
+        """The batches of the last moment, the oldest first."""
+        return tuple(self._recent)
+
+    def published(self) -> None:
+        """Wake the readers."""
+        self._wakeup.wake()
+
+    async def save_dumps(self) -> None:
+        """Put the dumps' records on disk."""
+        async with self._sync_lock:
+            await asyncio.to_thread(self.book.save)
+
+    async def dumps_changed(self) -> None:
+        """Put the dumps' records on disk and let the runner look at them."""
+        self.dumps.poke()
+        await self.save_dumps()
+
+    # -- status --
+
+    def known_sources(self) -> list[str]:
+        """Names of the captured tables; empty before the source was reached once."""
+        return self._registry.schemas.sources if self._registry is not None else []
+
+    def status_document(self) -> dict[str, Any]:
+        """The live status."""
+        return self.status.document(self.intake, self._dump_counts())
+
+    def _dump_counts(self) -> dict[str, int]:
+        return {
+            "active": sum(dump.state in ACTIVE for dump in self.book),
+            "total": sum(1 for _ in self.book),
+        }
+
+    def _write_status(self) -> None:
+        self.status.write(self.status_document())
+
+    async def _status_loop(self) -> None:
+        asked_s = 0.0
+        while True:
+            source = self._source
+            if source is not None and time.monotonic() - asked_s >= self._pace.source_status_s:
+                asked_s = time.monotonic()
+                with contextlib.suppress(DatabusError, OSError, TimeoutError):
+                    async with asyncio.timeout(self._pace.source_status_s):
+                        self.status.source = await source.status()
+            self._write_status()
+            await asyncio.sleep(self._pace.status_s)
+
+
+async def _generator(source: Source, after_scn: int) -> AsyncGenerator[Batch, None]:
+    stream = source.stream(after_scn)
+    try:
+        async for batch in stream:
+            yield batch
+    finally:
+        close = getattr(stream, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def _serve(fetcher: Fetcher) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, fetcher.stop)
+    await fetcher.run()
+
+
+def main(arguments: list[str]) -> int:
+    """The fetcher's process; the relay's supervisor starts it."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        handover = take_over(arguments)
+        config = next(d for d in handover.config.database if d.name == handover.database)
+        relay = handover.config.relay or RelayConfig()
+        wakeup = WakeupSender(handover.wakeup_fds)
+
+        async def serve() -> None:
+            await _serve(Fetcher(config, relay.data_dir, wakeup=wakeup))
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve())
+    except DatabusError as error:
+        _log.error("%s: %s", error.message, error.hint)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
