@@ -252,8 +252,8 @@ class RingMachine(RuleBasedStateMachine):
 
 TestRingModel = pytest.mark.timeout(300)(RingMachine.TestCase)
 TestRingModel.settings = settings(
-    max_examples=25,
-    stateful_step_count=20,
+    max_examples=100,
+    stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

@@ -11,6 +11,8 @@ length is odd is no frame but the pad that fills a lap of the ring up to its end
 
 from __future__ import annotations
 
+import numpy as np
+
 from databus.common.kernels import I64Array, U8Array, crc32c, jit, load_u16, load_u32
 
 HEADER_BYTES = 72
@@ -394,3 +396,28 @@ def index_false_entry(
             return number
         before = position
     return -1
+
+
+def warm_up() -> None:
+    """Compile every kernel, or load it from the cache, so that no append or read waits for it."""
+    ring = np.zeros(256, dtype=np.uint8)
+    ring.flags.writeable = False
+    points = np.zeros(1, dtype=np.int64)
+    lanes = np.zeros(1, dtype=np.int64)
+    counts = np.ones(1, dtype=np.int64)
+    rows = np.zeros((1, 4), dtype=np.int64)
+    shared_rows = rows[:]
+    shared_rows.flags.writeable = False
+    check_block(ring, 64, 0, 0, 0)
+    take_piece(ring, 256, 0, 0, 0, 1, points)
+    cut_frames(ring)
+    evict(ring, 0, 0, 0, 0)
+    seek(ring, 0, 0, 0, 0, 0)
+    follow(ring, 0, 0, 0, 0, 0, 0)
+    next_header(ring, 0, 8)
+    list_points(ring, 0, 0, 0, 1, points)
+    index_add(rows, lanes, counts, 2, 0, ring, 0)
+    for table in (rows, shared_rows):
+        index_lookup(table, lanes, counts, 2, 0, 0, 0, 0, 0)
+        index_first_kept(table, 1, 0, 0, 0)
+        index_false_entry(table, 1, 0, 0, ring, 0, 0)

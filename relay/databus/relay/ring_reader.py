@@ -68,6 +68,7 @@ class RingReader:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        kernels.warm_up()
         self.file = self._map()
         self._index: ScnIndex | None = None
 

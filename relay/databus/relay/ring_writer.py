@@ -67,6 +67,7 @@ class RingWriter:
         self.directory = directory
         self._lock = lock
         self._sync_lock = threading.Lock()
+        kernels.warm_up()
         remove_folder(directory / NEXT_NAME)
         self._open()
 
