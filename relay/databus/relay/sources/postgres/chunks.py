@@ -1,0 +1,209 @@
+"""Chunks of tables, each read in one MVCC snapshot and without locks that others notice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from databus.common.errors import BadRequest, DumpFailed, SourceUnavailable
+from databus.common.schema import Kind
+from databus.relay.sources.postgres.catalogue import Catalogue
+from databus.relay.sources.postgres.lsn import parse_lsn, parse_snapshot, scn_before, written_end
+from databus.relay.sources.postgres.replication import Connection, PostgresError
+from databus.relay.sources.postgres.rows import RowCodec
+from databus.relay.sources.postgres.schema import Table, quote
+from databus.relay.sources.postgres.settings import Settings
+from databus.relay.sources.source import Chunk, ChunkRequest, Row
+
+_SCHEMA_TRIES = 5
+_UNDEFINED = ("42703", "42P01", "0A000")
+_BEGIN = "START TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+_SNAPSHOT = "SELECT pg_current_snapshot()"
+_END = """
+SELECT pg_current_wal_insert_lsn(), current_setting('wal_block_size'),
+       (SELECT setting FROM pg_settings WHERE name = 'wal_segment_size')
+"""
+
+_TextRow = tuple[bytes | None, ...]
+
+
+class ChunkReader:
+    """Reads chunks over sessions of its own, as many as there are concurrent calls.
+
+    Invariants:
+        I1. A chunk's rows, its snapshot and its schema belong together: the table's
+            definition is compared while the chunk's transaction still holds the table.
+
+    Owner: one event loop.
+    Raises: SourceUnavailable; BadRequest for a key or a condition that the server refuses;
+        DumpFailed if the table's definition changes again and again.
+    """
+
+    def __init__(self, settings: Settings, catalogue: Catalogue) -> None:
+        self._settings = settings
+        self._catalogue = catalogue
+        self._idle: list[Connection] = []
+
+    def close(self) -> None:
+        """End the sessions that are not in use."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def largest_key(self, table: Table) -> list[Any] | None:
+        """The last key in the order of the key's index; None if the table is empty."""
+        names = [quote(name) for name in table.key]
+        order = ", ".join(f"{name} DESC" for name in names)
+        session = await self._session()
+        try:
+            rows = await session.select(
+                f"SELECT {', '.join(names)} FROM {table.quoted} ORDER BY {order} LIMIT 1", []
+            )
+        except PostgresError as error:
+            session.close()
+            raise SourceUnavailable(f"the largest key of {table.source}: {error}") from error
+        except BaseException:
+            session.close()
+            raise
+        self._idle.append(session)
+        return self._key_values(table, rows[0]) if rows else None
+
+    async def read(self, table: Table, request: ChunkRequest) -> Chunk:
+        """One chunk; it is read again if the table is altered meanwhile."""
+        for _ in range(_SCHEMA_TRIES):
+            session = await self._session()
+            try:
+                chunk = await self._read(session, table, request)
+                # The transaction still holds the table, so what the catalogue says is final.
+                now = await self._catalogue.table(table.oid)
+                await session.query("COMMIT")
+            except PostgresError as error:
+                session.close()
+                if error.sqlstate not in _UNDEFINED:
+                    raise _refused(table, error) from error
+                now, chunk = await self._catalogue.table(table.oid), None
+                if now == table:
+                    raise _refused(table, error) from error
+            except BaseException:
+                session.close()
+                raise
+            else:
+                self._idle.append(session)
+            if now is None:
+                raise DumpFailed(f"{table.source} was dropped while it was read")
+            if chunk is not None and now == table:
+                return chunk
+            table = now
+        raise DumpFailed(
+            f"{table.source} was altered {_SCHEMA_TRIES} times while one chunk was read"
+        )
+
+    async def _read(self, session: Connection, table: Table, request: ChunkRequest) -> Chunk:
+        codec = RowCodec(table.schema(self._settings.special_values), self._settings.special_values)
+        await session.query(_BEGIN)
+        snapshot_text = (await session.query(_SNAPSHOT))[0][0] or b""
+        missing: list[list[Any]] = []
+        if request.keys is not None and request.after is None:
+            missing = await self._missing(session, table, request.keys)
+        sql, parameters = _select(table, request)
+        found = await session.select(sql, parameters)
+        insert_lsn, page_bytes, segment_bytes = (await session.query(_END))[0]
+        written = written_end(
+            parse_lsn((insert_lsn or b"").decode()), int(page_bytes or 0), int(segment_bytes or 0)
+        )
+        rows = [Row(codec.key(row), codec.row(row)[0]) for row in found]
+        last = None
+        if found:
+            last = self._key_values(table, tuple(found[-1][p] for p in codec.key_places))
+        return Chunk(
+            schema=codec.schema,
+            rows=rows,
+            snapshot=parse_snapshot(snapshot_text.decode(), scn_before(written)),
+            last_key=last,
+            done=len(found) < request.limit,
+            missing=missing,
+        )
+
+    async def _missing(
+        self, session: Connection, table: Table, keys: Sequence[list[Any]]
+    ) -> list[list[Any]]:
+        parameters: list[str] = []
+        asked = " UNION ALL ".join(
+            f"SELECT {number} FROM {table.quoted} WHERE {_compare(table, '=', key, parameters)}"
+            for number, key in enumerate(keys)
+        )
+        rows = await session.select(asked, parameters) if keys else []
+        found = {int(row[0] or 0) for row in rows}
+        return [key for number, key in enumerate(keys) if number not in found]
+
+    def _key_values(self, table: Table, texts: _TextRow) -> list[Any]:
+        """The key as JSON values: whole numbers as numbers, all else in PostgreSQL's text."""
+        schema = table.schema(self._settings.special_values)
+        return [
+            int(text or 0) if column.kind is Kind.INT else (text or b"").decode()
+            for column, text in zip(schema.key_columns, texts, strict=True)
+        ]
+
+    async def _session(self) -> Connection:
+        while self._idle:
+            session = self._idle.pop()
+            if not session.is_closed:
+                return session
+        session = Connection(self._settings)
+        try:
+            await session.connect()
+        except PostgresError as error:
+            raise SourceUnavailable(f"{self._settings.address}: {error}") from error
+        return session
+
+
+def _select(table: Table, request: ChunkRequest) -> tuple[str, list[str]]:
+    """The chunk's statement and its parameters."""
+    parameters: list[str] = []
+    conditions = []
+    if request.after is not None:
+        conditions.append(_compare(table, ">", request.after, parameters))
+    if request.upto is not None:
+        conditions.append(_compare(table, "<=", request.upto, parameters))
+    if request.keys is not None:
+        wanted = [_compare(table, "=", key, parameters) for key in request.keys]
+        conditions.append(f"({' OR '.join(wanted)})" if wanted else "false")
+    if request.where:
+        # On lines of its own: a comment in it ends there.
+        conditions.append(f"(\n{request.where}\n)")
+    columns = ", ".join(quote(column.name) for column in table.columns)
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    order = ", ".join(quote(name) for name in table.key)
+    return (
+        f"SELECT {columns} FROM {table.quoted}{where} ORDER BY {order} LIMIT {request.limit}",
+        parameters,
+    )
+
+
+def _compare(table: Table, operator: str, key: Sequence[Any], parameters: list[str]) -> str:
+    """A row-value comparison in the database's own order; the key's texts are parameters."""
+    if len(key) != len(table.key):
+        raise BadRequest(
+            f"the key {list(key)!r} has {len(key)} values; {table.source} is keyed by "
+            f"{', '.join(table.key)}"
+        )
+    places = []
+    for value in key:
+        parameters.append(_text(table, value))
+        places.append(f"${len(parameters)}")
+    names = ", ".join(quote(name) for name in table.key)
+    return f"({names}) {operator} ({', '.join(places)})"
+
+
+def _text(table: Table, value: Any) -> str:
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    if isinstance(value, int | float | str):
+        return str(value)
+    raise BadRequest(f"{value!r} cannot be part of a key of {table.source}")
+
+
+def _refused(table: Table, error: PostgresError) -> BadRequest | SourceUnavailable:
+    """Classes 22 and 42 are about the values and the statement, the others about the server."""
+    if error.sqlstate[:2] in ("22", "42"):
+        return BadRequest(f"the server refuses the chunk of {table.source}: {error}")
+    return SourceUnavailable(f"the chunk of {table.source}: {error}")

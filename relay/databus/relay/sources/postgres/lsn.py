@@ -1,0 +1,90 @@
+"""Log positions and transaction ids of PostgreSQL, and how they map to scns.
+
+The scn of a commit is the LSN where its commit record starts (docs/decisions/0011).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_ALIGN = 8
+_SHORT_PAGE_HEADER_BYTES = 24
+_LONG_PAGE_HEADER_BYTES = 40
+
+
+def parse_lsn(text: str) -> int:
+    """The number of an LSN such as ``16/B374D848``."""
+    high, _, low = text.partition("/")
+    return int(high, 16) << 32 | int(low, 16)
+
+
+def format_lsn(lsn: int) -> str:
+    """An LSN as PostgreSQL writes it."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def flush_lsn(scn: int) -> int:
+    """The LSN to confirm, or to start from, when everything up to ``scn`` is finished.
+
+    The server skips transactions whose commit record starts before it.  Records start at
+    multiples of 8 and a commit record is longer than 8, so this skips the commit at ``scn``
+    and nothing after it.
+    """
+    return -(-(scn + 1) // _ALIGN) * _ALIGN
+
+
+def scn_before(lsn: int) -> int:
+    """The scn below every commit whose record starts at ``lsn`` or later.
+
+    ``lsn - 1`` is left free for the schema changes of a commit at ``lsn``.
+    """
+    return lsn - 2
+
+
+def written_end(insert_lsn: int, page_bytes: int, segment_bytes: int) -> int:
+    """Where the last record before an insert position ends.
+
+    At the start of a page the insert position lies behind the page's header, which is not
+    written before the next record is: the stream would never report to have passed it.
+    """
+    if insert_lsn % segment_bytes == _LONG_PAGE_HEADER_BYTES:
+        return insert_lsn - _LONG_PAGE_HEADER_BYTES
+    if insert_lsn % page_bytes == _SHORT_PAGE_HEADER_BYTES:
+        return insert_lsn - _SHORT_PAGE_HEADER_BYTES
+    return insert_lsn
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSnapshot:
+    """An MVCC snapshot: which transactions show in a chunk, and an scn at or after them all.
+
+    ``xmin``, ``xmax`` and ``running`` are 64-bit transaction ids, as pg_current_snapshot
+    gives them.  The stream has 32-bit ids; each means the 64-bit id nearest to ``xmax``.
+    """
+
+    high: int
+    xmin: int
+    xmax: int
+    running: frozenset[int]
+
+    def sees(self, scn: int, txid: str) -> bool:
+        """Whether the transaction shows; one without an id counts as not seen."""
+        if not txid.isdigit():
+            return False
+        xid = self._full(int(txid))
+        return xid < self.xmin or (xid < self.xmax and xid not in self.running)
+
+    def _full(self, xid: int) -> int:
+        near = (self.xmax & ~0xFFFFFFFF) | (xid & 0xFFFFFFFF)
+        if near - self.xmax > 1 << 31:
+            return near - (1 << 32)
+        if self.xmax - near > 1 << 31:
+            return near + (1 << 32)
+        return near
+
+
+def parse_snapshot(text: str, high: int) -> PostgresSnapshot:
+    """The snapshot that pg_current_snapshot() printed, ``xmin:xmax:xip,xip,...``."""
+    xmin, xmax, running = text.split(":")
+    ids = frozenset(int(xid) for xid in running.split(",") if xid)
+    return PostgresSnapshot(high, int(xmin), int(xmax), ids)

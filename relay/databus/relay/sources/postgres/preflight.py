@@ -1,0 +1,226 @@
+"""What must be right on the server before capture, and the statement that mends each point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+
+from databus.relay.sources.postgres.catalogue import (
+    SIGN_IN_STATES,
+    Catalogue,
+    create_publication_sql,
+    extend_publication_sql,
+)
+from databus.relay.sources.postgres.replication import Connection, PostgresError
+from databus.relay.sources.postgres.schema import Table, key_remedy, matches, quote
+from databus.relay.sources.postgres.settings import Settings
+from databus.relay.sources.source import Finding
+
+_OLDEST_VERSION = 130000
+
+
+async def examine(settings: Settings, globs: Sequence[str], catalogue: Catalogue) -> list[Finding]:
+    """Everything that stands in the way of capture.
+
+    Raises:
+        SourceUnavailable: the server does not answer.
+    """
+    try:
+        facts = await catalogue.facts()
+    except asyncpg.PostgresError as error:
+        return [_sign_in(settings, str(error))]
+    findings = _server(settings, facts)
+    findings += await _slot(settings, catalogue, facts)
+    findings += await _replication(settings, facts)
+    tables = [t for t in (await catalogue.tables()).values() if matches(t.source, globs)]
+    findings += _tables(settings, globs, tables)
+    findings += await _publication(settings, catalogue, facts, [t for t in tables if t.key])
+    return findings
+
+
+async def system_identifier(settings: Settings) -> str:
+    """The identifier that a cluster and its replicas share; it needs a replication session.
+
+    Raises:
+        SourceUnavailable: the server does not answer; PostgresError: it refuses the session.
+    """
+    connection = Connection(settings, replication=True)
+    try:
+        await connection.connect()
+        row = (await connection.query("IDENTIFY_SYSTEM"))[0]
+        return (row[0] or b"").decode()
+    finally:
+        connection.close()
+
+
+def _sign_in(settings: Settings, refusal: str) -> Finding:
+    return Finding(
+        "sign-in",
+        f"the server refuses {settings.address}: {refusal}",
+        "correct user, password and database in the url, and the server's pg_hba.conf",
+    )
+
+
+def _server(settings: Settings, facts: dict[str, Any]) -> list[Finding]:
+    found = []
+    if facts["version_number"] < _OLDEST_VERSION:
+        found.append(
+            Finding(
+                "server_version",
+                f"it is {facts['version']}; 13 is the oldest that is supported",
+                "upgrade the server",
+            )
+        )
+    if facts["wal_level"] != "logical":
+        found.append(
+            Finding(
+                "wal_level",
+                f"it is {facts['wal_level']}; the log holds no row changes",
+                "ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
+            )
+        )
+    if facts["encoding"] == "SQL_ASCII":
+        found.append(
+            Finding(
+                "server_encoding",
+                "it is SQL_ASCII; the database does not know what its texts mean",
+                "dump the database and restore it into one with ENCODING 'UTF8'",
+            )
+        )
+    if facts["in_recovery"]:
+        found.append(
+            Finding(
+                "pg_is_in_recovery",
+                "the server is a standby; slots are kept on the primary",
+                "put the primary's address into the url",
+            )
+        )
+    if not (facts["may_replicate"] or facts["is_superuser"]):
+        found.append(
+            Finding(
+                "role",
+                f"{facts['user']} has no REPLICATION attribute",
+                f"ALTER ROLE {quote(facts['user'])} REPLICATION",
+            )
+        )
+    if facts["senders"] >= facts["max_senders"]:
+        found.append(
+            Finding(
+                "max_wal_senders",
+                f"all {facts['max_senders']} are in use",
+                f"ALTER SYSTEM SET max_wal_senders = {facts['max_senders'] + 5}; "
+                "then restart the server",
+            )
+        )
+    return found
+
+
+async def _slot(settings: Settings, catalogue: Catalogue, facts: dict[str, Any]) -> list[Finding]:
+    slot = await catalogue.slot()
+    if slot is None:
+        if facts["slots"] < facts["max_slots"]:
+            return []
+        return [
+            Finding(
+                "max_replication_slots",
+                f"all {facts['max_slots']} are in use",
+                f"ALTER SYSTEM SET max_replication_slots = {facts['max_slots'] + 5}; "
+                "then restart the server",
+            )
+        ]
+    if slot.slot_type != "logical" or slot.plugin != "pgoutput":
+        problem = f"{settings.slot} is a {slot.slot_type} slot of plugin {slot.plugin}"
+    elif slot.database != settings.database:
+        problem = f"{settings.slot} belongs to the database {slot.database}"
+    else:
+        return []
+    return [Finding("slot", problem, "set options.slot to a name that is free")]
+
+
+async def _replication(settings: Settings, facts: dict[str, Any]) -> list[Finding]:
+    """Whether pg_hba.conf and the role let us have a replication session."""
+    if not (facts["may_replicate"] or facts["is_superuser"]):
+        return []
+    if facts["senders"] >= facts["max_senders"]:
+        return []
+    try:
+        await system_identifier(settings)
+    except PostgresError as error:
+        if error.sqlstate in SIGN_IN_STATES:
+            return [_sign_in(settings, error.message)]
+        raise
+    return []
+
+
+def _tables(settings: Settings, globs: Sequence[str], tables: list[Table]) -> list[Finding]:
+    found = []
+    if not tables:
+        found.append(
+            Finding(
+                "sources",
+                f"no table of {settings.database} matches {', '.join(globs)}",
+                "correct sources, or create the tables; they join when they appear",
+                fatal=False,
+            )
+        )
+    for table in tables:
+        if not table.key:
+            found.append(
+                Finding(
+                    f"key of {table.source}",
+                    "it has no primary key, or its replica identity excludes it",
+                    key_remedy(table),
+                )
+            )
+        if not table.may_select:
+            found.append(
+                Finding(
+                    f"privilege on {table.source}",
+                    f"{settings.user} may not read it",
+                    f"GRANT SELECT ON {table.quoted} TO {quote(settings.user)}",
+                )
+            )
+    return found
+
+
+async def _publication(
+    settings: Settings, catalogue: Catalogue, facts: dict[str, Any], tables: list[Table]
+) -> list[Finding]:
+    """A publication that is missing or lacks tables is mended at ``open`` if we may."""
+    publication = await catalogue.publication()
+    name = settings.publication
+    theirs = [t for t in tables if not (t.is_owner or facts["is_superuser"])]
+    if publication is None:
+        if theirs or not facts["may_create"]:
+            return [
+                Finding(
+                    "publication",
+                    f"{name} does not exist and {settings.user} may not create it",
+                    create_publication_sql(name, tables),
+                )
+            ]
+        return []
+    found = []
+    if not publication.complete:
+        found.append(
+            Finding(
+                "publication",
+                f"{name} leaves some kinds of changes out",
+                f"ALTER PUBLICATION {quote(name)} "
+                "SET (publish = 'insert, update, delete, truncate')",
+            )
+        )
+    missing = [t for t in tables if t.source not in publication.sources]
+    for table in missing:
+        if publication.is_owner and table not in theirs:
+            continue
+        found.append(
+            Finding(
+                "publication",
+                f"{name} lacks {table.source} and {settings.user} may not add it",
+                extend_publication_sql(name, table),
+            )
+        )
+    return found

@@ -1,0 +1,252 @@
+"""Tables: what the catalogue knows of them, and the schema of a table in the stream.
+
+The stream's Relation message is the authority for columns, types and their order at its
+position; the catalogue, which is of today, adds what the message lacks (NOT NULL, the key's
+order, domains' base types) where the two agree.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from databus.common.errors import UnsupportedChange
+from databus.common.schema import Column, SourceSchema
+from databus.relay.sources.postgres import values
+from databus.relay.sources.postgres.pgoutput import Relation
+
+CATALOGUE_SQL = """
+SELECT c.oid::bigint AS oid, n.nspname || '.' || c.relname AS source,
+       n.nspname AS schema_name, c.relname AS table_name,
+       c.relreplident::text AS identity, a.attname AS column_name, a.attnotnull AS not_null,
+       a.atttypid::bigint AS type_oid, a.atttypmod AS modifier,
+       format_type(a.atttypid, a.atttypmod) AS type_name,
+       array_position((pk.indkey::int2[])[0:pk.indnkeyatts - 1], a.attnum) AS pk_place,
+       array_position((ri.indkey::int2[])[0:ri.indnkeyatts - 1], a.attnum) AS identity_place,
+       pg_has_role(c.relowner, 'USAGE') AS is_owner,
+       has_table_privilege(c.oid, 'SELECT') AS may_select
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+     AND NOT a.attisdropped AND a.attgenerated = ''
+LEFT JOIN pg_index pk ON pk.indrelid = c.oid AND pk.indisprimary AND pk.indisvalid
+LEFT JOIN pg_index ri ON ri.indrelid = c.oid AND ri.indisreplident AND ri.indisvalid
+WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg\\_toast%'
+  AND ($1::bigint IS NULL OR c.oid = $1::bigint::oid)
+ORDER BY c.oid, a.attnum
+"""
+
+DOMAINS_SQL = """
+SELECT oid::bigint AS oid, typbasetype::bigint AS base, typtypmod AS modifier
+FROM pg_type WHERE typtype = 'd'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column as the catalogue has it; a domain's base type stands beside it."""
+
+    name: str
+    type_oid: int
+    modifier: int
+    base_oid: int
+    base_modifier: int
+    not_null: bool
+    type_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table as the catalogue has it today.
+
+    ``primary_key`` and ``identity_key`` (REPLICA IDENTITY USING INDEX) are in index order.
+    """
+
+    oid: int
+    source: str
+    schema_name: str
+    table_name: str
+    identity: str
+    columns: tuple[TableColumn, ...]
+    primary_key: tuple[str, ...]
+    identity_key: tuple[str, ...]
+    is_owner: bool
+    may_select: bool
+
+    @property
+    def quoted(self) -> str:
+        """The table's name in SQL."""
+        return f"{quote(self.schema_name)}.{quote(self.table_name)}"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns that identify a row to consumers; empty if there are none.
+
+        What the stream gives for an update or delete must hold them: the index of the
+        replica identity if one is set, otherwise the primary key.
+        """
+        if self.identity == "i":
+            return self.identity_key
+        if self.identity == "n":
+            return ()
+        return self.primary_key
+
+    def schema(self, special_values: str) -> SourceSchema:
+        """The schema of the table's rows now.
+
+        Raises:
+            UnsupportedChange: the table has no key.
+        """
+        if not self.key:
+            raise UnsupportedChange(
+                f"{self.source} has no key that identifies its rows (replica identity "
+                f"{self.identity}); {key_remedy(self)}"
+            )
+        columns = tuple(
+            _column(c, not c.not_null, c.name in self.key, special_values) for c in self.columns
+        )
+        return SourceSchema(self.source, columns, self.key)
+
+
+def quote(name: str) -> str:
+    """An identifier in SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """A string constant in SQL, whatever standard_conforming_strings says."""
+    escaped = text.replace("'", "''")
+    if "\\" in escaped:
+        return "E'" + escaped.replace("\\", "\\\\") + "'"
+    return f"'{escaped}'"
+
+
+def key_remedy(table: Table) -> str:
+    """The statement that gives the table a key."""
+    if table.primary_key:
+        return f"ALTER TABLE {table.quoted} REPLICA IDENTITY DEFAULT"
+    return f"ALTER TABLE {table.quoted} ADD PRIMARY KEY (...)"
+
+
+def matches(source: str, globs: Sequence[str]) -> bool:
+    """Whether a table is among those that the configuration names."""
+    return any(fnmatch.fnmatchcase(source, glob) for glob in globs)
+
+
+def tables_of(rows: Iterable[Any], domains: Iterable[Any]) -> dict[int, Table]:
+    """The tables of CATALOGUE_SQL's and DOMAINS_SQL's rows, by oid."""
+    bases = {row["oid"]: (row["base"], row["modifier"]) for row in domains}
+    grouped: dict[int, list[Any]] = {}
+    for row in rows:
+        grouped.setdefault(row["oid"], []).append(row)
+    return {oid: _table(group, bases) for oid, group in grouped.items()}
+
+
+def _table(rows: list[Any], bases: dict[int, tuple[int, int]]) -> Table:
+    first = rows[0]
+    return Table(
+        oid=first["oid"],
+        source=first["source"],
+        schema_name=first["schema_name"],
+        table_name=first["table_name"],
+        identity=first["identity"],
+        columns=tuple(_table_column(row, bases) for row in rows),
+        primary_key=_in_place(rows, "pk_place"),
+        identity_key=_in_place(rows, "identity_place"),
+        is_owner=first["is_owner"],
+        may_select=first["may_select"],
+    )
+
+
+def _in_place(rows: list[Any], place: str) -> tuple[str, ...]:
+    indexed = [row for row in rows if row[place] is not None]
+    return tuple(row["column_name"] for row in sorted(indexed, key=lambda row: row[place]))
+
+
+def _table_column(row: Any, bases: dict[int, tuple[int, int]]) -> TableColumn:
+    base_oid, base_modifier = row["type_oid"], row["modifier"]
+    while base_oid in bases:
+        base_oid, inner = bases[base_oid]
+        # The outermost domain with a modifier decides, as it does in the server.
+        base_modifier = base_modifier if base_modifier >= 0 else inner
+    return TableColumn(
+        name=row["column_name"],
+        type_oid=row["type_oid"],
+        modifier=row["modifier"],
+        base_oid=base_oid,
+        base_modifier=base_modifier,
+        not_null=row["not_null"],
+        type_name=row["type_name"],
+    )
+
+
+def _column(column: TableColumn, nullable: bool, is_key: bool, special_values: str) -> Column:
+    made = values.column_of(
+        column.name, column.base_oid, column.base_modifier, nullable, column.type_name
+    )
+    if special_values == "null" and made.kind in values.SPECIAL_KINDS and not is_key:
+        return replace(made, nullable=True)
+    return made
+
+
+def schema_of(relation: Relation, table: Table | None, special_values: str) -> SourceSchema:
+    """The schema of a table at this point of the stream.
+
+    ``table`` is the catalogue's view of it now, None if it is gone.  Columns that the
+    catalogue has no longer, or has otherwise, are taken from the message alone: nullable,
+    and a domain (whose base only the catalogue knows) as text.
+
+    Raises:
+        UnsupportedChange: nothing identifies the table's rows.
+    """
+    today = {column.name: column for column in table.columns} if table else {}
+    key = _stream_key(relation, table)
+    columns = []
+    for found in relation.columns:
+        known = today.get(found.name)
+        if known and (known.type_oid, known.modifier) == (found.type_oid, found.modifier):
+            nullable = not known.not_null and found.name not in key
+            columns.append(_column(known, nullable, found.name in key, special_values))
+            continue
+        name = values.NAMES.get(found.type_oid, f"type {found.type_oid}")
+        bare = TableColumn(
+            found.name, found.type_oid, found.modifier, found.type_oid, found.modifier, False, name
+        )
+        is_key = found.name in key
+        columns.append(_column(bare, not is_key, is_key, special_values))
+    return SourceSchema(relation.source, tuple(columns), key)
+
+
+def _stream_key(relation: Relation, table: Table | None) -> tuple[str, ...]:
+    names = {column.name for column in relation.columns}
+    flagged = tuple(column.name for column in relation.columns if column.is_key)
+    if relation.identity == "f":
+        # Every column is flagged: the whole row comes, so the primary key will do.
+        if table and table.primary_key and names.issuperset(table.primary_key):
+            return table.primary_key
+        raise UnsupportedChange(
+            f"{relation.source} has replica identity FULL and no primary key that its rows "
+            "in the stream hold; add one, and dump the table"
+        )
+    if not flagged:
+        raise UnsupportedChange(
+            f"{relation.source} has no primary key and no replica identity index; "
+            f"ALTER TABLE {relation.source} ADD PRIMARY KEY (...)"
+        )
+    if table:
+        for ordered in (table.identity_key, table.primary_key):
+            if set(ordered) == set(flagged):
+                return ordered
+    return flagged
+
+
+def widened(schema: SourceSchema, names: set[str]) -> SourceSchema:
+    """The schema with these columns nullable: rows older than their NOT NULL hold nulls."""
+    columns = tuple(
+        replace(column, nullable=True) if column.name in names else column
+        for column in schema.columns
+    )
+    return SourceSchema(schema.source, columns, schema.key)

@@ -1,0 +1,131 @@
+"""What a ``[[database]]`` with a postgresql:// URL says, as one frozen record.
+
+The URL's query and the table ``options`` take the same names; ``options`` wins.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import ssl
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from databus.common.config import DatabaseConfig, parse_seconds
+from databus.common.errors import ConfigError
+
+_OPTIONS = (
+    "slot",
+    "publication",
+    "special_values",
+    "discover_every",
+    "connect_timeout",
+    "sslmode",
+    "sslrootcert",
+    "sslcert",
+    "sslkey",
+)
+_SSL_MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
+_NAME_LIMIT = 63
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where the server is, how we sign in, and what our slot and publication are called.
+
+    ``special_values`` says what becomes of a value that its kind cannot hold (an infinite
+    date, a year before 1 or after 9999, 24:00, NaN in a numeric(p, s)): ``error`` stops the
+    stream and names it, ``null`` carries NULL.
+    """
+
+    name: str
+    host: str
+    port: int
+    user: str
+    database: str
+    password: str = field(repr=False)
+    slot: str
+    publication: str
+    special_values: str = "error"
+    discover_every_s: float = 10.0
+    connect_timeout_s: float = 10.0
+    sslmode: str = "prefer"
+    sslrootcert: str = ""
+    sslcert: str = ""
+    sslkey: str = ""
+
+    @property
+    def address(self) -> str:
+        """The database as errors name it, without the password."""
+        return f"{self.user}@{self.host}:{self.port}/{self.database}"
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """The context of an encrypted connection; None where sslmode=disable."""
+        if self.sslmode == "disable":
+            return None
+        context = ssl.create_default_context(cafile=self.sslrootcert or None)
+        context.check_hostname = self.sslmode == "verify-full"
+        if self.sslmode in ("prefer", "require"):
+            context.verify_mode = ssl.CERT_NONE
+        if self.sslcert:
+            context.load_cert_chain(self.sslcert, self.sslkey or None)
+        return context
+
+
+def read_settings(config: DatabaseConfig) -> Settings:
+    """The settings of one ``[[database]]``.
+
+    Raises:
+        ConfigError: the URL names no user or database, or an option is unknown or wrong.
+    """
+    parts = urlsplit(config.url.reveal)
+    options: dict[str, Any] = {**dict(parse_qsl(parts.query)), **config.options}
+    for key in options:
+        if key not in (*_OPTIONS, "host"):
+            near = difflib.get_close_matches(key, _OPTIONS, n=1, cutoff=0.5)
+            advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(_OPTIONS)}"
+            raise ConfigError(f"database {config.name}: unknown option {key!r}; {advice}")
+    if not parts.username:
+        raise ConfigError(f"database {config.name}: the URL names no user")
+    database = unquote(parts.path.lstrip("/"))
+    if not database:
+        raise ConfigError(f"database {config.name}: the URL names no database")
+    # Slots take only these letters; a publication is quoted, but one form is easier to find.
+    plain = "databus_" + re.sub(r"[^a-z0-9_]", "_", config.name.lower())[: _NAME_LIMIT - 8]
+    slot = str(options.get("slot", plain))
+    if not re.fullmatch(r"[a-z0-9_]{1,63}", slot):
+        raise ConfigError(f"database {config.name}: slot {slot!r} is not 1 to 63 of a-z, 0-9 and _")
+    return Settings(
+        name=config.name,
+        host=str(options.get("host", parts.hostname or "127.0.0.1")),
+        port=parts.port or 5432,
+        user=unquote(parts.username),
+        database=database,
+        password=unquote(parts.password or ""),
+        slot=slot,
+        publication=str(options.get("publication", plain)),
+        special_values=_one_of(config.name, options, "special_values", ("error", "null")),
+        discover_every_s=_seconds(config.name, options, "discover_every", 10.0),
+        connect_timeout_s=_seconds(config.name, options, "connect_timeout", 10.0),
+        sslmode=_one_of(config.name, options, "sslmode", _SSL_MODES, "prefer"),
+        sslrootcert=str(options.get("sslrootcert", "")),
+        sslcert=str(options.get("sslcert", "")),
+        sslkey=str(options.get("sslkey", "")),
+    )
+
+
+def _one_of(
+    name: str, options: dict[str, Any], key: str, allowed: tuple[str, ...], default: str = ""
+) -> str:
+    value = str(options.get(key, default or allowed[0]))
+    if value not in allowed:
+        raise ConfigError(f"database {name}: {key} is {value!r}; it takes {', '.join(allowed)}")
+    return value
+
+
+def _seconds(name: str, options: dict[str, Any], key: str, default: float) -> float:
+    try:
+        return parse_seconds(options.get(key, default))
+    except ValueError as error:
+        raise ConfigError(f"database {name}: {key}: {error}") from None

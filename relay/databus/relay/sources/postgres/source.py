@@ -1,0 +1,214 @@
+"""PostgreSQL as a source: a logical replication slot read with pgoutput.
+
+The parts: ``stream`` reads the slot, ``chunks`` reads tables at a known point, ``preflight``
+examines the server, ``catalogue`` asks it; this module ties them to the contract in
+``databus.relay.sources.source``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+
+from databus.common.config import DatabaseConfig
+from databus.common.errors import SourceUnavailable, UnknownSource
+from databus.common.schema import SourceSchema
+from databus.relay.sources.postgres import preflight
+from databus.relay.sources.postgres.catalogue import Catalogue
+from databus.relay.sources.postgres.chunks import ChunkReader
+from databus.relay.sources.postgres.lsn import format_lsn, parse_lsn, scn_before
+from databus.relay.sources.postgres.replication import Connection, PostgresError
+from databus.relay.sources.postgres.schema import Table, matches, quote
+from databus.relay.sources.postgres.settings import read_settings
+from databus.relay.sources.postgres.stream import SlotStream
+from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding, raise_findings
+
+_log = logging.getLogger(__name__)
+
+
+class PostgresSource:
+    """One database of a PostgreSQL server, 13 or later.
+
+    Invariants:
+        I1. The slot is confirmed only up to what ``ack`` was told, so the server keeps every
+            commit that is not durable downstream.
+        I2. The slot is created after the publication: the log never has a commit that the
+            publication is too young for.
+
+    Owner: one fetcher's event loop.
+    Durability: ``ack`` is told to the server at once; the server keeps it at its next
+        checkpoint, and what it forgets it only sends again.
+    Raises: as the contract says.
+    """
+
+    def __init__(self, config: DatabaseConfig) -> None:
+        self._settings = read_settings(config)
+        self._globs = config.sources
+        self._catalogue = Catalogue(self._settings)
+        self._chunks = ChunkReader(self._settings, self._catalogue)
+        self._clock = ""
+        self._acked_scn = 0
+        self._stream: SlotStream | None = None
+        self._unpublished: dict[str, str] = {}
+
+    @property
+    def clock(self) -> str:
+        """``postgresql:`` and the system identifier, which replicas share."""
+        return self._clock
+
+    async def preflight(self) -> list[Finding]:
+        """See preflight.py."""
+        return await preflight.examine(self._settings, self._globs, self._catalogue)
+
+    async def open(self) -> None:
+        """Examine the server, see to the publication, learn the clock's identity."""
+        raise_findings(self._settings.name, await self.preflight())
+        try:
+            await self._publish()
+            self._clock = f"postgresql:{await preflight.system_identifier(self._settings)}"
+        except (PostgresError, asyncpg.PostgresError) as error:
+            raise SourceUnavailable(f"{self._settings.address}: {error}") from error
+
+    async def first_scn(self) -> int:
+        """Create the slot, in the place of one that an earlier ring has left.
+
+        The scn is that of the slot's consistent point: every transaction that commits later
+        comes with the stream, every one that is finished shows in a chunk.
+        """
+        connection = Connection(self._settings, replication=True)
+        try:
+            slot = await self._catalogue.slot()
+            if slot is not None:
+                _log.warning(
+                    "database %s: slot %s of an earlier ring (confirmed %s) is created anew",
+                    self._settings.name,
+                    self._settings.slot,
+                    format_lsn(slot.confirmed_lsn or 0),
+                )
+                await self._catalogue.drop_slot()
+            await connection.connect()
+            rows = await connection.query(
+                f"CREATE_REPLICATION_SLOT {quote(self._settings.slot)} LOGICAL pgoutput "
+                "NOEXPORT_SNAPSHOT"
+            )
+        except (PostgresError, asyncpg.PostgresError) as error:
+            raise SourceUnavailable(
+                f"slot {self._settings.slot} cannot be created: {error}"
+            ) from error
+        finally:
+            connection.close()
+        self._acked_scn = scn_before(parse_lsn((rows[0][1] or b"0/0").decode()))
+        return self._acked_scn
+
+    async def stream(self, after_scn: int) -> AsyncIterator[Batch]:
+        """See stream.py."""
+        self._acked_scn = max(self._acked_scn, after_scn)
+        running = SlotStream(self._settings, self._globs, self._catalogue, self._publish)
+        self._stream = running
+        running.ack(self._acked_scn)
+        try:
+            async for batch in running.batches(after_scn):
+                yield batch
+        finally:
+            await running.close()
+            self._stream = None
+
+    async def ack(self, scn: int) -> None:
+        """Confirm to the server that it may forget everything up to ``scn``."""
+        self._acked_scn = max(self._acked_scn, scn)
+        if self._stream is not None:
+            self._stream.ack(self._acked_scn)
+
+    async def schemas(self) -> list[SourceSchema]:
+        """The tables that match and have a key."""
+        return [
+            table.schema(self._settings.special_values)
+            for table in await self._tables()
+            if table.key
+        ]
+
+    async def largest_key(self, source: str) -> list[Any] | None:
+        """The last key in the database's own order."""
+        return await self._chunks.largest_key(await self._table(source))
+
+    async def read_chunk(self, request: ChunkRequest) -> Chunk:
+        """See chunks.py."""
+        return await self._chunks.read(await self._table(request.source), request)
+
+    async def status(self) -> dict[str, Any]:
+        """Server version, current scn, slot and retained log, tables that are left out."""
+        facts = await self._catalogue.facts()
+        slot = await self._catalogue.slot()
+        rows = await self._catalogue.fetch("SELECT pg_current_wal_insert_lsn()::text AS lsn")
+        status: dict[str, Any] = {
+            "server_version": facts["version"],
+            "current_scn": scn_before(parse_lsn(rows[0]["lsn"])),
+            "acked_scn": self._acked_scn,
+            "slot": self._settings.slot,
+            "publication": self._settings.publication,
+            "refused_tables": dict(self._unpublished),
+        }
+        if self._stream is not None:
+            status["refused_tables"].update(self._stream.refused)
+            status["encrypted"] = self._stream.encrypted
+        if slot is not None:
+            status["retained_bytes"] = slot.retained_bytes
+            status["wal_status"] = slot.wal_status
+            status["safe_wal_bytes"] = slot.safe_wal_bytes
+            status["slot_active_pid"] = slot.active_pid
+        return status
+
+    async def close(self) -> None:
+        """End the stream and the SQL session; the slot stays."""
+        if self._stream is not None:
+            await self._stream.close()
+        self._chunks.close()
+        await self._catalogue.close()
+
+    async def _tables(self) -> list[Table]:
+        found = await self._catalogue.tables()
+        return [table for table in found.values() if matches(table.source, self._globs)]
+
+    async def _table(self, source: str) -> Table:
+        for table in await self._tables():
+            if table.source == source:
+                return table
+        raise UnknownSource(
+            f"{self._settings.name} has no captured table {source}; the globs are "
+            f"{', '.join(self._globs)}"
+        )
+
+    async def _publish(self) -> None:
+        """Create the publication, or add the tables that it lacks and that have a key.
+
+        A table without a key must stay out: publishing it would make the application's own
+        updates and deletes fail.
+        """
+        tables = await self._tables()
+        wanted = [table for table in tables if table.key]
+        unpublished = {
+            table.source: "it has no key that identifies its rows"
+            for table in tables
+            if not table.key
+        }
+        publication = await self._catalogue.publication()
+        if publication is None:
+            await self._catalogue.create_publication(wanted)
+        else:
+            for table in wanted:
+                if table.source in publication.sources:
+                    continue
+                try:
+                    await self._catalogue.extend_publication([table])
+                except asyncpg.InsufficientPrivilegeError as error:
+                    unpublished[table.source] = f"it is not in the publication: {error}"
+                except asyncpg.DuplicateObjectError:
+                    continue
+        name = self._settings.name
+        for source, reason in unpublished.items():
+            if source not in self._unpublished:
+                _log.warning("database %s: %s is not captured: %s", name, source, reason)
+        self._unpublished = unpublished

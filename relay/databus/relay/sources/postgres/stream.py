@@ -1,0 +1,227 @@
+"""Reads our slot and yields batches of windows, for as long as the connection lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import asyncpg
+
+from databus.common.errors import DatabusError, FormatError, SourcePositionLost, SourceUnavailable
+from databus.relay.sources.postgres import pgoutput
+from databus.relay.sources.postgres.catalogue import Catalogue, start_replication_command
+from databus.relay.sources.postgres.lsn import flush_lsn, format_lsn
+from databus.relay.sources.postgres.replication import Connection, PostgresError, error_of
+from databus.relay.sources.postgres.settings import Settings
+from databus.relay.sources.postgres.windows import PART_BYTES, WindowAssembler
+from databus.relay.sources.source import Batch
+
+_KEEP_ALIVE_S = 1.0
+_QUIET_S = 1.0
+_RESOLVED_S = 0.05
+_BUSY_TRIES = 30
+_BUSY_PAUSE_S = 0.1
+_IN_USE = "55006"
+_LOST_STATES = {
+    "42704": "the slot or the publication does not exist",
+    "55000": "the slot can no longer be read",
+    "58P01": "the log that it needs has been removed",
+}
+
+_length = struct.Struct("!I").unpack_from
+_DATA, _XLOG, _KEEPALIVE, _ERROR = ord("d"), ord("w"), ord("k"), ord("E")
+_IGNORED = frozenset(b"SN")
+_BODY = 6
+"""Where a CopyData message's content begins: type, length, and the content's own type."""
+_CHANGE = _BODY + pgoutput.XLOG_HEADER_BYTES
+
+_log = logging.getLogger(__name__)
+
+
+class SlotStream:
+    """One run of the slot's stream.
+
+    Invariants:
+        I1. The flush position that the server hears is that of the last ``ack``, never more.
+        I2. The server hears from us every second, also while nobody takes batches.
+
+    Owner: one task iterates ``batches``; ``ack`` and ``close`` come from the same loop.
+    Raises: SourcePositionLost, SourceUnavailable, UnsupportedChange, FormatError.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        globs: tuple[str, ...],
+        catalogue: Catalogue,
+        discover: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._settings = settings
+        self._globs = globs
+        self._catalogue = catalogue
+        self._discover = discover
+        self._connection = Connection(settings, replication=True)
+        self._windows = WindowAssembler(globs, settings.special_values, 0)
+        self._received_lsn = 0
+        self._acked_lsn = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Tables in the stream that are left out, with the reason."""
+        return self._windows.refused
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the connection uses TLS."""
+        return self._connection.encrypted
+
+    def ack(self, scn: int) -> None:
+        """Tell the server what it may forget."""
+        lsn = flush_lsn(scn)
+        if lsn > self._acked_lsn:
+            self._acked_lsn = lsn
+            self._report()
+
+    async def close(self) -> None:
+        """Stop the helpers and the connection."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._tasks.clear()
+        self._connection.close()
+
+    async def batches(self, after_scn: int) -> AsyncIterator[Batch]:
+        """Every window with an scn above ``after_scn``."""
+        await self._check_slot(after_scn)
+        await self._start(after_scn)
+        self._windows = WindowAssembler(self._globs, self._settings.special_values, after_scn)
+        self._received_lsn = flush_lsn(after_scn)
+        self._tasks = [
+            asyncio.create_task(self._keep_alive()),
+            asyncio.create_task(self._keep_discovering()),
+        ]
+        clock = asyncio.get_running_loop().time
+        told, told_at = after_scn, clock()
+        try:
+            while True:
+                waiting = self._windows.resolved > told
+                block = await self._connection.receive(_RESOLVED_S if waiting else _QUIET_S)
+                if block is not None:
+                    async for batch in self._read(block):
+                        told, told_at = batch.resolved, clock()
+                        yield batch
+                    self._connection.consumed(block)
+                data, schemas = self._windows.take()
+                quiet_s = clock() - told_at
+                due = quiet_s >= (_RESOLVED_S if self._windows.resolved > told else _QUIET_S)
+                if data or schemas or due:
+                    told, told_at = self._windows.resolved, clock()
+                    yield Batch(data, schemas, told)
+        except PostgresError as error:
+            raise self._mapped(error) from error
+
+    # -- messages
+
+    async def _read(self, block: memoryview) -> AsyncIterator[Batch]:
+        """Feed a block's messages; batches come where enough has gathered."""
+        windows, at, stop = self._windows, 0, len(block)
+        while at < stop:
+            end = at + 1 + _length(block, at + 1)[0]
+            kind = block[at]
+            if kind == _DATA and block[at + 5] == _XLOG:
+                body = bytes(block[at + _CHANGE + 1 : end])
+                relation = windows.feed(block[at + _CHANGE], body)
+                if relation is not None:
+                    windows.learn(relation, await self._catalogue.table(relation.oid))
+                if windows.pending_bytes >= PART_BYTES:
+                    data, schemas = windows.take()
+                    yield Batch(data, schemas, windows.resolved)
+            elif kind == _DATA and block[at + 5] == _KEEPALIVE:
+                self._on_keepalive(pgoutput.read_keepalive(bytes(block[at + _BODY : end])))
+            elif kind == _ERROR:
+                raise error_of(block[at + 5 : end])
+            elif kind == _DATA or kind not in _IGNORED:
+                self._on_other(block, at, end)
+            at = end
+
+    def _on_keepalive(self, keepalive: pgoutput.Keepalive) -> None:
+        self._windows.keepalive(keepalive.wal_end)
+        if self._windows.is_idle:
+            self._received_lsn = max(self._received_lsn, keepalive.wal_end)
+        if keepalive.reply_asked:
+            self._report()
+
+    def _on_other(self, block: memoryview, at: int, end: int) -> None:
+        kind = chr(block[at])
+        if kind in "cCZ":
+            raise SourceUnavailable(f"{self._settings.address} ended the stream")
+        raise FormatError(
+            f"{self._settings.address} sent a message {kind!r} of {end - at} bytes in the stream"
+        )
+
+    # -- helpers
+
+    def _report(self) -> None:
+        self._connection.send_status(max(self._received_lsn, self._acked_lsn), self._acked_lsn)
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(_KEEP_ALIVE_S)
+            self._report()
+
+    async def _keep_discovering(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.discover_every_s)
+            try:
+                await self._discover()
+            except (DatabusError, asyncpg.PostgresError) as error:
+                _log.warning("database %s: looking for new tables: %s", self._settings.name, error)
+
+    # -- start
+
+    async def _check_slot(self, after_scn: int) -> None:
+        slot = await self._catalogue.slot()
+        name, wanted = self._settings.slot, flush_lsn(after_scn)
+        if slot is None:
+            raise SourcePositionLost(
+                f"slot {name} does not exist on {self._settings.address}; the changes after "
+                f"{format_lsn(wanted)} (scn {after_scn}) are no longer kept"
+            )
+        if slot.wal_status == "lost" or slot.restart_lsn is None or slot.confirmed_lsn is None:
+            raise SourcePositionLost(
+                f"slot {name} was invalidated by the server (wal_status {slot.wal_status}): it "
+                "had to keep more log than max_slot_wal_keep_size allows"
+            )
+        if slot.confirmed_lsn > wanted:
+            raise SourcePositionLost(
+                f"slot {name} begins at {format_lsn(slot.confirmed_lsn)}, behind our position "
+                f"{format_lsn(wanted)} (scn {after_scn}): it was created anew or advanced, and "
+                f"{slot.confirmed_lsn - wanted} bytes of log are missed"
+            )
+
+    async def _start(self, after_scn: int) -> None:
+        """Connect and start; the server may need a moment to end our last connection."""
+        command = start_replication_command(self._settings, format_lsn(flush_lsn(after_scn)))
+        for tries_left in reversed(range(_BUSY_TRIES)):
+            try:
+                await self._connection.connect()
+                await self._connection.start_copy(command)
+                return
+            except PostgresError as error:
+                self._connection.close()
+                if error.sqlstate != _IN_USE or not tries_left:
+                    raise self._mapped(error) from error
+            await asyncio.sleep(_BUSY_PAUSE_S)
+            self._connection = Connection(self._settings, replication=True)
+
+    def _mapped(self, error: PostgresError) -> DatabusError:
+        address = f"{self._settings.address}, slot {self._settings.slot}"
+        if error.sqlstate in _LOST_STATES:
+            return SourcePositionLost(f"{address}: {_LOST_STATES[error.sqlstate]}: {error}")
+        return SourceUnavailable(f"{address}: {error}")
