@@ -1,0 +1,147 @@
+"""What ``check``, ``dump`` and ``status`` ask, and how the answers look."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from databus.cli.web import call, split_database
+from databus.common.config import Config
+from databus.common.errors import DumpFailed, PreflightFailed
+
+_ENDED = ("completed", "failed", "cancelled")
+_POLL_S = 0.3
+
+
+async def check(config: Config) -> None:
+    """Run each database's preflight and print what it finds.
+
+    Raises:
+        PreflightFailed: a finding forbids capture.
+    """
+    from databus.relay.sources.catalogue import create_source
+
+    console = Console(soft_wrap=True)
+    failed = []
+    for database in config.database:
+        source = create_source(database)
+        try:
+            findings = await source.preflight()
+        finally:
+            await source.close()
+        for finding in findings:
+            colour = "red" if finding.fatal else "yellow"
+            console.print(f"[{colour}]{database.name}[/]: {finding}", highlight=False)
+        if any(finding.fatal for finding in findings):
+            failed.append(database.name)
+        elif not findings:
+            console.print(f"[green]{database.name}[/]: ready ({database.url})", highlight=False)
+    if failed:
+        raise PreflightFailed(f"not ready for capture: {', '.join(failed)}")
+
+
+def start_dump(url: str, sources: str, options: dict[str, Any], *, wait: bool) -> None:
+    """Start a dump and, unless told otherwise, show its progress until it ends.
+
+    Raises:
+        DumpFailed: it ended without having read everything.
+    """
+    base, database = split_database(url)
+    body = {name: value for name, value in options.items() if value is not None}
+    body["sources"] = [part.strip() for part in sources.split(",") if part.strip()]
+    dump = call(f"{base}/v1/{database}/dumps", method="POST", body=body)
+    if not wait:
+        print(dump["id"])
+        return
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), transient=True
+    ) as progress:
+        task = progress.add_task("")
+        while dump["state"] not in _ENDED:
+            progress.update(task, description=_dump_line(dump))
+            time.sleep(_POLL_S)
+            dump = call(f"{base}/v1/{database}/dumps/{dump['id']}")
+    print(_dump_line(dump))
+    if dump["state"] != "completed":
+        raise DumpFailed(f"dump {dump['id']} is {dump['state']}: {dump.get('error')}")
+
+
+def list_dumps(url: str) -> None:
+    """Print all dumps, the latest last."""
+    base, database = split_database(url)
+    for dump in call(f"{base}/v1/{database}/dumps")["dumps"]:
+        print(_dump_line(dump))
+
+
+def change_dump(url: str, dump: str, state: str) -> None:
+    """Pause or resume a dump."""
+    base, database = split_database(url)
+    print(
+        _dump_line(
+            call(f"{base}/v1/{database}/dumps/{dump}", method="PATCH", body={"state": state})
+        )
+    )
+
+
+def cancel_dump(url: str, dump: str) -> None:
+    """Give a dump up; rows that it has sent stay sent."""
+    base, database = split_database(url)
+    call(f"{base}/v1/{database}/dumps/{dump}", method="DELETE")
+    print(f"{dump} cancelled")
+
+
+def _dump_line(dump: dict[str, Any]) -> str:
+    sources = ", ".join(dump["sources"]) or "-"
+    error = dump.get("error")
+    text = f"{dump['id']} {dump['state']}: {dump['rows']:,} rows in {dump['chunks']:,} chunks of "
+    return text + sources + (f" ({_error_text(error)})" if error else "")
+
+
+def _error_text(error: Any) -> str:
+    return str(error.get("detail", error)) if isinstance(error, dict) else str(error)
+
+
+def status(urls: Iterable[str], *, as_json: bool) -> None:
+    """Print the state of each server."""
+    console = Console()
+    for url in urls:
+        document = call(f"{url.rstrip('/')}/v1/status")
+        if as_json:
+            print(json.dumps({"url": url, **document}))
+            continue
+        table = Table(title=f"{url}  ({document.get('role', 'server')})", title_justify="left")
+        for column in ("database", "state", "oldest", "newest", "lag", "more"):
+            table.add_column(column, no_wrap=column != "more")
+        for database in document.get("databases", []):
+            table.add_row(*_status_row(database))
+        console.print(table)
+
+
+_SHOWN = ("name", "state", "prev", "min", "max", "lag_us", "clock")
+
+
+def _status_row(database: dict[str, Any]) -> tuple[str, ...]:
+    lag = database.get("lag_us")
+    more = {
+        name: value
+        for name, value in database.items()
+        if name not in _SHOWN and isinstance(value, str | int | float)
+    }
+    return (
+        database["name"],
+        str(database.get("state", "")),
+        _position(database.get("prev")),
+        _position(database.get("max")),
+        "-" if lag is None else f"{lag / 1e6:.3f} s",
+        ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in more.items()),
+    )
+
+
+def _position(position: Any) -> str:
+    return f"{position['scn']}:{position.get('seq', 'end')}" if position else "-"

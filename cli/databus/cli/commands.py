@@ -1,0 +1,176 @@
+"""The commands that run a process or ask one: relay, bootstrap, apply, check, tail and so on."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from databus.cli import asking, tailing
+from databus.common import config as configuration
+from databus.common.config import parse_seconds
+from databus.common.errors import BadRequest, ConfigError
+
+ConfigPath = Annotated[
+    Path, typer.Option("--config", "-c", metavar="FILE", help="The TOML file; see the README.")
+]
+
+
+def relay(config: ConfigPath) -> None:
+    """Run a relay: one fetcher process a database, and the HTTP workers.
+
+    Example: `databus relay -c databus.toml`. Ends cleanly on ctrl-C and SIGTERM.
+    """
+    loaded = configuration.load(config)
+    if loaded.relay is None or not loaded.database:
+        raise ConfigError(f"{config}: a relay needs [relay] and at least one [[database]]")
+    from databus.relay.supervisor import run_relay
+
+    run_relay(loaded)
+
+
+def bootstrap(
+    config: ConfigPath,
+    apply: Annotated[
+        bool, typer.Option(help="Also run the Spark applier every `apply_every`.")
+    ] = True,
+) -> None:
+    """Run a bootstrap server: log writer, HTTP server and, every so often, the applier.
+
+    Example: `databus bootstrap -c databus.toml`; `--no-apply` where the applier runs elsewhere.
+    """
+    loaded = _with_bootstrap(config)
+    from databus.bootstrap.process import run_bootstrap
+
+    run_bootstrap(loaded, apply=apply)
+
+
+def apply(
+    config: ConfigPath,
+    once: Annotated[bool, typer.Option("--once", help="Merge what there is, then end.")] = False,
+    every: Annotated[
+        str | None, typer.Option("--every", metavar="DURATION", help="Merge again and again.")
+    ] = None,
+) -> None:
+    """Merge the bootstrap's log into its snapshot with Spark.
+
+    Examples: `databus apply -c databus.toml --once`, `databus apply -c databus.toml --every 30s`.
+    """
+    if once == (every is not None):
+        raise BadRequest("say either --once or --every DURATION")
+    loaded = _with_bootstrap(config)
+    from databus.bootstrap.process import run_applier
+
+    run_applier(loaded, every_s=None if every is None else _seconds("--every", every))
+
+
+def check(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOML file.")],
+) -> None:
+    """Examine the configuration and the databases in it; change nothing.
+
+    Prints each finding with the statement that mends it; exit code 3 if one forbids capture.
+    """
+    asyncio.run(asking.check(configuration.load(config)))
+
+
+def tail(
+    url: Annotated[str, typer.Argument(metavar="RELAY_URL/DATABASE")],
+    bootstrap: Annotated[
+        list[str] | None, typer.Option("--bootstrap", metavar="URL", help="A bootstrap server.")
+    ] = None,
+    sources: Annotated[str, typer.Option(help="Globs over source names, comma separated.")] = "*",
+    start: Annotated[
+        str, typer.Option("--from", metavar="oldest|latest|bootstrap|SCN", help="Where to begin.")
+    ] = "oldest",
+    until_idle: Annotated[
+        str | None,
+        typer.Option("--until-idle", metavar="DURATION", help="End when nothing came for so long."),
+    ] = None,
+    output: Annotated[str, typer.Option("--format", metavar="json|table")] = "json",
+    partition: Annotated[
+        str | None, typer.Option(metavar="mod:N:A,B|range:SIZE:A-B", help="Only these keys.")
+    ] = None,
+    ops: Annotated[str | None, typer.Option(metavar="c,u,d,r", help="Only these changes.")] = None,
+) -> None:
+    """Print the changes of a database as they come.
+
+    Examples: `databus tail http://127.0.0.1:8700/shop --from latest`,
+    `databus tail http://127.0.0.1:8700/shop --bootstrap http://127.0.0.1:8701 --from bootstrap
+    --until-idle 2s`.
+    """
+    if output not in ("json", "table"):
+        raise BadRequest(f"--format {output!r} is neither json nor table")
+    tailing.run(
+        url,
+        bootstraps=bootstrap or [],
+        sources=sources,
+        start=start,
+        until_idle_s=None if until_idle is None else _seconds("--until-idle", until_idle),
+        as_table=output == "table",
+        partition=partition,
+        ops=ops,
+    )
+
+
+def dump(
+    url: Annotated[str, typer.Argument(metavar="RELAY_URL/DATABASE")],
+    sources: Annotated[str, typer.Option(help="Globs over source names, comma separated.")] = "*",
+    where: Annotated[
+        str | None, typer.Option(help="An SQL condition; only the rows that fulfil it.")
+    ] = None,
+    chunk_rows: Annotated[int | None, typer.Option(help="Rows a chunk.")] = None,
+    delay_ms: Annotated[int | None, typer.Option(help="Pause between two chunks.")] = None,
+    wait: Annotated[bool, typer.Option(help="Show progress until it has ended.")] = True,
+    list_: Annotated[bool, typer.Option("--list", help="List the dumps instead.")] = False,
+    pause: Annotated[str | None, typer.Option(metavar="ID", help="Pause this dump.")] = None,
+    resume: Annotated[str | None, typer.Option(metavar="ID", help="Go on with this dump.")] = None,
+    cancel: Annotated[str | None, typer.Option(metavar="ID", help="Give this dump up.")] = None,
+) -> None:
+    """Send the rows of tables through the stream, as events of op r, without locks.
+
+    Examples: `databus dump http://127.0.0.1:8700/shop --sources 'shop.orders'`,
+    `databus dump http://127.0.0.1:8700/shop --list`.
+    """
+    if list_:
+        asking.list_dumps(url)
+    elif pause or resume:
+        asking.change_dump(url, pause or resume or "", "paused" if pause else "running")
+    elif cancel:
+        asking.cancel_dump(url, cancel)
+    else:
+        options = {"where": where, "chunk_rows": chunk_rows, "delay_ms": delay_ms}
+        asking.start_dump(url, sources, options, wait=wait)
+
+
+def status(
+    urls: Annotated[list[str], typer.Argument(metavar="URL...", help="Relays and bootstraps.")],
+    json_: Annotated[bool, typer.Option("--json", help="As JSON, one object a server.")] = False,
+) -> None:
+    """Show what relays and bootstrap servers hold and how far behind they are.
+
+    Example: `databus status http://127.0.0.1:8700 http://127.0.0.1:8701`.
+    """
+    asking.status(urls, as_json=json_)
+
+
+def add_to(cli: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for command in (relay, bootstrap, apply, check, tail, dump, status):
+        cli.command()(command)
+
+
+def _with_bootstrap(path: Path) -> configuration.Config:
+    loaded = configuration.load(path)
+    if loaded.bootstrap is None:
+        raise ConfigError(f"{path}: there is no [bootstrap] section")
+    return loaded
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise BadRequest(f"{option}: {error}") from None
