@@ -1,0 +1,7 @@
+"""The source for MariaDB: row-format binlog with GTIDs, read as a replica reads it."""
+
+from __future__ import annotations
+
+from databus.relay.sources.mysql.source import MySqlSource
+
+__all__ = ["MySqlSource"]

@@ -1,0 +1,320 @@
+"""Chunks of tables, each read in a snapshot whose place in the binlog is known exactly.
+
+``START TRANSACTION WITH CONSISTENT SNAPSHOT`` makes MariaDB remember the binlog place of the
+snapshot, and ``BINLOG_GTID_POS`` turns that into a GTID: the chunk shows every commit up to
+it and none after it.  Nothing is locked and nothing is written.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import datetime as dt
+import decimal
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from databus.common.errors import BadRequest, FormatError, UnknownSource, UnsupportedChange
+from databus.common.schema import Column, Kind, SourceSchema
+from databus.relay.sources.mysql.connection import Connection, ServerError
+from databus.relay.sources.mysql.positions import scn_at
+from databus.relay.sources.mysql.settings import Settings
+from databus.relay.sources.mysql.tables import TRANSACTIONAL_ENGINES, Table, load_catalogue
+from databus.relay.sources.source import Chunk, ChunkRequest, Row
+
+_TABLE_CHANGED = 1412
+_NO_SUCH_TABLE = 1146
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class GtidSnapshot:
+    """The snapshot just after the commit with the sequence number ``high``."""
+
+    high: int
+
+    def sees(self, scn: int, txid: str) -> bool:
+        """Whether a commit shows in the snapshot."""
+        return scn <= self.high
+
+
+def read_chunk(
+    connection: Connection, settings: Settings, domain_id: int, request: ChunkRequest
+) -> Chunk:
+    """The next rows of a table in key order, or those with the asked-for keys.
+
+    Raises:
+        UnknownSource: there is no such table.
+        BadRequest: the ``where`` condition or a key is not one.
+        UnsupportedChange: the table's engine has no snapshots, or its definition kept
+            changing.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            with _snapshot(connection, domain_id) as snapshot:
+                table = _locked_table(connection, settings, request.source)
+                return _Reader(connection, table, settings).chunk(request, snapshot)
+        except ServerError as error:
+            if error.number != _TABLE_CHANGED:
+                raise BadRequest(f"{request.source}: {error}") from error
+    raise UnsupportedChange(
+        f"the definition of {request.source} changed during each of {_ATTEMPTS} attempts to read it"
+    )
+
+
+def largest_key(connection: Connection, settings: Settings, source: str) -> list[Any] | None:
+    """The largest key of a table, None when it is empty."""
+    with _transaction(connection, "START TRANSACTION READ ONLY"):
+        table = _locked_table(connection, settings, source)
+        return _Reader(connection, table, settings).largest()
+
+
+@contextmanager
+def _transaction(connection: Connection, begin: str) -> Iterator[None]:
+    connection.query(begin)
+    try:
+        yield
+    finally:
+        connection.query("ROLLBACK")
+
+
+@contextmanager
+def _snapshot(connection: Connection, domain_id: int) -> Iterator[GtidSnapshot]:
+    connection.query("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    with _transaction(connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT"):
+        place = {
+            str(name).lower(): value
+            for name, value in connection.query("SHOW STATUS LIKE 'binlog_snapshot_%'")
+        }
+        file, offset = str(place["binlog_snapshot_file"]), int(place["binlog_snapshot_position"])
+        yield GtidSnapshot(scn_at(connection, file, offset, domain_id))
+
+
+def _locked_table(connection: Connection, settings: Settings, source: str) -> Table:
+    """The table's definition, which from here on cannot change before the transaction ends."""
+    schema, _, name = source.partition(".")
+    try:
+        connection.query(f"SELECT 1 FROM {quoted(schema)}.{quoted(name)} LIMIT 0")
+    except ServerError as error:
+        if error.number == _NO_SUCH_TABLE:
+            raise UnknownSource(f"there is no table {source}") from None
+        raise
+    only = dataclasses.replace(settings, sources=(source,))
+    table = load_catalogue(connection, only).get(source)
+    if table is None:
+        raise UnknownSource(f"{source} is not a table that can be captured")
+    if table.engine not in TRANSACTIONAL_ENGINES:
+        raise UnsupportedChange(
+            f"{source} is a table of {table.engine}, which has no snapshots to dump it from; "
+            f"ALTER TABLE {source} ENGINE = InnoDB"
+        )
+    return table
+
+
+def quoted(name: str) -> str:
+    """A name as an SQL identifier."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+class _Reader:
+    """The statements and conversions for one table.
+
+    Owner: one chunk.
+    """
+
+    def __init__(self, connection: Connection, table: Table, settings: Settings) -> None:
+        self._connection = connection
+        self._table = table
+        self._schema: SourceSchema = table.source_schema(settings.zero_dates)
+        names = [column.name for column in self._schema.columns]
+        self._key_indices = [names.index(name) for name in self._schema.key]
+        self._key = [self._schema.columns[index] for index in self._key_indices]
+        self._convert = [
+            _from_text(column, settings.zero_dates, table.source) for column in self._schema.columns
+        ]
+        self._from = f"{quoted(table.schema)}.{quoted(table.name)}"
+
+    def chunk(self, request: ChunkRequest, snapshot: GtidSnapshot) -> Chunk:
+        conditions = [f"({request.where})"] if request.where else []
+        if request.keys is not None:
+            return self._by_keys(request.keys, conditions, snapshot)
+        if request.after is not None:
+            conditions.append(self._compared(request.after, ">"))
+        if request.upto is not None:
+            conditions.append(f"NOT {self._compared(request.upto, '>')}")
+        rows = self._select(conditions, request.limit)
+        last_key = self._position(rows[-1]) if rows else request.after
+        return Chunk(
+            self._schema,
+            [self._row(row) for row in rows],
+            snapshot,
+            last_key,
+            done=len(rows) < request.limit,
+        )
+
+    def largest(self) -> list[Any] | None:
+        order = ", ".join(f"{quoted(column.name)} DESC" for column in self._key)
+        rows = self._connection.query(
+            f"SELECT {self._expressions()} FROM {self._from} ORDER BY {order} LIMIT 1"
+        )
+        return self._position(rows[0]) if rows else None
+
+    def _by_keys(
+        self, keys: list[list[Any]], conditions: list[str], snapshot: GtidSnapshot
+    ) -> Chunk:
+        rows: dict[bytes, Row] = {}
+        missing = []
+        for key in keys:
+            equal = " AND ".join(
+                f"{quoted(column.name)} = {self._literal(column, value)}"
+                for column, value in zip(self._key, self._checked(key), strict=True)
+            )
+            found = self._select([*conditions, f"({equal})"], 1)
+            if not found:
+                missing.append(key)
+            for row in map(self._row, found):
+                rows[row.key] = row
+        return Chunk(self._schema, list(rows.values()), snapshot, None, True, missing)
+
+    def _select(self, conditions: list[str], limit: int) -> list[tuple[Any, ...]]:
+        where = f"WHERE {' AND '.join(conditions)} " if conditions else ""
+        order = ", ".join(quoted(column.name) for column in self._key)
+        return self._connection.query(
+            f"SELECT {self._expressions()} FROM {self._from} {where}ORDER BY {order} LIMIT {limit}"
+        )
+
+    def _expressions(self) -> str:
+        plain = [_expression(column) for column in self._schema.columns]
+        ordered = [f"{quoted(c.name)} + 0" for c in self._key if _is_list(c)]
+        return ", ".join(plain + ordered)
+
+    def _row(self, row: tuple[Any, ...]) -> Row:
+        values = [
+            None if value is None else convert(value)
+            for value, convert in zip(row, self._convert, strict=False)
+        ]
+        key = self._schema.encode_key([values[index] for index in self._key_indices])
+        return Row(key, self._schema.encode_row(values))
+
+    def _position(self, row: tuple[Any, ...]) -> list[Any]:
+        """The key of a row as JSON; ENUM and SET by number, which is how they are ordered."""
+        numbers = iter(row[len(self._schema.columns) :])
+        return [
+            int(next(numbers)) if _is_list(column) else _to_json(column, row[index])
+            for column, index in zip(self._key, self._key_indices, strict=True)
+        ]
+
+    def _checked(self, key: list[Any]) -> list[Any]:
+        if len(key) != len(self._key):
+            raise BadRequest(
+                f"{self._table.source} has {len(self._key)} key columns "
+                f"({', '.join(self._schema.key)}), but the key {key!r} has {len(key)}"
+            )
+        return key
+
+    def _compared(self, key: list[Any], sign: str) -> str:
+        """Whether a row's key comes after ``key``, in a form that uses the index."""
+        terms = []
+        same: list[str] = []
+        for column, value in zip(self._key, self._checked(key), strict=True):
+            name = quoted(column.name) + (" + 0" if _is_list(column) else "")
+            literal = str(int(value)) if _is_list(column) else self._literal(column, value)
+            terms.append(" AND ".join([*same, f"{name} {sign} {literal}"]))
+            same.append(f"{name} = {literal}")
+        first, literal = same[0].split(" = ", 1) if len(terms) > 1 else ("", "")
+        bound = f"{first} {sign}= {literal} AND " if first else ""
+        return f"({bound}({' OR '.join(f'({term})' for term in terms)}))"
+
+    def _literal(self, column: Column, value: Any) -> str:
+        try:
+            if column.kind is Kind.BYTES:
+                return f"x'{base64.b64decode(str(value), validate=True).hex()}'"
+            if column.kind in (Kind.INT, Kind.UINT64):
+                return str(int(value))
+            if column.kind is Kind.DECIMAL:
+                return format(decimal.Decimal(str(value)), "f")
+            if column.kind is Kind.FLOAT:
+                return repr(float(value))
+        except (ValueError, ArithmeticError) as error:
+            raise BadRequest(
+                f"{value!r} is no value for {self._table.source}.{column.name}: {error}"
+            ) from None
+        return self._connection.literal(str(value))
+
+
+def _is_list(column: Column) -> bool:
+    return column.type_name.startswith(("enum(", "set("))
+
+
+def _expression(column: Column) -> str:
+    """How a column is selected so that its text holds the whole value."""
+    name = quoted(column.name)
+    if column.type_name.startswith("float"):
+        return f"CAST({name} AS DOUBLE)"
+    if column.type_name.startswith("bit"):
+        return f"{name} + 0"
+    return name
+
+
+def _to_json(column: Column, text: Any) -> Any:
+    if column.kind is Kind.BYTES:
+        return base64.b64encode(text).decode()
+    if column.kind in (Kind.INT, Kind.UINT64):
+        return int(text)
+    if column.kind is Kind.FLOAT:
+        return float(text)
+    return str(text)
+
+
+def _from_text(column: Column, zero_dates: str, source: str) -> Callable[[Any], Any]:
+    def zero(text: str) -> None:
+        if zero_dates == "null":
+            return
+        raise UnsupportedChange(
+            f"{source}: column {column.name} holds the date {text}, which no calendar has; correct "
+            'the row, or set the database\'s option zero_dates = "null"'
+        )
+
+    def dated(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
+        def convert(text: str) -> Any:
+            try:
+                return parse(text)
+            except ValueError:
+                return zero(text)
+
+        return convert
+
+    converters: dict[Kind, Callable[[Any], Any]] = {
+        Kind.INT: int,
+        Kind.UINT64: int,
+        Kind.FLOAT: float,
+        Kind.DECIMAL: decimal.Decimal,
+        Kind.BYTES: bytes,
+        Kind.DATE: dated(dt.date.fromisoformat),
+        Kind.TIMESTAMP: dated(dt.datetime.fromisoformat),
+        Kind.TIMESTAMPTZ: dated(lambda text: dt.datetime.fromisoformat(text + "+00:00")),
+        Kind.TIME_SPAN: time_span,
+        Kind.UUID: uuid.UUID,
+    }
+    return converters.get(column.kind, str)
+
+
+_TIME = re.compile(r"(-?)(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
+
+
+def time_span(text: str) -> dt.timedelta:
+    """A TIME value such as ``-838:59:59.000001``."""
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise FormatError(f"{text!r} is not a TIME value")
+    span = dt.timedelta(
+        hours=int(found[2]),
+        minutes=int(found[3]),
+        seconds=int(found[4]),
+        microseconds=int((found[5] or "").ljust(6, "0")),
+    )
+    return -span if found[1] else span

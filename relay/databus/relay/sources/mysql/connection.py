@@ -1,0 +1,135 @@
+"""Connections to MariaDB: the one place that touches PyMySQL and its insides."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pymysql
+from pymysql.constants import CLIENT, COMMAND, ER
+from pymysql.converters import conversions
+
+from databus.common.errors import PreflightFailed, SourceUnavailable
+from databus.relay.sources.mysql.settings import Settings
+
+_CONNECT_TIMEOUT_S = 10
+_READ_TIMEOUT_S = 300
+_RECEIVE_BYTES = 4 << 20
+_MARIADB_SLAVE_CAPABILITY_GTID = 4
+_REFUSED = frozenset(
+    {
+        ER.ACCESS_DENIED_ERROR,
+        ER.DBACCESS_DENIED_ERROR,
+        ER.BAD_DB_ERROR,
+        ER.HOST_NOT_PRIVILEGED,
+        ER.SPECIFIC_ACCESS_DENIED_ERROR,
+        ER.TABLEACCESS_DENIED_ERROR,
+    }
+)
+# Values come as the server's own text; only what has no other reading is converted.
+_PLAIN: dict[Any, Any] = {key: value for key, value in conversions.items() if key not in range(256)}
+
+
+class ServerError(Exception):
+    """The server refused a statement: its number and its message."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(f"error {number}: {message}")
+        self.number = number
+        self.message = message
+
+
+@contextlib.contextmanager
+def _translated(settings: Settings) -> Iterator[None]:
+    where = f"{settings.host}:{settings.port} (database={settings.name})"
+    try:
+        yield
+    except (pymysql.err.OperationalError, pymysql.err.InterfaceError) as error:
+        number, message = _number_and_text(error)
+        if number in _REFUSED:
+            raise PreflightFailed(f"{where} refuses us: error {number}: {message}") from None
+        if 1000 <= number < 2000 and number not in (ER.CON_COUNT_ERROR, ER.SERVER_SHUTDOWN):
+            raise ServerError(number, message) from None
+        raise SourceUnavailable(f"{where} does not answer: {number}: {message}") from error
+    except (OSError, EOFError, struct.error) as error:
+        raise SourceUnavailable(f"{where}: the connection is gone: {error}") from error
+    except pymysql.err.MySQLError as error:
+        raise ServerError(*_number_and_text(error)) from None
+
+
+def _number_and_text(error: BaseException) -> tuple[int, str]:
+    number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    return number, str(error.args[1] if len(error.args) > 1 else error)
+
+
+class Connection:
+    """A blocking connection for queries; used from a worker thread.
+
+    Owner: one task at a time.
+    Raises: SourceUnavailable when the connection is gone; PreflightFailed when we are not let
+        in; ServerError for anything else the server refuses.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        with _translated(settings):
+            self._connection = pymysql.connect(
+                host=settings.host,
+                port=settings.port,
+                user=settings.user,
+                password=settings.password,
+                charset="utf8mb4",
+                autocommit=True,
+                connect_timeout=_CONNECT_TIMEOUT_S,
+                read_timeout=_READ_TIMEOUT_S,
+                write_timeout=_READ_TIMEOUT_S,
+                conv=_PLAIN,
+                client_flag=CLIENT.MULTI_STATEMENTS * 0,
+                init_command="SET SESSION sql_mode='', time_zone='+00:00', "
+                "character_set_results=utf8mb4",
+            )
+
+    @property
+    def server_version(self) -> str:
+        """The version string of the handshake."""
+        return str(self._connection.get_server_info())
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """All rows of one statement; every value is the server's text, or None."""
+        with _translated(self._settings):
+            with self._connection.cursor() as cursor:
+                cursor.execute(sql, tuple(parameters) or None)
+                return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+
+    def row(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
+        """The only row of a statement that has one."""
+        return self.query(sql, parameters)[0]
+
+    def literal(self, value: Any) -> str:
+        """A value as an SQL literal."""
+        return str(self._connection.literal(value))
+
+    def close(self) -> None:
+        """Close without waiting for an answer."""
+        with contextlib.suppress(Exception):
+            self._connection._force_close()
+
+    def start_binlog(
+        self, file: str, offset: int, server_id: int, heartbeat_s: float
+    ) -> socket.socket:
+        """Ask for the binlog from a place on; the socket then carries nothing else.
+
+        The connection is used up by it.  The socket comes back non-blocking.
+        """
+        self.query("SET @master_binlog_checksum = @@global.binlog_checksum")
+        self.query(f"SET @mariadb_slave_capability = {_MARIADB_SLAVE_CAPABILITY_GTID}")
+        self.query(f"SET @master_heartbeat_period = {int(heartbeat_s * 1e9)}")
+        command = struct.pack("<IHI", offset, 0, server_id) + file.encode()
+        with _translated(self._settings):
+            self._connection._execute_command(COMMAND.COM_BINLOG_DUMP, command)
+            raw: socket.socket = self._connection._sock
+        raw.setblocking(False)
+        return raw

@@ -1,0 +1,499 @@
+"""From binlog events to windows of frames: a state machine without any I/O.
+
+The events of one GTID group of the chosen domain become one window; other domains are
+counted and passed over.  ``BinlogDecoder.feed`` takes one event after the other; what it has
+packed is handed out by ``take``.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from databus.common import frame
+from databus.common.errors import FormatError, SourcePositionLost, UnsupportedChange
+from databus.common.frame import Op
+from databus.common.schema import SourceSchema
+from databus.relay.sources.mysql import events
+from databus.relay.sources.mysql.charsets import Charsets
+from databus.relay.sources.mysql.events import CRC_BYTES, HEADER_BYTES, EventType, GtidFlag
+from databus.relay.sources.mysql.mapped import CatalogueDiffers, MappedTable, resolve
+from databus.relay.sources.mysql.settings import Settings
+from databus.relay.sources.mysql.tables import Catalogue
+
+PART_BYTES = 1 << 20
+"""A window is handed out in parts once so much of it is packed; a smaller one only whole."""
+
+_ARTIFICIAL = 0x20
+_PASSED_OVER = frozenset(
+    {
+        EventType.STOP,
+        EventType.INTVAR,
+        EventType.RAND,
+        EventType.USER_VAR,
+        EventType.ANNOTATE_ROWS,
+        EventType.BINLOG_CHECKPOINT,
+        EventType.GTID_LIST,
+        EventType.START_ENCRYPTION,
+    }
+)
+_TRUNCATE = re.compile(
+    r"(?:\s|/\*.*?\*/|--[^\n]*\n)*TRUNCATE\s+(?:TABLE\s+)?"
+    r"(?:`((?:[^`]|``)+)`|([\w$]+))(?:\s*\.\s*(?:`((?:[^`]|``)+)`|([\w$]+)))?",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+@dataclass(slots=True)
+class Group:
+    """The GTID group that is being read.  ``wanted``: of our domain and after our position."""
+
+    scn: int
+    txid: str
+    commit_us: int
+    flags: int
+    wanted: bool
+    seq: int = 0
+    event_count: int = 0
+
+    @property
+    def standalone(self) -> bool:
+        """Whether it consists of a single statement, without an end of its own."""
+        return bool(self.flags & GtidFlag.STANDALONE)
+
+
+class BinlogDecoder:
+    """The reader's state between two events.
+
+    Invariants:
+        I1. ``resolved`` is the scn of the last finished group of the domain, and no group
+            at or below it is still to come.
+        I2. ``_out[:_group_start]`` holds whole windows; from there on lies the open one.
+        I3. Of an open window less than PART_BYTES is never handed out: a group that a crash
+            of the server cut off is forgotten, unless it was larger.
+        I4. Every event's checksum was verified before anything of it was used.
+
+    Owner: the task that reads the stream.
+    Raises: FormatError for bytes that are no events; UnsupportedChange for events that cannot
+        be carried; SourcePositionLost where the domain's numbers go back.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        charsets: Charsets,
+        catalogue: Catalogue,
+        domain_id: int,
+        after_scn: int,
+    ) -> None:
+        self.settings = settings
+        self.charsets = charsets
+        self.catalogue = catalogue
+        self.domain_id = domain_id
+        self.resolved = after_scn
+        self.file = ""
+        self.offset = 0
+        self.checksums = False
+        self.group: Group | None = None
+        self.foreign_groups = 0
+        self.other_groups = 0
+        self.tables: dict[int, MappedTable | None] = {}
+        self._bodies: dict[int, bytes] = {}
+        self._last_seq_no = 0
+        self._out = bytearray()
+        self._group_start = 0
+        self._sent_part = False
+        self._announced: dict[str, int] = {}
+        self._used: set[int] = set()
+        self._new_schemas: list[SourceSchema] = []
+        self._handlers: dict[int, Callable[[events.Header, memoryview, bool], bool]] = {
+            EventType.GTID: self._gtid,
+            EventType.TABLE_MAP: self._table_map,
+            EventType.QUERY: self._query,
+            EventType.XID: self._xid,
+            EventType.XA_PREPARE: self._xa_prepare,
+            EventType.ROTATE: self._rotate,
+            EventType.FORMAT_DESCRIPTION: self._format,
+            EventType.HEARTBEAT: self._heartbeat,
+            EventType.INCIDENT: self._incident,
+        }
+
+    # -- what has been packed
+
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes ``take`` would hand out."""
+        open_bytes = len(self._out) - self._group_start
+        return len(self._out) if open_bytes >= PART_BYTES else self._group_start
+
+    def take(self) -> tuple[bytes, tuple[SourceSchema, ...]]:
+        """The frames that may go on, and the schemas that no frames before them used."""
+        size = self.pending_bytes
+        if size > self._group_start:
+            self._sent_part = True
+        data = bytes(memoryview(self._out)[:size])
+        del self._out[:size]
+        self._group_start = 0 if size > self._group_start else self._group_start - size
+        schemas = tuple(self._new_schemas)
+        self._new_schemas.clear()
+        return data, schemas
+
+    # -- one event
+
+    def feed(self, event: memoryview, *, fresh: bool = False) -> bool:
+        """Take one whole event, its header included.
+
+        Returns False when it needs the catalogue as it is now: set ``catalogue`` and feed the
+        same event again with ``fresh``.
+        """
+        header = events.read_header(event)
+        if header.length != len(event):
+            raise FormatError(
+                f"{self._place(header)}: an event of {len(event)} bytes says it has {header.length}"
+            )
+        body = self._checked_body(header, event)
+        handler = self._handlers.get(header.type)
+        try:
+            if handler is not None:
+                done = handler(header, body, fresh)
+            else:
+                done = self._other(header, body)
+        except (IndexError, ValueError) as error:
+            raise FormatError(
+                f"{self._place(header)}: an event of type {header.type} is damaged: {error}"
+            ) from error
+        if done and header.end_offset and not header.flags & _ARTIFICIAL:
+            self.offset = header.end_offset
+        return done
+
+    def _checked_body(self, header: events.Header, event: memoryview) -> memoryview:
+        is_format = header.type == EventType.FORMAT_DESCRIPTION
+        if is_format:
+            checked = events.read_checksum_algorithm(event) == 1
+        else:
+            checked = self.checksums
+        if not checked:
+            # A format description has room for a checksum even where there is none.
+            return event[HEADER_BYTES : len(event) - CRC_BYTES if is_format else len(event)]
+        stop = len(event) - CRC_BYTES
+        expected = int.from_bytes(event[stop:], "little")
+        found = zlib.crc32(event[:stop])
+        if found != expected:
+            raise FormatError(
+                f"{self._place(header)}: the checksum of an event of type {header.type} and "
+                f"{len(event)} bytes is {found:#010x}, expected {expected:#010x}"
+            )
+        return event[HEADER_BYTES:stop]
+
+    def _place(self, header: events.Header) -> str:
+        begin = max(0, header.end_offset - header.length)
+        return f"binlog {self.file or '(start)'} at {begin}"
+
+    # -- groups
+
+    def _gtid(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+        gtid = events.read_gtid(body)
+        if self.group is not None:
+            self._forget_group(f"{self._place(header)}: a new group begins")
+        ours = gtid.domain_id == self.domain_id
+        if ours and gtid.seq_no <= self._last_seq_no:
+            raise SourcePositionLost(
+                f"{self._place(header)}: GTID {gtid.seq_no} of domain {self.domain_id} comes "
+                f"after {self._last_seq_no}; set gtid_strict_mode = ON on the server"
+            )
+        self.group = Group(
+            gtid.seq_no,
+            f"{gtid.domain_id}-{header.server_id}-{gtid.seq_no}",
+            header.timestamp_s * 1_000_000,
+            gtid.flags,
+            ours and gtid.seq_no > self.resolved,
+        )
+        if ours:
+            self._last_seq_no = gtid.seq_no
+        else:
+            self.foreign_groups += 1
+        if self.group.wanted and gtid.flags & GtidFlag.PREPARED_XA:
+            raise UnsupportedChange(
+                f"GTID {self.group.txid} is an XA PREPARE; distributed transactions are not "
+                "carried, because their commit comes under another GTID"
+            )
+        return True
+
+    def _end_group(self) -> None:
+        group = self.group
+        assert group is not None
+        if group.wanted:
+            if group.seq:
+                self._out += frame.end_of_window(
+                    group.scn, group.seq, group.commit_us, group.event_count, group.txid
+                )
+            else:
+                self.other_groups += 1
+            self.resolved = group.scn
+        self.group = None
+        self._group_start = len(self._out)
+        self._sent_part = False
+
+    def _forget_group(self, why: str) -> None:
+        """The server crashed while it wrote this group, and has rolled it back."""
+        group = self.group
+        assert group is not None
+        if self._sent_part:
+            raise SourcePositionLost(
+                f"{why} before GTID {group.txid} has ended, of which "
+                f"{group.event_count} events have been handed on"
+            )
+        del self._out[self._group_start :]
+        if group.txid.startswith(f"{self.domain_id}-"):
+            self._last_seq_no = group.scn - 1
+        self.group = None
+
+    def _xid(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+        if self.group is not None:
+            self._end_group()
+        return True
+
+    def _xa_prepare(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+        return self._xid(header, body, fresh)
+
+    # -- statements
+
+    def _query(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+        group = self.group
+        if group is None:
+            return True
+        if not group.wanted:
+            self._end_if_over(body)
+            return True
+        schema, statement = events.read_query(body)
+        if group.standalone:
+            return self._standalone(header, schema, statement, fresh)
+        word = statement.strip().upper()
+        if word == "COMMIT":
+            self._end_group()
+        elif word == "ROLLBACK" or word.startswith("ROLLBACK TO"):
+            if group.event_count:
+                raise UnsupportedChange(
+                    f"GTID {group.txid}: {statement!r} follows {group.event_count} rows in the "
+                    "binlog; a transaction changed tables with and without transactions"
+                )
+            if word == "ROLLBACK":
+                self._end_group()
+        elif word != "BEGIN" and not word.startswith(("SAVEPOINT", "RELEASE SAVEPOINT", "XA ")):
+            self._refuse_statement(group, schema, statement)
+        return True
+
+    def _end_if_over(self, body: memoryview) -> None:
+        assert self.group is not None
+        _, statement = events.read_query(body)
+        if self.group.standalone or statement.strip().upper() in ("COMMIT", "ROLLBACK"):
+            self._end_group()
+
+    def _standalone(self, header: events.Header, schema: str, statement: str, fresh: bool) -> bool:
+        group = self.group
+        assert group is not None
+        truncated = self._truncated_source(schema, statement)
+        if truncated is None and not group.flags & GtidFlag.DDL:
+            self._end_group()
+            return True
+        if not fresh:
+            return False
+        if truncated is not None:
+            self._truncate(truncated)
+        else:
+            self._announce_changes()
+        self._end_group()
+        return True
+
+    def _truncated_source(self, schema: str, statement: str) -> str | None:
+        found = _TRUNCATE.match(statement)
+        if found is None:
+            return None
+        first, second = (
+            (found[1] or found[2] or "").replace("``", "`"),
+            (found[3] or found[4] or "").replace("``", "`"),
+        )
+        schema, table = (first, second) if second else (schema, first)
+        return f"{schema}.{table}" if self.settings.captures(schema, table) else None
+
+    def _truncate(self, source: str) -> None:
+        """TRUNCATE as an event of its own; its schema is the table's present one."""
+        table = self.catalogue.get(source)
+        if table is not None and table.key:
+            schema = table.source_schema(self.settings.zero_dates)
+            self._use(schema)
+            self._event(Op.TRUNCATE, schema, b"", None, None)
+
+    def _announce_changes(self) -> None:
+        """A schema-change frame for every table that the DDL has made another one."""
+        group = self.group
+        assert group is not None
+        for source, table in self.catalogue.items():
+            if not table.key:
+                continue
+            schema = table.source_schema(self.settings.zero_dates)
+            if self._announced.get(source) == schema.fingerprint:
+                continue
+            self._use(schema)
+            self._out += frame.pack_frame(
+                op=Op.SCHEMA_CHANGE,
+                scn=group.scn,
+                seq=group.seq,
+                source=schema.source_id,
+                schema_fp=schema.fingerprint,
+                commit_us=group.commit_us,
+                after=schema_json(schema),
+            )
+            group.seq += 1
+
+    def _refuse_statement(self, group: Group, schema: str, statement: str) -> None:
+        """A change logged as a statement is lost to us: stop if it can mean one of ours."""
+        words = set(re.findall(r"[\w$]+", statement.lower()))
+        for source, table in self.catalogue.items():
+            if table.name.lower() in words:
+                raise UnsupportedChange(
+                    f"GTID {group.txid} changes {source} by a statement instead of rows "
+                    f"({statement[:80]!r}); a session wrote with binlog_format other than ROW"
+                )
+
+    # -- rows
+
+    def _table_map(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+        group = self.group
+        if group is None or not group.wanted:
+            return True
+        table_id, schema, table = events.table_map_names(body)
+        if table_id in self.tables and self._bodies[table_id] == body:
+            return True
+        whole = bytes(body)
+        mapped = None
+        if self.settings.captures(schema, table):
+            try:
+                mapped = resolve(
+                    events.read_table_map(body),
+                    whole,
+                    self.catalogue,
+                    self.charsets,
+                    self.settings.zero_dates,
+                    final=fresh,
+                )
+            except CatalogueDiffers:
+                return False
+            self._use(mapped.schema)
+        self.tables[table_id] = mapped
+        self._bodies[table_id] = whole
+        return True
+
+    def _use(self, schema: SourceSchema) -> None:
+        self._announced[schema.source] = schema.fingerprint
+        if schema.fingerprint not in self._used:
+            self._used.add(schema.fingerprint)
+            self._new_schemas.append(schema)
+
+    def assume(self, schemas: list[SourceSchema]) -> None:
+        """These are the tables as they were when the stream began: no change to tell of."""
+        self._announced = {schema.source: schema.fingerprint for schema in schemas}
+
+    def _rows(self, header: events.Header, body: memoryview) -> None:
+        group = self.group
+        if group is None or not group.wanted:
+            return
+        table_id = int.from_bytes(body[0:6], "little")
+        if table_id not in self.tables:
+            raise FormatError(f"{self._place(header)}: rows of table {table_id} without its map")
+        mapped = self.tables[table_id]
+        if mapped is None:
+            return
+        schema = mapped.schema
+        if header.type == EventType.UPDATE_ROWS:
+            for before, after in mapped.rows(body, update=True):
+                self._update(mapped, schema, before, after)
+        elif header.type == EventType.WRITE_ROWS:
+            for row, _ in mapped.rows(body, update=False):
+                self._event(Op.INSERT, schema, mapped.key(row), None, schema.encode_row(row))
+        else:
+            for row, _ in mapped.rows(body, update=False):
+                self._event(Op.DELETE, schema, mapped.key(row), schema.encode_row(row), None)
+
+    def _update(
+        self,
+        mapped: MappedTable,
+        schema: SourceSchema,
+        before: tuple[object, ...],
+        after: tuple[object, ...],
+    ) -> None:
+        old_key, new_key = mapped.key(before), mapped.key(after)
+        old_row, new_row = schema.encode_row(before), schema.encode_row(after)
+        if old_key == new_key:
+            self._event(Op.UPDATE, schema, new_key, old_row, new_row)
+        else:
+            self._event(Op.DELETE, schema, old_key, old_row, None)
+            self._event(Op.INSERT, schema, new_key, None, new_row)
+
+    def _event(
+        self, op: Op, schema: SourceSchema, key: bytes, before: bytes | None, after: bytes | None
+    ) -> None:
+        group = self.group
+        assert group is not None
+        self._out += frame.pack_frame(
+            op=op,
+            scn=group.scn,
+            seq=group.seq,
+            source=schema.source_id,
+            schema_fp=schema.fingerprint,
+            commit_us=group.commit_us,
+            key=key,
+            before=before,
+            after=after,
+        )
+        group.seq += 1
+        group.event_count += 1
+
+    # -- the rest
+
+    def _rotate(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+        if self.group is not None:
+            self._forget_group(f"{self._place(header)}: the file ends")
+        self.file, self.offset = events.read_rotate(body)
+        return True
+
+    def _format(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+        if self.group is not None:
+            self._forget_group(f"{self._place(header)}: a file begins")
+        self.checksums = body[len(body) - 1] == 1
+        self.tables.clear()
+        self._bodies.clear()
+        return True
+
+    def _heartbeat(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+        return True
+
+    def _incident(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+        raise SourcePositionLost(
+            f"{self._place(header)}: the server reports that changes are missing in its binlog"
+        )
+
+    def _other(self, header: events.Header, body: memoryview) -> bool:
+        if header.type in events.ROWS_EVENTS:
+            self._rows(header, body)
+        elif header.type in events.COMPRESSED_EVENTS:
+            if self.group is None or self.group.wanted:
+                raise UnsupportedChange(
+                    f"{self._place(header)}: a compressed event; set log_bin_compress = OFF"
+                )
+        elif header.type not in _PASSED_OVER and (
+            header.type in events.OTHER_ROWS_EVENTS or not header.flags & 0x80
+        ):
+            raise UnsupportedChange(
+                f"{self._place(header)}: an event of type {header.type}, which is unknown"
+            )
+        return True
+
+
+def schema_json(schema: SourceSchema) -> bytes:
+    """The content of a schema-change frame."""
+    import json
+
+    return json.dumps(schema.to_json(), separators=(",", ":")).encode()

@@ -1,0 +1,322 @@
+"""The binlog's events as far as they are not rows: pure functions from bytes to records.
+
+Layouts: MariaDB's documentation, "Replication Protocol" and "Binlog event types".
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from databus.common.errors import FormatError
+
+HEADER_BYTES = 19
+CRC_BYTES = 4
+_HEADER = struct.Struct("<IBIIIH")
+
+
+class EventType(IntEnum):
+    """The events that this reader knows by name."""
+
+    QUERY = 2
+    STOP = 3
+    ROTATE = 4
+    INTVAR = 5
+    RAND = 13
+    USER_VAR = 14
+    FORMAT_DESCRIPTION = 15
+    XID = 16
+    TABLE_MAP = 19
+    WRITE_ROWS = 23
+    UPDATE_ROWS = 24
+    DELETE_ROWS = 25
+    INCIDENT = 26
+    HEARTBEAT = 27
+    XA_PREPARE = 38
+    ANNOTATE_ROWS = 160
+    BINLOG_CHECKPOINT = 161
+    GTID = 162
+    GTID_LIST = 163
+    START_ENCRYPTION = 164
+    QUERY_COMPRESSED = 165
+    WRITE_ROWS_COMPRESSED = 166
+    DELETE_ROWS_COMPRESSED = 168
+
+
+ROWS_EVENTS = frozenset({EventType.WRITE_ROWS, EventType.UPDATE_ROWS, EventType.DELETE_ROWS})
+COMPRESSED_EVENTS = frozenset(
+    range(EventType.QUERY_COMPRESSED, EventType.DELETE_ROWS_COMPRESSED + 1)
+)
+OTHER_ROWS_EVENTS = frozenset({20, 21, 22, 30, 31, 32, 39, 40, 169, 170, 171})
+
+
+class GtidFlag(IntEnum):
+    """Bits of a GTID event's flags."""
+
+    STANDALONE = 1
+    GROUP_COMMIT_ID = 2
+    TRANSACTIONAL = 4
+    DDL = 32
+    PREPARED_XA = 64
+    COMPLETED_XA = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """An event's header: ``end_offset`` is where the event ends in its file, 0 if artificial."""
+
+    timestamp_s: int
+    type: int
+    server_id: int
+    length: int
+    end_offset: int
+    flags: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gtid:
+    """The beginning of an event group."""
+
+    seq_no: int
+    domain_id: int
+    flags: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableMap:
+    """The table that the rows events with ``table_id`` change, as the stream tells it."""
+
+    table_id: int
+    schema: str
+    table: str
+    types: bytes
+    metas: tuple[int, ...]
+    nullable: tuple[bool, ...]
+    unsigned: tuple[bool, ...]
+    collations: tuple[int, ...]
+    names: tuple[str, ...]
+    members: tuple[tuple[bytes, ...], ...]
+    primary_key: tuple[int, ...]
+
+
+def read_header(data: memoryview) -> Header:
+    """The header at the beginning of an event."""
+    if len(data) < HEADER_BYTES:
+        raise FormatError(f"an event of {len(data)} bytes is shorter than its header")
+    return Header(*_HEADER.unpack_from(data))
+
+
+def read_gtid(body: memoryview) -> Gtid:
+    """A GTID event's body."""
+    return Gtid(*struct.unpack_from("<QIB", body))
+
+
+def read_query(body: memoryview) -> tuple[str, str]:
+    """The default schema and the statement of a QUERY event."""
+    schema_bytes = body[8]
+    (status_bytes,) = struct.unpack_from("<H", body, 11)
+    at = 13 + status_bytes
+    schema = bytes(body[at : at + schema_bytes]).decode("utf-8", "replace")
+    return schema, bytes(body[at + schema_bytes + 1 :]).decode("utf-8", "replace")
+
+
+def read_rotate(body: memoryview) -> tuple[str, int]:
+    """The file that comes next, and the offset in it."""
+    (offset,) = struct.unpack_from("<Q", body)
+    return bytes(body[8:]).decode(), offset
+
+
+def read_checksum_algorithm(body: memoryview) -> int:
+    """0 or 1 (CRC-32) from a FORMAT_DESCRIPTION event's body, its own checksum included."""
+    return body[len(body) - CRC_BYTES - 1]
+
+
+def packed_int(data: memoryview, at: int) -> tuple[int, int]:
+    """A length-encoded number and where it ends."""
+    first = data[at]
+    if first < 251:
+        return first, at + 1
+    width = {252: 2, 253: 3, 254: 8}.get(first)
+    if width is None:
+        raise FormatError(f"{first} does not begin a packed number")
+    return int.from_bytes(data[at + 1 : at + 1 + width], "little"), at + 1 + width
+
+
+def table_map_names(body: memoryview) -> tuple[int, str, str]:
+    """Table id, schema and table of a TABLE_MAP event, without the rest."""
+    table_id = int.from_bytes(body[0:6], "little")
+    schema_end = 9 + body[8]
+    schema = bytes(body[9:schema_end]).decode()
+    table_start = schema_end + 2
+    return table_id, schema, bytes(body[table_start : table_start + body[schema_end + 1]]).decode()
+
+
+def read_table_map(body: memoryview) -> TableMap:
+    """A whole TABLE_MAP event.
+
+    Raises:
+        FormatError: it has no column names, or is not of its form.
+    """
+    table_id, schema, table = table_map_names(body)
+    at = 9 + body[8] + 1
+    at += 1 + body[at] + 1
+    count, at = packed_int(body, at)
+    types = bytes(body[at : at + count])
+    meta_bytes, at = packed_int(body, at + count)
+    metas = _metas(types, body[at : at + meta_bytes])
+    at += meta_bytes
+    null_bytes = (count + 7) // 8
+    nulls = body[at : at + null_bytes]
+    at += null_bytes
+    extra = _optional(body, at)
+    if 4 not in extra:
+        raise FormatError(
+            f"the binlog has no column names for {schema}.{table}: it was written with "
+            "binlog_row_metadata other than FULL"
+        )
+    real = tuple(_real_type(code, meta) for code, meta in zip(types, metas, strict=True))
+    names = tuple(name.decode() for name in _strings(extra[4]))
+    if len(names) != count:
+        raise FormatError(f"{schema}.{table}: {count} columns, but {len(names)} names")
+    members = _members(real, extra)
+    return TableMap(
+        table_id,
+        schema,
+        table,
+        bytes(real),
+        metas,
+        tuple(bool(nulls[i >> 3] >> (i & 7) & 1) for i in range(count)),
+        _signs(real, extra.get(1)),
+        _collations(real, extra),
+        names,
+        members,
+        _primary_key(extra),
+    )
+
+
+_TWO_BYTE_META = frozenset({15, 16, 246, 247, 248, 253, 254, 141})
+_ONE_BYTE_META = frozenset({4, 5, 17, 18, 19, 245, 249, 250, 251, 252, 255, 140})
+_NUMERIC = frozenset({1, 2, 3, 4, 5, 8, 9, 246})
+_TEXTUAL = frozenset({15, 252, 253, 254, 140, 141})
+ENUM, SET, STRING = 247, 248, 254
+
+
+def _metas(types: bytes, data: memoryview) -> tuple[int, ...]:
+    metas = []
+    at = 0
+    for code in types:
+        if code in (246, 247, 248, 254):
+            metas.append(data[at] << 8 | data[at + 1])
+            at += 2
+        elif code in _TWO_BYTE_META:
+            metas.append(data[at] | data[at + 1] << 8)
+            at += 2
+        elif code in _ONE_BYTE_META:
+            metas.append(data[at])
+            at += 1
+        else:
+            metas.append(0)
+    if at != len(data):
+        raise FormatError(f"the table map's metadata has {len(data)} bytes, its types need {at}")
+    return tuple(metas)
+
+
+def _real_type(code: int, meta: int) -> int:
+    """ENUM and SET travel as STRING with their own number in the metadata."""
+    if code == STRING and meta >> 8 in (ENUM, SET):
+        return meta >> 8
+    return code
+
+
+def _optional(body: memoryview, at: int) -> dict[int, memoryview]:
+    found = {}
+    while at < len(body):
+        kind = body[at]
+        length, at = packed_int(body, at + 1)
+        found[kind] = body[at : at + length]
+        at += length
+    return found
+
+
+def _strings(data: memoryview) -> list[bytes]:
+    at = 0
+    found = []
+    while at < len(data):
+        length, at = packed_int(data, at)
+        found.append(bytes(data[at : at + length]))
+        at += length
+    return found
+
+
+def _numbers(data: memoryview) -> list[int]:
+    at = 0
+    found = []
+    while at < len(data):
+        value, at = packed_int(data, at)
+        found.append(value)
+    return found
+
+
+def _signs(types: tuple[int, ...], data: memoryview | None) -> tuple[bool, ...]:
+    signs = []
+    number = 0
+    for code in types:
+        if code not in _NUMERIC or data is None:
+            signs.append(False)
+            continue
+        signs.append(bool(data[number >> 3] & 0x80 >> (number & 7)))
+        number += 1
+    return tuple(signs)
+
+
+def _collations(types: tuple[int, ...], extra: dict[int, memoryview]) -> tuple[int, ...]:
+    text = _expanded(sum(code in _TEXTUAL for code in types), extra.get(2), extra.get(3))
+    listed = _expanded(sum(code in (ENUM, SET) for code in types), extra.get(10), extra.get(11))
+    texts, lists = iter(text), iter(listed)
+    return tuple(
+        next(texts) if code in _TEXTUAL else next(lists) if code in (ENUM, SET) else 0
+        for code in types
+    )
+
+
+def _expanded(count: int, default: memoryview | None, each: memoryview | None) -> list[int]:
+    if each is not None:
+        return _numbers(each)
+    if default is None:
+        return [0] * count
+    first, *pairs = _numbers(default)
+    collations = [first] * count
+    for index, collation in zip(pairs[::2], pairs[1::2], strict=True):
+        collations[index] = collation
+    return collations
+
+
+def _members(types: tuple[int, ...], extra: dict[int, memoryview]) -> tuple[tuple[bytes, ...], ...]:
+    sets = iter(_lists(extra[5]) if 5 in extra else [])
+    enums = iter(_lists(extra[6]) if 6 in extra else [])
+    return tuple(
+        next(sets) if code == SET else next(enums) if code == ENUM else () for code in types
+    )
+
+
+def _lists(data: memoryview) -> list[tuple[bytes, ...]]:
+    at = 0
+    found = []
+    while at < len(data):
+        count, at = packed_int(data, at)
+        values = []
+        for _ in range(count):
+            length, at = packed_int(data, at)
+            values.append(bytes(data[at : at + length]))
+            at += length
+        found.append(tuple(values))
+    return found
+
+
+def _primary_key(extra: dict[int, memoryview]) -> tuple[int, ...]:
+    if 8 in extra:
+        return tuple(_numbers(extra[8]))
+    if 9 in extra:
+        return tuple(_numbers(extra[9])[::2])
+    return ()

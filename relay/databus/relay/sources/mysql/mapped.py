@@ -1,0 +1,175 @@
+"""A table of the stream: its table map resolved into a schema, and its rows decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from databus.common.errors import FormatError, UnsupportedChange
+from databus.common.schema import Column, SourceSchema
+from databus.relay.sources.mysql.charsets import Charsets
+from databus.relay.sources.mysql.columns import (
+    Decoder,
+    StreamColumn,
+    column_of,
+    stream_columns,
+    stream_type,
+)
+from databus.relay.sources.mysql.events import TableMap, packed_int
+from databus.relay.sources.mysql.tables import Catalogue, Table
+
+_STORED_AS = {"uuid": "binary(16)", "inet6": "binary(16)", "inet4": "binary(4)", "json": "longtext"}
+
+Row = tuple[Any, ...]
+
+
+class CatalogueDiffers(Exception):
+    """The catalogue at hand does not describe the table as the stream has it."""
+
+
+@dataclass(frozen=True)
+class MappedTable:
+    """What the rows events of one table id need to become frames.
+
+    Invariants:
+        I1. ``columns`` stand in the order of the row image, one for each of its columns.
+        I2. ``body`` is the table map it was made from; another body is another table.
+    """
+
+    body: bytes
+    schema: SourceSchema
+    columns: tuple[StreamColumn, ...]
+    decoders: tuple[Decoder, ...] = field(repr=False)
+    key_indices: tuple[int, ...] = ()
+
+    def key(self, row: Row) -> bytes:
+        """Avro bytes of a row's key."""
+        return self.schema.encode_key([row[index] for index in self.key_indices])
+
+    def rows(self, body: memoryview, *, update: bool) -> Iterator[tuple[Row, Row]]:
+        """(row, row) of an insert or delete, (before, after) of an update, one by one.
+
+        ``body`` is a rows event without header and checksum.
+
+        Raises:
+            FormatError: it does not fit the table map.
+            UnsupportedChange: an image lacks columns.
+        """
+        where = self.schema.source
+        count, at = packed_int(body, 8)
+        if count != len(self.columns):
+            raise FormatError(
+                f"{where}: a rows event has {count} columns, its table map {len(self.columns)}"
+            )
+        bitmap_bytes = (count + 7) // 8
+        for _ in range(2 if update else 1):
+            present = int.from_bytes(body[at : at + bitmap_bytes], "little")
+            if present & (1 << count) - 1 != (1 << count) - 1:
+                raise UnsupportedChange(
+                    f"{where}: a row came without some of its columns; a session wrote with "
+                    "binlog_row_image other than FULL"
+                )
+            at += bitmap_bytes
+        try:
+            while at < len(body):
+                first, at = self._row(body, at, bitmap_bytes)
+                if update:
+                    second, at = self._row(body, at, bitmap_bytes)
+                    yield first, second
+                else:
+                    yield first, first
+        except (IndexError, ValueError) as error:
+            raise FormatError(f"{where}: a row image is damaged at byte {at}: {error}") from error
+        except (UnsupportedChange, FormatError) as error:
+            raise type(error)(f"{where}: {error.message}") from None
+        if at != len(body):
+            raise FormatError(f"{where}: rows end at byte {at} of {len(body)}")
+
+    def _row(self, body: memoryview, at: int, null_bytes: int) -> tuple[Row, int]:
+        nulls = int.from_bytes(body[at : at + null_bytes], "little")
+        at += null_bytes
+        values = []
+        for index, decode in enumerate(self.decoders):
+            if nulls >> index & 1:
+                values.append(None)
+                continue
+            value, at = decode(body, at)
+            values.append(value)
+        return tuple(values), at
+
+
+def resolve(
+    table: TableMap,
+    body: bytes,
+    catalogue: Catalogue,
+    charsets: Charsets,
+    zero_dates: str,
+    *,
+    final: bool,
+) -> MappedTable:
+    """The table behind a table map.
+
+    Names, types, signs and the primary key come from the stream.  The catalogue adds what the
+    stream cannot tell (UUID, INET4, INET6, JSON; a unique index as key), for the columns that
+    it describes as the stream has them.
+
+    Raises:
+        CatalogueDiffers: the catalogue describes another table, and ``final`` is not set.
+        UnsupportedChange: a type cannot be carried, or the table has no key.
+    """
+    source = f"{table.schema}.{table.table}"
+    known = catalogue.get(source)
+    types = [stream_type(table, index, charsets) for index in range(len(table.names))]
+    if not final and (known is None or not _agrees(table, types, known)):
+        raise CatalogueDiffers(source)
+    specials = known.specials if known else {}
+    columns = tuple(
+        _column(source, name, type_name, specials.get(name), nullable, zero_dates)
+        for name, type_name, nullable in zip(table.names, types, table.nullable, strict=True)
+    )
+    schema = SourceSchema(source, columns, _key(table, known))
+    found = stream_columns(table, columns, charsets, zero_dates)
+    return MappedTable(
+        body,
+        schema,
+        found,
+        tuple(column.decoder() for column in found),
+        tuple(table.names.index(name) for name in schema.key),
+    )
+
+
+def _column(
+    source: str, name: str, type_name: str, special: str | None, nullable: bool, zero_dates: str
+) -> Column:
+    if special and _STORED_AS[special] == type_name:
+        type_name = special
+    try:
+        return column_of(name, type_name, nullable, zero_dates)
+    except UnsupportedChange as error:
+        raise UnsupportedChange(f"{source}: {error.message}") from None
+
+
+def _agrees(table: TableMap, types: list[str], known: Table) -> bool:
+    described = [
+        (c.name, _STORED_AS.get(c.type_name, c.type_name), c.nullable) for c in known.columns
+    ]
+    streamed = list(zip(table.names, types, table.nullable, strict=True))
+    return described == streamed and _primary_key(table) in ((), known.key)
+
+
+def _primary_key(table: TableMap) -> tuple[str, ...]:
+    return tuple(table.names[index] for index in table.primary_key)
+
+
+def _key(table: TableMap, known: Table | None) -> tuple[str, ...]:
+    primary = _primary_key(table)
+    if primary:
+        return primary
+    if known and known.key and set(known.key) <= set(table.names):
+        return known.key
+    source = f"{table.schema}.{table.table}"
+    raise UnsupportedChange(
+        f"{source} has no primary key and no unique index without nulls, so its rows cannot be "
+        f"told apart; ALTER TABLE {source} ADD PRIMARY KEY (...), or leave it out of sources"
+    )

@@ -1,0 +1,66 @@
+"""Where in the binlog files a GTID sequence number lies.
+
+MariaDB finds a GTID position by itself, but only with the server id of the event, and a wrong
+one makes it pass over events; an scn has no server id.  So the file is looked up here, the
+binlog is read from its beginning, and what lies at or before the scn is passed over.
+"""
+
+from __future__ import annotations
+
+from databus.common.errors import SourcePositionLost
+from databus.relay.sources.mysql.connection import Connection
+from databus.relay.sources.mysql.settings import Settings
+
+FIRST_OFFSET = 4
+
+
+def domain_seq_no(state: object, domain_id: int) -> int:
+    """The sequence number of a domain in a GTID state such as ``0-1-812,9-3-7``; 0 if none."""
+    for gtid in str(state or "").split(","):
+        parts = gtid.split("-")
+        if len(parts) == 3 and int(parts[0]) == domain_id:
+            return int(parts[2])
+    return 0
+
+
+def head_scn(connection: Connection, domain_id: int) -> int:
+    """The last sequence number of the domain in the binlog."""
+    return domain_seq_no(connection.row("SELECT @@global.gtid_binlog_pos")[0], domain_id)
+
+
+def scn_at(connection: Connection, file: str, offset: int, domain_id: int) -> int:
+    """The domain's last sequence number before a place in the binlog."""
+    (state,) = connection.row("SELECT BINLOG_GTID_POS(%s, CAST(%s AS UNSIGNED))", (file, offset))
+    if state is None:
+        raise SourcePositionLost(f"the server does not know the place {file}:{offset}")
+    return domain_seq_no(state, domain_id)
+
+
+def file_after(connection: Connection, settings: Settings, domain_id: int, scn: int) -> str:
+    """The last binlog file that begins at or before ``scn``.
+
+    Raises:
+        SourcePositionLost: every file begins later, or the server has not come that far.
+    """
+    head = head_scn(connection, domain_id)
+    where = f"{settings.host}:{settings.port} (database={settings.name}, domain={domain_id})"
+    files = [str(row[0]) for row in connection.query("SHOW BINARY LOGS")]
+    if head < scn:
+        raise SourcePositionLost(
+            f"we are at GTID sequence {scn}, but {where} has only come to {head}; it was reset, "
+            "restored from a backup, or is a replica that lags behind"
+        )
+    low, high = 0, len(files) - 1
+    first = scn_at(connection, files[0], FIRST_OFFSET, domain_id)
+    if first > scn:
+        raise SourcePositionLost(
+            f"we are at GTID sequence {scn}, but the binlog of {where} begins after {first} "
+            f"({files[0]}); the files before it were purged. It reaches to {head}"
+        )
+    while low < high:
+        middle = (low + high + 1) // 2
+        if scn_at(connection, files[middle], FIRST_OFFSET, domain_id) <= scn:
+            low = middle
+        else:
+            high = middle - 1
+    return files[low]

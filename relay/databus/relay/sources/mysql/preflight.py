@@ -1,0 +1,220 @@
+"""What must be right on the server before its binlog is worth reading.
+
+Every finding names the setting, what it is, and the statement that mends it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from databus.common.errors import UnsupportedChange
+from databus.relay.sources.mysql.charsets import Charsets
+from databus.relay.sources.mysql.connection import Connection, ServerError
+from databus.relay.sources.mysql.settings import Settings
+from databus.relay.sources.mysql.tables import TRANSACTIONAL_ENGINES, Catalogue, Table
+from databus.relay.sources.source import Finding
+
+OLDEST_VERSION = (10, 5)
+
+
+def server_findings(connection: Connection, settings: Settings) -> list[Finding]:
+    """The server's version, settings and our privileges on it."""
+    version = _version_findings(connection.server_version)
+    if version:
+        return version
+    return [*_setting_findings(connection), *_privilege_findings(connection, settings)]
+
+
+def _version_findings(text: str) -> list[Finding]:
+    numbers = re.search(r"(\d+)\.(\d+)\.(\d+)-MariaDB", text)
+    if numbers is None:
+        return [
+            Finding(
+                "version",
+                f"the server is {text}, not a MariaDB; MySQL's own GTIDs and events are not read "
+                "by this version of Databus",
+                f"use a MariaDB server of version {OLDEST_VERSION[0]}.{OLDEST_VERSION[1]} or later",
+            )
+        ]
+    if (int(numbers[1]), int(numbers[2])) < OLDEST_VERSION:
+        return [
+            Finding(
+                "version",
+                f"MariaDB {numbers[1]}.{numbers[2]} does not write column names to its binlog",
+                f"upgrade to MariaDB {OLDEST_VERSION[0]}.{OLDEST_VERSION[1]} or later",
+            )
+        ]
+    return []
+
+
+_WANTED: tuple[tuple[str, str, str], ...] = (
+    ("binlog_format", "ROW", "statements cannot be turned into rows"),
+    ("binlog_row_image", "FULL", "rows would come without some of their columns"),
+    ("binlog_row_metadata", "FULL", "the binlog would not name the columns"),
+    ("log_bin_compress", "OFF", "compressed events are not read"),
+)
+
+
+def _setting_findings(connection: Connection) -> list[Finding]:
+    names = ", ".join(f"'{name}'" for name in ("log_bin", "gtid_strict_mode", *_names()))
+    found = {
+        str(name).lower(): str(value).upper()
+        for name, value in connection.query(
+            f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})"
+        )
+    }
+    if found.get("log_bin") != "ON":
+        return [
+            Finding(
+                "log_bin",
+                "the server writes no binlog",
+                "put log_bin=binlog and server_id=1 under [mariadbd] in the server's "
+                "configuration and restart it",
+            )
+        ]
+    findings = [
+        Finding(
+            name,
+            f"it is {found.get(name, 'unknown')}, not {wanted}: {why}",
+            f"SET GLOBAL {name} = {wanted}; and the same under [mariadbd] in its configuration; "
+            "sessions that are open keep the old value until they reconnect",
+        )
+        for name, wanted, why in _WANTED
+        if found.get(name) != wanted
+    ]
+    if found.get("gtid_strict_mode") != "ON":
+        findings.append(
+            Finding(
+                "gtid_strict_mode",
+                "it is OFF: GTIDs out of order are refused by us instead of by the server",
+                "SET GLOBAL gtid_strict_mode = ON",
+                fatal=False,
+            )
+        )
+    return findings
+
+
+def _names() -> list[str]:
+    return [name for name, _, _ in _WANTED]
+
+
+_ALL = "ALL PRIVILEGES"
+
+
+def _privilege_findings(connection: Connection, settings: Settings) -> list[Finding]:
+    grants = [str(row[0]) for row in connection.query("SHOW GRANTS")]
+    everywhere: set[str] = set()
+    for grant in grants:
+        found = re.match(r"GRANT (.*?) ON \*\.\* TO", grant)
+        if found:
+            everywhere |= {name.strip() for name in found[1].split(",")}
+    account = connection.row("SELECT CURRENT_USER()")[0]
+    user, _, host = str(account).rpartition("@")
+    who = f"'{user}'@'{host}'"
+    findings = []
+    if not everywhere & {_ALL, "REPLICATION SLAVE"}:
+        findings.append(
+            Finding(
+                "REPLICATION SLAVE",
+                f"{who} may not read the binlog",
+                f"GRANT REPLICATION SLAVE ON *.* TO {who}",
+            )
+        )
+    if not everywhere & {_ALL, "BINLOG MONITOR", "REPLICATION CLIENT", "SUPER"}:
+        findings.append(
+            Finding(
+                "BINLOG MONITOR",
+                f"{who} may not ask for binlog positions",
+                f"GRANT BINLOG MONITOR ON *.* TO {who}",
+            )
+        )
+    return findings + _select_findings(grants, everywhere, settings, who)
+
+
+def _select_findings(
+    grants: list[str], everywhere: set[str], settings: Settings, who: str
+) -> list[Finding]:
+    """SELECT on the schemas that the patterns name; a grant on a table of them is trusted."""
+    if everywhere & {_ALL, "SELECT"}:
+        return []
+    findings = []
+    for schema in sorted({pattern.partition(".")[0] for pattern in settings.sources}):
+        granted = any(
+            re.match(rf"GRANT (ALL PRIVILEGES|.*\bSELECT\b.*) ON `{re.escape(schema)}`\.", grant)
+            for grant in (one.replace("\\_", "_") for one in grants)
+        )
+        if not granted:
+            findings.append(
+                Finding(
+                    "SELECT",
+                    f"{who} may not read the tables of {schema}",
+                    f"GRANT SELECT ON {'*' if '*' in schema else schema}.* TO {who}",
+                )
+            )
+    return findings
+
+
+def table_findings(catalogue: Catalogue, charsets: Charsets, settings: Settings) -> list[Finding]:
+    """Tables without a key, and types or character sets that cannot be carried."""
+    findings = []
+    for table in catalogue.values():
+        findings.extend(_one_table(table, charsets, settings))
+    return findings
+
+
+def _one_table(table: Table, charsets: Charsets, settings: Settings) -> list[Finding]:
+    findings = []
+    exclude = "or name the other tables alone in the database's sources"
+    if not table.key:
+        findings.append(
+            Finding(
+                f"key of {table.source}",
+                "it has no primary key and no unique index without nulls, so its rows cannot be "
+                "told apart",
+                f"ALTER TABLE {table.source} ADD PRIMARY KEY (...), {exclude}",
+            )
+        )
+    try:
+        table.columns_as_seen(settings.zero_dates)
+    except UnsupportedChange as error:
+        findings.append(
+            Finding(f"types of {table.source}", error.message, f"change the type, {exclude}")
+        )
+    for column in table.columns:
+        charset = charsets.named(column.charset) if column.charset else None
+        if charset is not None and not charset.known:
+            findings.append(
+                Finding(
+                    f"character set of {table.source}.{column.name}",
+                    f"{column.charset} cannot be decoded",
+                    f"ALTER TABLE {table.source} CONVERT TO CHARACTER SET utf8mb4, {exclude}",
+                )
+            )
+    if table.engine not in TRANSACTIONAL_ENGINES:
+        findings.append(
+            Finding(
+                f"engine of {table.source}",
+                f"{table.engine} has no snapshots: the table streams, but cannot be dumped",
+                f"ALTER TABLE {table.source} ENGINE = InnoDB",
+                fatal=False,
+            )
+        )
+    return findings
+
+
+def domain_findings(connection: Connection, domain_id: int, configured: bool) -> list[Finding]:
+    """Whether the chosen domain is one that the server knows."""
+    try:
+        state = str(connection.row("SELECT @@gtid_binlog_state")[0] or "")
+    except ServerError as error:
+        return [Finding("gtid_binlog_state", str(error), "grant BINLOG MONITOR")]
+    domains = {int(gtid.split("-")[0]) for gtid in state.split(",") if gtid}
+    if not domains or domain_id in domains or not configured:
+        return []
+    return [
+        Finding(
+            "domain_id",
+            f"domain {domain_id} is configured, but the binlog has only {sorted(domains)}",
+            "set the database's option domain_id to one of these",
+        )
+    ]

@@ -1,0 +1,112 @@
+"""What the configuration says about one MariaDB server, checked and typed."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import socket
+import zlib
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from databus.common.config import DatabaseConfig
+from databus.common.errors import ConfigError
+
+OPTIONS = ("clock_name", "domain_id", "server_id", "zero_dates")
+ZERO_DATES = ("error", "null")
+SYSTEM_SCHEMAS = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
+
+_DEFAULT_PORT = 3306
+_OWN_SERVER_IDS = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One upstream MariaDB and what is captured of it.
+
+    ``domain_id`` None means the server's own ``gtid_domain_id``.  ``zero_dates`` says what
+    becomes of 0000-00-00 and its relatives: "error" stops the stream and names the row's
+    table, "null" carries them as null.
+    """
+
+    name: str
+    host: str
+    port: int
+    user: str
+    password: str = field(repr=False)
+    schema: str
+    sources: tuple[str, ...]
+    domain_id: int | None
+    server_id: int
+    clock_name: str
+    zero_dates: str
+
+    def captures(self, schema: str, table: str) -> bool:
+        """Whether a table is among the configured sources; the server's own never are."""
+        if schema in SYSTEM_SCHEMAS:
+            return False
+        source = f"{schema}.{table}"
+        return any(
+            source == pattern or fnmatch.fnmatchcase(source, pattern) for pattern in self.sources
+        )
+
+
+def read_settings(config: DatabaseConfig) -> Settings:
+    """The settings in a ``[[database]]`` section.
+
+    Raises:
+        ConfigError: an option is unknown or a value is not of its form.
+    """
+    parts = urlsplit(config.url.reveal)
+    options = dict(config.options)
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        raise ConfigError(
+            f"database {config.name}: unknown option {unknown[0]!r}; "
+            f"a MariaDB source knows {', '.join(OPTIONS)}"
+        )
+    try:
+        port = parts.port or _DEFAULT_PORT
+    except ValueError as error:
+        raise ConfigError(f"database {config.name}: the URL's port is wrong: {error}") from None
+    schema = unquote(parts.path.lstrip("/"))
+    zero_dates = str(options.get("zero_dates", "error"))
+    if zero_dates not in ZERO_DATES:
+        raise ConfigError(
+            f"database {config.name}: zero_dates is {zero_dates!r}, not one of "
+            f"{', '.join(ZERO_DATES)}"
+        )
+    domain_id = options.get("domain_id")
+    return Settings(
+        name=config.name,
+        host=parts.hostname or "127.0.0.1",
+        port=port,
+        user=unquote(parts.username or "root"),
+        password=unquote(parts.password or ""),
+        schema=schema,
+        sources=config.sources,
+        domain_id=None if domain_id is None else _number(config.name, "domain_id", domain_id),
+        server_id=_number(config.name, "server_id", options["server_id"])
+        if "server_id" in options
+        else _own_server_id(config.name),
+        clock_name=str(options.get("clock_name", config.name)),
+        zero_dates=zero_dates,
+    )
+
+
+def _number(database: str, option: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
+        raise ConfigError(
+            f"database {database}: {option} is {value!r}, not a number from 0 to {2**32 - 1}"
+        )
+    return value
+
+
+def _own_server_id(database: str) -> int:
+    """A server id that two readers of one server are unlikely to share.
+
+    It stays the same over this process's reconnections, so that the server ends the old
+    connection when a new one comes.
+    """
+    who = f"{socket.gethostname()}:{os.getpid()}:{database}"
+    return _OWN_SERVER_IDS + zlib.crc32(who.encode()) % _OWN_SERVER_IDS

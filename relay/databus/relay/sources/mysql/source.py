@@ -1,0 +1,253 @@
+"""A MariaDB server as a source: its binlog as a stream, its tables in chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from databus.common.config import DatabaseConfig
+from databus.common.errors import SourceUnavailable, UnknownSource
+from databus.common.schema import SourceSchema
+from databus.relay.sources.mysql import chunks
+from databus.relay.sources.mysql.charsets import Charsets, load_charsets
+from databus.relay.sources.mysql.connection import Connection
+from databus.relay.sources.mysql.decoder import PART_BYTES, BinlogDecoder
+from databus.relay.sources.mysql.packets import PacketBuffer
+from databus.relay.sources.mysql.positions import FIRST_OFFSET, file_after, head_scn
+from databus.relay.sources.mysql.preflight import (
+    domain_findings,
+    server_findings,
+    table_findings,
+)
+from databus.relay.sources.mysql.settings import read_settings
+from databus.relay.sources.mysql.tables import Catalogue, load_catalogue
+from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding, raise_findings
+
+_HEARTBEAT_S = 1.0
+_SILENCE_S = 10.0
+_BATCH_AT_LEAST_EVERY_S = 0.5
+
+
+class MySqlSource:
+    """One MariaDB server, read as a replica reads it.
+
+    An scn is the sequence number of a GTID of the chosen domain; the other domains are passed
+    over and counted.  Nothing is written to the server.
+
+    Invariants:
+        I1. Windows come in the order of the domain's GTIDs, one window a GTID group.
+        I2. The stream's place, and only it, decides what a window holds: a window read again
+            has the same events with the same seqs.
+        I3. A chunk is read in one snapshot whose place in the binlog the server names.
+
+    Owner: one fetcher's event loop.  The stream has a connection of its own; chunks and
+        everything else share one, one at a time.
+    """
+
+    def __init__(self, config: DatabaseConfig) -> None:
+        self._settings = read_settings(config)
+        self._lock = asyncio.Lock()
+        self._connection: Connection | None = None
+        self._stream_connection: Connection | None = None
+        self._charsets: Charsets | None = None
+        self._catalogue: Catalogue = {}
+        self._domain_id = 0
+        self._decoder: BinlogDecoder | None = None
+
+    @property
+    def clock(self) -> str:
+        """``mariadb:<domain>:<clock name>``; it does not change with the server's address."""
+        return f"mariadb:{self._domain_id}:{self._settings.clock_name}"
+
+    # -- opening
+
+    async def preflight(self) -> list[Finding]:
+        """Examine version, settings, privileges, domain and tables."""
+        async with self._lock:
+            return await asyncio.to_thread(self._examine)
+
+    def _examine(self) -> list[Finding]:
+        connection = self._query_connection()
+        settings = self._settings
+        findings = server_findings(connection, settings)
+        if any(finding.fatal for finding in findings):
+            return findings
+        (own_domain,) = connection.row("SELECT @@global.gtid_domain_id")
+        configured = settings.domain_id is not None
+        self._domain_id = settings.domain_id if settings.domain_id is not None else int(own_domain)
+        self._charsets = load_charsets(connection)
+        self._catalogue = load_catalogue(connection, settings)
+        return [
+            *findings,
+            *domain_findings(connection, self._domain_id, configured),
+            *table_findings(self._catalogue, self._charsets, settings),
+        ]
+
+    def _query_connection(self) -> Connection:
+        if self._connection is None:
+            self._connection = Connection(self._settings)
+        return self._connection
+
+    async def open(self) -> None:
+        """Connect, run the preflight, learn the tables."""
+        raise_findings(self._settings.name, await self.preflight())
+
+    async def close(self) -> None:
+        """Close both connections."""
+        for connection in (self._connection, self._stream_connection):
+            if connection is not None:
+                connection.close()
+        self._connection = self._stream_connection = None
+
+    # -- the stream
+
+    async def first_scn(self) -> int:
+        """The domain's last sequence number."""
+        async with self._lock:
+            return await asyncio.to_thread(
+                lambda: head_scn(self._query_connection(), self._domain_id)
+            )
+
+    async def stream(self, after_scn: int) -> AsyncIterator[Batch]:
+        """All windows after ``after_scn``; see ``Source.stream``."""
+        settings = self._settings
+        async with self._lock:
+            file = await asyncio.to_thread(
+                lambda: file_after(self._query_connection(), settings, self._domain_id, after_scn)
+            )
+        assert self._charsets is not None, "open() comes before stream()"
+        decoder = BinlogDecoder(
+            settings, self._charsets, self._catalogue, self._domain_id, after_scn
+        )
+        decoder.assume(await self.schemas())
+        self._decoder = decoder
+        connection = await asyncio.to_thread(Connection, settings)
+        self._stream_connection = connection
+        try:
+            async for batch in self._batches(connection, decoder, file):
+                yield batch
+        finally:
+            connection.close()
+
+    async def _batches(
+        self, connection: Connection, decoder: BinlogDecoder, file: str
+    ) -> AsyncIterator[Batch]:
+        settings = self._settings
+        where = f"{settings.host}:{settings.port} (database={settings.name})"
+        decoder.checksums = (
+            await asyncio.to_thread(connection.row, "SELECT @@global.binlog_checksum")
+        )[0] == "CRC32"
+        raw = await asyncio.to_thread(
+            connection.start_binlog, file, FIRST_OFFSET, settings.server_id, _HEARTBEAT_S
+        )
+        loop = asyncio.get_running_loop()
+        packets = PacketBuffer(where)
+        told_at_s = time.monotonic()
+        while True:
+            try:
+                async with asyncio.timeout(_SILENCE_S):
+                    count = await loop.sock_recv_into(raw, packets.room())
+            except TimeoutError:
+                raise SourceUnavailable(
+                    f"{where} has been silent for {_SILENCE_S:g} s, heartbeats included"
+                ) from None
+            except OSError as error:
+                raise SourceUnavailable(f"{where}: the connection is gone: {error}") from error
+            if not count:
+                raise SourceUnavailable(f"{where} closed the connection")
+            packets.received(count)
+            while (event := packets.next_event()) is not None:
+                if not decoder.feed(event):
+                    decoder.catalogue = await self._fresh_catalogue()
+                    decoder.feed(event, fresh=True)
+                packets.used()
+                if decoder.pending_bytes >= PART_BYTES:
+                    yield self._batch(decoder)
+            now_s = time.monotonic()
+            if decoder.pending_bytes or now_s - told_at_s >= _BATCH_AT_LEAST_EVERY_S:
+                told_at_s = now_s
+                yield self._batch(decoder)
+
+    def _batch(self, decoder: BinlogDecoder) -> Batch:
+        data, schemas = decoder.take()
+        return Batch(data, schemas, decoder.resolved)
+
+    async def _fresh_catalogue(self) -> Catalogue:
+        async with self._lock:
+            self._catalogue = await asyncio.to_thread(
+                lambda: load_catalogue(self._query_connection(), self._settings)
+            )
+        return self._catalogue
+
+    async def ack(self, scn: int) -> None:
+        """Nothing to do: the server keeps its binlog by its own rules."""
+
+    # -- tables
+
+    async def schemas(self) -> list[SourceSchema]:
+        """The captured tables as they are now."""
+        catalogue = await self._fresh_catalogue()
+        return [
+            table.source_schema(self._settings.zero_dates)
+            for table in catalogue.values()
+            if table.key
+        ]
+
+    async def largest_key(self, source: str) -> list[Any] | None:
+        """The largest key of a table; None when it is empty."""
+        async with self._lock:
+            return await asyncio.to_thread(
+                lambda: chunks.largest_key(
+                    self._query_connection(), self._table_settings(source), source
+                )
+            )
+
+    async def read_chunk(self, request: ChunkRequest) -> Chunk:
+        """Read a chunk in a snapshot whose place in the binlog is known."""
+        async with self._lock:
+            return await asyncio.to_thread(
+                lambda: chunks.read_chunk(
+                    self._query_connection(),
+                    self._table_settings(request.source),
+                    self._domain_id,
+                    request,
+                )
+            )
+
+    def _table_settings(self, source: str) -> Any:
+        schema, _, table = source.partition(".")
+        if not self._settings.captures(schema, table):
+            raise UnknownSource(
+                f"{source} is not among the sources of database {self._settings.name}"
+            )
+        return self._settings
+
+    async def status(self) -> dict[str, Any]:
+        """Version, positions, what the stream has passed over, and the binlog's size."""
+        async with self._lock:
+            facts = await asyncio.to_thread(self._server_facts)
+        decoder = self._decoder
+        if decoder is not None:
+            facts["stream"] = {
+                "scn": decoder.resolved,
+                "file": decoder.file,
+                "offset": decoder.offset,
+                "foreign_groups": decoder.foreign_groups,
+                "groups_without_events": decoder.other_groups,
+            }
+        return facts
+
+    def _server_facts(self) -> dict[str, Any]:
+        connection = self._query_connection()
+        files = connection.query("SHOW BINARY LOGS")
+        return {
+            "version": connection.row("SELECT VERSION()")[0],
+            "domain_id": self._domain_id,
+            "server_id": self._settings.server_id,
+            "gtid_binlog_pos": connection.row("SELECT @@global.gtid_binlog_pos")[0],
+            "scn": head_scn(connection, self._domain_id),
+            "binlog_files": len(files),
+            "binlog_bytes": sum(int(row[1]) for row in files),
+        }

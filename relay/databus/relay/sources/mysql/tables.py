@@ -1,0 +1,165 @@
+"""The captured tables as the server's catalogue has them now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from databus.common.errors import UnsupportedChange
+from databus.common.schema import Column, SourceSchema
+from databus.relay.sources.mysql.columns import SPECIAL_NAMES, catalogue_type, column_of
+from databus.relay.sources.mysql.connection import Connection
+from databus.relay.sources.mysql.settings import SYSTEM_SCHEMAS, Settings
+
+TRANSACTIONAL_ENGINES = frozenset({"InnoDB", "RocksDB"})
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """One column of the catalogue; ``charset`` is "" where there is none."""
+
+    name: str
+    type_name: str
+    nullable: bool
+    charset: str
+    collation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One base table.  ``key`` is empty when it has neither a primary key nor a unique index
+    over columns that cannot be null."""
+
+    schema: str
+    name: str
+    engine: str
+    columns: tuple[TableColumn, ...]
+    key: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        """The name that consumers know it by."""
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def specials(self) -> dict[str, str]:
+        """The types that the binlog does not tell, by column."""
+        return {c.name: c.type_name for c in self.columns if c.type_name in SPECIAL_NAMES}
+
+    def source_schema(self, zero_dates: str) -> SourceSchema:
+        """The table as consumers see it.
+
+        Raises:
+            UnsupportedChange: it has no key, or a type that cannot be carried.
+        """
+        if not self.key:
+            raise UnsupportedChange(
+                f"{self.source} has no primary key and no unique index without nulls; "
+                f"ALTER TABLE {self.source} ADD PRIMARY KEY (...), or leave it out of sources"
+            )
+        return SourceSchema(self.source, self.columns_as_seen(zero_dates), self.key)
+
+    def columns_as_seen(self, zero_dates: str) -> tuple[Column, ...]:
+        """The columns as consumers see them.
+
+        Raises:
+            UnsupportedChange: a type cannot be carried.
+        """
+        try:
+            return tuple(
+                column_of(c.name, c.type_name, c.nullable, zero_dates) for c in self.columns
+            )
+        except UnsupportedChange as error:
+            raise UnsupportedChange(f"{self.source}: {error.message}") from None
+
+
+Catalogue = dict[str, Table]
+"""Captured tables by source name."""
+
+
+def load_catalogue(connection: Connection, settings: Settings) -> Catalogue:
+    """The captured tables, in three queries whatever their number."""
+    schemas = _schemas(connection, settings)
+    if not schemas:
+        return {}
+    inside = "(" + ", ".join(connection.literal(schema) for schema in schemas) + ")"
+    engines = {
+        (str(schema), str(name)): str(engine)
+        for schema, name, engine in connection.query(
+            "SELECT TABLE_SCHEMA, TABLE_NAME, ENGINE FROM information_schema.TABLES "
+            "WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') "
+            f"AND TABLE_SCHEMA IN {inside} ORDER BY 1, 2"
+        )
+        if settings.captures(str(schema), str(name))
+    }
+    columns = _columns(connection, inside)
+    keys = _keys(connection, inside)
+    return {
+        f"{schema}.{name}": Table(
+            schema,
+            name,
+            engine,
+            tuple(columns.get((schema, name), ())),
+            keys.get((schema, name), ()),
+        )
+        for (schema, name), engine in engines.items()
+    }
+
+
+def _schemas(connection: Connection, settings: Settings) -> list[str]:
+    """The schemas that a configured pattern can mean."""
+    rows = connection.query("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA ORDER BY 1")
+    names = [str(name) for (name,) in rows if name not in SYSTEM_SCHEMAS]
+    if any(set("*?[") & set(pattern.partition(".")[0]) for pattern in settings.sources):
+        return names
+    wanted = {pattern.partition(".")[0] for pattern in settings.sources}
+    return [name for name in names if name in wanted]
+
+
+def _columns(connection: Connection, inside: str) -> dict[tuple[str, str], list[TableColumn]]:
+    checked = {
+        (str(schema), str(table), str(clause))
+        for schema, table, clause in connection.query(
+            "SELECT CONSTRAINT_SCHEMA, TABLE_NAME, CHECK_CLAUSE "
+            "FROM information_schema.CHECK_CONSTRAINTS "
+            f"WHERE CONSTRAINT_SCHEMA IN {inside} AND CHECK_CLAUSE LIKE 'json_valid(%'"
+        )
+    }
+    found: dict[tuple[str, str], list[TableColumn]] = {}
+    for schema, table, name, type_, null, charset, collation in connection.query(
+        "SELECT TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, "
+        "CHARACTER_SET_NAME, COLLATION_NAME "
+        f"FROM information_schema.COLUMNS WHERE TABLE_SCHEMA IN {inside} "
+        "ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION"
+    ):
+        type_name = catalogue_type(str(type_))
+        clause = "json_valid(`" + str(name).replace("`", "``") + "`)"
+        if type_name == "longtext" and (str(schema), str(table), clause) in checked:
+            type_name = "json"
+        found.setdefault((str(schema), str(table)), []).append(
+            TableColumn(
+                str(name), type_name, null == "YES", str(charset or ""), str(collation or "")
+            )
+        )
+    return found
+
+
+def _keys(connection: Connection, inside: str) -> dict[tuple[str, str], tuple[str, ...]]:
+    """The primary key, or else the first unique index without nulls in the order of names."""
+    indexes: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for schema, table, index, column in connection.query(
+        "SELECT TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, IF(NULLABLE = 'YES', NULL, COLUMN_NAME) "
+        f"FROM information_schema.STATISTICS WHERE TABLE_SCHEMA IN {inside} AND NON_UNIQUE = 0 "
+        "ORDER BY TABLE_SCHEMA, TABLE_NAME, INDEX_NAME = 'PRIMARY' DESC, INDEX_NAME, SEQ_IN_INDEX"
+    ):
+        columns = indexes.setdefault((str(schema), str(table)), {}).setdefault(str(index), [])
+        columns.append("" if column is None else str(column))
+    return {
+        table: next((tuple(columns) for columns in named.values() if all(columns)), ())
+        for table, named in indexes.items()
+    }
+
+
+def schemas_of(tables: Iterable[Table], zero_dates: str) -> list[SourceSchema]:
+    """The schemas of all tables that can be captured."""
+    return [table.source_schema(zero_dates) for table in tables]
