@@ -77,7 +77,7 @@ class Handover:
 def take_over(arguments: list[str]) -> Handover:
     """Read the handover that ``[--handover-fd, N]`` names, and bind our life to the parent's.
 
-    Afterwards the process gets SIGTERM when its parent dies, and leaves ctrl-C to it.
+    Afterwards the process dies with its parent, and leaves ctrl-C to it.
 
     Raises:
         ConfigError: started by hand, or the pipe holds something else.
@@ -94,9 +94,13 @@ def take_over(arguments: list[str]) -> Handover:
 
 
 def follow_parent(parent_pid: int) -> None:
-    """Ask the kernel for SIGTERM when the parent dies; end at once if it is dead already."""
+    """Die with the parent; end at once if it is dead already.
+
+    By SIGKILL, which everything here survives: so a relay that was killed can be started
+    again at once, and finds neither its port nor a ring taken.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         raise SystemExit(0)

@@ -1,0 +1,111 @@
+"""A whole relay in one process and one event loop, for tests, the demo and embedding.
+
+The same fetchers and the same server as under the supervisor; only the processes are missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from databus.common.config import Config, DatabaseConfig
+from databus.common.errors import ConfigError, ServerUnavailable
+from databus.common.http import listening_socket, serve
+from databus.relay.fetcher import Fetcher, Pace
+from databus.relay.server import make_relay_app
+from databus.relay.sources.catalogue import create_source
+from databus.relay.sources.source import Source
+from databus.relay.wakeup import WakeupSender, make_wakeup
+
+READY_POLL_S = 0.01
+
+
+class LocalRelay:
+    """``async with LocalRelay(config) as relay: relay.url``
+
+    Invariants:
+        I1. Inside the block the address is served; ``ready`` returns when every ring is.
+        I2. After the block nothing of it runs and all files are closed.
+
+    Owner: one event loop.
+    Raises: ServerUnavailable where the address is taken; what a fetcher or the server dies of
+    is raised at the end of the block.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        pace: Pace | None = None,
+        make_source: Callable[[DatabaseConfig], Source] = create_source,
+        jitter: random.Random | None = None,
+    ) -> None:
+        if config.relay is None:
+            raise ConfigError("the configuration has no [relay] section")
+        self.config = config
+        self.relay_config = config.relay
+        self.url = ""
+        self.fetchers: dict[str, Fetcher] = {}
+        self._pace = pace
+        self._make_source = make_source
+        self._jitter = jitter
+        self._stop = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        listener = listening_socket(self.relay_config.listen)
+        host, port = listener.getsockname()[:2]
+        self.url = f"http://{host}:{port}"
+        wakeups = {database.name: make_wakeup() for database in self.config.database}
+        for database in self.config.database:
+            # Both sides close their own descriptor.
+            sender = WakeupSender((os.dup(wakeups[database.name]),))
+            self.fetchers[database.name] = Fetcher(
+                database,
+                self.relay_config.data_dir,
+                wakeup=sender,
+                make_source=self._make_source,
+                pace=self._pace,
+                jitter=self._jitter,
+            )
+        app = make_relay_app(self.config, wakeups=wakeups)
+        started = asyncio.Event()
+        self._tasks = [
+            asyncio.create_task(serve(app, listener, self._stop, started=started.set)),
+            *(asyncio.create_task(fetcher.run()) for fetcher in self.fetchers.values()),
+        ]
+        await started.wait()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        for fetcher in self.fetchers.values():
+            fetcher.stop()
+        outcomes = await asyncio.gather(*self._tasks, return_exceptions=True)
+        if error is None:
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+
+    async def ready(self, timeout_s: float = 30.0) -> None:
+        """Return when every database has a ring that can be served.
+
+        Raises:
+            ServerUnavailable: one has none after ``timeout_s``; the message says why.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not all(fetcher.intake for fetcher in self.fetchers.values()):
+                    await asyncio.sleep(READY_POLL_S)
+        except TimeoutError:
+            late = [f"{n}: {f.status.error}" for n, f in self.fetchers.items() if not f.intake]
+            raise ServerUnavailable(f"not ready after {timeout_s:g} s: {'; '.join(late)}") from None
