@@ -1,0 +1,337 @@
+"""The demo's course: start everything, let it run, put one consumer to sleep, compare.
+
+Nothing here is special: the processes are the commands that an operator runs, and the
+consumers use the client library as an application does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from databus.cli import shop as shops
+from databus.cli.demo.mirror import Mirror
+from databus.cli.demo.processes import DemoProcesses
+from databus.cli.demo.verdict import Verdict, compare, show
+from databus.cli.demo.view import ConsumerState, Picture, Span, draw
+from databus.cli.servers import MariaDBServer, PostgresServer, free_port
+from databus.cli.shop import Shop
+from databus.cli.web import call
+from databus.client import DatabusClient, FileCheckpoints
+from databus.common.errors import DatabusError
+
+_DATABASE = "shop"
+_TRANSACTIONS_PER_S = 250
+_RING_BYTES = "2MiB"
+_DRAIN_S = 20.0
+
+_CONFIG = """
+[relay]
+listen = "127.0.0.1:{relay_port}"
+data_dir = "{folder}/relay"
+
+[[database]]
+name = "shop"
+url = "{url}"
+sources = ["{namespace}.*"]
+ring_bytes = "{ring_bytes}"
+
+[bootstrap]
+listen = "127.0.0.1:{bootstrap_port}"
+data_dir = "{folder}/bootstrap"
+relays = ["http://127.0.0.1:{relay_port}"]
+segment_every = "2s"
+apply_every = "{apply_every:.0f}s"
+spark_master = "local[1]"
+"""
+
+
+class Demo:
+    """One run of the demo.
+
+    Owner: the event loop that calls ``run``; the workload has a thread of its own.
+    Raises: DatabusError where a part cannot be started; everything is ended before.
+    """
+
+    def __init__(self, database: str, *, duration_s: float, seed: int, keep: bool) -> None:
+        self._kind = database
+        self._duration_s = duration_s
+        self._seed = seed
+        self._keep = keep
+        self._console = Console(width=max(Console().width, 110))
+        self._started = time.monotonic()
+        self._step = "starting"
+        self._mirrors = (Mirror("search index"), Mirror("report"))
+        self._transactions = 0
+        self._relay_url = self._bootstrap_url = ""
+        self._status: dict[str, Any] = {}
+        self._bootstrap_status: dict[str, Any] = {}
+        self._base_scn = 0
+
+    async def run(self) -> bool:
+        """Run it to the verdict; True if every consumer's tables equal the source's."""
+        folder = Path(tempfile.mkdtemp(prefix="databus-demo-"))
+        folder.chmod(0o755)
+        try:
+            with contextlib.ExitStack() as stack:
+                shop, url = await asyncio.to_thread(self._open_shop, folder, stack)
+                processes = stack.enter_context(DemoProcesses(folder))
+                verdict = await self._run(folder, shop, url, processes)
+            show(verdict, self._console)
+            return verdict.equal
+        finally:
+            if self._keep:
+                self._console.print(f"kept: {folder}")
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _open_shop(self, folder: Path, stack: contextlib.ExitStack) -> tuple[Shop, str]:
+        """The source database with the shop's tables in it, and its URL."""
+        self._say(f"a {self._kind} database with a small shop in it")
+        dialect = shops.DIALECTS[self._kind]
+        connect: Callable[[], Any]
+        if self._kind == "sqlite":
+            path = str(folder / "shop.db")
+            connect, url = shops.sqlite_connector(path), f"sqlite:///{path}"
+        else:
+            kinds = {"postgres": PostgresServer, "mariadb": MariaDBServer}
+            server = stack.enter_context(kinds[self._kind](folder / "server"))
+            server.create_database(_DATABASE)
+            self._say(f"private server: {server.version}")
+            connect, url = lambda: server.connect(_DATABASE), server.url(_DATABASE)
+        shop = Shop(dialect, connect, seed=self._seed)
+        shop.create()
+        return shop, url
+
+    async def _run(self, folder: Path, shop: Shop, url: str, processes: DemoProcesses) -> Verdict:
+        relay_port, bootstrap_port = free_port(), free_port()
+        self._relay_url = f"http://127.0.0.1:{relay_port}"
+        self._bootstrap_url = f"http://127.0.0.1:{bootstrap_port}"
+        config = folder / "databus.toml"
+        config.write_text(
+            _CONFIG.format(
+                relay_port=relay_port,
+                bootstrap_port=bootstrap_port,
+                folder=folder,
+                url=url,
+                namespace=shop.dialect.namespace,
+                ring_bytes=_RING_BYTES,
+                apply_every=max(4.0, self._duration_s / 8),
+            )
+        )
+        self._say("relay, log writer, Spark applier and bootstrap server, each its own process")
+        processes.start("relay", "relay", "-c", config)
+        await self._wait_for(f"{self._relay_url}/readyz", processes)
+        processes.start("bootstrap", "bootstrap", "-c", config)
+        workload = _Workload(shop)
+        async with self._view(), asyncio.TaskGroup() as group:
+            watching = group.create_task(self._watch(processes))
+            first, second = self._mirrors
+            serving = [group.create_task(self._serve(first, folder))]
+            self._step = "both consumers take the whole tables from the bootstrap server"
+            sleeper = self._client(second, folder)
+            dozing = group.create_task(sleeper.serve())
+            workload.start(lambda count: setattr(self, "_transactions", count))
+            try:
+                await self._until(self._both_online, self._duration_s * 0.45)
+                await self._at(0.35)
+                await _stop(sleeper, dozing)
+                second.sleeping()
+                self._step = "the report's consumer sleeps until the relay has forgotten its place"
+                await self._until(lambda: self._forgotten(second), self._duration_s * 0.8)
+                await self._at(0.55)
+                self._step = "it wakes: too old for the relay, so it catches up from the bootstrap"
+                serving.append(group.create_task(self._serve(second, folder)))
+                await self._at(0.8)
+            finally:
+                workload.stop()
+            self._step = "the workload has ended; the consumers finish"
+            verdict = await self._drain(shop)
+            for task in (*serving, watching):
+                task.cancel()
+        return verdict
+
+    def _client(self, mirror: Mirror, folder: Path) -> DatabusClient:
+        name = mirror.name.replace(" ", "-")
+        return DatabusClient(
+            database=_DATABASE,
+            relays=[self._relay_url],
+            bootstraps=[self._bootstrap_url],
+            consumer=mirror,
+            checkpoints=FileCheckpoints(folder / f"{name}.checkpoint"),
+            start="bootstrap",
+            checkpoint_every_s=0.2,
+        )
+
+    async def _serve(self, mirror: Mirror, folder: Path) -> None:
+        await self._client(mirror, folder).serve()
+
+    async def _drain(self, shop: Shop) -> Verdict:
+        """Wait until every consumer equals the source, at most for a while, and compare."""
+        expected = await asyncio.to_thread(shop.rows)
+        deadline = time.monotonic() + _DRAIN_S
+        while True:
+            verdict = compare(expected, self._mirrors, shop, self._transactions)
+            if verdict.equal or time.monotonic() > deadline:
+                return verdict
+            await asyncio.sleep(0.2)
+
+    def _both_online(self) -> bool:
+        return all(mirror.mode == "relay" for mirror in self._mirrors)
+
+    def _forgotten(self, mirror: Mirror) -> bool:
+        prev = self._status.get("prev") or {}
+        return int(prev.get("scn", 0)) > mirror.position.scn > 0
+
+    async def _until(self, condition: Callable[[], bool], latest_s: float) -> None:
+        """Until it holds, but not beyond ``latest_s`` after the start."""
+        while not condition() and time.monotonic() - self._started < latest_s:
+            await asyncio.sleep(0.1)
+
+    async def _at(self, fraction: float) -> None:
+        """Until this part of the duration is over."""
+        pause_s = self._started + fraction * self._duration_s - time.monotonic()
+        await asyncio.sleep(max(0.0, pause_s))
+
+    async def _wait_for(self, url: str, processes: DemoProcesses) -> None:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                await asyncio.to_thread(call, url)
+                return
+            except DatabusError:
+                processes.check()
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.1)
+
+    async def _watch(self, processes: DemoProcesses) -> None:
+        """Keep the servers' own word on where they are."""
+        while True:
+            processes.check()
+            self._status = await self._ask(self._relay_url) or self._status
+            self._bootstrap_status = await self._ask(self._bootstrap_url) or self._bootstrap_status
+            await asyncio.sleep(0.25)
+
+    async def _ask(self, url: str) -> dict[str, Any]:
+        try:
+            status = await asyncio.to_thread(call, f"{url}/v1/status")
+        except DatabusError:
+            return {}
+        found: dict[str, Any] = next(iter(status.get("databases", [])), {})
+        return found
+
+    @contextlib.asynccontextmanager
+    async def _view(self) -> AsyncIterator[None]:
+        """The live picture on a terminal; a line a few seconds elsewhere."""
+        if not self._console.is_terminal:
+            printing = asyncio.create_task(self._print_lines())
+            try:
+                yield
+            finally:
+                printing.cancel()
+            return
+        with Live(
+            get_renderable=lambda: draw(self._picture()),
+            console=self._console,
+            refresh_per_second=4,
+        ):
+            yield
+
+    async def _print_lines(self) -> None:
+        while True:
+            self._console.print(draw(self._picture()))
+            await asyncio.sleep(5)
+
+    def _picture(self) -> Picture:
+        elapsed_s = time.monotonic() - self._started
+        relay, bootstrap = self._status, self._bootstrap_status
+        source_scn = int(relay.get("source_scn") or _scn(relay.get("max")) or 0)
+        self._base_scn = self._base_scn or (_scn(relay.get("prev")) or 0)
+        return Picture(
+            title=f"Databus demo: {self._kind}, {elapsed_s:.0f} of {self._duration_s:.0f} s",
+            step=self._step,
+            source_scn=source_scn,
+            transactions=self._transactions,
+            transaction_rate=self._transactions / elapsed_s,
+            ring=Span(_scn(relay.get("prev")), _scn(relay.get("max"))),
+            log=Span(_scn(bootstrap.get("prev")), _scn(bootstrap.get("max"))),
+            snapshot_scn=_scn(bootstrap.get("snapshot")),
+            consumers=tuple(
+                ConsumerState(
+                    name=mirror.name,
+                    mode=mirror.mode,
+                    scn=mirror.position.scn,
+                    events=mirror.events,
+                    rate=mirror.rate,
+                    moves=" → ".join(mirror.moves),
+                )
+                for mirror in self._mirrors
+            ),
+            base_scn=self._base_scn,
+        )
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"  {time.monotonic() - self._started:4.1f} s  {text}", highlight=False)
+        sys.stdout.flush()
+
+
+class _Workload:
+    """The shop's transactions at a steady rate, in a thread."""
+
+    def __init__(self, shop: Shop) -> None:
+        self._shop = shop
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def start(self, report: Callable[[int], None]) -> None:
+        """Begin; ``report`` is told the number of transactions so far."""
+        self._thread = threading.Thread(target=self._work, args=(report,), name="workload")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the transaction at work.
+
+        Raises: what a transaction failed with.
+        """
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self, report: Callable[[int], None]) -> None:
+        started = time.monotonic()
+        try:
+            with self._shop.session() as step:
+                count = 0
+                while not self._ended.is_set():
+                    step()
+                    count += 1
+                    report(count)
+                    ahead_s = count / _TRANSACTIONS_PER_S - (time.monotonic() - started)
+                    if ahead_s > 0:
+                        self._ended.wait(ahead_s)
+        except BaseException as failure:
+            self._failure = failure
+
+
+async def _stop(client: DatabusClient, serving: asyncio.Task[Any]) -> None:
+    client.stop()
+    await serving
+
+
+def _scn(position: Any) -> int | None:
+    return int(position["scn"]) if isinstance(position, dict) else None

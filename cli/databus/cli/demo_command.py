@@ -1,0 +1,42 @@
+"""``databus demo``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from databus.common.errors import BadRequest
+
+EXIT_DIFFERENT = 4
+SHORTEST_S = 25.0
+
+
+def demo(
+    db: Annotated[str, typer.Option(metavar="sqlite|postgres|mariadb")] = "sqlite",
+    duration: Annotated[float, typer.Option(help="Seconds, from start to verdict.")] = 60.0,
+    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
+    keep: Annotated[bool, typer.Option(help="Keep the folder with logs and data.")] = False,
+) -> int:
+    """Show the whole system at work on a small shop, and compare the results.
+
+    A workload runs on a database; relay, log writer, Spark applier, bootstrap server and two
+    consumers run; one consumer sleeps until the relay has forgotten its position. At the end
+    each consumer's tables are compared with the source, row by row: exit code 0 if all are
+    equal, 4 if not.
+    """
+    from databus.cli.demo.demo import Demo
+    from databus.cli.shop import DIALECTS
+
+    if db not in DIALECTS:
+        raise BadRequest(f"--db {db!r} is none of {', '.join(DIALECTS)}")
+    if duration < SHORTEST_S:
+        raise BadRequest(f"--duration {duration} is too short: it takes {SHORTEST_S:.0f} or more")
+    equal = asyncio.run(Demo(db, duration_s=duration, seed=seed, keep=keep).run())
+    return 0 if equal else EXIT_DIFFERENT
+
+
+def add_to(cli: typer.Typer) -> None:
+    """Add the command to the command line."""
+    cli.command()(demo)
