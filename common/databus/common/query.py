@@ -64,7 +64,7 @@ PARTITION = Parameter(
 OPS = Parameter("ops", "Letters of the changes wanted: c, u, d, r.", {"type": "string"}, "c,u,d")
 MAX_BYTES = Parameter(
     "max_bytes",
-    "End the answer before it is longer than this; one frame is always sent.",
+    "End the answer before its frames are longer than this; one is always sent.",
     {"type": "integer", "minimum": 1},
 )
 WAIT_MS = Parameter(

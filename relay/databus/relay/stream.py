@@ -14,7 +14,7 @@ import numpy.typing as npt
 from databus.common.checkpoint import SEQ_END, Latest, Oldest, Position, StartPoint
 from databus.common.errors import ClockMismatch, ScnTooOld
 from databus.common.filters import StreamFilter
-from databus.common.frame import FIRST_CONTROL_OP, Buffer, heartbeat, scan
+from databus.common.frame import FIRST_CONTROL_OP, OFFSETS, Buffer, FrameColumns, heartbeat, scan
 from databus.common.selection import close_windows, gather
 from databus.relay.ring_format import RingState
 
@@ -79,7 +79,8 @@ class StreamCursor:
             an answer before this one may have had the rest.
         I3. ``position`` is the last frame that was looked at; nothing at or before it is
             still to come for this reader.
-        I4. No more than ``max_bytes`` are handed out, but always a first frame.
+        I4. No more than ``max_bytes`` are handed out, but always a first frame.  Heartbeats
+            do not count.
 
     Owner: the task that answers one request.
     """
@@ -114,10 +115,16 @@ class StreamCursor:
         """Choose from the next frames of the ring; ``block`` is not empty and holds whole ones."""
         raw = np.frombuffer(block, dtype=np.uint8)
         columns = scan(raw, verify=False)
-        offsets = columns.offset
         if self._may_be_inside:
             self._in_window = int(columns.scn[0]) == self.position.scn
             self._may_be_inside = False
+        if self._takes_all and self._has_room(columns.stop):
+            self._look(columns, len(columns))
+            self._send(columns, len(columns) - 1, columns.stop, columns.op)
+            return Part(block, columns.stop)
+        return self._take_some(raw, columns)
+
+    def _take_some(self, raw: npt.NDArray[np.uint8], columns: FrameColumns) -> Part:
         if self._takes_all:
             chosen = np.arange(len(columns))
         else:
@@ -131,15 +138,30 @@ class StreamCursor:
             self.is_full = True
             looked_at = int(chosen[fitting])
             chosen, lengths = chosen[:fitting], lengths[:fitting]
-        if looked_at:
-            self._move(columns.words, int(offsets[looked_at - 1]))
+        self._look(columns, looked_at)
         data: Buffer = b""
         if len(chosen):
-            data = gather(raw, offsets[chosen], lengths)
-            self.sent_position = self._position_at(columns.words, int(offsets[chosen[-1]]))
-            self.sent_bytes += len(data)
-            self.sent_events += int(np.count_nonzero(columns.op[chosen] < FIRST_CONTROL_OP))
-        return Part(data, columns.stop if looked_at == len(columns) else int(offsets[looked_at]))
+            data = gather(raw, columns.offset[chosen], lengths)
+            self._send(columns, int(chosen[-1]), len(data), columns.op[chosen])
+        used = columns.stop if looked_at == len(columns) else int(columns.offset[looked_at])
+        return Part(data, used)
+
+    def _look(self, columns: FrameColumns, count: int) -> None:
+        """Move on behind the first ``count`` frames."""
+        if count:
+            self.position = _position(columns, count - 1)
+            self.commit_us = _commit_us(columns, count - 1)
+
+    def _send(
+        self, columns: FrameColumns, last: int, sent_bytes: int, ops: npt.NDArray[np.uint8]
+    ) -> None:
+        """Remember that frames up to the one numbered ``last`` are handed out."""
+        self.sent_position = _position(columns, last)
+        self.sent_bytes += sent_bytes
+        self.sent_events += int(np.count_nonzero(ops < FIRST_CONTROL_OP))
+
+    def _has_room(self, size: int) -> bool:
+        return self._max_bytes is None or self.sent_bytes + size <= self._max_bytes
 
     def _fitting(self, lengths: npt.NDArray[np.int64]) -> int:
         """How many frames of these lengths may still be sent."""
@@ -149,15 +171,6 @@ class StreamCursor:
         count = int(np.searchsorted(np.cumsum(lengths), left, side="right"))
         return count or (1 if len(lengths) and not self.sent_bytes else 0)
 
-    def _move(self, words: npt.NDArray[np.uint64], offset: int) -> None:
-        self.position = max(self.position, self._position_at(words, offset))
-        self.commit_us = int(words[(offset + 48) >> 3].view(np.int64))
-
-    @staticmethod
-    def _position_at(words: npt.NDArray[np.uint64], offset: int) -> Position:
-        at = (offset + 16) >> 3
-        return Position(int(words[at]), int(words[at + 1]) & 0xFFFFFFFF)
-
     @property
     def owes_heartbeat(self) -> bool:
         """Whether the reader cannot tell from the frames how far it has come."""
@@ -166,6 +179,17 @@ class StreamCursor:
     def heartbeat(self) -> bytes:
         """The frame that tells the reader how far it has come."""
         self.sent_position = self.position
-        frame = heartbeat(self.position, self.commit_us)
-        self.sent_bytes += len(frame)
-        return frame
+        return heartbeat(self.position, self.commit_us)
+
+
+def _position(columns: FrameColumns, index: int) -> Position:
+    at = int(columns.offset[index])
+    word = columns.words
+    return Position(
+        int(word[(at + OFFSETS["scn"]) >> 3]), int(word[(at + OFFSETS["seq"]) >> 3]) & SEQ_END
+    )
+
+
+def _commit_us(columns: FrameColumns, index: int) -> int:
+    at = int(columns.offset[index]) + OFFSETS["commit_us"]
+    return int(columns.words[at >> 3].astype(np.int64))
