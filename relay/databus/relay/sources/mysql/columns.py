@@ -468,20 +468,8 @@ def _time(digits: int) -> Decoder:
     return decode
 
 
-def uuid_of_record(data: bytes) -> uuid.UUID:
-    """MariaDB's UUID: trailing zeros cut, and its groups turned round unless v6 and above.
-
-    The node comes first in the record so that an index sorts by it; MariaDB 10.11 and later
-    keep UUIDs of version 6 to 8 as they are, told by the bits of version and variant.
-    """
-    raw = data.ljust(16, b"\0")
-    if raw[6] & 0x80 or not (raw[6] > 0 and raw[8] & 0x80):
-        raw = raw[12:16] + raw[10:12] + raw[8:10] + raw[6:8] + raw[0:6]
-    return uuid.UUID(bytes=raw)
-
-
 _SPECIALS: dict[str, Callable[[bytes], Any]] = {
-    "uuid": uuid_of_record,
+    "uuid": lambda data: uuid.UUID(bytes=data.ljust(16, b"\0")),
     "inet6": lambda data: inet6_text(data.ljust(16, b"\0")),
     "inet4": lambda data: str(ipaddress.IPv4Address(data.ljust(4, b"\0"))),
 }

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pymysql
-from pymysql.constants import CLIENT, COMMAND, ER
+from pymysql.constants import COMMAND, ER
 from pymysql.converters import conversions
 
 from databus.common.errors import PreflightFailed, SourceUnavailable
@@ -87,7 +87,6 @@ class Connection:
                 read_timeout=_READ_TIMEOUT_S,
                 write_timeout=_READ_TIMEOUT_S,
                 conv=_PLAIN,
-                client_flag=CLIENT.MULTI_STATEMENTS * 0,
                 init_command="SET SESSION sql_mode='', time_zone='+00:00', "
                 "character_set_results=utf8mb4",
             )
@@ -110,7 +109,7 @@ class Connection:
 
     def literal(self, value: Any) -> str:
         """A value as an SQL literal."""
-        return str(self._connection.literal(value))
+        return str(self._connection.escape(value))
 
     def close(self) -> None:
         """Close without waiting for an answer."""

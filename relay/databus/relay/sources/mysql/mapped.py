@@ -89,7 +89,7 @@ class MappedTable:
     def _row(self, body: memoryview, at: int, null_bytes: int) -> tuple[Row, int]:
         nulls = int.from_bytes(body[at : at + null_bytes], "little")
         at += null_bytes
-        values = []
+        values: list[Any] = []
         for index, decode in enumerate(self.decoders):
             if nulls >> index & 1:
                 values.append(None)

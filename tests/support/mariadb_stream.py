@@ -1,0 +1,129 @@
+"""Reading a MariaDB source in tests: everything up to the server's present end, decoded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from databus.common.config import DatabaseConfig
+from databus.common.frame import FrameView, Op, iter_frames
+from databus.common.schema import SchemaSet, SourceSchema
+from databus.relay.sources.mysql import MySqlSource
+
+
+@dataclass(frozen=True)
+class StreamedEvent:
+    """One decoded row frame."""
+
+    op: Op
+    source: str
+    scn: int
+    seq: int
+    key: dict[str, Any]
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    commit_us: int
+
+
+@dataclass
+class Streamed:
+    """What a source has yielded: the raw bytes, the schemas and the last ``resolved``."""
+
+    data: bytearray = field(default_factory=bytearray)
+    schemas: SchemaSet = field(default_factory=SchemaSet)
+    resolved: int = 0
+    batch_count: int = 0
+    largest_batch_bytes: int = 0
+
+    def frames(self) -> Iterator[FrameView]:
+        """All frames."""
+        return iter_frames(bytes(self.data))
+
+    def events(self, source: str | None = None) -> list[StreamedEvent]:
+        """The row events, of one source if it is given."""
+        found = []
+        for view in self.frames():
+            if view.is_control or view.op == Op.TRUNCATE:
+                continue
+            schema = self.schemas.by_fingerprint(view.schema_fp)
+            if source in (None, schema.source):
+                found.append(_event(view, schema))
+        return found
+
+    def windows(self) -> list[list[FrameView]]:
+        """The frames cut after each end of window; whatever follows the last one is an error."""
+        windows: list[list[FrameView]] = [[]]
+        for view in self.frames():
+            windows[-1].append(view)
+            if view.op == Op.END_OF_WINDOW:
+                windows.append([])
+        assert windows.pop() == [], "the last window has no end"
+        return windows
+
+    def tables(self) -> dict[str, dict[bytes, dict[str, Any]]]:
+        """The rows that a consumer holds after all of it, by source and key bytes."""
+        tables: dict[str, dict[bytes, dict[str, Any]]] = {}
+        for view in self.frames():
+            if view.is_control:
+                continue
+            schema = self.schemas.by_fingerprint(view.schema_fp)
+            rows = tables.setdefault(schema.source, {})
+            if view.op == Op.TRUNCATE:
+                rows.clear()
+            elif view.op == Op.DELETE:
+                del rows[bytes(view.key)]
+            else:
+                assert (view.op == Op.UPDATE) == (bytes(view.key) in rows)
+                assert view.after is not None
+                rows[bytes(view.key)] = schema.decode_row(view.after)
+        return tables
+
+
+def _event(view: FrameView, schema: SourceSchema) -> StreamedEvent:
+    return StreamedEvent(
+        Op(view.op),
+        schema.source,
+        view.scn,
+        view.seq,
+        schema.decode_key(view.key),
+        None if view.before is None else schema.decode_row(view.before),
+        None if view.after is None else schema.decode_row(view.after),
+        view.commit_us,
+    )
+
+
+def mariadb_config(
+    url: str, *sources: str, options: dict[str, str | int | float | bool] | None = None
+) -> DatabaseConfig:
+    """A database section for a source under test."""
+    return DatabaseConfig.model_validate(
+        {"name": "shop", "url": url, "sources": sources, "options": options or {}}
+    )
+
+
+async def read_to_end(
+    source: MySqlSource, after_scn: int = 0, *, timeout_s: float = 30.0
+) -> Streamed:
+    """Everything after ``after_scn`` up to where the server is now."""
+    head = await source.first_scn()
+    streamed = Streamed(resolved=after_scn)
+    if head <= after_scn:
+        return streamed
+    stream = source.stream(after_scn)
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for batch in stream:
+                streamed.data += batch.data
+                for schema in batch.schemas:
+                    streamed.schemas.add(schema)
+                assert batch.resolved >= streamed.resolved
+                streamed.resolved = batch.resolved
+                streamed.batch_count += 1
+                streamed.largest_batch_bytes = max(streamed.largest_batch_bytes, len(batch.data))
+                if batch.resolved >= head:
+                    return streamed
+    finally:
+        await stream.aclose()  # type: ignore[attr-defined]
+    raise AssertionError("the stream ended by itself")
