@@ -220,9 +220,7 @@ class Applier:
         if old is None:
             return _sorted(kept, new_bytes)
         survivors = _not_truncated(self._read((old,), ORIGIN), cuts)
-        overwritten = changes.where(
-            F.col("flags").bitwiseAND(int(Flag.PARTIAL)) == 0
-        ).select(*_KEY)
+        overwritten = changes.where(F.col("flags").bitwiseAND(int(Flag.PARTIAL)) == 0).select(*_KEY)
         if sum(run.rows for run in new) <= BROADCAST_ROWS:
             survivors = survivors.join(F.broadcast(overwritten.distinct()), _KEY, "left_anti")
             return survivors.select(*COLUMNS).union(_sorted(kept, new_bytes))
@@ -251,8 +249,10 @@ def _split(merge: Merge) -> tuple[Run | None, tuple[Run, ...]]:
     """The old run that is only filtered, if there is one, and the newer ones."""
     first, *rest = merge.inputs
     newer_bytes = sum(run.frame_bytes for run in rest)
-    if first.is_compacted and rest and (
-        first.kind is RunKind.BASE or first.frame_bytes >= newer_bytes
+    if (
+        first.is_compacted
+        and rest
+        and (first.kind is RunKind.BASE or first.frame_bytes >= newer_bytes)
     ):
         return first, tuple(rest)
     return None, merge.inputs
@@ -282,9 +282,7 @@ def _reduced(rows: DataFrame, runs: tuple[Run, ...]) -> DataFrame:
         is_whole = F.col("flags").bitwiseAND(int(Flag.PARTIAL)) == 0
         last_whole = F.max(F.when(is_whole, _position())).over(Window.partitionBy(*_KEY))
         marked = rows.withColumn("last_whole", last_whole)
-        kept = marked.where(
-            F.col("last_whole").isNull() | (_position() >= F.col("last_whole"))
-        )
+        kept = marked.where(F.col("last_whole").isNull() | (_position() >= F.col("last_whole")))
         return kept.select(*COLUMNS)
     others = [name for name in COLUMNS if name not in (*_KEY, "scn", "seq")]
     last = F.max(F.struct("scn", "seq", *others)).alias("last")

@@ -8,8 +8,10 @@ not: where frames come from (``writer``) and what becomes of them (``segments``)
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import struct
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,7 @@ from databus.common.frame import FrameColumns, Op
 from databus.common.schema import SourceSchema
 
 FORMAT = 1
+FOLDER = "log"
 FIRST_MAP_BYTES = 64 << 20
 BLOCK_BYTES = 4 << 20
 """Frames are stored in values of about this size at most; a larger frame has one of its own."""
@@ -79,6 +82,36 @@ def _unpack(key: bytes) -> Position:
     return Position(*_KEY.unpack(key))
 
 
+class _Gate:
+    """Lets transactions pass side by side, and the map grow while there is none.
+
+    LMDB forbids to resize a map that this process has a transaction on.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._passing = 0
+
+    @contextlib.contextmanager
+    def passing(self) -> Iterator[None]:
+        """A transaction is open within this block."""
+        with self._changed:
+            self._passing += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._passing -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """No transaction is open within this block."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._passing == 0)
+            yield
+
+
 class HotLog:
     """Frames after ``state().start``, in commit order, each exactly once.
 
@@ -102,6 +135,7 @@ class HotLog:
         if not read_only:
             folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self._gate = _Gate()
         size = folder / "data.mdb"
         known_bytes = size.stat().st_size if size.exists() else 0
         try:
@@ -129,11 +163,13 @@ class HotLog:
     def _reading(self) -> Iterator[Any]:
         try:
             try:
-                transaction = self._env.begin(buffers=True)
+                with self._gate.passing(), self._env.begin(buffers=True) as transaction:
+                    yield transaction
+                    return
             except lmdb.MapResizedError:
-                self._env.set_mapsize(0)
-                transaction = self._env.begin(buffers=True)
-            with transaction:
+                with self._gate.alone():
+                    self._env.set_mapsize(0)
+            with self._gate.passing(), self._env.begin(buffers=True) as transaction:
                 yield transaction
         except lmdb.Error as error:
             raise StoreError(f"{self.folder}: {error}") from error
@@ -142,13 +178,14 @@ class HotLog:
         """Run ``change(transaction)`` and commit; the map grows until it fits."""
         while True:
             try:
-                with self._env.begin(write=True) as transaction:
+                with self._gate.passing(), self._env.begin(write=True) as transaction:
                     change(transaction)
                     failpoints.reach("append.before_commit")
                 failpoints.reach("append.committed")
                 return
             except lmdb.MapFullError:
-                self._env.set_mapsize(2 * self._env.info()["map_size"])
+                with self._gate.alone():
+                    self._env.set_mapsize(2 * self._env.info()["map_size"])
             except lmdb.Error as error:
                 raise StoreError(
                     f"{self.folder}: {error}; nothing of this step was kept"
@@ -325,6 +362,21 @@ class HotLog:
         self._write(change)
         return checkpoint
 
+    def advance(self, position: Position) -> None:
+        """Move the checkpoint after a heartbeat: nothing up to ``position`` is still to come."""
+        state = self.state()
+        if position <= state.last:
+            return
+
+        def change(transaction: Any) -> None:
+            window = state.window if state.window < state.last else position
+            self._put_range(transaction, state.start, window, state.frame_bytes, state.since_us)
+            self._put_checkpoint(
+                transaction, OnlineCheckpoint(state.database, state.clock, position)
+            )
+
+        self._write(change)
+
     def read(self, after: Position, upto: Position, max_bytes: int) -> LogSlice | None:
         """Frames after ``after`` and up to ``upto``, about ``max_bytes`` of them.
 
@@ -480,7 +532,7 @@ def _joined(block: bytes, starts: Any, lengths: Any) -> bytes:
     view = memoryview(block)
     return b"".join(
         view[int(starts[a]) : int(starts[b - 1] + lengths[b - 1])]
-        for a, b in zip(edges, edges[1:], strict=False)
+        for a, b in itertools.pairwise(edges)
     )
 
 
@@ -514,12 +566,13 @@ def _tail(data: bytes, after: Position) -> bytes:
 
 
 def describe_log(folder: Path) -> dict[str, Any]:
-    """What ``databus inspect log`` shows of the log in ``folder``.
+    """What ``databus inspect log`` shows of a database's ``folder``, or of the log in it.
 
     Raises:
-        StoreError: there is none.
+        StoreError: there is none, or it breaks an invariant.
     """
-    log = HotLog(folder, read_only=True)
+    inner = folder / FOLDER
+    log = HotLog(inner if inner.is_dir() else folder, read_only=True)
     try:
         state = log.state()
         return {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -113,7 +114,7 @@ class Manifest:
         """Which invariants do not hold, in words."""
         found = []
         chain = self.chain
-        for before, after in zip(chain, chain[1:], strict=False):
+        for before, after in itertools.pairwise(chain):
             if before.stop != after.start:
                 found.append(f"I1: {before.id} stops at {before.stop}, {after.id} starts later")
         found += [f"I1: {run.id} covers nothing" for run in chain if run.start >= run.stop]
@@ -293,23 +294,28 @@ class Store:
             failpoints.reach("collect.manifest_switched")
         return self.sweep(letters)
 
-    def check(self) -> Manifest:
-        """Read every frame of every run and raise at the first thing that is wrong."""
-        manifest = self.read()
+    def check(self) -> list[str]:
+        """Read every frame of every run; what is wrong, in words, one entry a run."""
+        try:
+            manifest = self.read()
+        except (FormatError, StoreError) as error:
+            return [error.message]
+        problems = []
         for run in manifest.runs:
-            self._check_run(run)
-        return manifest
+            try:
+                self._check_run(run)
+            except (FormatError, StoreError) as error:
+                problems.append(error.message)
+        return problems
 
     def _check_run(self, run: Run) -> None:
+        last = run.start
         opened = OpenRun(run, self.run_folder(run))
         try:
-            last = run.start
             for group in opened.row_groups:
-                for buffer in opened.frames(group):
-                    columns = frame.scan(memoryview(buffer))
-                    for scn, seq in zip(
-                        columns.scn.tolist(), columns.seq.tolist(), strict=True
-                    ):
+                for block in opened.frames(group):
+                    columns = frame.scan(block.data)
+                    for scn, seq in zip(columns.scn.tolist(), columns.seq.tolist(), strict=True):
                         if not last < (scn, seq) <= run.stop:
                             raise StoreError(
                                 f"run {run.id}: a frame at {scn}:{seq} follows {last}, the run "
@@ -318,6 +324,28 @@ class Store:
                         last = Position(scn, seq)
         finally:
             opened.close()
+
+    def describe(self) -> dict[str, Any]:
+        """What ``databus inspect runs`` shows."""
+        manifest = self.read()
+        return {
+            "manifest": manifest.version,
+            "snapshot": manifest.snapshot.to_json(),
+            "runs": [
+                {
+                    "kind": run.kind.value,
+                    "start": run.start.to_json(),
+                    "stop": run.stop.to_json(),
+                    "rows": run.rows,
+                    "file_bytes": run.file_bytes,
+                    "files": len(run.files),
+                    "id": run.id,
+                }
+                for run in manifest.runs
+            ],
+            "retired": [retired.run.id for retired in manifest.retired],
+            "applies": list(manifest.applies[-10:]),
+        }
 
 
 def new_run_id(kind: RunKind, stop: Position, entropy: Callable[[int], bytes] = os.urandom) -> str:

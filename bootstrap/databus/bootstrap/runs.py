@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from databus.common.checkpoint import ORIGIN, SEQ_END, Position
 from databus.common.errors import FormatError, StoreError
+from databus.common.frame import FrameColumns
 
 SCN_LIMIT = 2**63
 """Positions in runs are signed 64-bit numbers, because that is what Spark has."""
@@ -200,6 +203,30 @@ class RowGroup:
     source_ids: tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class FrameBlock:
+    """Whole frames back to back, where Parquet decoded them to, and where each begins.
+
+    ``edges`` has one entry more than there are frames: the last is the end.
+    """
+
+    data: npt.NDArray[np.uint8]
+    edges: npt.NDArray[np.int64]
+
+    def columns(self) -> FrameColumns:
+        """The headers as columns."""
+        return FrameColumns(self.data.view(np.uint64), self.edges[:-1], len(self.data))
+
+
+def _as_block(chunk: Any) -> FrameBlock:
+    _, offsets, values = chunk.buffers()
+    edges = np.frombuffer(offsets, dtype=np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+    if values is None:
+        return FrameBlock(np.empty(0, dtype=np.uint8), np.zeros(1, dtype=np.int64))
+    data = np.frombuffer(values, dtype=np.uint8)[edges[0] : edges[-1]]
+    return FrameBlock(data, edges.astype(np.int64) - int(edges[0]))
+
+
 class OpenRun:
     """A run with all of its files open.
 
@@ -267,21 +294,14 @@ class OpenRun:
                 )
                 first_row += group.num_rows
 
-    def frames(self, group: RowGroup) -> list[pa.Buffer]:
-        """The frames of a row group, back to back, in one or a few contiguous buffers."""
+    def frames(self, group: RowGroup) -> list[FrameBlock]:
+        """The frames of a row group, back to back, in one or a few blocks."""
         name = self.run.files[group.file].name
         try:
             column = self._files[group.file].read_row_group(group.index, columns=["frame"])
         except (OSError, pa.ArrowException) as error:
             raise self._damaged(self.folder / name, error) from error
-        buffers = []
-        for chunk in column.column(0).chunks:
-            start, stop = chunk.offset, chunk.offset + len(chunk)
-            offsets = memoryview(chunk.buffers()[1]).cast("i")
-            buffers.append(
-                chunk.buffers()[2].slice(offsets[start], offsets[stop] - offsets[start])
-            )
-        return buffers
+        return [_as_block(chunk) for chunk in column.column(0).chunks]
 
     def close(self) -> None:
         """Let go of the files."""
@@ -334,9 +354,7 @@ def in_order(files: list[RunFile]) -> tuple[RunFile, ...]:
     the one that begins or ends elsewhere lies on that side.
     """
     filled = [file for file in files if file.rows]
-    return tuple(
-        sorted(filled, key=lambda file: (file.first.scn, file.last.scn, file.first.seq))
-    )
+    return tuple(sorted(filled, key=lambda file: (file.first.scn, file.last.scn, file.first.seq)))
 
 
 def sync_folder(folder: Path, names: list[str]) -> None:

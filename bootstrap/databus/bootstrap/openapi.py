@@ -1,0 +1,132 @@
+"""The bootstrap server's endpoints as a table, and the OpenAPI document made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from databus.common import openapi
+from databus.common.errors import (
+    BadCheckpoint,
+    BadFilter,
+    ClockMismatch,
+    LogTooYoung,
+    NotAcceptable,
+    NotSeeded,
+    ServerUnavailable,
+    StoreError,
+    UnknownDatabase,
+    UnknownSource,
+)
+from databus.common.formats import FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE
+from databus.common.openapi import Endpoint
+from databus.common.query import CHECKPOINT, FORMAT, MAX_BYTES, OPS, PARTITION, SCN, SOURCES
+
+BOOTSTRAP_PARAMETERS = (SOURCES, CHECKPOINT, SCN, PARTITION, OPS, MAX_BYTES, FORMAT)
+SCN_PARAMETERS = (SOURCES, CHECKPOINT)
+
+_INTEGER = {"type": "integer"}
+_TEXT = {"type": "string"}
+_POSITION = {"type": "object", "properties": {"scn": _INTEGER, "seq": _INTEGER}}
+_OBJECTS = {"type": "array", "items": {"type": "object"}}
+_RANGE = {
+    "name": _TEXT,
+    "clock": _TEXT,
+    "prev": _POSITION,
+    "max": _POSITION,
+    "snapshot": {"oneOf": [_POSITION, {"type": "null"}]},
+    "state": {"type": "string", "enum": ["seeding", "seeded"]},
+}
+_DATABASE = (UnknownDatabase, ServerUnavailable)
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "required": sorted(properties), "properties": properties}
+
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "GET",
+        "/v1/databases",
+        "databases",
+        "What is kept, with the range of each log and the snapshot's position.",
+        answer=_object({"databases": _OBJECTS}),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/sources",
+        "sources",
+        "The sources of a database and how far their seeding is.",
+        answer=_object({**_RANGE, "sources": _OBJECTS}),
+        errors=_DATABASE,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/register",
+        "register",
+        "All schema versions of the sources.",
+        parameters=(SOURCES,),
+        answer=_object({"database": _TEXT, "clock": _TEXT, "schemas": _OBJECTS}),
+        errors=(BadFilter, *_DATABASE, UnknownSource),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/startSCN",
+        "start_scn",
+        "The position of the snapshot; scn 0 while there is none.",
+        parameters=SCN_PARAMETERS,
+        answer=_POSITION,
+        errors=_DATABASE,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/targetSCN",
+        "target_scn",
+        "Up to where a bootstrap goes that begins now.",
+        parameters=SCN_PARAMETERS,
+        answer=_POSITION,
+        errors=_DATABASE,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/bootstrap",
+        "bootstrap",
+        "The state of the sources, or what changed since a checkpoint, up to the target.",
+        parameters=BOOTSTRAP_PARAMETERS,
+        produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
+        headers={
+            "Databus-Clock": "Identity of the stream's clock.",
+            "Databus-Max": "SCN:SEQ of the target.",
+        },
+        errors=(
+            BadFilter,
+            BadCheckpoint,
+            *_DATABASE,
+            UnknownSource,
+            NotAcceptable,
+            ClockMismatch,
+            LogTooYoung,
+            NotSeeded,
+            StoreError,
+        ),
+    ),
+    Endpoint("GET", "/v1/status", "status", "Everything about the store's state."),
+    Endpoint("GET", "/v1/openapi.json", "openapi", "This document."),
+    Endpoint("GET", "/healthz", "healthz", "Whether the process answers."),
+    Endpoint(
+        "GET",
+        "/readyz",
+        "readyz",
+        "Whether every database has a log.",
+        errors=(ServerUnavailable,),
+    ),
+    Endpoint("GET", "/metrics", "metrics", "Prometheus metrics.", produces=("text/plain",)),
+)
+
+
+def document() -> dict[str, Any]:
+    """The bootstrap server's OpenAPI document."""
+    return openapi.document(
+        "Databus bootstrap server",
+        "The state of databases, and what changed since any position, by pull.",
+        ENDPOINTS,
+    )

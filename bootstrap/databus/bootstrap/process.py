@@ -1,0 +1,253 @@
+"""The processes of the bootstrap room: log writer, server, applier, or the three together.
+
+Writer and server share one process by default; the applier is a child of it, because a Java
+machine lives in it.  Each can also be run alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from databus.bootstrap.manifest import Store
+from databus.bootstrap.served import OpenLogs, database_folders
+from databus.bootstrap.server import serve_bootstrap
+from databus.bootstrap.writer import write_logs
+from databus.common.config import BootstrapConfig, Config
+from databus.common.errors import ConfigError, DatabusError
+from databus.common.http import listening_socket
+
+_LOG = logging.getLogger("databus.bootstrap")
+
+APPLIER_RESTART_S = 5.0
+STOP_S = 10.0
+
+Report = Callable[[str, Mapping[str, Any]], None]
+
+
+def log_merge(database: str, record: Mapping[str, Any]) -> None:
+    """Write what a merge did to the log."""
+    _LOG.info(
+        "%s: %s up to %s: %s of %s rows in %.1f s",
+        database,
+        record["kind"],
+        record["stop"],
+        record["rows_out"],
+        record["rows_in"],
+        record["seconds"],
+    )
+
+
+def bootstrap_config(config: Config | BootstrapConfig) -> BootstrapConfig:
+    """The ``[bootstrap]`` section.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    section = config if isinstance(config, BootstrapConfig) else config.bootstrap
+    if section is None:
+        raise ConfigError("the configuration has no [bootstrap] section")
+    return section
+
+
+def run_bootstrap(config: Config | BootstrapConfig, *, apply: bool = True) -> None:
+    """Writer, server and (with ``apply``) applier, until SIGTERM or SIGINT.
+
+    Raises:
+        ServerUnavailable: the address is taken.
+        StoreBusy: another process writes one of the logs.
+    """
+    section = bootstrap_config(config)
+
+    async def body(stop: asyncio.Event) -> None:
+        logs = OpenLogs()
+        listener = listening_socket(section.listen)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_until(stop, write_logs(section, logs, stop)))
+                group.create_task(_until(stop, serve_bootstrap(section, listener, stop, logs)))
+                if apply:
+                    group.create_task(_keep_applier(section, stop))
+        finally:
+            logs.close()
+
+    _run(body)
+
+
+def run_writer(config: Config | BootstrapConfig) -> None:
+    """The log writer alone, until SIGTERM or SIGINT.
+
+    Raises:
+        StoreBusy: another process writes one of the logs.
+    """
+    section = bootstrap_config(config)
+
+    async def body(stop: asyncio.Event) -> None:
+        logs = OpenLogs()
+        try:
+            await write_logs(section, logs, stop)
+        finally:
+            logs.close()
+
+    _run(body)
+
+
+def run_server(config: Config | BootstrapConfig) -> None:
+    """The server alone, until SIGTERM or SIGINT.
+
+    Raises:
+        ServerUnavailable: the address is taken.
+    """
+    section = bootstrap_config(config)
+
+    async def body(stop: asyncio.Event) -> None:
+        logs = OpenLogs()
+        try:
+            await serve_bootstrap(section, listening_socket(section.listen), stop, logs)
+        finally:
+            logs.close()
+
+    _run(body)
+
+
+def run_applier(
+    config: Config | BootstrapConfig,
+    *,
+    every_s: float | None = None,
+    full: bool = False,
+    report: Report = log_merge,
+) -> None:
+    """The applier: one round, or with ``every_s`` round after round with a warm session.
+
+    ``report`` is called after each merge.  With ``full`` every base is rewritten.
+
+    Raises:
+        MissingDependency: there is no Java.
+        StoreBusy: another applier is at work (one round; otherwise it waits its turn).
+    """
+    # Spark is imported only where it is used: it takes a second.
+    from databus.bootstrap.applier import Applier, start_spark
+
+    section = bootstrap_config(config)
+    spark = start_spark(section.spark_master, section.spark_driver_memory)
+    try:
+        while True:
+            began_s = time.monotonic()
+            for name, folder in database_folders(Path(section.data_dir)).items():
+                applier = Applier(Store(folder), spark)
+                try:
+                    for record in applier.apply(full=full):
+                        report(name, record)
+                except DatabusError as error:
+                    if every_s is None:
+                        raise
+                    _LOG.warning("apply of %s: %s", name, error.message)
+            if every_s is None:
+                return
+            time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))
+    finally:
+        spark.stop()
+
+
+def _run(body: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run ``body`` with an event that SIGTERM and SIGINT set; one error comes out as itself."""
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await body(stop)
+
+    try:
+        import uvloop
+
+        factory: Any = uvloop.new_event_loop
+    except ImportError:
+        factory = None
+    try:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(main())
+    except BaseExceptionGroup as group:
+        raise _first_leaf(group) from group
+
+
+def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _until(stop: asyncio.Event, work: Awaitable[None]) -> None:
+    """Do ``work``; the others stop when it ends."""
+    try:
+        await work
+    finally:
+        stop.set()
+
+
+async def _keep_applier(config: BootstrapConfig, stop: asyncio.Event) -> None:
+    """The applier as a child, started again when it dies; ended with us, however we end."""
+    while not stop.is_set():
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "databus.bootstrap.process",
+            config.model_dump_json(),
+            stdin=subprocess.PIPE,
+        )
+        ended = asyncio.create_task(child.wait())
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set() and child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(ended), STOP_S)
+            if child.returncode is None:
+                child.kill()
+        code = await ended
+        if not stop.is_set():
+            _LOG.warning("the applier ended with %s; it is started again", code)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped, APPLIER_RESTART_S)
+        stopped.cancel()
+
+
+def _end_with_parent() -> None:
+    """Leave when whoever holds the other end of our stdin is gone."""
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        os._exit(0)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def _applier_child(document: str) -> None:
+    _end_with_parent()
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+    config = BootstrapConfig.model_validate(json.loads(document))
+    try:
+        run_applier(config, every_s=config.apply_every)
+    except DatabusError as error:
+        _LOG.error("%s: %s (%s)", error.code, error.message, error.hint)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    _applier_child(sys.argv[1])

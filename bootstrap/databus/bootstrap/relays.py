@@ -1,0 +1,103 @@
+"""The relay's JSON endpoints that the log writer needs: ranges, sources, dumps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from databus.common.errors import DatabusError, ServerUnavailable, from_problem
+
+_TIMEOUT = aiohttp.ClientTimeout(total=15.0, sock_connect=5.0)
+
+
+class RelayApi:
+    """Asks the relays in turn; the one that answered last is asked first.
+
+    Dumps are known only to the relay that was asked to make them, so as long as it answers
+    nobody else is asked.
+
+    Owner: one event loop; ``async with`` opens and closes its connections.
+    Raises: ServerUnavailable if none answers; the error that a relay answered with.
+    """
+
+    def __init__(self, relays: Sequence[str]) -> None:
+        self._relays = [relay.rstrip("/") for relay in relays]
+        self._first = 0
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def databases(self) -> list[str]:
+        """The names of the databases that the relay serves."""
+        document = await self._ask("GET", "/v1/databases")
+        return [item["name"] for item in document["databases"]]
+
+    async def sources(self, database: str) -> Mapping[str, Any]:
+        """The sources with the range and clock of the stream."""
+        return await self._ask("GET", f"/v1/{database}/sources")
+
+    async def start_dump(self, database: str, sources: Sequence[str]) -> Mapping[str, Any]:
+        """Ask for a dump of whole tables."""
+        return await self._ask("POST", f"/v1/{database}/dumps", {"sources": list(sources)})
+
+    async def dump(self, database: str, dump: str) -> Mapping[str, Any]:
+        """How a dump is getting on."""
+        return await self._ask("GET", f"/v1/{database}/dumps/{dump}")
+
+    async def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> Mapping[str, Any]:
+        failures = []
+        for turn in range(len(self._relays)):
+            number = (self._first + turn) % len(self._relays)
+            try:
+                answer = await self._ask_one(self._relays[number], method, path, body)
+            except ServerUnavailable as error:
+                failures.append(error.message)
+                continue
+            self._first = number
+            return answer
+        raise ServerUnavailable("; ".join(failures) or "no relay is configured")
+
+    async def _ask_one(
+        self, relay: str, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> Mapping[str, Any]:
+        if self._session is None:
+            raise ServerUnavailable("the connections to the relays are closed")
+        try:
+            async with self._session.request(method, relay + path, json=body) as response:
+                text = await response.read()
+                status = response.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reason = str(error) or type(error).__name__
+            raise ServerUnavailable(f"{relay} does not answer: {reason}") from error
+        try:
+            document = json.loads(text)
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise ServerUnavailable(f"{relay}{path} answered {status} without a JSON object")
+        if status >= 400:
+            raise _problem(document, relay, path, status)
+        return document
+
+
+def _problem(document: dict[str, Any], relay: str, path: str, status: int) -> DatabusError:
+    if "code" in document:
+        return from_problem(document)
+    return ServerUnavailable(f"{relay}{path} answered {status}: {str(document)[:200]}")

@@ -1,0 +1,273 @@
+"""A database as the bootstrap server sees it: its log, its runs, its schemas, its seeding.
+
+Everything is read from the database's folder; writer and applier write it, in this process or
+in others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from databus.bootstrap.log import FOLDER as LOG_FOLDER
+from databus.bootstrap.log import HotLog, LogState
+from databus.bootstrap.manifest import Manifest, Store
+from databus.common.checkpoint import ORIGIN, Position
+from databus.common.errors import NotSeeded, StoreError, UnknownSource
+from databus.common.filters import StreamFilter, matches, matching_ids
+from databus.common.query import nearest
+from databus.common.schema import SchemaSet, SourceSchema
+
+SEEDED = "seeded"
+STALE_WRITER_S = 30.0
+
+
+class OpenLogs:
+    """The logs that this process has open: LMDB allows each to be opened once.
+
+    Owner: the process; the writer opens for writing before the server asks.
+    """
+
+    def __init__(self) -> None:
+        self._logs: dict[Path, HotLog] = {}
+
+    def to_write(self, folder: Path) -> HotLog:
+        """The log in ``folder``, made if there is none."""
+        if folder not in self._logs:
+            self._logs[folder] = HotLog(folder)
+        return self._logs[folder]
+
+    def to_read(self, folder: Path) -> HotLog:
+        """The log in ``folder``.
+
+        Raises:
+            StoreError: there is none yet.
+        """
+        if folder not in self._logs:
+            self._logs[folder] = HotLog(folder, read_only=True)
+        return self._logs[folder]
+
+    def close(self) -> None:
+        """Close all of them."""
+        for log in self._logs.values():
+            log.close()
+        self._logs.clear()
+
+
+class ServedDatabase:
+    """What the server needs to serve one database.
+
+    Owner: one event loop.
+    Raises: StoreError while there is no log yet.
+    """
+
+    def __init__(self, name: str, folder: Path, logs: OpenLogs) -> None:
+        self.name = name
+        self.store = Store(folder)
+        self._log_folder = folder / LOG_FOLDER
+        self._logs = logs
+        self._schemas = SchemaSet()
+        self.rows_served = 0
+        self.bytes_served = 0
+        self.requests = 0
+        self.readers = 0
+
+    @property
+    def log(self) -> HotLog:
+        """The hot log."""
+        return self._logs.to_read(self._log_folder)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a log with a clock."""
+        try:
+            return not self.log.is_new()
+        except StoreError:
+            return False
+
+    def state(self) -> LogState:
+        """The log's state."""
+        return self.log.state()
+
+    def schemas(self) -> SchemaSet:
+        """All versions, read again from the log."""
+        for schema in self.log.schemas():
+            self._schemas.add(schema)
+        return self._schemas
+
+    def schema_of(self, fingerprint: int) -> SourceSchema:
+        """The schema of a frame, or UnknownSchema."""
+        if fingerprint not in self._schemas:
+            self.schemas()
+        return self._schemas.by_fingerprint(fingerprint)
+
+    def seeding(self) -> Mapping[str, Mapping[str, Any]]:
+        """By source: its state and dump."""
+        return self.log.note("seeding") or {}
+
+    def source_names(self) -> list[str]:
+        """All sources that are known by a schema or are being seeded."""
+        return sorted({*self.schemas().sources, *self.seeding()})
+
+    def source_ids(self, stream_filter: StreamFilter) -> npt.NDArray[np.uint32]:
+        """The numbers of the sources that the filter takes."""
+        return matching_ids(self.source_names(), stream_filter)
+
+    def require_sources(self, patterns: tuple[str, ...]) -> list[str]:
+        """The known sources that match; without patterns all of them.
+
+        Raises:
+            UnknownSource: a name without wildcards is unknown, or no pattern matches at all.
+                While no source is known yet, every pattern may still come true.
+        """
+        known = self.source_names()
+        found = [name for name in known if not patterns or matches(name, patterns)]
+        plain = [pattern for pattern in patterns if not set(pattern) & set("*?[")]
+        for pattern in [*plain, *(() if found else patterns)]:
+            if known and pattern not in known:
+                raise UnknownSource(
+                    f"{self.name} has no source {pattern!r}{nearest(pattern, known)}",
+                    database=self.name,
+                    source=pattern,
+                )
+        return found
+
+    def require_seeded(self, patterns: tuple[str, ...]) -> None:
+        """Refuse a reader that needs whole tables while one of them is not there yet.
+
+        Raises:
+            NotSeeded: with the sources that are missing.
+        """
+        wanted = self.require_sources(patterns)
+        seeding = self.seeding()
+        missing = [name for name in wanted if seeding.get(name, {}).get("state") != SEEDED]
+        if missing or not wanted:
+            raise NotSeeded(
+                f"{self.name}: {len(missing)} of {len(wanted)} sources asked for are not whole "
+                f"yet: {', '.join(missing[:5]) or 'none is known'}",
+                database=self.name,
+                sources=missing,
+            )
+
+    # -- documents ----------------------------------------------------------------------
+
+    def register_document(self, patterns: tuple[str, ...]) -> dict[str, Any]:
+        """All schema versions of the sources that match."""
+        wanted = set(self.require_sources(patterns))
+        schemas = self.schemas()
+        return {
+            "database": self.name,
+            "clock": self.state().clock,
+            "schemas": [
+                {
+                    "source": schema.source,
+                    "source_id": schema.source_id,
+                    "fingerprint": f"{schema.fingerprint:016x}",
+                    "version": schemas.version(schema),
+                    "schema": schema.to_json(),
+                }
+                for schema in schemas
+                if schema.source in wanted
+            ],
+        }
+
+    def range_document(self, manifest: Manifest | None = None) -> dict[str, Any]:
+        """Name, clock and range, as in /v1/databases."""
+        state = self.state()
+        manifest = manifest or self.store.read()
+        chain = manifest.chain
+        return {
+            "name": self.name,
+            "clock": state.clock,
+            "prev": (chain[0].start if chain else state.start).to_json(),
+            "max": state.window.to_json(),
+            "snapshot": manifest.snapshot.to_json() if manifest.base else None,
+            "state": self.seeding_state(),
+        }
+
+    def seeding_state(self) -> str:
+        """``seeded`` when every known source is whole, ``seeding`` before."""
+        seeding = self.seeding()
+        whole = bool(seeding) and all(one.get("state") == SEEDED for one in seeding.values())
+        return SEEDED if whole else "seeding"
+
+    def status_document(self) -> dict[str, Any]:
+        """Everything that is known about the database here."""
+        if not self.is_ready:
+            return {"name": self.name, "state": "starting", "writer": self.writer_document()}
+        manifest = self.store.read()
+        state = self.state()
+        return {
+            **self.range_document(manifest),
+            "log": {
+                "start": state.start.to_json(),
+                "window": state.window.to_json(),
+                "checkpoint": state.last.to_json(),
+                "frame_bytes": state.frame_bytes,
+            },
+            "manifest": manifest.version,
+            "runs": [
+                {
+                    "id": run.id,
+                    "kind": run.kind.value,
+                    "start": run.start.to_json(),
+                    "stop": run.stop.to_json(),
+                    "rows": run.rows,
+                    "file_bytes": run.file_bytes,
+                    "files": len(run.files),
+                    "created_us": run.created_us,
+                }
+                for run in manifest.runs
+            ],
+            "retired_runs": len(manifest.retired),
+            "applies": list(manifest.applies[-10:]),
+            "seeding": dict(self.seeding()),
+            "gaps": self.log.note("gaps") or [],
+            "writer": self.writer_document(),
+            "served": {
+                "requests": self.requests,
+                "readers": self.readers,
+                "rows": self.rows_served,
+                "bytes": self.bytes_served,
+            },
+        }
+
+    def writer_document(self) -> dict[str, Any]:
+        """The log writer's last word about itself."""
+        try:
+            document = self.log.note("writer") or {}
+        except StoreError:
+            return {"state": "down"}
+        age_s = time.time() - document.get("at_us", 0) / 1e6
+        if age_s > STALE_WRITER_S:
+            document["state"] = "down"
+        return document
+
+    def start_position(self) -> Position:
+        """The snapshot's position; the origin while there is none."""
+        return self.store.read().snapshot
+
+    def target_position(self) -> Position:
+        """Up to where a bootstrap that begins now goes."""
+        return self.state().window
+
+
+def is_origin(position: Position) -> bool:
+    """Whether a start point means "I have nothing": scn 0, whatever its seq."""
+    return position.scn == ORIGIN.scn
+
+
+def database_folders(data_dir: Path) -> dict[str, Path]:
+    """The folders of the databases that a writer has begun."""
+    if not data_dir.is_dir():
+        return {}
+    return {
+        path.name: path
+        for path in sorted(data_dir.iterdir())
+        if (path / LOG_FOLDER / "data.mdb").exists()
+    }

@@ -1,0 +1,237 @@
+"""A bootstrap as one stream of frames: runs in plan order, then the hot log, to the target.
+
+What belongs here: which frames go out, where they are cut, and the checkpoints between them.
+Everything is synchronous and reads disks; ``server`` runs it beside the event loop.
+
+Consistency.  After a run is finished the reader has the state at the run's end, and from there
+a new plan is made; so runs may be merged, sealed or dropped while a reader is on its way.  The
+target is fixed at the start.  A run that reaches beyond it is sent whole, and the bootstrap
+then ends where that run ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from databus.bootstrap import planner
+from databus.bootstrap.log import HotLog
+from databus.bootstrap.manifest import Store
+from databus.bootstrap.runs import FrameBlock, OpenRun, RowGroup, Run, RunKind
+from databus.common import checkpoint as checkpoints
+from databus.common import frame
+from databus.common.checkpoint import (
+    BootstrapCheckpoint,
+    Checkpoint,
+    OnlineCheckpoint,
+    Position,
+)
+from databus.common.filters import StreamFilter
+from databus.common.frame import Buffer, FrameColumns, Op
+from databus.common.selection import close_windows, gather
+
+PIECE_BYTES = 4 << 20
+"""Frames between two checkpoints, about."""
+
+LOG = "log"
+"""The name of the hot log in checkpoints, where a run's id stands otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some frames, and the checkpoint after them; None inside a large window."""
+
+    frames: Buffer
+    checkpoint: Checkpoint | None
+    rows: int
+
+    @property
+    def checkpoint_frame(self) -> bytes:
+        """The checkpoint as a frame, b"" if there is none."""
+        if self.checkpoint is None:
+            return b""
+        position = self.checkpoint.position
+        return frame.pack_frame(
+            op=Op.CHECKPOINT,
+            scn=position.scn,
+            seq=position.seq,
+            after=checkpoints.encode(self.checkpoint).encode(),
+        )
+
+
+class BootstrapStream:
+    """Brings one reader from ``since`` to ``target``.
+
+    Invariants:
+        I1. Rows go out in ascending order within a run, and runs in ascending order: no
+            older state of a row follows a newer one.
+        I2. A checkpoint's ``position`` is one at which the reader's state is that of the
+            source; until the first run is finished it is where the reader came from.
+        I3. The last piece's checkpoint is an online one, at ``target`` or after it.
+
+    Owner: one reader; ``pieces`` may be advanced from any thread, one at a time.
+    Raises: from ``pieces``: LogTooYoung, StoreError, FormatError.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        log: HotLog,
+        since: Position,
+        target: Position,
+        stream_filter: StreamFilter,
+        source_ids: npt.NDArray[np.uint32],
+        resume: BootstrapCheckpoint | None = None,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        state = log.state()
+        self.database, self.clock = state.database, state.clock
+        self.store = store
+        self.log = log
+        self.since = since
+        self.target = target
+        self._filter = stream_filter
+        self._source_ids = source_ids
+        self._resume = resume
+        self._piece_bytes = piece_bytes
+        self._in_window = False
+        self.position = resume.position if resume else since
+
+    def pieces(self) -> Generator[Piece, None, None]:
+        """All frames in order; ends after the online checkpoint."""
+        if self._resume is not None:
+            run = self.store.read().find(self._resume.run)
+            if run is not None and run.stop > self.position:
+                yield from self._run(run, self.position, self._resume.row)
+        while self.position < self.target:
+            # The log first: what it forgets afterwards is in the manifest before.
+            log_start = self.log.state().start
+            steps = planner.plan(self.store.read(), self.position, log_start)
+            if steps:
+                yield from self._run(steps[0].run, steps[0].after, 0)
+            else:
+                yield from self._hot()
+        online = OnlineCheckpoint(self.database, self.clock, self.position)
+        yield Piece(b"", online, 0)
+
+    def _checkpoint(self, run: str, row: int) -> BootstrapCheckpoint:
+        return BootstrapCheckpoint(
+            self.database,
+            self.clock,
+            since=self.since,
+            target=self.target,
+            run=run,
+            row=row,
+            position=self.position,
+        )
+
+    # -- runs ---------------------------------------------------------------------------
+
+    def _run(self, run: Run, after: Position, from_row: int) -> Iterator[Piece]:
+        opened = OpenRun(run, self.store.run_folder(run))
+        try:
+            # Tells the reader at once where it is: at the row that it asked for, or elsewhere.
+            yield Piece(b"", self._checkpoint(run.id, from_row), 0)
+            for group in opened.row_groups:
+                is_due = group.last > after and group.first_row + group.rows > from_row
+                if is_due and self._may_match(group):
+                    yield from self._group(opened, group, after, from_row)
+        finally:
+            opened.close()
+        self.position = max(self.position, run.stop)
+        yield Piece(b"", self._checkpoint(run.id, run.rows), 0)
+
+    def _may_match(self, group: RowGroup) -> bool:
+        """Whether a source that is wanted lies in the group's range of source numbers."""
+        if self._filter.takes_every_source:
+            return True
+        low, high = group.source_ids
+        return bool(((self._source_ids >= low) & (self._source_ids <= high)).any())
+
+    def _group(
+        self, opened: OpenRun, group: RowGroup, after: Position, from_row: int
+    ) -> Iterator[Piece]:
+        row = group.first_row
+        for block in opened.frames(group):
+            count = len(block.edges) - 1
+            at = min(max(0, from_row - row), count)
+            while at < count:
+                cut = self._cut(block, at, opened.run.kind)
+                yield self._piece(opened.run, block, at, cut, row, after, group)
+                at = cut
+            row += count
+
+    def _cut(self, block: FrameBlock, at: int, kind: RunKind) -> int:
+        """Where the piece that begins at frame ``at`` ends: at a window's end if it can."""
+        limit = int(block.edges[at]) + self._piece_bytes
+        cut = max(at + 1, int(np.searchsorted(block.edges, limit, side="right")) - 1)
+        if kind is RunKind.SEGMENT:
+            ends = np.flatnonzero(block.columns().op[at:cut] == Op.END_OF_WINDOW)
+            if len(ends):
+                return at + int(ends[-1]) + 1
+        return cut
+
+    def _piece(
+        self,
+        run: Run,
+        block: FrameBlock,
+        at: int,
+        cut: int,
+        row: int,
+        after: Position,
+        group: RowGroup,
+    ) -> Piece:
+        edges = block.edges[at : cut + 1]
+        data = block.data[edges[0] : edges[-1]]
+        columns = FrameColumns(data.view(np.uint64), edges[:-1] - edges[0], len(data))
+        checkpoint: Checkpoint | None = None
+        if run.kind is not RunKind.SEGMENT:
+            checkpoint = self._checkpoint(run.id, row + cut)
+        elif columns.op[-1] == Op.END_OF_WINDOW:
+            # Inside a segment every window's end is a consistent point.
+            last = Position(int(columns.scn[-1]), int(columns.seq[-1]))
+            self.position = max(self.position, last)
+            checkpoint = self._checkpoint(run.id, row + cut)
+        unfiltered = self._filter.is_empty and group.first > after
+        frames = data.data if unfiltered else self._selected(columns, data, after)
+        return Piece(frames, checkpoint, cut - at)
+
+    def _selected(
+        self, columns: FrameColumns, data: npt.NDArray[np.uint8], after: Position
+    ) -> Buffer:
+        """The frames that the filter takes, with the ends of their windows."""
+        scn, seq = np.uint64(after.scn), np.uint32(after.seq)
+        later = (columns.scn > scn) | ((columns.scn == scn) & (columns.seq > seq))
+        if self._filter.is_empty:
+            taken = later
+        else:
+            mask = self._filter.mask(columns, data, self._source_ids) & later
+            taken, self._in_window = close_windows(columns, mask, in_window=self._in_window)
+        return gather(data, columns.offset[taken], columns.length[taken].astype(np.int64))
+
+    # -- hot log ------------------------------------------------------------------------
+
+    def _hot(self) -> Iterator[Piece]:
+        while self.position < self.target:
+            part = self.log.read(self.position, self.target, self._piece_bytes)
+            if part is None:
+                return
+            checkpoint = None
+            frames: Buffer = part.data
+            count = 0
+            ends_window = True
+            if part.data:
+                columns = frame.scan(part.data, verify=False)
+                count = len(columns)
+                ends_window = bool(columns.op[-1] == Op.END_OF_WINDOW)
+                if not self._filter.is_empty:
+                    data = np.frombuffer(part.data, dtype=np.uint8)
+                    frames = self._selected(columns, data, self.position)
+            self.position = part.stop
+            if ends_window:
+                checkpoint = self._checkpoint(LOG, 0)
+            yield Piece(frames, checkpoint, count)

@@ -1,0 +1,232 @@
+"""The log writer: an ordinary consumer whose application is the hot log.
+
+It takes whole windows undecoded from the client library, appends them with its checkpoint in
+one commit, seals segments, and has the sources seeded.  What it cannot get any more it records
+as a gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from databus.bootstrap import seeding, segments
+from databus.bootstrap.log import FOLDER, HotLog
+from databus.bootstrap.manifest import Store
+from databus.bootstrap.relays import RelayApi
+from databus.bootstrap.seeding import Seeder
+from databus.bootstrap.served import OpenLogs
+from databus.client import DatabusClient, RawWindows
+from databus.common.checkpoint import Position, decode_position
+from databus.common.config import BootstrapConfig
+from databus.common.errors import DatabusError, ScnTooOld
+
+_LOG = logging.getLogger("databus.bootstrap.writer")
+
+SEED_POLL_S = 0.5
+SEEDED_POLL_S = 5.0
+NOTE_EVERY_S = 2.0
+RETRY_S = 1.0
+
+
+class LogWriter:
+    """Keeps one database's log up to date.
+
+    Invariants:
+        I1. Every frame that the relays had after the log's checkpoint is appended once, in
+            order, or lies in a gap that is recorded.
+        I2. A gap leaves no run from before it, and no source that counts as seeded.
+
+    Owner: one process, which holds the store's writer lease while ``run`` runs.
+    Durability: the log's; nothing else is kept in memory only.
+    """
+
+    def __init__(self, config: BootstrapConfig, database: str, logs: OpenLogs) -> None:
+        self.config = config
+        self.database = database
+        self.store = Store(Path(config.data_dir) / database)
+        self._logs = logs
+        self._lock = asyncio.Lock()
+        self._known_schemas = 0
+        self._state = "starting"
+        self._error = ""
+        self._noted: tuple[str, str] = ("", "")
+        self._noted_s = 0.0
+        self._log: HotLog | None = None
+
+    @property
+    def log(self) -> HotLog:
+        """The log; open once ``run`` has begun."""
+        if self._log is None:
+            self._log = self._logs.to_write(self.store.folder / FOLDER)
+        return self._log
+
+    async def run(self) -> None:
+        """Write until cancelled; what fails is shown in the status and tried again.
+
+        Raises:
+            StoreBusy: another process writes this log.
+        """
+        self.store.create()
+        with self.store.lease("writer"):
+            async with RelayApi(self.config.relays) as relay:
+                while True:
+                    try:
+                        await self._follow(relay)
+                    except DatabusError as error:
+                        _LOG.warning("log of %s: %s", self.database, error.message)
+                        self._note("failing", f"{error.code}: {error.message}")
+                    await asyncio.sleep(RETRY_S)
+
+    async def _follow(self, relay: RelayApi) -> None:
+        """Bind, tidy up, and read until the stream fails or a gap opens."""
+        await self._bind(relay)
+        async with self._lock:
+            await asyncio.to_thread(segments.finish, self.log, self.store, _now_us())
+        seeder = Seeder(self.log, relay, self.database, self.config.sources)
+        helpers = [
+            asyncio.create_task(self._keep_sealing()),
+            asyncio.create_task(self._keep_seeding(seeder)),
+        ]
+        reading = asyncio.create_task(self._read())
+        try:
+            await asyncio.wait({reading, *helpers}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (reading, *helpers):
+                if task.done():
+                    task.result()
+        except ScnTooOld as error:
+            await self._record_gap(relay, error)
+        finally:
+            for task in (reading, *helpers):
+                task.cancel()
+            await asyncio.gather(reading, *helpers, return_exceptions=True)
+
+    async def _bind(self, relay: RelayApi) -> None:
+        document = await relay.sources(self.database)
+        start = decode_position(document["prev"])
+        self.log.bind(self.database, str(document["clock"]), start)
+        self._note("running", "")
+
+    async def _read(self) -> None:
+        client = DatabusClient(
+            database=self.database,
+            relays=self.config.relays,
+            sources=() if "*" in self.config.sources else self.config.sources,
+        )
+        checkpoint = self.log.state().checkpoint
+        async for part in client.raw_windows(checkpoint):
+            async with self._lock:
+                await asyncio.to_thread(self._append, client, part)
+            self._note("running", "")
+
+    def _append(self, client: DatabusClient, part: RawWindows) -> None:
+        if len(client.schemas) != self._known_schemas:
+            self.log.add_schemas(client.schemas)
+            self._known_schemas = len(client.schemas)
+        if part.data:
+            # The client has checked every frame.
+            self.log.append(part.data, _now_us(), verify=False)
+        else:
+            self.log.advance(part.position)
+        if self.log.state().frame_bytes >= self.config.segment_bytes:
+            segments.seal(self.log, self.store, _now_us())
+
+    async def _keep_sealing(self) -> None:
+        """Seal what has become old enough, whether anything comes in or not."""
+        while True:
+            state = self.log.state()
+            age_s = (_now_us() - state.since_us) / 1e6 if state.since_us else 0.0
+            left_s = self.config.segment_every - age_s
+            if state.since_us and left_s <= 0:
+                async with self._lock:
+                    await asyncio.to_thread(segments.seal, self.log, self.store, _now_us())
+            await asyncio.sleep(min(max(left_s, 0.1), 1.0))
+
+    async def _keep_seeding(self, seeder: Seeder) -> None:
+        while True:
+            whole = await seeding.try_step(seeder)
+            await asyncio.sleep(SEEDED_POLL_S if whole else SEED_POLL_S)
+
+    async def _record_gap(self, relay: RelayApi, cause: ScnTooOld) -> None:
+        document = await relay.sources(self.database)
+        oldest = decode_position(document["prev"])
+        last = self.log.state().last
+        if oldest <= last:
+            return
+        _LOG.error(
+            "log of %s: %s; everything after %s up to %s is lost and the sources are seeded anew",
+            self.database,
+            cause.message,
+            last,
+            oldest,
+        )
+        async with self._lock:
+            await asyncio.to_thread(self._restart, last, oldest)
+
+    def _restart(self, last: Position, oldest: Position) -> None:
+        gap = {"from": last.to_json(), "to": oldest.to_json(), "at_us": _now_us()}
+        states = self.log.note("seeding") or {}
+        notes = {
+            "gaps": [*(self.log.note("gaps") or []), gap],
+            "seeding": {name: {"state": seeding.UNSEEDED} for name in states},
+        }
+        self.log.restart_at(oldest, notes)
+        segments.finish(self.log, self.store, _now_us())
+
+    def _note(self, state: str, error: str) -> None:
+        """Keep a word about ourselves for the status, now and then or when it changes."""
+        now_s = time.monotonic()
+        if (state, error) == self._noted and now_s - self._noted_s < NOTE_EVERY_S:
+            return
+        self._noted, self._noted_s = (state, error), now_s
+        document: dict[str, Any] = {"state": state, "at_us": _now_us()}
+        if error:
+            document["error"] = error
+        self.log.put_note("writer", document)
+
+
+async def write_logs(config: BootstrapConfig, logs: OpenLogs, stop: asyncio.Event) -> None:
+    """Keep the logs of all configured databases, all of the relays' if none is named.
+
+    Databases that a relay begins to serve later are taken in as well.
+
+    Raises:
+        StoreBusy: another process writes one of the logs.
+    """
+    writers: dict[str, asyncio.Task[None]] = {}
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        async with RelayApi(config.relays) as relay:
+            while not stop.is_set():
+                for name in await _databases(config, relay):
+                    if name not in writers:
+                        writer = LogWriter(config, name, logs)
+                        writers[name] = asyncio.create_task(writer.run())
+                done, _ = await asyncio.wait(
+                    {stopping, *writers.values()},
+                    timeout=SEEDED_POLL_S if writers else RETRY_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for task in done - {stopping}:
+                    task.result()
+    finally:
+        for task in (stopping, *writers.values()):
+            task.cancel()
+        await asyncio.gather(stopping, *writers.values(), return_exceptions=True)
+
+
+async def _databases(config: BootstrapConfig, relay: RelayApi) -> tuple[str, ...]:
+    if config.databases:
+        return config.databases
+    try:
+        return tuple(await relay.databases())
+    except DatabusError as error:
+        _LOG.warning("waiting for a relay: %s", error.message)
+        return ()
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
