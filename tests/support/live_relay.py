@@ -71,12 +71,13 @@ class LiveRelay:
         start: Position = ORIGIN,
         heartbeat: str = "50ms",
         schemas: Iterable[SourceSchema] = (ORDERS, ITEMS),
+        url: str = "generator://",
     ) -> None:
         self.database = database
         self.config: Config = parse(
             f'[relay]\nlisten = "127.0.0.1:0"\ndata_dir = "{data_dir}"\n'
             f'heartbeat = "{heartbeat}"\n'
-            f'[[database]]\nname = "{database}"\nurl = "generator://"\n'
+            f'[[database]]\nname = "{database}"\nurl = "{url}"\n'
             f"ring_bytes = {max(ring_bytes, 64 << 10)}\n"
         )
         self.folder = DatabaseFolder.of(data_dir, database)

@@ -95,8 +95,15 @@ def _aiohttp_problem(request: web.Request, error: web.HTTPException) -> web.Stre
 
 
 def query_of(request: web.Request, parameters: Iterable[Parameter] = ()) -> Mapping[str, str]:
-    """The request's query, once it is sure that all its names are among ``parameters``."""
+    """The request's query, once its names are all among ``parameters``, each at most once.
+
+    Raises:
+        BadRequest: they are not; the message has the nearest right name.
+    """
     check_names(request.query, parameters)
+    for name in request.query:
+        if len(request.query.getall(name)) > 1:
+            raise BadRequest(f"the parameter {name!r} is given twice", parameter=name)
     return request.query
 
 

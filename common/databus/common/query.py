@@ -87,22 +87,18 @@ START_PARAMETERS = (CHECKPOINT, SCN, START)
 
 
 def check_names(query: Mapping[str, str], parameters: Iterable[Parameter]) -> None:
-    """Refuse names that no parameter has, and names given twice.
+    """Refuse names that no parameter has.
 
     Raises:
         BadRequest: the message has the nearest right name.
     """
     known = [parameter.name for parameter in parameters]
-    seen: set[str] = set()
     for name in query:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             listed = ", ".join(known) or "none"
             advice = f"did you mean {near[0]}?" if near else f"known are: {listed}"
             raise BadRequest(f"unknown parameter {name!r}; {advice}", parameter=name)
-        if name in seen:
-            raise BadRequest(f"the parameter {name!r} is given twice", parameter=name)
-        seen.add(name)
 
 
 def parse_filter(query: Mapping[str, str]) -> StreamFilter:
