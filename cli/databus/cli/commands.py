@@ -33,18 +33,29 @@ def relay(config: ConfigPath) -> None:
 
 def bootstrap(
     config: ConfigPath,
+    role: Annotated[
+        str, typer.Option(metavar="all|writer|server", help="Run only the log writer or server.")
+    ] = "all",
     apply: Annotated[
         bool, typer.Option(help="Also run the Spark applier every `apply_every`.")
     ] = True,
 ) -> None:
     """Run a bootstrap server: log writer, HTTP server and, every so often, the applier.
 
-    Example: `databus bootstrap -c databus.toml`; `--no-apply` where the applier runs elsewhere.
+    Examples: `databus bootstrap -c databus.toml`; `--no-apply` where the applier runs elsewhere;
+    `--role writer` and `--role server` to run them as processes of their own.
     """
     loaded = _with_bootstrap(config)
-    from databus.bootstrap.process import run_bootstrap
+    from databus.bootstrap import process
 
-    run_bootstrap(loaded, apply=apply)
+    if role == "writer":
+        process.run_writer(loaded)
+    elif role == "server":
+        process.run_server(loaded)
+    elif role == "all":
+        process.run_bootstrap(loaded, apply=apply)
+    else:
+        raise BadRequest(f"--role {role!r} is none of all, writer, server")
 
 
 def apply(

@@ -100,3 +100,7 @@ def show(verdict: Verdict, console: Console) -> None:
         )
     else:
         console.print("  [bold red]DIFFERENT[/]: see above")
+
+
+def _count(tables: dict[str, Rows]) -> int:
+    return sum(map(len, tables.values()))
