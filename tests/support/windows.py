@@ -16,7 +16,7 @@ def make_window(scn: int, sizes: Sequence[int], *, first_seq: int = 0) -> bytes:
 
     The payload depends on scn and size alone, so the same window is made again byte by byte.
     """
-    builder = WindowBuilder(scn, commit_us=1_700_000_000_000_000 + scn, first_seq=first_seq)
+    builder = WindowBuilder(scn, commit_us=1_700_000_000_000_000 + scn % 10**9, first_seq=first_seq)
     for size in sizes:
         payload = bytes((scn + at) & 0xFF for at in range(min(size, 251)))
         payload = (payload * (size // max(len(payload), 1) + 1))[:size]
@@ -33,6 +33,11 @@ def endless_windows(seed: int, *, most_bytes: int, start_scn: int = 1) -> Iterat
         most = rng.choice((0, 40, 300, most_bytes))
         yield make_window(scn, [rng.randint(0, most) for _ in range(count)])
         scn += rng.choice((1, 1, 1, 2, 1000))
+
+
+def without_end(window: bytes) -> bytes:
+    """``window`` as long as it has not ended: all frames but the last."""
+    return b"".join(frame for _, frame in split_frames(window)[:-1])
 
 
 def positions(block: bytes | memoryview) -> list[Position]:

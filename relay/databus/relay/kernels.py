@@ -170,7 +170,7 @@ def evict(
     at_window_end = False
     while True:
         if position >= needed:
-            if at_window_end:
+            if at_window_end and (position <= whole_until or cut < 0):
                 return position, last, frames, windows
             if cut < 0:
                 cut, cut_last, cut_frames_, cut_windows = position, last, frames, windows

@@ -245,8 +245,9 @@ class RingWriter:
         state = self._state
         if needed <= state.head:
             return
+        whole_until = self._released if self.blocks else needed + self.part_bytes
         head, last, frames, windows = kernels.evict(
-            self._file.data, state.head, needed, needed + self.part_bytes, state.tail
+            self._file.data, state.head, needed, whole_until, state.tail
         )
         if head < 0:
             raise FormatError(
