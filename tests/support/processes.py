@@ -23,6 +23,7 @@ from databus.cli.guardian import Guardian
 from tests.support.waiting import eventually_sync
 
 _STOP_DEADLINE_S = 20.0
+_COMMAND = (sys.executable, "-c", "from databus.cli.main import app; app()")
 
 
 class DatabusProcess:
@@ -41,8 +42,11 @@ class DatabusProcess:
         log_path: Path,
         *,
         environment: Mapping[str, str] | None = None,
+        command: Sequence[str] = _COMMAND,
     ) -> None:
+        """``command`` comes before the arguments: the databus command line by default."""
         self.arguments = [str(argument) for argument in arguments]
+        self.command = list(command)
         self.log_path = log_path
         self.environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
         self.process: subprocess.Popen[bytes] | None = None
@@ -51,7 +55,7 @@ class DatabusProcess:
     def start(self) -> DatabusProcess:
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", "from databus.cli.main import app; app()", *self.arguments],
+                [*self.command, *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -168,6 +172,12 @@ class Processes:
         self.started.append(process)
         return process.start()
 
+    def start_command(self, command: Sequence[str], *, name: str) -> DatabusProcess:
+        """Run any command under the same care."""
+        process = DatabusProcess((), self.directory / f"{name}.log", command=command)
+        self.started.append(process)
+        return process.start()
+
     def run(
         self,
         *arguments: str | Path,
@@ -176,7 +186,7 @@ class Processes:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; stdout and stderr apart."""
         return subprocess.run(
-            [sys.executable, "-c", "from databus.cli.main import app; app()", *map(str, arguments)],
+            [*_COMMAND, *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -1,0 +1,141 @@
+"""Each process is killed with -9 at random moments of a running workload, ten times.
+
+Whatever dies: at the end the consumer's tables are the source's, no row has gone back in
+time, and no window was seen in part.  A failing seed is in the test's name.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import DatabusProcess, Processes
+from tests.support.system import (
+    System,
+    Workload,
+    children_named,
+    server_shop,
+    sqlite_shop,
+    wait_for,
+    wait_s,
+)
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.faults,
+    pytest.mark.timeout(300),
+]
+
+KILLS = 10
+SEED = int(os.environ.get("DATABUS_KILL_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+
+Killer = Callable[[System, dict[str, DatabusProcess]], None]
+
+
+def kill_relay(system: System, running: dict[str, DatabusProcess]) -> None:
+    running["relay"].kill9()
+    running["relay"].start()
+
+
+def kill_fetcher(system: System, running: dict[str, DatabusProcess]) -> None:
+    fetchers = children_named(running["relay"], "databus.relay.fetcher")
+    for fetcher in fetchers:
+        fetcher.kill()
+
+
+def kill_worker(system: System, running: dict[str, DatabusProcess]) -> None:
+    for worker in children_named(running["relay"], "databus.relay.server"):
+        worker.kill()
+
+
+def kill_server(system: System, running: dict[str, DatabusProcess]) -> None:
+    running["server"].kill9()
+    running["server"].start()
+
+
+def kill_writer(system: System, running: dict[str, DatabusProcess]) -> None:
+    running["writer"].kill9()
+    running["writer"].start()
+
+
+def kill_applier(system: System, running: dict[str, DatabusProcess]) -> None:
+    running["applier"].kill9()
+    running["applier"].start()
+
+
+def kill_consumer(system: System, running: dict[str, DatabusProcess]) -> None:
+    running["consumer"].kill9()
+    running["consumer"].start()
+
+
+KILLERS: dict[str, Killer] = {
+    "relay": kill_relay,
+    "fetcher": kill_fetcher,
+    "worker": kill_worker,
+    "server": kill_server,
+    "writer": kill_writer,
+    "applier": kill_applier,
+    "consumer": kill_consumer,
+}
+
+
+def start_all(system: System, processes: Processes) -> dict[str, DatabusProcess]:
+    running = {"relay": system.start_relay()}
+    running["writer"] = system.start_bootstrap("--role", "writer", name="writer")
+    running["server"] = system.start_bootstrap("--role", "server", name="server")
+    running["applier"] = processes.start(
+        "apply", "-c", system.config, "--every", "1s", name="applier"
+    )
+    running["consumer"] = system.start_consumer()
+    return running
+
+
+def kill_again_and_again(
+    system: System, running: dict[str, DatabusProcess], target: str, seed: int
+) -> None:
+    rng = random.Random(f"{target}-{seed}")
+    longest_s = 4.0 if target == "applier" else 1.2
+    with Workload(system.shop):
+        wait_for(system.copy, "the consumer has begun")
+        for _ in range(KILLS):
+            wait_s(rng.uniform(0.1, longest_s))
+            KILLERS[target](system, running)
+        # Somebody who was away for the whole time comes by the bootstrap.
+        late = system.start_consumer("late")
+        wait_s(1)
+    system.wait_until_equal()
+    system.assert_faultless()
+    system.wait_until_equal("late")
+    system.assert_faultless("late")
+    assert late.running
+
+
+@pytest.mark.parametrize("target", sorted(KILLERS))
+def test_killed_ten_times_and_nothing_is_lost_on_sqlite(
+    target: str, tmp_path: Path, processes: Processes, record_property: Callable[..., None]
+) -> None:
+    record_property("seed", SEED)
+    print(f"DATABUS_KILL_SEED={SEED}")
+    shop, url = sqlite_shop(tmp_path / "shop.db")
+    system = System(tmp_path, shop, url, processes, ring_bytes="512KiB")
+    kill_again_and_again(system, start_all(system, processes), target, SEED)
+
+
+@pytest.mark.parametrize("kind", ["mariadb", "postgres"])
+@pytest.mark.parametrize("target", ["relay", "fetcher"])
+def test_the_relay_and_its_fetcher_are_killed_on_the_real_servers(
+    kind: str,
+    target: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    processes: Processes,
+) -> None:
+    print(f"DATABUS_KILL_SEED={SEED}")
+    shop, url = server_shop(kind, request.getfixturevalue(f"{kind}_database"))
+    system = System(tmp_path, shop, url, processes, ring_bytes="512KiB")
+    kill_again_and_again(system, start_all(system, processes), target, SEED)

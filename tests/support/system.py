@@ -1,0 +1,202 @@
+"""The whole system for one test: a shop database, relay, bootstrap and consumers as processes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from databus.cli import shop as shops
+from databus.cli.servers import free_port
+from databus.cli.shop import Rows, Shop, differences
+from tests.support.fixtures import FreshDatabase
+from tests.support.mirror_process import stored_facts, stored_rows
+from tests.support.processes import DatabusProcess, Processes
+from tests.support.waiting import eventually_sync
+
+_CONFIG = """
+[relay]
+listen = "127.0.0.1:{relay_port}"
+data_dir = "relay"
+
+[[database]]
+name = "shop"
+url = "{url}"
+sources = ["{namespace}.*"]
+ring_bytes = "{ring_bytes}"
+{options}
+
+[bootstrap]
+listen = "127.0.0.1:{bootstrap_port}"
+data_dir = "bootstrap"
+relays = ["http://127.0.0.1:{relay_port}"]
+segment_every = "1s"
+apply_every = "3s"
+spark_master = "local[1]"
+"""
+
+
+def sqlite_shop(path: Path) -> tuple[Shop, str]:
+    """A shop in an SQLite file, with the URL of the source."""
+    shop = Shop(shops.DIALECTS["sqlite"], shops.sqlite_connector(str(path)))
+    shop.create()
+    return shop, f"sqlite:///{path}"
+
+
+def server_shop(kind: str, database: FreshDatabase) -> tuple[Shop, str]:
+    """A shop in an empty database of a private server, with the URL of the source."""
+    dialect = shops.DIALECTS[kind]
+    if kind == "mariadb":
+        dialect = replace(dialect, namespace=database.name)
+    shop = Shop(dialect, lambda: database.server.connect(database.name))
+    shop.create()
+    return shop, database.url
+
+
+class Workload:
+    """The shop's transactions in a thread, at a bounded rate, until stopped."""
+
+    def __init__(self, shop: Shop, per_s: float = 150.0) -> None:
+        self._shop = shop
+        self._per_s = per_s
+        self._ended = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="workload", daemon=True)
+
+    def __enter__(self) -> Workload:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(30)
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
+        try:
+            with self._shop.session() as step:
+                while not self._ended.wait(1 / self._per_s):
+                    step()
+        except BaseException as failure:
+            self._failure = failure
+
+
+class System:
+    """Relay, bootstrap and consumers over one shop, each a process that may be killed.
+
+    Owner: the test; ``processes`` ends what is left.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shop: Shop,
+        url: str,
+        processes: Processes,
+        *,
+        ring_bytes: str = "1MiB",
+        options: str = "",
+    ) -> None:
+        self.folder = folder
+        self.shop = shop
+        self._processes = processes
+        self._relay_port, self._bootstrap_port = free_port(), free_port()
+        self.relay_url = f"http://127.0.0.1:{self._relay_port}"
+        self.bootstrap_url = f"http://127.0.0.1:{self._bootstrap_port}"
+        self.config = folder / "databus.toml"
+        self.config.write_text(
+            _CONFIG.format(
+                relay_port=self._relay_port,
+                bootstrap_port=self._bootstrap_port,
+                url=url,
+                namespace=shop.dialect.namespace,
+                ring_bytes=ring_bytes,
+                options=options,
+            )
+        )
+
+    def start_relay(self) -> DatabusProcess:
+        """The relay, ready to serve."""
+        relay = self._processes.start("relay", "-c", self.config, name="relay")
+        relay.wait_ready(f"{self.relay_url}/readyz")
+        return relay
+
+    def start_bootstrap(self, *arguments: str, name: str = "bootstrap") -> DatabusProcess:
+        """The bootstrap, or with ``--role`` a part of it."""
+        return self._processes.start("bootstrap", "-c", self.config, *arguments, name=name)
+
+    def start_consumer(self, name: str = "mirror", *, start: str = "bootstrap") -> DatabusProcess:
+        """A consumer that keeps its copy in ``<name>.db``."""
+        settings = {
+            "path": str(self.mirror(name)),
+            "relays": [self.relay_url],
+            "bootstraps": [self.bootstrap_url],
+            "start": start,
+        }
+        command = [sys.executable, "-m", "tests.support.mirror_process", json.dumps(settings)]
+        return self._processes.start_command(command, name=name)
+
+    def mirror(self, name: str = "mirror") -> Path:
+        """The file of a consumer's copy."""
+        return self.folder / f"{name}.db"
+
+    def copy(self, name: str = "mirror") -> dict[str, Rows]:
+        """The consumer's tables; empty while it has none."""
+        try:
+            return stored_rows(self.mirror(name))
+        except Exception:
+            return {}
+
+    def wait_until_equal(self, name: str = "mirror", timeout_s: float = 60.0) -> None:
+        """Return when the consumer's tables are the source's; nobody may write meanwhile."""
+        expected = self.shop.rows()
+        try:
+            eventually_sync(
+                lambda: not differences(expected, self.copy(name)),
+                timeout_s,
+                f"{name} equals the source",
+                poll_s=0.2,
+            )
+        except AssertionError as error:
+            unequal = differences(expected, self.copy(name))
+            sizes = {source: len(rows) for source, rows in self.copy(name).items()}
+            raise AssertionError(
+                f"{error}; {len(unequal)} rows differ, such as {unequal[:3]}; it has {sizes}; "
+                f"logs in {self.folder}"
+            ) from error
+
+    def assert_faultless(self, name: str = "mirror") -> dict[str, Any]:
+        """No row went back, no window was torn; returns the consumer's counters."""
+        facts, faults = stored_facts(self.mirror(name))
+        assert faults == []
+        return facts
+
+
+def children_named(process: DatabusProcess, text: str) -> list[psutil.Process]:
+    """The processes below ``process`` whose command line has ``text`` in it."""
+    found = []
+    for child in process.descendants():
+        try:
+            if any(text in argument for argument in child.cmdline()):
+                found.append(child)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 40.0) -> None:
+    """Poll until it holds."""
+    eventually_sync(condition, timeout_s, what, poll_s=0.05)
+
+
+def wait_s(seconds: float) -> None:
+    """Let the system run for a while: what a random moment to kill at is made of."""
+    time.sleep(seconds)
