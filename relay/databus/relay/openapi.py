@@ -53,7 +53,7 @@ _DUMP = {
     "sources": {"type": "array", "items": _TEXT},
     "rows": _INTEGER,
     "chunks": _INTEGER,
-    "error": _TEXT,
+    "error": {"type": ["object", "null"]},
     "end": {"oneOf": [_POSITION, {"type": "null"}]},
 }
 _DUMP_REQUEST = {

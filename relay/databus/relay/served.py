@@ -21,6 +21,7 @@ from databus.common.filters import StreamFilter, matches, matching_ids
 from databus.common.frame import source_id
 from databus.common.query import nearest
 from databus.common.schema import SchemaSet, SourceSchema
+from databus.relay.dumps import DumpBook
 from databus.relay.layout import DatabaseFolder
 from databus.relay.registry import RegistryReader
 from databus.relay.ring import Ring
@@ -29,6 +30,7 @@ from databus.relay.ring_reader import RingReader
 from databus.relay.wakeup import WakeupReceiver
 
 STALE_FETCHER_S = 10.0
+SHOWN_DUMPS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,13 @@ class ServedDatabase:
             "state": fetcher.name,
             "lag_us": fetcher.document.get("lag_us"),
         }
+
+    def dumps_document(self) -> list[dict[str, Any]]:
+        """The newest dumps as last recorded, without the keys that were asked for."""
+        names = ("id", "state", "sources", "rows", "chunks", "error", "end")
+        newest = list(DumpBook(self.folder.dumps))[-SHOWN_DUMPS:]
+        documents = [dump.to_json() for dump in reversed(newest)]
+        return [{name: document[name] for name in names} for document in documents]
 
     def sources_document(self) -> list[dict[str, Any]]:
         """Each source with its number and newest schema."""

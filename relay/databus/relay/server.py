@@ -35,6 +35,7 @@ from databus.relay.handover import Handover, take_over
 from databus.relay.layout import DatabaseFolder
 from databus.relay.metrics import RelayCollector
 from databus.relay.served import ServedDatabase
+from databus.relay.stream import warm_up
 from databus.relay.stream_request import STREAM_PARAMETERS, parse_stream_request
 from databus.relay.streaming import StreamSender
 from databus.relay.tallies import WorkerTallies, read_tallies
@@ -193,6 +194,7 @@ class RelayServer:
             }
         document["url"] = str(database.config.url)
         document["served"] = read_tallies(self.config.data_dir, self.config.workers, database.name)
+        document["dumps"] = database.dumps_document()
         document["fetcher"] = {**fetcher.document, "age_s": round(fetcher.age_s, 3)}
         return document
 
@@ -240,6 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
     import uvloop
 
     handover = take_over(sys.argv[1:] if arguments is None else arguments)
+    warm_up()
     uvloop.run(run_worker(handover))
 
 

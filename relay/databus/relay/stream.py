@@ -13,8 +13,17 @@ import numpy.typing as npt
 
 from databus.common.checkpoint import SEQ_END, Latest, Oldest, Position, StartPoint
 from databus.common.errors import ClockMismatch, ScnTooOld
-from databus.common.filters import StreamFilter
-from databus.common.frame import FIRST_CONTROL_OP, OFFSETS, Buffer, FrameColumns, heartbeat, scan
+from databus.common.filters import ModPartition, RangePartition, StreamFilter
+from databus.common.frame import (
+    FIRST_CONTROL_OP,
+    OFFSETS,
+    Buffer,
+    FrameColumns,
+    Op,
+    WindowBuilder,
+    heartbeat,
+    scan,
+)
 from databus.common.selection import close_windows, gather
 from databus.relay.ring_format import RingState
 
@@ -193,3 +202,14 @@ def _position(columns: FrameColumns, index: int) -> Position:
 def _commit_us(columns: FrameColumns, index: int) -> int:
     at = int(columns.offset[index]) + OFFSETS["commit_us"]
     return int(columns.words[at >> 3].astype(np.int64))
+
+
+def warm_up() -> None:
+    """Run every kernel of a filtered stream once, so that no reader waits for the compiler."""
+    builder = WindowBuilder(1, 0)
+    for number in range(3):
+        builder.event(Op.INSERT, 1, 0, bytes([number]))
+    block = builder.end()
+    for partition in (ModPartition(2, frozenset({0, 1})), RangePartition(1, -1, -1)):
+        cursor = StreamCursor(Position(0, 0), StreamFilter(partition=partition))
+        cursor.take(block)
