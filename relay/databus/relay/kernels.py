@@ -408,6 +408,7 @@ def warm_up() -> None:
     rows = np.zeros((1, 4), dtype=np.int64)
     shared_rows = rows[:]
     shared_rows.flags.writeable = False
+    is_header(ring, 0)
     check_block(ring, 64, 0, 0, 0)
     take_piece(ring, 256, 0, 0, 0, 1, points)
     cut_frames(ring)

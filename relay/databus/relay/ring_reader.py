@@ -147,6 +147,9 @@ class RingReader:
                 return state.head
             start = self._hint(position, state)
             found = kernels.seek(self.file.data, start, state.tail, *split(position))
+            if found < 0 and start > state.head:
+                start = state.head
+                found = kernels.seek(self.file.data, start, state.tail, *split(position))
             self.file.fence()
             if self.file.snapshot().head <= start:
                 if found < 0:
@@ -168,9 +171,11 @@ class RingReader:
             return state.head
         if start % self.ring_bytes > self.ring_bytes - kernels.HEADER_BYTES:
             return state.head
+        at = start % self.ring_bytes
+        is_frame = kernels.is_header(self.file.data, at)
         found, _ = place(self.file, start)
         self.file.fence()
-        if found > position or self.file.snapshot().head > start:
+        if not is_frame or found > position or self.file.snapshot().head > start:
             return state.head
         return start
 
