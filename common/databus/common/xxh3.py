@@ -136,7 +136,7 @@ def _short(buf: U8Array, start: int, length: int) -> np.uint64:
         value *= _PRIME_MX2
         value ^= (value >> _35) + size
         value *= _PRIME_MX2
-        return value ^ value >> _28)
+        return np.uint64(value ^ value >> _28)
     if length:
         value = (
             np.uint64(buf[start]) << _16
