@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from databus.common.errors import FormatError, UnknownSchema
+from databus.common import frame
+from databus.common.errors import FormatError, UnknownSchema, UnsupportedChange
 from databus.common.schema import Column, Kind, SchemaSet, SourceSchema
 from databus.common.values import to_json_record
 
@@ -205,3 +206,15 @@ def test_json_values_follow_the_rules() -> None:
     ]  # fmt: skip
     assert "a b" not in found
     json.dumps(found, allow_nan=False)
+
+
+def test_two_sources_of_one_number_are_refused_by_name() -> None:
+    names: dict[int, str] = {}
+    for number in range(10**6):
+        name = f"s.table_{number}"
+        other = names.setdefault(frame.source_id(name), name)
+        if other != name:
+            break
+    schemas = SchemaSet([SourceSchema(other, (Column("id", Kind.INT),), ("id",))])
+    with pytest.raises(UnsupportedChange, match=f"{name} and {other} have the same number"):
+        schemas.add(SourceSchema(name, (Column("id", Kind.INT),), ("id",)))

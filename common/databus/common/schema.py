@@ -20,7 +20,7 @@ import fastavro
 from fastavro.schema import fingerprint as avro_fingerprint
 
 from databus.common import frame
-from databus.common.errors import FormatError, UnknownSchema
+from databus.common.errors import FormatError, UnknownSchema, UnsupportedChange
 from databus.common.values import from_avro, to_avro
 
 
@@ -351,6 +351,7 @@ class SchemaSet:
     Invariants:
         I1. A version that was added is never dropped or changed.
         I2. Versions of one source are numbered 1, 2, ... in the order of arrival.
+        I3. No two sources have one number on the wire.
 
     Owner: one task writes; readers in the same task.
     """
@@ -358,6 +359,7 @@ class SchemaSet:
     def __init__(self, schemas: Iterable[SourceSchema] = ()) -> None:
         self._by_fingerprint: dict[int, SourceSchema] = {}
         self._versions: dict[str, list[SourceSchema]] = {}
+        self._names: dict[int, str] = {}
         for schema in schemas:
             self.add(schema)
 
@@ -371,9 +373,19 @@ class SchemaSet:
         return fingerprint in self._by_fingerprint
 
     def add(self, schema: SourceSchema) -> bool:
-        """Add a version; False if it was there."""
+        """Add a version; False if it was there.
+
+        Raises:
+            UnsupportedChange: another source has the same number on the wire.
+        """
         if schema.fingerprint in self._by_fingerprint:
             return False
+        holder = self._names.setdefault(schema.source_id, schema.source)
+        if holder != schema.source:
+            raise UnsupportedChange(
+                f"{schema.source} and {holder} have the same number {schema.source_id:#x} in "
+                "frames; rename one of the tables, or leave it out of `sources`"
+            )
         self._by_fingerprint[schema.fingerprint] = schema
         self._versions.setdefault(schema.source, []).append(schema)
         return True
