@@ -2,7 +2,47 @@
 
 from __future__ import annotations
 
-from databus.client.client import DatabusClient
+from databus.client.checkpoints import (
+    ApplicationCheckpoints,
+    CheckpointStore,
+    FileCheckpoints,
+    LmdbCheckpoints,
+    NoCheckpoints,
+)
+from databus.client.client import DatabusClient, Status
+from databus.client.consumer import Consumer, Result
+from databus.client.events import Event, Window
+from databus.client.options import Options
 from databus.client.raw import RawWindows
+from databus.client.windows import PulledWindow
+from databus.common.checkpoint import (
+    BootstrapCheckpoint,
+    Checkpoint,
+    OnlineCheckpoint,
+    Position,
+)
+from databus.common.checkpoint import decode as decode_checkpoint
+from databus.common.checkpoint import encode as encode_checkpoint
 
-__all__ = ["DatabusClient", "RawWindows"]
+__all__ = [
+    "ApplicationCheckpoints",
+    "BootstrapCheckpoint",
+    "Checkpoint",
+    "CheckpointStore",
+    "Consumer",
+    "DatabusClient",
+    "Event",
+    "FileCheckpoints",
+    "LmdbCheckpoints",
+    "NoCheckpoints",
+    "OnlineCheckpoint",
+    "Options",
+    "Position",
+    "PulledWindow",
+    "RawWindows",
+    "Result",
+    "Status",
+    "Window",
+    "decode_checkpoint",
+    "encode_checkpoint",
+]

@@ -7,7 +7,7 @@ frames stay where they are until somebody decodes them.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 import numpy as np
@@ -30,7 +30,10 @@ class Block:
     """
 
     __slots__ = (
+        "_columns",
+        "_key_hashes",
         "_run_ends",
+        "_window_ends",
         "bootstrap",
         "count",
         "data",
@@ -62,9 +65,27 @@ class Block:
             _check_order(columns)
         kinds = columns.source_id.astype(np.int64)
         kinds[columns.op >= FIRST_CONTROL_OP] = -1
-        changes = np.flatnonzero(kinds[1:] != kinds[:-1]) + 1
-        self._run_ends: list[int] = [*changes.tolist(), self.count]
+        changed = kinds[1:] != kinds[:-1]
+        if not bootstrap:
+            changed |= columns.scn[1:] != columns.scn[:-1]
+        self._run_ends: list[int] = [*(np.flatnonzero(changed) + 1).tolist(), self.count]
         self.has_control = bool((kinds < 0).any())
+        ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
+        self._window_ends: list[int] = ends.tolist()
+        self._columns = columns
+        self._key_hashes: list[int] | None = None
+
+    @property
+    def key_hashes(self) -> list[int]:
+        """The key hash of each frame."""
+        if self._key_hashes is None:
+            self._key_hashes = self._columns.key_hash.tolist()
+        return self._key_hashes
+
+    def window_end(self, index: int) -> int:
+        """The index of the next end of window at or after ``index``; -1 if not in the block."""
+        at = bisect_left(self._window_ends, index)
+        return self._window_ends[at] if at < len(self._window_ends) else -1
 
     def run_end(self, index: int) -> int:
         """Where the run of rows of one source that ``index`` lies in ends."""

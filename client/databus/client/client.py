@@ -4,21 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import random
-from collections.abc import AsyncIterator, Iterable, Sequence
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from databus.client.machine import Backoff, Machine, Resume, first_resume
+from databus.client.buffer import ReplayBuffer
+from databus.client.checkpoints import CheckpointStore, NoCheckpoints
+from databus.client.consumer import Consumer
+from databus.client.delivery import Delivery
+from databus.client.dispatcher import Dispatcher
+from databus.client.events import Decoding
+from databus.client.machine import Machine, Resume, first_resume
 from databus.client.options import parse_options
-from databus.client.puller import Puller, PullStats, Sink, Subscription
+from databus.client.puller import Pull, PullStats, Sink, Subscription
 from databus.client.raw import RawSink, RawWindows, read_raw
-from databus.client.transport import Transport
+from databus.client.windows import LoopThread, PulledWindow, WindowReader
 from databus.common.checkpoint import Checkpoint, Position
-from databus.common.errors import ConfigError
+from databus.common.errors import BadCheckpoint, ConfigError
 from databus.common.filters import parse_ops, parse_partition, parse_sources
 from databus.common.schema import SchemaSet
 
 Start = str | int | Position | Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a client is doing.
+
+    ``mode`` is starting, relay or bootstrap and says where frames come from; ``position`` is
+    that of the last window given out, ``checkpoint`` the last one stored, ``newest`` the
+    newest position that a server has told of (the target, in a bootstrap).
+    """
+
+    mode: str
+    server: str
+    position: Position | None
+    checkpoint: Checkpoint | None
+    newest: Position | None
+    event_count: int
+    window_count: int
+    rollback_count: int
+    bootstrap_count: int
+    gap_count: int
+    failure_count: int
+    last_error: str
+    buffered_bytes: int
 
 
 class DatabusClient:
@@ -30,8 +64,11 @@ class DatabusClient:
     ``"latest"``, an SCN (the first event after it), or a checkpoint.  ``partition`` and
     ``ops`` are filters that the servers apply.  All else is in ``Options``.
 
-    Owner: one event loop, or one thread that calls ``run`` or ``windows``; ``stop`` may be
-    called from anywhere.
+    Three ways to consume, one at a time: callbacks (``run``, ``serve``), windows to iterate
+    over (``windows``, ``awindows``), frames as they are (``raw_windows``).
+
+    Owner: one event loop, or one thread that calls ``run`` or ``windows``; ``stop`` and
+    ``status`` may be called from anywhere.
     Raises: ConfigError for an argument that is not of its form.
     """
 
@@ -42,21 +79,32 @@ class DatabusClient:
         relays: Sequence[str],
         sources: Iterable[str] = (),
         bootstraps: Sequence[str] = (),
+        consumer: Consumer | None = None,
+        checkpoints: CheckpointStore | None = None,
         start: Start = "bootstrap",
         partition: str | None = None,
         ops: str | Iterable[str] | None = None,
         **options: Any,
     ) -> None:
         self.options = parse_options(options)
+        self.consumer = consumer
+        self.schemas = SchemaSet()
         self._relays = _urls("relays", relays)
         self._bootstraps = _urls("bootstraps", bootstraps)
+        self._store: CheckpointStore = checkpoints or NoCheckpoints()
         self._start = start
+        first_resume(start, bool(self._bootstraps))
         self._subscription = Subscription(
             database, _globs(sources), _ops(ops), _partition(partition)
         )
-        self.schemas = SchemaSet()
-        self._machine: Machine | None = None
-        self._puller: Puller | None = None
+        self._pull: Pull | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._delivery: Delivery | None = None
+        self._buffer: ReplayBuffer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop_on_loop: Callable[[], None] | None = None
+        self._is_stopped = False
+        self._lock = threading.Lock()
 
     @property
     def database(self) -> str:
@@ -64,14 +112,131 @@ class DatabusClient:
         return self._subscription.database
 
     @property
-    def pull_stats(self) -> PullStats:
-        """What the puller has done so far."""
-        return self._puller.stats if self._puller else PullStats()
-
-    @property
     def clock(self) -> str | None:
         """The identity of the stream's clock, once a server has named it."""
-        return self._machine.clock if self._machine else None
+        return self._pull.machine.clock if self._pull else None
+
+    @property
+    def status(self) -> Status:
+        """How it is doing now."""
+        pull, dispatcher = self._pull, self._dispatcher
+        stats = pull.stats if pull else PullStats()
+        delivery, buffer = self._delivery, self._buffer
+        return Status(
+            mode=stats.mode,
+            server=stats.server,
+            position=dispatcher.position if dispatcher else None,
+            checkpoint=delivery.checkpoint if delivery else None,
+            newest=stats.newest,
+            event_count=dispatcher.event_count if dispatcher else 0,
+            window_count=dispatcher.window_count if dispatcher else 0,
+            rollback_count=delivery.rollback_count if delivery else 0,
+            bootstrap_count=pull.machine.bootstrap_count if pull else 0,
+            gap_count=pull.machine.gap_count if pull else 0,
+            failure_count=stats.failure_count,
+            last_error=stats.last_error,
+            buffered_bytes=buffer.held_bytes if buffer else 0,
+        )
+
+    def run(self) -> None:
+        """Serve the consumer until ``stop``, SIGINT or SIGTERM; blocks.
+
+        The first signal ends it in order, with a last checkpoint; a second SIGINT raises
+        KeyboardInterrupt.
+
+        Raises:
+            DatabusError: what ``onError`` was given.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise ConfigError("run() was called in an event loop; use 'await client.serve()'")
+        asyncio.run(self._serve_with_signals())
+
+    async def _serve_with_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        taken: list[signal.Signals] = []
+
+        def on_signal(number: signal.Signals) -> None:
+            loop.remove_signal_handler(number)
+            taken.remove(number)
+            self.stop()
+
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, on_signal, number)
+                taken.append(number)
+        try:
+            await self.serve()
+        finally:
+            for number in taken:
+                loop.remove_signal_handler(number)
+
+    async def serve(self) -> None:
+        """Serve the consumer until ``stop`` or until the task is cancelled.
+
+        Raises:
+            DatabusError: what ``onError`` was given.
+        """
+        if self.consumer is None:
+            raise ConfigError("no consumer was given: DatabusClient(consumer=MyConsumer())")
+        async with self._reading() as (dispatcher, buffer, pull):
+
+            async def restream(checkpoint: Checkpoint | None) -> asyncio.Task[None]:
+                origin = checkpoint or pull.origin
+                await pull.end()
+                buffer.clear()
+                return pull.begin(origin, buffer.end)
+
+            assert self.consumer is not None
+            self._delivery = Delivery(
+                consumer=self.consumer,
+                store=self._store,
+                dispatcher=dispatcher,
+                buffer=buffer,
+                options=self.options,
+                restream=restream,
+                rng=random.Random(self.options.seed),
+            )
+            with self._stoppable(self._delivery.stop):
+                await self._delivery.run(pull.pulling)
+
+    def stop(self) -> None:
+        """End ``run``, ``serve`` or the iteration; from any thread, at any time."""
+        with self._lock:
+            self._is_stopped = True
+            if self._loop is not None and self._stop_on_loop is not None:
+                with contextlib.suppress(RuntimeError):  # the loop has just been closed
+                    self._loop.call_soon_threadsafe(self._stop_on_loop)
+
+    async def awindows(self, *, idle_s: float | None = None) -> AsyncIterator[PulledWindow]:
+        """The windows one after another; ``await window.acommit()`` when done with one.
+
+        Ends at ``stop``, or when no window came for ``idle_s``.
+
+        Raises:
+            DatabusError: the stream cannot be continued.
+        """
+        async with self._reader(None) as reader:
+            while batch := await reader.batch(idle_s):
+                for window in batch:
+                    yield window
+
+    def windows(self, *, idle_s: float | None = None) -> Iterator[PulledWindow]:
+        """As ``awindows``, for code without an event loop: ``window.commit()`` when done.
+
+        Frames are pulled by a thread in the background.
+        """
+        with LoopThread() as thread:
+            context = self._reader(thread.wait)
+            reader = thread.wait(_enter(context))
+            try:
+                while batch := thread.wait(reader.batch(idle_s)):
+                    yield from batch
+            finally:
+                thread.wait(_leave(context))
 
     async def raw_windows(
         self, start: Start | None = None, *, part_bytes: int = 4 << 20
@@ -88,44 +253,85 @@ class DatabusClient:
         """
         resume = first_resume(self._start if start is None else start, bool(self._bootstraps))
         sink = RawSink(self.options.buffer_bytes, part_bytes)
-        async with self._pulling(sink, resume) as pulling:
-            async for part in read_raw(sink, pulling):
+        async with self._pulling(sink, resume) as pull:
+            async for part in read_raw(sink, pull.pulling):
                 yield part
 
     @contextlib.asynccontextmanager
-    async def _pulling(self, sink: Sink, resume: Resume) -> AsyncIterator[asyncio.Task[None]]:
-        """A puller at work as a task, ended and its connections closed on the way out."""
-        options = self.options
-        self._machine = Machine(
-            database=self.database,
-            relays=self._relays,
-            bootstraps=self._bootstraps,
-            resume=resume,
-            on_gap=options.on_gap,
-            backoff=Backoff(options.reconnect_s, options.reconnect_most_s),
-            max_failures=options.max_pull_failures,
-            rng=random.Random(options.seed),
-        )
-        transport = Transport(
-            connect_timeout_s=options.connect_timeout_s,
-            answer_timeout_s=options.answer_timeout_s,
-            silence_timeout_s=options.silence_timeout_s,
-        )
-        async with transport:
-            self._puller = Puller(
-                subscription=self._subscription,
-                machine=self._machine,
-                transport=transport,
-                sink=sink,
-                schemas=self.schemas,
-                options=options,
+    async def _reader(
+        self, wait: Callable[[Coroutine[Any, Any, Any]], Any] | None
+    ) -> AsyncIterator[WindowReader]:
+        async with self._reading() as (dispatcher, buffer, pull):
+            reader = WindowReader(
+                dispatcher=dispatcher,
+                buffer=buffer,
+                store=self._store,
+                pulling=pull.pulling,
+                wait=wait,
             )
-            pulling: asyncio.Task[None] = asyncio.create_task(self._puller.run())
-            try:
-                yield pulling
-            finally:
-                pulling.cancel()
-                await asyncio.wait({pulling})
+            with self._stoppable(reader.stop):
+                yield reader
+
+    @contextlib.asynccontextmanager
+    async def _reading(self) -> AsyncIterator[tuple[Dispatcher, ReplayBuffer, Pull]]:
+        """The stored checkpoint, and a puller and a dispatcher that begin there."""
+        try:
+            checkpoint = await self._load()
+            buffer = self._buffer = ReplayBuffer(self.options.buffer_bytes)
+            resume = checkpoint or first_resume(self._start, bool(self._bootstraps))
+            async with self._pulling(buffer, resume) as pull:
+                dispatcher = self._dispatcher = Dispatcher(
+                    buffer=buffer,
+                    decoding=Decoding(self.database, self.schemas, self.options.reader_schemas),
+                    options=self.options,
+                    clock_of=lambda: pull.machine.clock or "",
+                    checkpoint=checkpoint,
+                )
+                yield dispatcher, buffer, pull
+        finally:
+            close = getattr(self._store, "close", None)
+            if close is not None:
+                close()
+
+    async def _load(self) -> Checkpoint | None:
+        loading = self._store.load()
+        checkpoint = await loading if inspect.isawaitable(loading) else loading
+        if checkpoint is not None and checkpoint.database != self.database:
+            raise BadCheckpoint(
+                f"the stored checkpoint is of database {checkpoint.database}, this client reads "
+                f"{self.database}: give each its own store"
+            )
+        return checkpoint
+
+    @contextlib.contextmanager
+    def _stoppable(self, stop_on_loop: Callable[[], None]) -> Iterator[None]:
+        with self._lock:
+            self._loop, self._stop_on_loop = asyncio.get_running_loop(), stop_on_loop
+            if self._is_stopped:
+                stop_on_loop()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._loop = self._stop_on_loop = None
+                self._is_stopped = False
+
+    @contextlib.asynccontextmanager
+    async def _pulling(self, sink: Sink, resume: Resume) -> AsyncIterator[Pull]:
+        options = self.options
+        machine = Machine.of_options(options, self.database, self._relays, self._bootstraps, resume)
+        async with Pull(self._subscription, machine, sink, self.schemas, options) as pull:
+            self._pull = pull
+            pull.begin(machine.resume, 0)
+            yield pull
+
+
+async def _enter(context: contextlib.AbstractAsyncContextManager[WindowReader]) -> WindowReader:
+    return await context.__aenter__()
+
+
+async def _leave(context: contextlib.AbstractAsyncContextManager[WindowReader]) -> None:
+    await context.__aexit__(None, None, None)
 
 
 def _urls(name: str, urls: Sequence[str]) -> tuple[str, ...]:

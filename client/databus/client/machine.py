@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from databus.client.options import OnGap
+from databus.client.options import OnGap, Options
 from databus.common.checkpoint import (
     ORIGIN,
     After,
@@ -218,6 +218,27 @@ class Machine:
         self._returned_at: Position | None = None
         self._wait_s = 0.0
         self.restart(resume)
+
+    @classmethod
+    def of_options(
+        cls,
+        options: Options,
+        database: str,
+        relays: Sequence[str],
+        bootstraps: Sequence[str],
+        resume: Resume,
+    ) -> Machine:
+        """A machine with the client's options."""
+        return cls(
+            database=database,
+            relays=relays,
+            bootstraps=bootstraps,
+            resume=resume,
+            on_gap=options.on_gap,
+            backoff=Backoff(options.reconnect_s, options.reconnect_most_s),
+            max_failures=options.max_pull_failures,
+            rng=random.Random(options.seed),
+        )
 
     @property
     def reads_bootstrap(self) -> bool:

@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from types import TracebackType
+from typing import NoReturn, Protocol, Self
 
 from databus.client.blocks import Block
 from databus.client.machine import Machine, Outcome, Resume, State, Step, outcome_of
@@ -109,6 +110,7 @@ class Puller:
         sink: Sink,
         schemas: SchemaSet,
         options: Options,
+        stats: PullStats,
         first_frame: int = 0,
     ) -> None:
         self._subscription = subscription
@@ -121,9 +123,11 @@ class Puller:
         # The point to go back to when the window that is being read breaks off.
         self._mark = first_frame
         self._mark_resume: Resume = machine.resume
+        self.origin: Resume = machine.resume
+        """Where this stream began: never "latest" once a server has said what that is."""
         self._in_window = False
         self._window_server = ""
-        self.stats = PullStats()
+        self.stats = stats
 
     async def run(self) -> NoReturn:
         """Pull until cancelled or until the machine stops."""
@@ -234,7 +238,7 @@ class Puller:
         position = body.prev if isinstance(resume, Oldest) else body.newest
         if position is not None and self._machine.clock is not None:
             self._machine.pin(self._online(position))
-            self._mark_resume = self._machine.resume
+            self._mark_resume = self.origin = self._machine.resume
 
     def _online(self, position: Position) -> OnlineCheckpoint:
         return OnlineCheckpoint(self._subscription.database, self._machine.clock or "", position)
@@ -343,3 +347,79 @@ def _check_whole(server: str, splitter: FrameSplitter) -> None:
         raise ServerUnavailable(
             f"{server} ended its answer within a frame, {splitter.pending_bytes} bytes into it"
         )
+
+
+class Pull:
+    """A puller as a task that can be ended and begun again elsewhere, over one transport.
+
+    Owner: the event loop that entered it.
+    """
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        machine: Machine,
+        sink: Sink,
+        schemas: SchemaSet,
+        options: Options,
+    ) -> None:
+        self.machine = machine
+        self.stats = PullStats()
+        self._subscription = subscription
+        self._sink = sink
+        self._schemas = schemas
+        self._options = options
+        self._transport = Transport(
+            connect_timeout_s=options.connect_timeout_s,
+            answer_timeout_s=options.answer_timeout_s,
+            silence_timeout_s=options.silence_timeout_s,
+        )
+        self._puller: Puller | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.end()
+        await self._transport.close()
+
+    @property
+    def pulling(self) -> asyncio.Task[None]:
+        """The task at work."""
+        assert self._task is not None
+        return self._task
+
+    @property
+    def origin(self) -> Resume:
+        """Where the first pull began."""
+        assert self._puller is not None
+        return self._puller.origin
+
+    def begin(self, resume: Resume, first_frame: int) -> asyncio.Task[None]:
+        """Pull from ``resume`` on; frames are counted from ``first_frame``."""
+        self.machine.restart(resume)
+        self._puller = Puller(
+            subscription=self._subscription,
+            machine=self.machine,
+            transport=self._transport,
+            sink=self._sink,
+            schemas=self._schemas,
+            options=self._options,
+            stats=self.stats,
+            first_frame=first_frame,
+        )
+        self._task = asyncio.create_task(self._puller.run(), name="databus-puller")
+        return self._task
+
+    async def end(self) -> None:
+        """Stop pulling; the connection is closed when this returns."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})

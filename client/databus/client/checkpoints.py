@@ -1,0 +1,257 @@
+"""Where checkpoints are kept: a file, LMDB, or the application's own database."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import google_crc32c
+
+from databus.common.checkpoint import Checkpoint, decode, encode
+from databus.common.errors import BadCheckpoint, MissingDependency, StoreBusy, StoreError
+
+log = logging.getLogger("databus.client")
+
+
+class CheckpointStore(Protocol):
+    """Keeps the newest checkpoint of one consumer.
+
+    Durability: when ``save`` returns, the checkpoint survives a crash of the machine; ``load``
+    gives the newest one that was saved, or an older one, never another.
+    Both may be ``async``.  A store may also have ``close()``, called when the client ends.
+    """
+
+    def load(self) -> Checkpoint | Awaitable[Checkpoint | None] | None:
+        """The newest checkpoint, or None where none was ever saved.
+
+        Raises:
+            BadCheckpoint: there was one, and it cannot be read.
+        """
+
+    def save(self, checkpoint: Checkpoint) -> Awaitable[None] | None:
+        """Keep ``checkpoint`` as the newest.
+
+        Raises:
+            StoreError: it could not be made durable.
+        """
+
+
+class NoCheckpoints:
+    """Keeps nothing: every start is a new one."""
+
+    def load(self) -> None:
+        """Nothing."""
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Nothing."""
+
+
+class FileCheckpoints:
+    """One small text file: a line for each of the last ``history`` checkpoints, newest last.
+
+    A line is the CRC-32C of the JSON behind it, eight hex digits, a blank, the JSON.
+
+    Invariants:
+        I1. The file at ``path`` is always one that was written as a whole: it is replaced by
+            rename.
+        I2. A damaged line is never used; the newest undamaged one is, with a warning.
+        I3. A file without an undamaged line raises, and never looks like a new consumer.
+
+    Owner: one process at a time, by a lock on ``path`` + ".lock".
+    Durability: the file and its folder are synced when ``save`` returns (unless
+        ``sync=False``, which survives a crash of the process but not of the machine).
+    Raises: StoreBusy where another process has the file, StoreError, BadCheckpoint.
+    """
+
+    def __init__(self, path: str | Path, *, history: int = 5, sync: bool = True) -> None:
+        self.path = Path(path)
+        self._history = max(1, history)
+        self._sync = sync
+        self._lines: list[bytes] | None = None
+        self._lock: IO[bytes] | None = None
+
+    def load(self) -> Checkpoint | None:
+        """The newest checkpoint that is undamaged; None where there is no file."""
+        self._acquire()
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            self._lines = []
+            return None
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be read: {error.strerror}") from error
+        lines = data.split(b"\n")[:-1] if data.endswith(b"\n") else data.split(b"\n")
+        for skipped, line in enumerate(reversed(lines)):
+            checkpoint = _parse_line(line)
+            if checkpoint is not None:
+                if skipped:
+                    log.warning(
+                        "%s: the newest %d of %d checkpoints are damaged; going on from %s",
+                        self.path,
+                        skipped,
+                        len(lines),
+                        encode(checkpoint),
+                    )
+                self._lines = lines[: len(lines) - skipped]
+                return checkpoint
+        raise BadCheckpoint(
+            f"{self.path} holds {len(lines)} lines in {len(data)} bytes and none of them is an "
+            "undamaged checkpoint; restore the file, or delete it to start over"
+        )
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Replace the file by one that ends with ``checkpoint``."""
+        if self._lines is None:
+            self.load()
+        assert self._lines is not None
+        text = encode(checkpoint).encode()
+        lines = [*self._lines, b"%08x " % google_crc32c.value(text) + text][-self._history :]
+        temporary = self.path.with_name(self.path.name + ".new")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            try:
+                os.write(descriptor, b"\n".join(lines) + b"\n")
+                if self._sync:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            temporary.replace(self.path)
+            if self._sync:
+                _sync_folder(self.path.parent)
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
+        self._lines = lines
+
+    def close(self) -> None:
+        """Let another process have the file."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        self._lines = None
+
+    def _acquire(self) -> None:
+        if self._lock is not None:
+            return
+        path = self.path.with_name(self.path.name + ".lock")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = path.open("ab")
+        except OSError as error:
+            raise StoreError(f"{path} cannot be opened: {error.strerror}") from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            handle.close()
+            raise StoreBusy(f"{self.path} is in use by another consumer") from error
+        self._lock = handle
+
+
+def _parse_line(line: bytes) -> Checkpoint | None:
+    crc, _, text = line.partition(b" ")
+    try:
+        if len(crc) != 8 or int(crc, 16) != google_crc32c.value(text):
+            return None
+        return decode(text)
+    except (ValueError, BadCheckpoint):
+        return None
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class LmdbCheckpoints:
+    """Checkpoints of many consumers in one LMDB environment, each under its name.
+
+    Owner: one client; other processes may use other names at the same time.
+    Durability: synced when ``save`` returns.
+    Raises: MissingDependency without the package lmdb, StoreError, BadCheckpoint.
+    """
+
+    def __init__(self, folder: str | Path, name: str) -> None:
+        try:
+            import lmdb
+        except ImportError as error:
+            raise MissingDependency(
+                "LmdbCheckpoints needs lmdb: pip install 'databus-cdc[bootstrap]'"
+            ) from error
+        self._name = name.encode()
+        self._errors: type[Exception] = lmdb.Error
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        try:
+            self._store: Any = lmdb.open(str(folder), map_size=16 << 20)
+        except lmdb.Error as error:
+            raise StoreError(f"{folder} cannot be opened: {error}") from error
+
+    def load(self) -> Checkpoint | None:
+        """The checkpoint under our name."""
+        with self._store.begin() as transaction:
+            text = transaction.get(self._name)
+        return None if text is None else decode(text)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Put the checkpoint under our name."""
+        try:
+            with self._store.begin(write=True) as transaction:
+                transaction.put(self._name, encode(checkpoint).encode())
+        except self._errors as error:
+            raise StoreError(f"the checkpoint cannot be written: {error}") from error
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._store.close()
+
+
+class ApplicationCheckpoints:
+    """The application keeps its checkpoint itself, in the transaction that holds its events.
+
+    ``load`` gives back what the application stored: a checkpoint, its text, or None.  Nothing
+    is saved here; the consumer writes the checkpoint before it commits, so that the events and
+    the checkpoint become durable together and every event takes effect once::
+
+        class Mirror(Consumer):
+            def __init__(self, connection):
+                self.db = connection
+
+            def onDataEvent(self, event):
+                self.db.execute("REPLACE INTO orders VALUES (?, ?)", ...)
+
+            def onCheckpoint(self, checkpoint):
+                text = encode_checkpoint(checkpoint)
+                self.db.execute("REPLACE INTO databus VALUES (1, ?)", (text,))
+                self.db.commit()
+
+            def onRollback(self, checkpoint):
+                self.db.rollback()
+
+        def load():
+            row = connection.execute("SELECT checkpoint FROM databus").fetchone()
+            return row and row[0]
+
+        client = DatabusClient(..., checkpoints=ApplicationCheckpoints(load))
+
+    Durability: the application's.
+    """
+
+    def __init__(
+        self, load: Callable[[], Checkpoint | str | Awaitable[Checkpoint | str | None] | None]
+    ) -> None:
+        self._load = load
+
+    async def load(self) -> Checkpoint | None:
+        """What the application has stored."""
+        found = self._load()
+        if isinstance(found, Awaitable):
+            found = await found
+        return decode(found) if isinstance(found, str) else found
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Nothing: the consumer has written it in ``onCheckpoint``."""

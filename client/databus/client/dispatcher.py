@@ -1,0 +1,354 @@
+"""What to call next: the pure core of delivery.
+
+It walks the frames of the buffer and says which callback is due; it is told how that went.
+It calls nothing, waits for nothing and knows no clock but the time it is given.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from databus.client.blocks import Block
+from databus.client.buffer import ReplayBuffer
+from databus.client.consumer import Result
+from databus.client.events import Decoding, Event, Mode, Window
+from databus.client.options import Options
+from databus.common.checkpoint import (
+    BootstrapCheckpoint,
+    Checkpoint,
+    OnlineCheckpoint,
+    Position,
+    decode,
+)
+from databus.common.frame import FIRST_CONTROL_OP, Op
+from databus.common.schema import SourceSchema
+
+
+class Call(enum.Enum):
+    """What is due."""
+
+    START_SEQUENCE = "onStartDataEventSequence"
+    START_SOURCE = "onStartSource"
+    EVENTS = "onDataEvent"
+    END_SOURCE = "onEndSource"
+    END_SEQUENCE = "onEndDataEventSequence"
+    CHECKPOINT = "onCheckpoint"
+    ROLLBACK = "onRollback"
+    RESTREAM = "restream"
+    """Nothing to call: the frames after the checkpoint are gone here, read them again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point to which one can go back: a checkpoint, and how many frames lie before it."""
+
+    frame_count: int
+    checkpoint: Checkpoint | None
+
+
+@dataclass(slots=True)
+class Due:
+    """One thing that is due, with what it needs.
+
+    For EVENTS: the rows ``start`` .. ``stop`` - 1 of ``block``.  For CHECKPOINT, ROLLBACK and
+    RESTREAM: ``mark``; for ROLLBACK also the cause, None where only a server was lost.
+    """
+
+    call: Call
+    window: Window | None = None
+    source: str = ""
+    schema: SourceSchema | None = None
+    block: Block | None = None
+    start: int = 0
+    stop: int = 0
+    mark: Mark | None = None
+    cause: BaseException | None = None
+
+    def events(self) -> list[Event]:
+        """The events of an EVENTS."""
+        block, window = self.block, self.window
+        assert block is not None
+        assert window is not None
+        return [Event(block, index, window) for index in range(self.start, self.stop)]
+
+
+class Dispatcher:
+    """Turns frames into the sequence of callbacks of the paper's section 3.6.
+
+    Invariants:
+        I1. What ``next`` gives, together, obeys the grammar of ``testing.Grammar``.
+        I2. A checkpoint is due only between windows, and only after every event before it
+            was given out.
+        I3. ``mark`` is the last accepted checkpoint; after a rollback the events behind it
+            are given out again, none is left out.
+        I4. ``attempt`` counts the failures since ``mark`` moved.
+
+    Owner: one task.  ``next`` and then one of ``done`` and ``failed``, in turn.
+    Raises: BadCheckpoint, UnknownSchema and FormatError for frames that make no sense.
+    """
+
+    def __init__(
+        self,
+        *,
+        buffer: ReplayBuffer,
+        decoding: Decoding,
+        options: Options,
+        clock_of: Callable[[], str],
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self._buffer = buffer
+        self._decoding = decoding
+        self._options = options
+        self._clock_of = clock_of
+        self.mark = Mark(buffer.cursor, checkpoint)
+        self.attempt = 0
+        self.event_count = 0
+        self.window_count = 0
+        self.position: Position | None = checkpoint.position if checkpoint else None
+        self.mode: Mode = _mode(isinstance(checkpoint, BootstrapCheckpoint))
+        self._failure: Due | None = None
+        self._restream = False
+        self._window: Window | None = None
+        self._source_id: int | None = None
+        self._source = ""
+        self._schema: SourceSchema | None = None
+        self._candidate: Mark | None = None
+        self._is_progress_only = True
+        self._forced = False
+        self._skipped = False
+        self._windows_since = 0
+        self._last_checkpoint_s = float("-inf")
+
+    @property
+    def in_window(self) -> bool:
+        """Whether a sequence is open."""
+        return self._window is not None
+
+    def next(self, now_s: float) -> Due | None:
+        """What is due now, None until more frames come or ``checkpoint_due_s`` is reached."""
+        if self._failure is not None:
+            return self._failure
+        if self._restream:
+            return Due(Call.RESTREAM, mark=self.mark)
+        if self._buffer.is_cut:
+            return self._roll_back(None)
+        while True:
+            if self._candidate is not None and self._is_due(now_s, idle=False):
+                return Due(Call.CHECKPOINT, mark=self._candidate)
+            here = self._buffer.here()
+            if here is None:
+                if self._candidate is not None and self._is_due(now_s, idle=True):
+                    return Due(Call.CHECKPOINT, mark=self._candidate)
+                return None
+            block, index = here
+            if block.ops[index] < FIRST_CONTROL_OP:
+                return self._row(block, index)
+            due = self._control(block, index)
+            if due is not None:
+                return due
+
+    def checkpoint_due_s(self) -> float | None:
+        """When ``next`` will want a checkpoint though no frame comes; None for never."""
+        if self._candidate is None:
+            return None
+        options = self._options
+        every_s = (
+            options.idle_checkpoint_s if self._is_progress_only else options.checkpoint_every_s
+        )
+        return self._last_checkpoint_s + every_s
+
+    def done(self, due: Due, now_s: float, result: Result = Result.SUCCESS) -> None:
+        """``due`` went well."""
+        if result is Result.CHECKPOINT:
+            self._forced = True
+        elif result is Result.SKIP_CHECKPOINT and due.call is not Call.CHECKPOINT:
+            self._skipped = True
+        call = due.call
+        if call is Call.EVENTS:
+            assert due.block is not None
+            self.event_count += due.stop - due.start
+            self._buffer.advance(due.stop - due.start)
+        elif call is Call.START_SEQUENCE:
+            self._window = due.window
+        elif call is Call.START_SOURCE:
+            assert due.block is not None
+            self._source_id = due.block.source_ids[due.start]
+            self._source, self._schema = due.source, due.schema
+        elif call is Call.END_SOURCE:
+            self._source_id = None
+        elif call is Call.END_SEQUENCE:
+            self._window = None
+            self.window_count += 1
+        elif call is Call.CHECKPOINT:
+            self._checkpoint_done(due, now_s, result)
+        elif call is Call.ROLLBACK:
+            self._rolled_back()
+        else:
+            self._restream = False
+
+    def accept(self, mark: Mark) -> None:
+        """``mark`` is stored: nothing before it is needed again."""
+        self.mark = mark
+        self.attempt = 0
+        self._buffer.release(mark.frame_count)
+
+    def defer(self, due: Due, now_s: float) -> None:
+        """The checkpoint ``due`` will be accepted later, or never."""
+        self._checkpoint_taken(now_s)
+
+    def failed(self, cause: BaseException) -> None:
+        """What was due failed: roll back."""
+        self.attempt += 1
+        self._roll_back(cause)
+
+    def restreamed(self, frame_count: int) -> None:
+        """Frames behind the mark come again, counted on from ``frame_count``."""
+        self.mark = Mark(frame_count, self.mark.checkpoint)
+        self._restream = False
+
+    def _roll_back(self, cause: BaseException | None) -> Due:
+        self._window = None
+        self._source_id = None
+        self._candidate = None
+        self._forced = self._skipped = False
+        self._failure = Due(Call.ROLLBACK, mark=self.mark, cause=cause)
+        return self._failure
+
+    def _rolled_back(self) -> None:
+        self._failure = None
+        self._windows_since = 0
+        checkpoint = self.mark.checkpoint
+        self.position = checkpoint.position if checkpoint else None
+        self._restream = not self._buffer.rewind(self.mark.frame_count)
+
+    def _row(self, block: Block, index: int) -> Due:
+        window = self._window
+        if window is None:
+            return Due(Call.START_SEQUENCE, window=self._open(block, index))
+        if not block.bootstrap and window.scn != block.scns[index]:
+            # The end of the window was filtered out together with its rest.
+            return self._close(window)
+        if block.source_ids[index] == self._source_id:
+            stop = block.run_end(index)
+            return Due(
+                Call.EVENTS,
+                window=window,
+                source=self._source,
+                schema=self._schema,
+                block=block,
+                start=index,
+                stop=stop,
+            )
+        if self._source_id is not None:
+            return self._end_source(window)
+        writer = self._decoding.schemas.by_fingerprint(block.schema_fps[index])
+        reader = self._decoding.reader_of(writer.source)
+        return Due(
+            Call.START_SOURCE,
+            window=window,
+            source=writer.source,
+            schema=reader,
+            block=block,
+            start=index,
+        )
+
+    def _open(self, block: Block, index: int) -> Window:
+        self.mode = _mode(block.bootstrap)
+        view = block.frame(index)
+        window = Window(self._decoding, self.mode, view.scn, view.commit_us)
+        if not block.bootstrap:
+            end = block.window_end(index)
+            if end >= 0 and block.scns[end] == window.scn:
+                window.ended_by(block.frame(end))
+        return window
+
+    def _close(self, window: Window) -> Due:
+        """The next step in closing a window: its source first, then itself."""
+        if self._source_id is not None:
+            return self._end_source(window)
+        return Due(Call.END_SEQUENCE, window=window)
+
+    def _end_source(self, window: Window) -> Due:
+        return Due(Call.END_SOURCE, window=window, source=self._source, schema=self._schema)
+
+    def _control(self, block: Block, index: int) -> Due | None:
+        """What a control frame makes due; None if it was passed over."""
+        op, window = block.ops[index], self._window
+        position = block.position(index)
+        if op == Op.END_OF_WINDOW and not block.bootstrap:
+            if window is not None:
+                if window.event_count is None and window.scn == position.scn:
+                    window.ended_by(block.frame(index))
+                return self._close(window)
+            self._buffer.advance(1)
+            self._passed(self._online(position), is_progress_only=False)
+        elif op == Op.HEARTBEAT and not block.bootstrap:
+            if window is not None and position.scn > window.scn:
+                return self._close(window)
+            self._buffer.advance(1)
+            if window is None:
+                self._passed(self._online(position), is_progress_only=True)
+        elif op == Op.CHECKPOINT:
+            if window is not None:
+                return self._close(window)
+            self._buffer.advance(1)
+            checkpoint = decode(bytes(block.frame(index).after or b""))
+            self._forced = self._forced or isinstance(checkpoint, OnlineCheckpoint)
+            self._passed(checkpoint, is_progress_only=False)
+        else:
+            self._buffer.advance(1)
+        return None
+
+    def _online(self, position: Position) -> OnlineCheckpoint:
+        return OnlineCheckpoint(self._decoding.database, self._clock_of(), position)
+
+    def _passed(self, checkpoint: Checkpoint, *, is_progress_only: bool) -> None:
+        """Everything up to ``checkpoint`` has been given out."""
+        self.position = checkpoint.position
+        skipped, self._skipped = self._skipped, False
+        if skipped:
+            self._candidate = None
+            return
+        if self._candidate is None:
+            self._is_progress_only = is_progress_only
+        else:
+            self._is_progress_only = self._is_progress_only and is_progress_only
+        self._candidate = Mark(self._buffer.cursor, checkpoint)
+        if not is_progress_only:
+            self._windows_since += 1
+
+    def _is_due(self, now_s: float, *, idle: bool) -> bool:
+        if self._window is not None:
+            return False
+        if self._forced or self.mark.checkpoint is None:
+            return True
+        options = self._options
+        waited_s = now_s - self._last_checkpoint_s
+        if self._is_progress_only:
+            return waited_s >= options.idle_checkpoint_s
+        enough = idle or self._windows_since >= options.checkpoint_every_windows
+        return enough and waited_s >= options.checkpoint_every_s
+
+    def _checkpoint_done(self, due: Due, now_s: float, result: Result) -> None:
+        assert due.mark is not None
+        self._checkpoint_taken(now_s)
+        if result is not Result.SKIP_CHECKPOINT:
+            self.accept(due.mark)
+
+    def _checkpoint_taken(self, now_s: float) -> None:
+        self._candidate = None
+        self._forced = False
+        self._windows_since = 0
+        self._last_checkpoint_s = now_s
+
+    def final_checkpoint(self) -> Due | None:
+        """The checkpoint that may still be taken when consumption stops."""
+        if self._failure is None and self._window is None and self._candidate is not None:
+            return Due(Call.CHECKPOINT, mark=self._candidate)
+        return None
+
+
+def _mode(bootstrap: bool) -> Mode:
+    return "bootstrap" if bootstrap else "online"

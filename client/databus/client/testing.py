@@ -1,0 +1,258 @@
+"""For tests of consumers, ours and yours: a recorder, the grammar of callbacks, a mirror."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from databus.client.consumer import Consumer, Result
+from databus.client.events import Event, Window
+from databus.common.checkpoint import BootstrapCheckpoint, Checkpoint, Position
+from databus.common.errors import DatabusError
+from databus.common.schema import SourceSchema
+
+
+class Step(NamedTuple):
+    """One callback as it was made; ``what`` is its subject in short."""
+
+    call: str
+    what: Any = None
+
+
+Trouble = Callable[[Step], "Result | None"]
+
+
+class Recorder(Consumer):
+    """Writes down every callback, with its subject copied out of the buffer.
+
+    ``trouble`` is asked about each step before it is recorded as a success; what it returns
+    is the callback's result, and it may raise.
+    """
+
+    def __init__(self, trouble: Trouble | None = None) -> None:
+        self.steps: list[Step] = []
+        self.errors: list[DatabusError] = []
+        self.checkpoints: list[Checkpoint] = []
+        self.trouble = trouble
+        self.changed = asyncio.Event()
+
+    @property
+    def calls(self) -> list[str]:
+        """The names of all callbacks in order."""
+        return [step.call for step in self.steps]
+
+    @property
+    def positions(self) -> list[Position]:
+        """The positions of all data events in order, repetitions included."""
+        return [step.what[2] for step in self.steps if step.call == "onDataEvent"]
+
+    def _note(self, call: str, what: Any = None) -> Result | None:
+        step = Step(call, what)
+        self.steps.append(step)
+        self.changed.set()
+        return self.trouble(step) if self.trouble else None
+
+    async def until(self, condition: Callable[[Recorder], bool], timeout_s: float = 10.0) -> None:
+        """Return when ``condition`` holds, looking after each callback."""
+        async with asyncio.timeout(timeout_s):
+            while not condition(self):
+                self.changed.clear()
+                await self.changed.wait()
+
+    def onStartConsumption(self) -> Result | None:
+        """Recorded."""
+        return self._note("onStartConsumption")
+
+    def onStartDataEventSequence(self, window: Window) -> Result | None:
+        """Recorded with the scn."""
+        return self._note("onStartDataEventSequence", window.scn)
+
+    def onStartSource(self, source: str, schema: SourceSchema) -> Result | None:
+        """Recorded with the source."""
+        return self._note("onStartSource", source)
+
+    def onDataEvent(self, event: Event) -> Result | None:
+        """Recorded with source, op, position and key."""
+        what = (event.source, event.op, event.position, tuple(event.key.values()))
+        return self._note("onDataEvent", what)
+
+    def onEndSource(self, source: str, schema: SourceSchema) -> Result | None:
+        """Recorded with the source."""
+        return self._note("onEndSource", source)
+
+    def onEndDataEventSequence(self, window: Window) -> Result | None:
+        """Recorded with the scn."""
+        return self._note("onEndDataEventSequence", window.scn)
+
+    def onCheckpoint(self, checkpoint: Checkpoint) -> Result | None:
+        """Recorded with the position."""
+        self.checkpoints.append(checkpoint)
+        return self._note("onCheckpoint", checkpoint.position)
+
+    def onRollback(self, checkpoint: Checkpoint | None) -> Result | None:
+        """Recorded with the position."""
+        return self._note("onRollback", checkpoint.position if checkpoint else None)
+
+    def onError(self, error: DatabusError) -> Result | None:
+        """Recorded with the error's code."""
+        self.errors.append(error)
+        return self._note("onError", error.code)
+
+    def onStopConsumption(self) -> Result | None:
+        """Recorded."""
+        return self._note("onStopConsumption")
+
+
+_NEXT: dict[str, frozenset[str]] = {
+    "": frozenset({"onStartConsumption"}),
+    "onStartConsumption": frozenset(
+        {"onStartDataEventSequence", "onCheckpoint", "onRollback", "onError", "onStopConsumption"}
+    ),
+    "onStartDataEventSequence": frozenset({"onStartSource", "onEndDataEventSequence"}),
+    "onStartSource": frozenset({"onDataEvent"}),
+    "onDataEvent": frozenset({"onDataEvent", "onEndSource"}),
+    "onEndSource": frozenset({"onStartSource", "onEndDataEventSequence"}),
+    "onEndDataEventSequence": frozenset({"onCheckpoint", "onStartDataEventSequence"}),
+    "onCheckpoint": frozenset({"onCheckpoint", "onStartDataEventSequence"}),
+    "onRollback": frozenset({"onCheckpoint", "onStartDataEventSequence"}),
+    "onError": frozenset({"onStopConsumption"}),
+    "onStopConsumption": frozenset(),
+}
+_ANYWHERE = frozenset({"onRollback", "onError", "onStopConsumption"})
+
+
+class Grammar:
+    """Checks a trace of callbacks against section 3.6 of the Databus paper.
+
+    Invariants (of a trace):
+        G1. onStartConsumption is first and onStopConsumption last, each once; onError comes at
+            most once, directly before the last.
+        G2. Sequences, sources and events nest; sources and sequences end as they began.
+        G3. Within a run all events are of the source that was opened.
+        G4. onCheckpoint comes between sequences only, and its position never moves back.
+        G5. After onRollback a sequence begins anew; events behind the checkpoint come again in
+            the same order: without the replays, positions of online events only grow.
+    """
+
+    def __init__(self, steps: Iterable[Step]) -> None:
+        self.steps = list(steps)
+
+    def check(self, *, is_complete: bool = True) -> None:
+        """Raise AssertionError at the first step that the grammar forbids."""
+        last, sequence, source = "", None, None
+        for number, (call, what) in enumerate(self.steps):
+            where = f"step {number}: {call}({what}) after {last or 'nothing'}"
+            allowed = _NEXT[last] | (_ANYWHERE if last not in ("", "onError") else frozenset())
+            assert call in allowed, f"{where}; allowed are {sorted(allowed)}"
+            assert last != "onStopConsumption", f"{where}: it has stopped"
+            if call == "onStartDataEventSequence":
+                sequence = what
+            elif call == "onStartSource":
+                source = what
+            elif call == "onDataEvent":
+                assert what[0] == source, f"{where}: the open source is {source}"
+            elif call == "onEndSource":
+                assert what == source, f"{where}: the open source is {source}"
+            elif call == "onEndDataEventSequence":
+                assert what == sequence, f"{where}: the open sequence is {sequence}"
+            last = call
+        if is_complete:
+            assert last == "onStopConsumption", f"the trace ends with {last}"
+        self._check_positions()
+
+    def _check_positions(self) -> None:
+        checkpoint, newest = Position(0, 0), Position(0, 0)
+        for number, (call, what) in enumerate(self.steps):
+            if call == "onCheckpoint":
+                assert what >= checkpoint, f"step {number}: checkpoint {what} after {checkpoint}"
+                checkpoint = what
+            elif call == "onRollback":
+                newest = what or Position(0, 0)
+            elif call == "onDataEvent":
+                assert what[2] > newest, f"step {number}: event {what[2]} after {newest}"
+                newest = what[2]
+
+    def windows(self) -> list[list[Any]]:
+        """The events of each sequence that was ended, replays included."""
+        windows: list[list[Any]] = []
+        events: list[Any] = []
+        for call, what in self.steps:
+            if call == "onStartDataEventSequence":
+                events = []
+            elif call == "onDataEvent":
+                events.append(what)
+            elif call == "onEndDataEventSequence":
+                windows.append(events)
+        return windows
+
+
+Key = tuple[Any, ...]
+
+
+class Mirror(Consumer):
+    """Keeps the tables in memory, as a copy of the source: ``tables[source][key] = row``.
+
+    Invariants:
+        M1. After an online checkpoint the tables are as the source had them at that position.
+        M2. ``stale`` is empty: outside announced replays no key went back to an older state.
+    """
+
+    def __init__(self) -> None:
+        self.tables: dict[str, dict[Key, dict[str, Any]]] = {}
+        self.stale: list[str] = []
+        self.event_count = 0
+        self.rollback_count = 0
+        self.checkpoint: Checkpoint | None = None
+        self._newest: dict[tuple[str, Key], Position] = {}
+
+    def onDataEvent(self, event: Event) -> Result | None:
+        """Apply the change."""
+        self.event_count += 1
+        self.apply(event)
+        return None
+
+    def onRollback(self, checkpoint: Checkpoint | None) -> Result | None:
+        """What comes again may be older than what is here."""
+        self.rollback_count += 1
+        self._newest.clear()
+        return None
+
+    def onCheckpoint(self, checkpoint: Checkpoint) -> Result | None:
+        """Remember it."""
+        self.checkpoint = checkpoint
+        return None
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether the last checkpoint was an online one."""
+        return self.checkpoint is not None and not isinstance(self.checkpoint, BootstrapCheckpoint)
+
+    def apply(self, event: Event) -> None:
+        """Put one change into the tables: upsert, delete, merge or empty."""
+        table = self.tables.setdefault(event.source, {})
+        if event.op == "t":
+            table.clear()
+            return
+        key = tuple(event.key.values())
+        before = self._newest.get((event.source, key))
+        if before is not None and event.position <= before:
+            self.stale.append(f"{event.source} {key}: {event.position} came after {before}")
+        self._newest[event.source, key] = event.position
+        value = event.value
+        if value is None:
+            table.pop(key, None)
+        elif event.absent:
+            table[key] = table.get(key, {}) | value
+        else:
+            table[key] = value
+
+    def differences(self, tables: Mapping[str, Mapping[Key, Mapping[str, Any]]]) -> list[str]:
+        """How the tables differ from ``tables``, a line for each row."""
+        found = []
+        for source in sorted({*self.tables, *tables}):
+            mine, theirs = self.tables.get(source, {}), tables.get(source, {})
+            for key in [*theirs, *(key for key in mine if key not in theirs)]:
+                if mine.get(key) != theirs.get(key):
+                    found.append(f"{source} {key}: {mine.get(key)} here, {theirs.get(key)} there")
+        return found
