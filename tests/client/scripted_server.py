@@ -146,7 +146,10 @@ class ScriptedServer:
             return _problem(fault.error)
         if fault.status is not None:
             return web.Response(status=fault.status, text="no such luck")
-        return await self._send(request, fault, start)
+        try:
+            return await self._send(request, fault, start)
+        except ConnectionResetError:  # the client has gone, as clients do
+            return web.Response()
 
     def _start_of(self, query: dict[str, str]) -> Position:
         if query.get("start") == "latest":

@@ -102,8 +102,18 @@ async def test_an_event_shows_its_row(scripted: StartServer) -> None:
     class Look(Recorder):
         def onDataEvent(self, event: Any) -> Result | None:
             seen.append(
-                (event.database, event.source, event.op, event.scn, event.seq, event.key)
-                + (event.value, event.before, event.txid, event.commit_time.year)
+                (
+                    event.database,
+                    event.source,
+                    event.op,
+                    event.scn,
+                    event.seq,
+                    event.key,
+                    event.value,
+                    event.before,
+                    event.txid,
+                    event.commit_time.year,
+                )
             )
             return super().onDataEvent(event)
 
@@ -164,9 +174,7 @@ async def test_a_failure_at_any_callback_is_replayed_from_the_last_checkpoint(
     grammar = Grammar(recorder.steps)
     grammar.check()
     assert recorder.calls.count("onRollback") == 1
-    assert {position for position in recorder.positions} == {
-        Position(scn, seq) for scn in (1, 2, 3) for seq in (0, 1, 2)
-    }
+    assert set(recorder.positions) == {Position(scn, seq) for scn in (1, 2, 3) for seq in (0, 1, 2)}
     assert all(len(events) == 3 for events in grammar.windows())
 
 

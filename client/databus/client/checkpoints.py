@@ -5,9 +5,10 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import google_crc32c
 
@@ -72,7 +73,7 @@ class FileCheckpoints:
         self._history = max(1, history)
         self._sync = sync
         self._lines: list[bytes] | None = None
-        self._lock: IO[bytes] | None = None
+        self._unlock: weakref.finalize[[int], FileCheckpoints] | None = None
 
     def load(self) -> Checkpoint | None:
         """The newest checkpoint that is undamaged; None where there is no file."""
@@ -128,26 +129,26 @@ class FileCheckpoints:
 
     def close(self) -> None:
         """Let another process have the file."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        if self._unlock is not None:
+            self._unlock()
+            self._unlock = None
         self._lines = None
 
     def _acquire(self) -> None:
-        if self._lock is not None:
+        if self._unlock is not None:
             return
         path = self.path.with_name(self.path.name + ".lock")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle = path.open("ab")
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StoreError(f"{path} cannot be opened: {error.strerror}") from error
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            handle.close()
+            os.close(descriptor)
             raise StoreBusy(f"{self.path} is in use by another consumer") from error
-        self._lock = handle
+        self._unlock = weakref.finalize(self, os.close, descriptor)
 
 
 def _parse_line(line: bytes) -> Checkpoint | None:
