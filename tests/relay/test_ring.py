@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from databus.common.errors import (
 from databus.relay import kernels, ring_format
 from databus.relay.ring import Ring, RingReader
 from databus.relay.ring_check import check, describe_ring
+from databus.relay.ring_recovery import Base
 from tests.support.windows import endless_windows, make_window, positions, split_frames, without_end
 
 RING_BYTES = 16384
@@ -582,3 +584,23 @@ def test_warming_up_touches_every_kernel() -> None:
         if hasattr(kernel, "nopython_signatures") and not kernel.nopython_signatures
     }
     assert cold <= called_by_others
+
+
+def test_a_ring_of_format_version_1_is_still_read(tmp_path: Path) -> None:
+    golden = Path(__file__).resolve().parents[1] / "golden" / "v1" / "ring"
+    for name in ("ring", "ring.index"):
+        shutil.copy(golden / name, tmp_path / name)
+    with Ring.open_writer(tmp_path, clock="golden:1") as writer:
+        assert writer.recovered.base is Base.NEWER
+        assert not writer.index_rebuilt
+        assert writer.last == Position(39, 3)
+        assert (writer.state.frames, writer.state.windows) == (77, 30)
+        with Ring.open_reader(tmp_path) as reader:
+            served = split_frames(read_from(reader, reader.snapshot().prev))
+    expected = [
+        frame
+        for scn in range(10, 40)
+        for frame in split_frames(make_window(scn, [scn * 3] * (scn % 4)))
+    ]
+    assert served == expected[-len(served) :]
+    assert len(served) == 27

@@ -38,6 +38,7 @@ from databus.relay.scn_index import ScnIndex, split
 NEXT_NAME = "ring.next"
 MAX_FRAME_SHARE = 4
 PART_SHARE = 8
+EVICT_SHARE = 256
 COPY_BYTES = 1 << 20
 
 _POSITION = struct.Struct("<16xQI")
@@ -245,7 +246,10 @@ class RingWriter:
         state = self._state
         if needed <= state.head:
             return
-        whole_until = self._released if self.blocks else needed + self.part_bytes
+        # A little more than needed, so that most appends find room and publish once.
+        limit = self._released if self.blocks else state.tail
+        needed = min(needed + self.ring_bytes // EVICT_SHARE, limit)
+        whole_until = limit if self.blocks else needed + self.part_bytes
         head, last, frames, windows = kernels.evict(
             self._file.data, state.head, needed, whole_until, state.tail
         )
@@ -258,6 +262,7 @@ class RingWriter:
             self._file,
             state._replace(
                 head=head,
+                synced=self._synced,
                 prev=place(self._file, last)[0] if last >= 0 else state.prev,
                 evicted_frames=state.evicted_frames + frames,
                 evicted_windows=state.evicted_windows + windows,
@@ -273,6 +278,7 @@ class RingWriter:
         was_empty = state.is_empty
         state = state._replace(
             tail=tail,
+            synced=self._synced,
             max=newest,
             max_commit_us=commit_us,
             frames=state.frames + frames,
@@ -283,8 +289,8 @@ class RingWriter:
         self._show(state)
 
     def _show(self, state: RingState) -> None:
-        self._state = state._replace(synced=self._synced)
-        self._file.publish(self._state)
+        self._state = state
+        self._file.publish(state)
 
     # -- block mode --
 
