@@ -153,12 +153,13 @@ def test_one_frame_is_sent_however_small_the_limit_is() -> None:
     assert part.used_bytes == len(part.data)
 
 
-def test_a_limit_that_fits_exactly_is_no_limit() -> None:
+@pytest.mark.parametrize("wanted", [StreamFilter(), StreamFilter(ops=frozenset({Op.INSERT}))])
+def test_a_limit_that_fits_exactly_is_no_limit(wanted: StreamFilter) -> None:
     block = window(1, [(Op.INSERT, ORDERS, 1), (Op.INSERT, ORDERS, 2)])
-    exact = cursor_at(Position(0, 0), max_bytes=len(block))
+    exact = cursor_at(Position(0, 0), wanted, max_bytes=len(block))
     assert len(exact.take(block).data) == len(block)
     assert not exact.is_full
-    short = cursor_at(Position(0, 0), max_bytes=len(block) - 1)
+    short = cursor_at(Position(0, 0), wanted, max_bytes=len(block) - 1)
     assert positions(frames_of(short.take(block).data)) == [(1, 0), (1, 1)]
     assert short.is_full
 
