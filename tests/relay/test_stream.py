@@ -1,3 +1,5 @@
+"""The cut of the stream: which bytes of a ring answer a request, against a plain model."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
