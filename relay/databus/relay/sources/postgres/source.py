@@ -7,18 +7,21 @@ examines the server, ``catalogue`` asks it; this module ties them to the contrac
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import asyncpg
 
 from databus.common.config import DatabaseConfig
 from databus.common.errors import SourceUnavailable, UnknownSource
+from databus.common.kernels import COMPILED
 from databus.common.schema import SourceSchema
 from databus.relay.sources.postgres import preflight
 from databus.relay.sources.postgres.catalogue import Catalogue
 from databus.relay.sources.postgres.chunks import ChunkReader
+from databus.relay.sources.postgres.layout import compile_kernels
 from databus.relay.sources.postgres.lsn import format_lsn, parse_lsn, scn_before
 from databus.relay.sources.postgres.replication import Connection, PostgresError
 from databus.relay.sources.postgres.schema import Table, matches, quote
@@ -66,6 +69,8 @@ class PostgresSource:
     async def open(self) -> None:
         """Examine the server, see to the publication, learn the clock's identity."""
         raise_findings(self._settings.name, await self.preflight())
+        if COMPILED:
+            await asyncio.to_thread(compile_kernels)
         try:
             await self._publish()
             self._clock = f"postgresql:{await preflight.system_identifier(self._settings)}"
@@ -103,7 +108,7 @@ class PostgresSource:
         self._acked_scn = scn_before(parse_lsn((rows[0][1] or b"0/0").decode()))
         return self._acked_scn
 
-    async def stream(self, after_scn: int) -> AsyncIterator[Batch]:
+    async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """See stream.py."""
         self._acked_scn = max(self._acked_scn, after_scn)
         running = SlotStream(self._settings, self._globs, self._catalogue, self._publish)

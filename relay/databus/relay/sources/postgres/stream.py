@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import asyncpg
+import numpy as np
 
 from databus.common.errors import DatabusError, FormatError, SourcePositionLost, SourceUnavailable
 from databus.relay.sources.postgres import pgoutput
@@ -96,7 +97,7 @@ class SlotStream:
         self._tasks.clear()
         self._connection.close()
 
-    async def batches(self, after_scn: int) -> AsyncIterator[Batch]:
+    async def batches(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """Every window with an scn above ``after_scn``."""
         await self._check_slot(after_scn)
         await self._start(after_scn)
@@ -128,27 +129,33 @@ class SlotStream:
 
     # -- messages
 
-    async def _read(self, block: memoryview) -> AsyncIterator[Batch]:
+    async def _read(self, block: memoryview) -> AsyncGenerator[Batch, None]:
         """Feed a block's messages; batches come where enough has gathered."""
         windows, at, stop = self._windows, 0, len(block)
+        array = np.frombuffer(block, dtype=np.uint8)
         while at < stop:
-            end = at + 1 + _length(block, at + 1)[0]
-            kind = block[at]
-            if kind == _DATA and block[at + 5] == _XLOG:
-                body = bytes(block[at + _CHANGE + 1 : end])
-                relation = windows.feed(block[at + _CHANGE], body)
-                if relation is not None:
-                    windows.learn(relation, await self._catalogue.table(relation.oid))
-                if windows.pending_bytes >= PART_BYTES:
-                    data, schemas = windows.take()
-                    yield Batch(data, schemas, windows.resolved)
-            elif kind == _DATA and block[at + 5] == _KEEPALIVE:
-                self._on_keepalive(pgoutput.read_keepalive(bytes(block[at + _BODY : end])))
-            elif kind == _ERROR:
-                raise error_of(block[at + 5 : end])
-            elif kind == _DATA or kind not in _IGNORED:
-                self._on_other(block, at, end)
-            at = end
+            at = windows.run(array, at)
+            if at < stop and windows.pending_bytes < PART_BYTES:
+                at = await self._read_one(block, at)
+            if windows.pending_bytes >= PART_BYTES:
+                data, schemas = windows.take()
+                yield Batch(data, schemas, windows.resolved)
+
+    async def _read_one(self, block: memoryview, at: int) -> int:
+        """Take the message at ``at``; where the next one begins."""
+        end = at + 1 + int(_length(block, at + 1)[0])
+        kind = block[at]
+        if kind == _DATA and block[at + 5] == _XLOG:
+            relation = self._windows.feed(block[at + _CHANGE], bytes(block[at + _CHANGE + 1 : end]))
+            if relation is not None:
+                self._windows.learn(relation, await self._catalogue.table(relation.oid))
+        elif kind == _DATA and block[at + 5] == _KEEPALIVE:
+            self._on_keepalive(pgoutput.read_keepalive(bytes(block[at + _BODY : end])))
+        elif kind == _ERROR:
+            raise error_of(block[at + 5 : end])
+        elif kind not in _IGNORED:
+            self._on_other(block, at, end)
+        return end
 
     def _on_keepalive(self, keepalive: pgoutput.Keepalive) -> None:
         self._windows.keepalive(keepalive.wal_end)

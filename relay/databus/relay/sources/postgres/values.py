@@ -18,6 +18,7 @@ from databus.common.schema import Column, Kind
 
 DATE_OID = 1082
 NUMERIC_OID = 1700
+_WIDEST_DECIMAL = 128
 
 _KINDS: dict[int, Kind] = {
     16: Kind.BOOL,
@@ -85,8 +86,8 @@ def kind_of(type_oid: int, modifier: int) -> tuple[Kind, int, int]:
         return Kind.NUMERIC, 0, 0
     precision = (modifier - 4) >> 16 & 0xFFFF
     scale = (((modifier - 4) & 0x7FF) ^ 0x400) - 0x400
-    # Avro's decimal takes a scale from 0 to the precision; PostgreSQL allows others.
-    if not 0 <= scale <= precision:
+    # Avro's decimal takes a scale from 0 to the precision, and few readers a wide one.
+    if not 0 <= scale <= precision <= _WIDEST_DECIMAL:
         return Kind.NUMERIC, 0, 0
     return Kind.DECIMAL, precision, scale
 

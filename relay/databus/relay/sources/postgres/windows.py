@@ -1,7 +1,9 @@
 """From pgoutput messages to windows of frames.  Pure: it neither waits nor asks the database.
 
-The caller feeds messages in stream order.  A Relation message stops the flow: the caller
-looks the table up in the catalogue and answers with ``learn``.
+The caller feeds blocks of messages in stream order.  What the compiled kernel cannot pack is
+packed here, message by message, with equal bytes; without numba this is the only path.  At a
+Relation message the flow stops: the caller looks the table up in the catalogue and answers
+with ``learn``.
 """
 
 from __future__ import annotations
@@ -10,17 +12,31 @@ import json
 import logging
 from collections.abc import Callable
 
+import numpy as np
+
+from databus.common import kernels as common_kernels
 from databus.common.errors import FormatError, UnsupportedChange
-from databus.common.frame import Op, WindowBuilder
+from databus.common.frame import Op, WindowBuilder, end_of_window, pack_frame
+from databus.common.kernels import U8Array
 from databus.common.schema import SourceSchema
-from databus.relay.sources.postgres import pgoutput
+from databus.relay.sources.postgres import kernels, pgoutput
+from databus.relay.sources.postgres.kernels import (
+    CHANGED_AFTER,
+    COMMIT_US,
+    IN_TRANSACTION,
+    RESOLVED,
+    SCN,
+    SEQ,
+    XID,
+)
+from databus.relay.sources.postgres.layout import KernelTables
 from databus.relay.sources.postgres.lsn import scn_before
 from databus.relay.sources.postgres.pgoutput import UNCHANGED, Change, Relation, Value
 from databus.relay.sources.postgres.rows import RowCodec
 from databus.relay.sources.postgres.schema import Table, matches, schema_of
 
 PART_BYTES = 1 << 20
-"""A window's frames are handed on when so many are packed, whether it has ended or not."""
+"""Frames are handed on when so many are packed, whether their window has ended or not."""
 
 _log = logging.getLogger(__name__)
 
@@ -29,35 +45,45 @@ class WindowAssembler:
     """Packs one stream's transactions into windows.
 
     The scn of a window is the LSN where its commit record starts (docs/decisions/0011).  A
-    schema change is told in a window of its own at scn - 1, or at scn + 1 if part of the
-    window that first uses it is already gone: LSNs are multiples of 8, so both are free, and
-    a window that is read again has the same seqs whatever was told before it.
+    schema change is told in a window of its own: at scn - 1 if the window that first uses it
+    has no event yet, at scn + 1 otherwise.  LSNs are multiples of 8, so both are free, and a
+    window that is read again has the same seqs whatever was told before it.
 
     Invariants:
-        I1. scns grow strictly; a window's seqs count its captured events from 0.
-        I2. ``taken`` bytes hold whole frames, and every schema that they use has been taken.
+        I1. scns grow strictly; a window's events have the seqs 0, 1, 2, ...
+        I2. ``take`` gives whole frames, and with them or earlier every schema that they use.
         I3. ``resolved`` is below the scn of every commit still to come, and not below that of
             a window that has ended.
+        I4. Between two calls the kernel's state and tables describe the stream so far.
 
     Owner: the task that reads the stream.
     Raises: UnsupportedChange, FormatError; the assembler is of no use after.
     """
 
-    def __init__(self, globs: tuple[str, ...], special_values: str, resolved: int) -> None:
+    def __init__(
+        self,
+        globs: tuple[str, ...],
+        special_values: str,
+        resolved: int,
+        *,
+        compiled: bool = common_kernels.COMPILED,
+    ) -> None:
         self._globs = globs
         self._special_values = special_values
-        self.resolved = resolved
+        self._compiled = compiled
         self.refused: dict[str, str] = {}
         self._codecs: dict[int, RowCodec | None] = {}
         self._by_source: dict[str, SourceSchema] = {}
         self._told: set[int] = set()
-        self._out = bytearray()
-        self._changed_before: dict[str, SourceSchema] = {}
         self._changed_after: dict[str, SourceSchema] = {}
+        self._before_next = (0, 0)
         self._schemas: list[SourceSchema] = []
-        self._begin: pgoutput.Begin | None = None
-        self._window: WindowBuilder | None = None
-        self._part_gone = False
+        self._ready: list[bytes] = []
+        self._ready_bytes = 0
+        self._state = np.zeros(kernels.STATE_COUNT, dtype=np.int64)
+        self._state[RESOLVED] = resolved
+        self._tables = KernelTables()
+        self._out = np.empty(2 * PART_BYTES, dtype=np.uint8)
         self._handlers: dict[int, Callable[[bytes], None]] = {
             ord("B"): self._on_begin,
             ord("C"): self._on_commit,
@@ -68,14 +94,42 @@ class WindowAssembler:
         }
 
     @property
+    def resolved(self) -> int:
+        """An scn up to which every commit has been fed, and none will follow."""
+        return int(self._state[RESOLVED])
+
+    @property
     def is_idle(self) -> bool:
         """Whether no transaction is under way."""
-        return self._begin is None
+        return not self._state[IN_TRANSACTION]
 
     @property
     def pending_bytes(self) -> int:
         """Bytes that ``take`` would return."""
-        return len(self._out) + (self._window.pending_bytes if self._window else 0)
+        return self._ready_bytes
+
+    def run(self, block: U8Array, at: int) -> int:
+        """Let the kernel take what it can of a block's messages from ``at`` on.
+
+        Returns where it stopped: at the end, at a message that must be fed by hand, or where
+        enough has gathered to be taken.
+        """
+        if not self._compiled:
+            return at
+        while at < len(block) and self._ready_bytes < PART_BYTES:
+            at, used, why = kernels.transcode(
+                block, at, len(block), self._out, self._out.view(np.uint64), 0, self._state,
+                *self._tables.arrays,
+            )  # fmt: skip
+            if used:
+                self._put(self._out[:used].tobytes())
+            if why == kernels.AT_OTHER:
+                break
+            if why == kernels.OUT_FULL and not used:
+                self._out = np.empty(2 * len(self._out), dtype=np.uint8)
+        if len(self._out) > 2 * PART_BYTES:
+            self._out = np.empty(2 * PART_BYTES, dtype=np.uint8)
+        return at
 
     def feed(self, kind: int, body: bytes) -> Relation | None:
         """Take one pgoutput message; a Relation is returned and must be ``learn``-ed next."""
@@ -91,71 +145,69 @@ class WindowAssembler:
 
     def keepalive(self, wal_end: int) -> None:
         """Everything committed before ``wal_end`` has been fed."""
-        if self._begin is None:
-            self.resolved = max(self.resolved, scn_before(wal_end))
+        if self.is_idle:
+            self._state[RESOLVED] = max(self.resolved, scn_before(wal_end))
 
     def learn(self, relation: Relation, table: Table | None) -> None:
         """Go on with this table's new description, and what the catalogue adds to it."""
-        if not matches(relation.source, self._globs):
-            self._codecs[relation.oid] = None
-            return
-        try:
-            schema = schema_of(relation, table, self._special_values)
-        except UnsupportedChange as error:
-            # The table stops alone: its neighbours' changes go on.
-            if relation.source not in self.refused:
-                _log.warning("%s is not captured: %s", relation.source, error)
-            self.refused[relation.source] = str(error)
-            self._codecs[relation.oid] = None
-            return
-        self.refused.pop(relation.source, None)
-        self._codecs[relation.oid] = RowCodec(schema, self._special_values)
-        self._tell(schema)
+        codec = None
+        if matches(relation.source, self._globs):
+            try:
+                codec = RowCodec(
+                    schema_of(relation, table, self._special_values), self._special_values
+                )
+                self.refused.pop(relation.source, None)
+            except UnsupportedChange as error:
+                # The table stops alone: its neighbours' changes go on.
+                if relation.source not in self.refused:
+                    _log.warning("%s is not captured: %s", relation.source, error)
+                self.refused[relation.source] = str(error)
+        self._use(relation.oid, codec)
 
     def take(self) -> tuple[bytes, tuple[SourceSchema, ...]]:
         """The frames packed so far, and the schemas first used in them."""
-        if self._window is not None and self._window.pending_bytes:
-            self._flush_changed_before()
-            self._out += self._window.take()
-            self._part_gone = True
-        data, schemas = bytes(self._out), tuple(self._schemas)
-        self._out.clear()
+        data = self._ready[0] if len(self._ready) == 1 else b"".join(self._ready)
+        schemas = tuple(self._schemas)
+        self._ready.clear()
+        self._ready_bytes = 0
         self._schemas.clear()
         return data, schemas
 
     # -- messages
 
     def _on_begin(self, body: bytes) -> None:
-        if self._begin is not None:
+        begin = pgoutput.read_begin(body)
+        if not self.is_idle:
             raise FormatError("pgoutput began a transaction inside another one")
-        self._begin = pgoutput.read_begin(body)
-        if self._begin.commit_lsn <= self.resolved:
+        if begin.commit_lsn <= self.resolved:
             raise FormatError(
-                f"the commit at {self._begin.commit_lsn} comes after {self.resolved} was resolved"
+                f"the commit at {begin.commit_lsn} comes after {self.resolved} was resolved"
             )
-        self._part_gone = False
+        self._state[[IN_TRANSACTION, SCN, COMMIT_US, XID, SEQ]] = (
+            1, begin.commit_lsn, begin.commit_us, begin.xid, 0,
+        )  # fmt: skip
 
     def _on_commit(self, body: bytes) -> None:
-        commit, begin = pgoutput.read_commit(body), self._transaction()
-        if commit.commit_lsn != begin.commit_lsn:
-            raise FormatError(
-                f"the commit at {commit.commit_lsn} ends a transaction of {begin.commit_lsn}"
-            )
-        self._flush_changed_before()
-        self.resolved = begin.commit_lsn
-        if self._window is not None:
-            self._out += self._window.end(str(begin.xid))
+        commit, scn = pgoutput.read_commit(body), self._scn()
+        if commit.commit_lsn != scn:
+            raise FormatError(f"the commit at {commit.commit_lsn} ends a transaction of {scn}")
+        seq, commit_us = int(self._state[SEQ]), int(self._state[COMMIT_US])
+        if seq:
+            self._put(end_of_window(scn, seq, commit_us, seq, str(self._state[XID])))
         if self._changed_after:
-            self.resolved = begin.commit_lsn + 1
-            self._out += _schema_window(self._changed_after, self.resolved, begin.commit_us)
+            scn += 1
+            for number, schema in enumerate(self._changed_after.values()):
+                self._put(_schema_window(schema, scn, 2 * number, commit_us))
             self._changed_after.clear()
-        self._window, self._begin = None, None
+            self._state[CHANGED_AFTER] = 0
+        self._state[RESOLVED] = scn
+        self._state[IN_TRANSACTION] = 0
 
     def _on_insert(self, body: bytes) -> None:
         change = pgoutput.read_insert(body)
         codec = self._codec(change.oid)
         if codec is not None and change.new is not None:
-            self._event(Op.INSERT, codec, codec.key(change.new), after=change.new)
+            self._event(Op.INSERT, change.oid, codec.key(change.new), after=change.new)
 
     def _on_update(self, body: bytes) -> None:
         change = pgoutput.read_update(body)
@@ -167,37 +219,29 @@ class WindowAssembler:
         new_key = codec.key(new)
         old_key = codec.key(change.old) if change.old_kind else new_key
         if old_key == new_key:
-            self._event(Op.UPDATE, codec, new_key, before=before, after=new)
+            self._event(Op.UPDATE, change.oid, new_key, before=before, after=new)
         else:
-            self._event(Op.DELETE, codec, old_key, before=before)
-            self._event(Op.INSERT, codec, new_key, after=new)
+            self._event(Op.DELETE, change.oid, old_key, before=before)
+            self._event(Op.INSERT, change.oid, new_key, after=new)
 
     def _on_delete(self, body: bytes) -> None:
         change = pgoutput.read_delete(body)
         codec = self._codec(change.oid)
         if codec is not None:
             before = change.old if change.old_kind == "O" else None
-            self._event(Op.DELETE, codec, codec.key(change.old), before=before)
+            self._event(Op.DELETE, change.oid, codec.key(change.old), before=before)
 
     def _on_truncate(self, body: bytes) -> None:
         for oid in pgoutput.read_truncate(body).oids:
-            codec = self._codec(oid)
-            if codec is not None:
-                schema = codec.schema
-                self._builder().event(Op.TRUNCATE, schema.source_id, schema.fingerprint, b"")
+            if self._codec(oid) is not None:
+                self._event(Op.TRUNCATE, oid, b"")
 
     # -- inside
 
-    def _transaction(self) -> pgoutput.Begin:
-        if self._begin is None:
+    def _scn(self) -> int:
+        if self.is_idle:
             raise FormatError("pgoutput sent a change outside of a transaction")
-        return self._begin
-
-    def _builder(self) -> WindowBuilder:
-        if self._window is None:
-            begin = self._transaction()
-            self._window = WindowBuilder(begin.commit_lsn, begin.commit_us)
-        return self._window
+        return int(self._state[SCN])
 
     def _codec(self, oid: int) -> RowCodec | None:
         try:
@@ -208,32 +252,45 @@ class WindowAssembler:
     def _event(
         self,
         op: Op,
-        codec: RowCodec,
+        oid: int,
         key: bytes,
         *,
         before: tuple[Value, ...] | None = None,
         after: tuple[Value, ...] | None = None,
     ) -> None:
-        window = self._builder()
+        scn, codec = self._scn(), self._codecs[oid]
+        if codec is None:
+            return
         schema = codec.schema
         before_bytes = codec.row(before)[0] if before is not None else None
         after_bytes, absent = codec.row(after) if after is not None else (None, b"")
         if codec.schema is not schema:
             # A null widened the schema: both images are written with the wider one.
             before_bytes = codec.row(before)[0] if before is not None else None
-            self._tell(codec.schema)
-        window.event(
-            op,
-            codec.schema.source_id,
-            codec.schema.fingerprint,
-            key,
-            before=before_bytes,
-            after=after_bytes,
-            absent=absent,
+            self._use(oid, codec)
+        self._put(
+            pack_frame(
+                op=op,
+                scn=scn,
+                seq=int(self._state[SEQ]),
+                source=codec.schema.source_id,
+                schema_fp=codec.schema.fingerprint,
+                commit_us=int(self._state[COMMIT_US]),
+                key=key,
+                before=before_bytes,
+                after=after_bytes,
+                absent=absent,
+            )
         )
+        self._state[SEQ] += 1
 
-    def _tell(self, schema: SourceSchema) -> None:
-        """Register the schema; if the table had another one, tell it to consumers too."""
+    def _use(self, oid: int, codec: RowCodec | None) -> None:
+        """Read this table's rows so from now on; tell a schema that is not the one before."""
+        self._codecs[oid] = codec
+        self._tables.put(oid, codec.schema if codec else None)
+        if codec is None:
+            return
+        schema = codec.schema
         previous = self._by_source.get(schema.source)
         self._by_source[schema.source] = schema
         if schema.fingerprint not in self._told:
@@ -241,14 +298,19 @@ class WindowAssembler:
             self._schemas.append(schema)
         if previous is None or previous.fingerprint == schema.fingerprint:
             return
-        changed = self._changed_after if self._part_gone else self._changed_before
-        changed[schema.source] = schema
+        scn, commit_us = self._scn(), int(self._state[COMMIT_US])
+        if self._state[SEQ]:
+            self._changed_after[schema.source] = schema
+            self._state[CHANGED_AFTER] = 1
+        else:
+            before, seq = self._before_next
+            seq = seq if before == scn - 1 else 0
+            self._put(_schema_window(schema, scn - 1, seq, commit_us))
+            self._before_next = (scn - 1, seq + 2)
 
-    def _flush_changed_before(self) -> None:
-        if self._changed_before:
-            begin = self._transaction()
-            self._out += _schema_window(self._changed_before, begin.commit_lsn - 1, begin.commit_us)
-            self._changed_before.clear()
+    def _put(self, frames: bytes) -> None:
+        self._ready.append(frames)
+        self._ready_bytes += len(frames)
 
 
 def _filled(change: Change, codec: RowCodec) -> tuple[Value, ...]:
@@ -266,14 +328,13 @@ def _filled(change: Change, codec: RowCodec) -> tuple[Value, ...]:
     )
 
 
-def _schema_window(changed: dict[str, SourceSchema], scn: int, commit_us: int) -> bytes:
-    """A window that tells consumers of the new schemas, with no event in it."""
-    window = WindowBuilder(scn, commit_us)
-    for schema in changed.values():
-        window.control(
-            Op.SCHEMA_CHANGE,
-            source=schema.source_id,
-            schema_fp=schema.fingerprint,
-            after=json.dumps(schema.to_json(), separators=(",", ":")).encode(),
-        )
+def _schema_window(schema: SourceSchema, scn: int, seq: int, commit_us: int) -> bytes:
+    """A window that tells consumers of a new schema, with no event in it."""
+    window = WindowBuilder(scn, commit_us, seq)
+    window.control(
+        Op.SCHEMA_CHANGE,
+        source=schema.source_id,
+        schema_fp=schema.fingerprint,
+        after=json.dumps(schema.to_json(), separators=(",", ":")).encode(),
+    )
     return window.end()

@@ -1,0 +1,616 @@
+"""The hot path: pgoutput messages in a received block become frames, without Python per row.
+
+``transcode`` walks a block and packs what it knows: transactions, and the row changes of
+tables whose values it can read.  At anything else it stops and says where; the caller takes
+that one message by the reference path (``windows``, ``rows``) and calls again.  So this file
+may be simple where the reference path must be complete, and the two are compared in tests.
+
+The 64-bit arithmetic of hashes wraps on purpose.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from databus.common import kernels
+from databus.common.kernels import I64Array, U8Array, i64
+from databus.relay.sources.postgres.xxh3 import MAX_KEY_BYTES, xxh3_64
+
+U64Array = npt.NDArray[np.uint64]
+
+# state: what the reference path and the kernel hand to each other.
+IN_TRANSACTION, SCN, COMMIT_US, XID, SEQ, RESOLVED, CHANGED_AFTER, STATE_COUNT = range(8)
+
+# Why transcode stopped.
+AT_END, AT_OTHER, OUT_FULL = range(3)
+
+# relations: a row for each table that the stream has described; CAPTURED is 0 or 1.
+OID, CAPTURED, FIRST_COLUMN, COLUMN_COUNT, FIRST_KEY, KEY_COUNT, SOURCE_ID, SCHEMA_FP = range(8)
+
+# columns: a row for each column of each captured table.
+KIND, NULLABLE, SCALE, IS_KEY = range(4)
+BOOL, INT, FLOAT, DECIMAL, NUMERIC, STRING, BYTES, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, JSON = range(
+    12
+)
+
+_NULL, _UNCHANGED = -1, -2
+_HEADER = 72
+_END_OF_WINDOW_ROOM = 72 + 24
+_POSTGRES_EPOCH_US = 946_684_800_000_000
+_DAY_US = 86_400_000_000
+_U64 = np.uint64
+_POWERS = np.array([10.0**exponent for exponent in range(23)])
+
+
+@kernels.jit
+def transcode(
+    buf: U8Array,
+    at: int,
+    stop: int,
+    out: U8Array,
+    words: U64Array,
+    out_at: int,
+    state: I64Array,
+    index: I64Array,
+    relations: I64Array,
+    columns: I64Array,
+    keys: I64Array,
+    fields: I64Array,
+) -> tuple[int, int, int]:
+    """Pack the messages of ``buf[at:stop]``, whole ones, into ``out`` from ``out_at`` on.
+
+    ``words`` is ``out`` as 64-bit words; ``out_at`` is a multiple of 8; ``fields`` is scratch
+    for four rows of as many numbers as the widest table has columns.
+    Returns (where in buf it stopped, where out ends, why it stopped).
+    """
+    while at < stop:
+        end = at + 1 + _u32(buf, at + 1)
+        body = at + 30
+        if buf[at] != 100 or end < body + 1 or buf[at + 5] != 119:  # CopyData, XLogData
+            return at, out_at, 1
+        kind = buf[body]
+        if kind == 73 or kind == 85 or kind == 68:  # Insert, Update, Delete
+            relation = _find(index, relations, _u32(buf, body + 1))
+            if relation < 0 or state[0] == 0:
+                return at, out_at, 1
+            if relations[relation, 1] == 0:
+                at = end
+                continue
+            room = 160 + 2 * (end - at) + 48 * relations[relation, 3]
+            if out_at + room > len(out):
+                return at, out_at, 2
+            packed = _row_change(
+                buf, body, end, kind, out, words, out_at, state, relations[relation],
+                columns, keys, fields,
+            )  # fmt: skip
+            if packed < 0:
+                return at, out_at, 1
+            out_at = packed
+            state[4] += 1
+        elif kind == 66:  # Begin
+            scn = _u64(buf, body + 1)
+            if end - body != 21 or state[0] != 0 or scn <= state[5]:
+                return at, out_at, 1
+            state[0] = 1
+            state[1] = scn
+            state[2] = _u64(buf, body + 9) + _POSTGRES_EPOCH_US
+            state[3] = _u32(buf, body + 17)
+            state[4] = 0
+        elif kind == 67:  # Commit
+            if end - body != 26 or state[0] == 0 or state[6] != 0:
+                return at, out_at, 1
+            if _u64(buf, body + 2) != state[1]:
+                return at, out_at, 1
+            if state[4] > 0:
+                if out_at + _END_OF_WINDOW_ROOM > len(out):
+                    return at, out_at, 2
+                out_at = _end_of_window(out, words, out_at, state)
+            state[5] = state[1]
+            state[0] = 0
+        else:
+            return at, out_at, 1
+        at = end
+    return at, out_at, 0
+
+
+@kernels.jit
+def _row_change(
+    buf: U8Array,
+    body: int,
+    end: int,
+    kind: int,
+    out: U8Array,
+    words: U64Array,
+    frame: int,
+    state: I64Array,
+    relation: I64Array,
+    columns: I64Array,
+    keys: I64Array,
+    fields: I64Array,
+) -> int:
+    """Pack one Insert, Update or Delete at ``frame``; where it ends, or -1 for the other path."""
+    count = relation[3]
+    at = body + 5
+    old_mark = i64(buf[at])
+    has_old = kind != 73 and (old_mark == 75 or old_mark == 79)
+    full_old = has_old and old_mark == 79
+    if has_old:
+        if kind == 85 and not full_old:
+            return -1  # the key changed
+        at = _tuple(buf, at + 1, end, count, fields[0], fields[1])
+        if at < 0:
+            return -1
+    if kind != 68:
+        if buf[at] != 78:
+            return -1
+        at = _tuple(buf, at + 1, end, count, fields[2], fields[3])
+    elif not has_old:
+        return -1
+    if at != end:
+        return -1
+    new = 0 if kind == 68 else 2
+    first, key_start = relation[2], frame + _HEADER
+    key_end = _key(buf, out, key_start, relation, columns, keys, fields[new], fields[new + 1])
+    if key_end < 0 or key_end - key_start > MAX_KEY_BYTES:
+        return -1
+    before_end, flags = key_end, 0
+    if full_old:
+        if kind == 85:
+            # The old key, packed behind the new one for a moment, must be the same.
+            size = key_end - key_start
+            other = _key(buf, out, key_end, relation, columns, keys, fields[0], fields[1])
+            if other != key_end + size:
+                return -1
+            for offset in range(size):
+                if out[key_start + offset] != out[key_end + offset]:
+                    return -1
+        before_end = _row(buf, out, key_end, first, count, columns, fields[0], fields[1])
+        if before_end < 0:
+            return -1
+        for place in range(count):
+            if fields[1, place] == _UNCHANGED:
+                return -1
+        flags |= 1
+    after_end = before_end
+    if kind != 68:
+        after_end = _row(buf, out, before_end, first, count, columns, fields[2], fields[3])
+        if after_end < 0:
+            return -1
+        flags |= 2
+    absent_end = after_end
+    if kind == 85:
+        absent_end = _absent(out, after_end, count, fields[3])
+        if absent_end > after_end:
+            if full_old:
+                return -1  # the old row has the values
+            flags |= 4
+    op = 1 if kind == 73 else 2 if kind == 85 else 3
+    return _seal(
+        out, words, frame, absent_end, op, flags, state, relation[6], relation[7],
+        xxh3_64(out, key_start, key_end - key_start), key_end - key_start,
+        before_end - key_end, after_end - before_end, absent_end - after_end,
+    )  # fmt: skip
+
+
+@kernels.jit
+def _seal(
+    out: U8Array,
+    words: U64Array,
+    frame: int,
+    content_end: int,
+    op: int,
+    flags: int,
+    state: I64Array,
+    source_id: int,
+    schema_fp: int,
+    hashed: np.uint64,
+    key_len: int,
+    before_len: int,
+    after_len: int,
+    absent_len: int,
+) -> int:
+    """Write the header in front of a frame's parts, pad it and give it its CRC."""
+    stop = (content_end + 7) & ~7
+    for at in range(content_end, stop):
+        out[at] = 0
+    word = frame >> 3
+    length = stop - frame
+    words[word + 1] = _U64(0xDB05 | 1 << 16 | op << 24 | flags << 32)
+    words[word + 2] = _U64(state[1])
+    words[word + 3] = _U64(state[4] | source_id << 32)
+    words[word + 4] = hashed
+    words[word + 5] = _U64(schema_fp)
+    words[word + 6] = _U64(state[2])
+    words[word + 7] = _U64(key_len | before_len << 32)
+    words[word + 8] = _U64(after_len | absent_len << 32)
+    words[word] = _U64(length << 32)
+    words[word] = _U64(length << 32 | kernels.crc32c(out, frame + 4, stop))
+    return stop
+
+
+@kernels.jit
+def _end_of_window(out: U8Array, words: U64Array, frame: int, state: I64Array) -> int:
+    start = frame + _HEADER
+    at = start
+    rest, digits = state[3], 1
+    while rest >= 10:
+        rest //= 10
+        digits += 1
+    rest = state[3]
+    for place in range(digits):
+        out[start + digits - 1 - place] = np.uint8(48 + rest % 10)
+        rest //= 10
+    at = start + digits
+    for shift in range(4):
+        out[at + shift] = np.uint8(state[4] >> 8 * shift & 0xFF)
+    return _seal(out, words, frame, at + 4, 64, 2, state, 0, 0, _U64(0), digits, 0, 4, 0)
+
+
+@kernels.jit
+def _find(index: I64Array, relations: I64Array, oid: int) -> int:
+    """The row of ``relations`` for a table; -1 if there is none.  ``index`` is open-addressed."""
+    mask = len(index) - 1
+    slot = oid * 2654435761 >> 7 & mask
+    found: int = index[slot]
+    while found >= 0 and relations[found, 0] != oid:
+        slot = (slot + 1) & mask
+        found = index[slot]
+    return found
+
+
+@kernels.jit
+def _tuple(buf: U8Array, at: int, end: int, count: int, starts: I64Array, lengths: I64Array) -> int:
+    """Find a TupleData's values; where it ends, or -1 if it is not as expected."""
+    if at + 2 > end or (i64(buf[at]) << 8 | i64(buf[at + 1])) != count:
+        return -1
+    at += 2
+    for place in range(count):
+        if at >= end:
+            return -1
+        mark = buf[at]
+        at += 1
+        if mark == 116:  # t
+            if at + 4 > end:
+                return -1
+            length = _u32(buf, at)
+            at += 4
+            if at + length > end:
+                return -1
+            starts[place] = at
+            lengths[place] = length
+            at += length
+        elif mark == 110:  # n
+            lengths[place] = _NULL
+        elif mark == 117:  # u
+            lengths[place] = _UNCHANGED
+        else:
+            return -1
+    return at
+
+
+@kernels.jit
+def _key(
+    buf: U8Array,
+    out: U8Array,
+    at: int,
+    relation: I64Array,
+    columns: I64Array,
+    keys: I64Array,
+    starts: I64Array,
+    lengths: I64Array,
+) -> int:
+    """Write the key's Avro record; where it ends, or -1."""
+    for number in range(relation[5]):
+        place = keys[relation[4] + number]
+        if lengths[place] < 0:
+            return -1
+        column = columns[relation[2] + place]
+        at = _value(buf, starts[place], lengths[place], column[0], column[2], out, at)
+        if at < 0:
+            return -1
+    return at
+
+
+@kernels.jit
+def _row(
+    buf: U8Array,
+    out: U8Array,
+    at: int,
+    first: int,
+    count: int,
+    columns: I64Array,
+    starts: I64Array,
+    lengths: I64Array,
+) -> int:
+    """Write the row's Avro record; where it ends, or -1."""
+    for place in range(count):
+        column = columns[first + place]
+        length = lengths[place]
+        if length < 0:
+            # Of the kinds that may be absent, these two have an empty placeholder.
+            empty = length == _UNCHANGED and (column[0] == STRING or column[0] == BYTES)
+            if column[1] == 0 and not empty:
+                return -1
+            out[at] = 0
+            at += 1
+            continue
+        if column[1] != 0:
+            out[at] = 2
+            at += 1
+        at = _value(buf, starts[place], length, column[0], column[2], out, at)
+        if at < 0:
+            return -1
+    return at
+
+
+@kernels.jit
+def _absent(out: U8Array, at: int, count: int, lengths: I64Array) -> int:
+    """Write the bitmap of unchanged values if there are any; where it ends."""
+    found = False
+    for place in range(count):
+        if lengths[place] == _UNCHANGED:
+            if not found:
+                found = True
+                for byte in range((count + 7) >> 3):
+                    out[at + byte] = 0
+            out[at + (place >> 3)] |= np.uint8(1 << (place & 7))
+    return at + ((count + 7) >> 3) if found else at
+
+
+@kernels.jit
+def _value(
+    buf: U8Array, start: int, length: int, kind: int, scale: int, out: U8Array, at: int
+) -> int:
+    """Write one value, not null, as its plain Avro type; where it ends, or -1."""
+    if kind == STRING or kind == JSON:  # noqa: SIM109
+        return _bytes(buf, start, length, out, at)
+    if kind == INT:
+        return _integer(buf, start, length, out, at)
+    if kind == DECIMAL:
+        return _decimal(buf, start, length, scale, out, at)
+    if kind == TIMESTAMP:
+        return _timestamp(buf, start, length, out, at)
+    if kind == TIMESTAMPTZ:
+        tail = start + length - 3
+        if length < 22 or buf[tail] != 43 or buf[tail + 1] != 48 or buf[tail + 2] != 48:
+            return -1
+        return _timestamp(buf, start, length - 3, out, at)
+    if kind == BOOL:
+        out[at] = 1 if buf[start] == 116 else 0
+        return at + 1
+    if kind == NUMERIC:
+        # Under a millionth the reference path writes an exponent.
+        zeros = start + 1 if buf[start] == 45 else start
+        if start + length - zeros >= 8 and buf[zeros] == 48:
+            tiny = True
+            for offset in range(2, 8):
+                tiny = tiny and buf[zeros + offset] == 48
+            if tiny:
+                return -1
+        return _bytes(buf, start, length, out, at)
+    if kind == FLOAT:
+        return _float(buf, start, length, out, at)
+    if kind == DATE:
+        if length != 10:
+            return -1
+        days = _date(buf, start)
+        return -1 if days == _BAD else _long(out, at, days)
+    if kind == TIME:
+        time_us = _clock(buf, start, length)
+        return -1 if time_us < 0 or time_us >= _DAY_US else _long(out, at, time_us)
+    if kind == BYTES:
+        return _hex(buf, start, length, out, at)
+    return -1
+
+
+_BAD = -(1 << 40)
+
+
+@kernels.jit
+def _long(out: U8Array, at: int, value: int) -> int:
+    """Write an Avro int or long."""
+    rest = _U64((value << 1) ^ (value >> 63))
+    while rest >= _U64(0x80):
+        out[at] = np.uint8((rest & _U64(0x7F)) | _U64(0x80))
+        rest >>= _U64(7)
+        at += 1
+    out[at] = np.uint8(rest)
+    return at + 1
+
+
+@kernels.jit
+def _bytes(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
+    at = _long(out, at, length)
+    for offset in range(length):
+        out[at + offset] = buf[start + offset]
+    return at + length
+
+
+@kernels.jit
+def _hex(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
+    if length < 2 or length & 1 or buf[start] != 92 or buf[start + 1] != 120:
+        return -1
+    count = (length - 2) >> 1
+    at = _long(out, at, count)
+    place = start + 2
+    for offset in range(count):
+        high, low = _nibble(buf[place]), _nibble(buf[place + 1])
+        if high < 0 or low < 0:
+            return -1
+        out[at + offset] = np.uint8(high << 4 | low)
+        place += 2
+    return at + count
+
+
+@kernels.jit
+def _nibble(digit: int) -> int:
+    if 48 <= digit <= 57:
+        return i64(digit) - 48
+    if 97 <= digit <= 102:
+        return i64(digit) - 87
+    return -1
+
+
+@kernels.jit
+def _integer(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
+    negative = buf[start] == 45
+    place = start + 1 if negative else start
+    stop = start + length
+    if stop - place > 19 or place == stop:
+        return -1
+    value = 0
+    while place < stop:
+        digit = i64(buf[place]) - 48
+        if digit < 0 or digit > 9:
+            return -1
+        value = value * 10 - digit  # towards the smallest number, which has no positive twin
+        place += 1
+    return _long(out, at, value if negative else -value)
+
+
+@kernels.jit
+def _decimal(buf: U8Array, start: int, length: int, scale: int, out: U8Array, at: int) -> int:
+    """Avro's decimal: the unscaled number, big-endian and as short as it can be."""
+    negative = buf[start] == 45
+    place = start + 1 if negative else start
+    stop = start + length
+    value, digits, after_point = 0, 0, -1
+    while place < stop:
+        if buf[place] == 46 and after_point < 0:
+            after_point = 0
+        else:
+            digit = i64(buf[place]) - 48
+            if digit < 0 or digit > 9 or digits == 18:
+                return -1
+            value = value * 10 + digit
+            digits += 1
+            if after_point >= 0:
+                after_point += 1
+        place += 1
+    if digits == 0 or max(after_point, 0) != scale:
+        return -1
+    if negative:
+        value = -value
+    size = 1
+    while value >> (8 * size - 1) != 0 and value >> (8 * size - 1) != -1:
+        size += 1
+    at = _long(out, at, size)
+    for offset in range(size):
+        out[at + offset] = np.uint8(value >> 8 * (size - 1 - offset) & 0xFF)
+    return at + size
+
+
+@kernels.jit
+def _float(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
+    """A double whose digits and power of ten are both exact, so that one rounding is right."""
+    negative = buf[start] == 45
+    place = start + 1 if negative else start
+    stop = start + length
+    mantissa, digits, exponent, seen_point = 0, 0, 0, False
+    while place < stop and buf[place] != 101:  # e
+        if buf[place] == 46 and not seen_point:
+            seen_point = True
+        else:
+            digit = i64(buf[place]) - 48
+            if digit < 0 or digit > 9 or digits == 15:
+                return -1
+            mantissa = mantissa * 10 + digit
+            if mantissa > 0:
+                digits += 1
+            if seen_point:
+                exponent -= 1
+        place += 1
+    if place < stop:
+        sign, written = 1, 0
+        place += 1
+        if place < stop and (buf[place] == 45 or buf[place] == 43):
+            sign = -1 if buf[place] == 45 else 1
+            place += 1
+        if place == stop or stop - place > 3:
+            return -1
+        while place < stop:
+            digit = i64(buf[place]) - 48
+            if digit < 0 or digit > 9:
+                return -1
+            written = written * 10 + digit
+            place += 1
+        exponent += sign * written
+    if exponent < -22 or exponent > 22:
+        return -1
+    value = float(mantissa)
+    value = value * _POWERS[exponent] if exponent >= 0 else value / _POWERS[-exponent]
+    bits = np.array([-value if negative else value]).view(np.int64)[0]
+    for offset in range(8):
+        out[at + offset] = np.uint8(bits >> 8 * offset & 0xFF)
+    return at + 8
+
+
+@kernels.jit
+def _two(buf: U8Array, at: int) -> int:
+    """Two decimal digits; a negative number if they are not."""
+    high, low = i64(buf[at]) - 48, i64(buf[at + 1]) - 48
+    if high < 0 or high > 9 or low < 0 or low > 9:
+        return -10_000
+    return high * 10 + low
+
+
+@kernels.jit
+def _date(buf: U8Array, at: int) -> int:
+    """Days since 1970 of YYYY-MM-DD, 0001 to 9999; _BAD if it is not that."""
+    year = _two(buf, at) * 100 + _two(buf, at + 2)
+    month, day = _two(buf, at + 5), _two(buf, at + 8)
+    if buf[at + 4] != 45 or buf[at + 7] != 45 or year < 1 or month < 1 or day < 1:
+        return _BAD
+    if month <= 2:
+        year -= 1
+    era = year // 400
+    year_of_era = year - era * 400
+    day_of_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
+    day_of_era = year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year
+    return era * 146_097 + day_of_era - 719_468
+
+
+@kernels.jit
+def _clock(buf: U8Array, at: int, length: int) -> int:
+    """Microseconds of HH:MM:SS[.f...]; a negative number if it is not that."""
+    if length < 8 or length == 9 or length > 15 or buf[at + 2] != 58 or buf[at + 5] != 58:
+        return -1
+    hour, minute, second = _two(buf, at), _two(buf, at + 3), _two(buf, at + 6)
+    if hour < 0 or minute < 0 or second < 0:
+        return -1
+    fraction = 0
+    if length > 9:
+        if buf[at + 8] != 46:
+            return -1
+        for offset in range(9, 15):
+            fraction *= 10
+            if offset < length:
+                digit = i64(buf[at + offset]) - 48
+                if digit < 0 or digit > 9:
+                    return -1
+                fraction += digit
+    return ((hour * 60 + minute) * 60 + second) * 1_000_000 + fraction
+
+
+@kernels.jit
+def _timestamp(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
+    if length < 19 or buf[start + 10] != 32:
+        return -1
+    days = _date(buf, start)
+    time_us = _clock(buf, start + 11, length - 11)
+    if days == _BAD or time_us < 0:
+        return -1
+    return _long(out, at, days * _DAY_US + time_us)
+
+
+@kernels.jit
+def _u32(buf: U8Array, at: int) -> int:
+    """The big-endian 32-bit number at ``at``."""
+    return i64(buf[at]) << 24 | i64(buf[at + 1]) << 16 | i64(buf[at + 2]) << 8 | i64(buf[at + 3])
+
+
+@kernels.jit
+def _u64(buf: U8Array, at: int) -> int:
+    """The big-endian 64-bit number at ``at``."""
+    return _u32(buf, at) << 32 | _u32(buf, at + 4)

@@ -1,0 +1,101 @@
+"""The tables that steer the kernel: one row for each described table, column and key column."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from databus.common.kernels import I64Array
+from databus.common.schema import Column, Kind, SourceSchema
+from databus.relay.sources.postgres import kernels
+
+_KINDS: dict[Kind, int] = {
+    Kind.BOOL: kernels.BOOL,
+    Kind.INT: kernels.INT,
+    Kind.FLOAT: kernels.FLOAT,
+    Kind.DECIMAL: kernels.DECIMAL,
+    Kind.NUMERIC: kernels.NUMERIC,
+    Kind.STRING: kernels.STRING,
+    Kind.BYTES: kernels.BYTES,
+    Kind.DATE: kernels.DATE,
+    Kind.TIME: kernels.TIME,
+    Kind.TIMESTAMP: kernels.TIMESTAMP,
+    Kind.TIMESTAMPTZ: kernels.TIMESTAMPTZ,
+    Kind.UUID: kernels.STRING,  # an Avro string in PostgreSQL's own form
+    Kind.JSON: kernels.JSON,
+}
+
+Arrays = tuple[I64Array, I64Array, I64Array, I64Array, I64Array]
+
+
+class KernelTables:
+    """The arrays ``index, relations, columns, keys, fields`` of ``kernels.transcode``.
+
+    Invariants:
+        I1. ``arrays`` describes exactly the tables of the last ``put`` of each oid.
+
+    Owner: the assembler.
+    """
+
+    def __init__(self) -> None:
+        self._schemas: dict[int, SourceSchema | None] = {}
+        self._arrays: Arrays | None = None
+
+    def put(self, oid: int, schema: SourceSchema | None) -> None:
+        """The table has this schema from now on; with None its changes are skipped."""
+        self._schemas[oid] = schema
+        self._arrays = None
+
+    @property
+    def arrays(self) -> Arrays:
+        """The five arrays; made anew after a change."""
+        if self._arrays is None:
+            self._arrays = self._build()
+        return self._arrays
+
+    def _build(self) -> Arrays:
+        size = 16
+        while size < 2 * len(self._schemas):
+            size *= 2
+        index = np.full(size, -1, dtype=np.int64)
+        relations = np.zeros((max(1, len(self._schemas)), 8), dtype=np.int64)
+        columns: list[tuple[int, int, int, int]] = []
+        keys: list[int] = []
+        widest = 1
+        for number, (oid, schema) in enumerate(self._schemas.items()):
+            slot = (oid * 2654435761 >> 7) & (size - 1)
+            while index[slot] >= 0:
+                slot = (slot + 1) & (size - 1)
+            index[slot] = number
+            relations[number, kernels.OID] = oid
+            if schema is None:
+                continue
+            names = [column.name for column in schema.columns]
+            relations[number] = (
+                oid, 1, len(columns), len(names), len(keys), len(schema.key), schema.source_id,
+                np.uint64(schema.fingerprint).astype(np.int64),
+            )  # fmt: skip
+            columns += [_column(column, schema) for column in schema.columns]
+            keys += [names.index(name) for name in schema.key]
+            widest = max(widest, len(names))
+        return (
+            index,
+            relations,
+            np.array(columns, dtype=np.int64).reshape(-1, 4),
+            np.array(keys, dtype=np.int64),
+            np.zeros((4, widest), dtype=np.int64),
+        )
+
+
+def _column(column: Column, schema: SourceSchema) -> tuple[int, int, int, int]:
+    return (
+        _KINDS[column.kind], int(column.nullable), column.scale, int(column.name in schema.key)
+    )  # fmt: skip
+
+
+def compile_kernels() -> None:
+    """Compile them, or read them from the cache on disk: seconds that no stream should wait."""
+    nothing = np.zeros(8, dtype=np.uint8)
+    state = np.zeros(kernels.STATE_COUNT, dtype=np.int64)
+    kernels.transcode(
+        nothing, 0, 0, nothing, nothing.view(np.uint64), 0, state, *KernelTables().arrays
+    )
