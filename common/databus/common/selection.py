@@ -13,6 +13,8 @@ from databus.common import kernels
 from databus.common.filters import Mask
 from databus.common.frame import FrameColumns, Op
 
+_END = int(Op.END_OF_WINDOW)  # a plain number: comparing with an enum's member is slow
+
 
 def close_windows(columns: FrameColumns, taken: Mask, *, in_window: bool) -> tuple[Mask, bool]:
     """``taken`` with the end of each window of which a frame is taken.
@@ -20,12 +22,13 @@ def close_windows(columns: FrameColumns, taken: Mask, *, in_window: bool) -> tup
     ``in_window`` says that the window in which the block begins has been taken from before;
     the same is returned for the window in which the block ends.
     """
-    ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
+    ends = (columns.op == _END).nonzero()[0]
     if not len(ends):
         return taken, in_window or bool(taken.any())
-    counts = np.cumsum(taken)
+    counts = taken.cumsum()
     until_end = counts[ends]
-    wanted = np.diff(until_end, prepend=0) > 0
+    wanted = until_end > 0
+    wanted[1:] = until_end[1:] > until_end[:-1]
     wanted[0] |= in_window
     mask = taken.copy()
     mask[ends] = wanted
