@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -58,13 +57,12 @@ async def _print(client: DatabusClient, until_idle_s: float | None, as_table: bo
     renderer = Renderer(client.database, client.schemas.by_fingerprint)
     show = _table_row if as_table else to_line
     out = sys.stdout
-    async with contextlib.aclosing(client.raw_windows()) as windows:
-        async for part in _until_idle(windows, until_idle_s):
-            for frame, document in renderer.objects(part.data):
-                if frame.is_control and as_table:
-                    continue
-                out.write(show(document) + "\n")
-            out.flush()
+    async for part in _until_idle(client.raw_windows(), until_idle_s):
+        for frame, document in renderer.objects(part.data):
+            if frame.is_control and as_table:
+                continue
+            out.write(show(document) + "\n")
+        out.flush()
 
 
 async def _until_idle(

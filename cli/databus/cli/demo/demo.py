@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import sys
 import tempfile
@@ -83,6 +84,7 @@ class Demo:
         """Run it to the verdict; True if every consumer's tables equal the source's."""
         folder = Path(tempfile.mkdtemp(prefix="databus-demo-"))
         folder.chmod(0o755)
+        logging.basicConfig(filename=folder / "demo.log", level=logging.INFO)
         try:
             with contextlib.ExitStack() as stack:
                 shop, url = await asyncio.to_thread(self._open_shop, folder, stack)

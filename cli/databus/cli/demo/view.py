@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-_BAR_WIDTH = 52
+_BAR_WIDTH = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +54,16 @@ class Picture:
 
 
 def draw(picture: Picture) -> RenderableType:
-    """The picture for a terminal of 100 columns or more."""
+    """The picture for a terminal of 110 columns or more."""
     scale = _Scale(picture.base_scn, max(picture.source_scn, picture.base_scn + 1))
     table = Table.grid(padding=(0, 1))
-    table.add_column(justify="right", style="bold", no_wrap=True, min_width=16)
+    table.add_column(justify="right", style="bold", no_wrap=True, min_width=13)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_row(
         "source",
         scale.point(picture.source_scn, "▼", "green"),
-        f"scn {picture.source_scn:,}  {picture.transactions:,} transactions, "
+        f"scn {picture.source_scn:,}, {picture.transactions:,} transactions, "
         f"{picture.transaction_rate:,.0f}/s",
     )
     table.add_row("relay ring", scale.span(picture.ring, "cyan"), _range(picture.ring))
@@ -77,14 +77,14 @@ def draw(picture: Picture) -> RenderableType:
     for consumer in picture.consumers:
         colour = _MODE_COLOURS.get(consumer.mode, "white")
         text = Text.assemble(
-            (f"{consumer.mode:<11}", colour),
-            f"scn {consumer.scn:,}  {consumer.events:,} events, {consumer.rate:,.0f}/s",
+            (consumer.mode, colour),
+            f" at {consumer.scn:,}, {consumer.events:,} events, {consumer.rate:,.0f}/s",
         )
         table.add_row(consumer.name, scale.point(consumer.scn, "▲", colour), text)
+    body: list[RenderableType] = [Text(picture.step, style="italic"), Text(), table, Text()]
     for consumer in picture.consumers:
         if consumer.moves:
-            table.add_row("", Text(f"{consumer.name}: {consumer.moves}", style="dim"), "")
-    body: list[RenderableType] = [Text(picture.step, style="italic"), Text(), table]
+            body.append(Text(f"  {consumer.name}: {consumer.moves}", style="dim"))
     body += [Text(note, style="dim") for note in picture.notes]
     return Panel(Group(*body), title=picture.title, title_align="left", expand=True)
 
