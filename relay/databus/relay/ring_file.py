@@ -193,10 +193,13 @@ class RingFile:
         self.view[at : at + len(block)] = block
 
     def write_pad(self, position: int) -> int:
-        """Mark the rest of the lap from ``position`` on as empty; return its bytes."""
+        """Mark the rest of the lap from ``position`` on as empty; return its bytes.
+
+        It is filled with zeros, so that a search for frames behind damage finds none of an
+        older lap in it.
+        """
         pad_bytes = self.data_bytes - position % self.data_bytes
-        at = self.file_offset(position)
-        PAD.pack_into(self.map, at, PAD_MAGIC, pad_bytes | 1)
+        self.write(position, memoryview(PAD.pack(PAD_MAGIC, pad_bytes | 1).ljust(pad_bytes, b"\0")))
         return pad_bytes
 
     def write_stop(self, position: int) -> None:

@@ -62,6 +62,14 @@ REPAIRS: dict[tuple[bool, bool], Repair] = {
     (False, True): Repair.CUT,
     (False, False): Repair.EMPTY,
 }
+EXTENDS: dict[Base, bool] = {
+    # Behind the tail of a control copy there may be frames of a later lap, with others missing
+    # in between; behind the live tail there is only what the writer was about to publish.
+    Base.LIVE: True,
+    Base.NEWER: False,
+    Base.A: False,
+    Base.B: False,
+}
 
 
 class Recovered(NamedTuple):
@@ -125,7 +133,9 @@ def recover(file: RingFile) -> Recovered:
             evicted_frames=state.frames,
             evicted_windows=state.windows,
         )
-    state, found_frames = _extend(file, with_oldest(file, state))
+    state, found_frames = with_oldest(file, state), 0
+    if EXTENDS[base]:
+        state, found_frames = _extend(file, state)
     return Recovered(control, state, base, repair, found_frames)
 
 
