@@ -25,6 +25,7 @@ from databus.common.errors import ConsumerFailed, DatabusError, InternalError, S
 
 log = logging.getLogger("databus.client")
 
+_ANNOUNCEMENTS = (Call.START_SEQUENCE, Call.START_SOURCE, Call.END_SOURCE, Call.END_SEQUENCE)
 _YIELD_S = 0.02
 _MOST_FLYING = 10_000
 Pulling = asyncio.Task[None]
@@ -90,6 +91,11 @@ class Delivery:
         self._deferred: deque[tuple[Due, set[asyncio.Future[None]]]] = deque()
         self._is_stopping = False
         self._yielded_s = 0.0
+        self._left_out = frozenset(
+            call
+            for call in _ANNOUNCEMENTS
+            if getattr(type(consumer), call.value) is getattr(Consumer, call.value)
+        )
         self.rollback_count = 0
         self.checkpoint: Checkpoint | None = dispatcher.mark.checkpoint
 
@@ -182,6 +188,8 @@ class Delivery:
                     self._dispatcher.defer(due, time.monotonic())
                     return
                 result = await self._take_checkpoint(due)
+            elif due.call in self._left_out:
+                result = Result.SUCCESS
             else:
                 result = await self._announce(due)
         except _HALTING:

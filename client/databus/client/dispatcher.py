@@ -114,7 +114,9 @@ class Dispatcher:
         self._source_id: int | None = None
         self._source = ""
         self._schema: SourceSchema | None = None
-        self._candidate: Mark | None = None
+        # Frames before it, its position, and its checkpoint where it is not an online one.
+        self._candidate: tuple[int, Position, Checkpoint | None] | None = None
+        self._bootstrap_at = checkpoint
         self._is_progress_only = True
         self._forced = False
         self._skipped = False
@@ -136,11 +138,11 @@ class Dispatcher:
             return self._roll_back(None)
         while True:
             if self._candidate is not None and self._is_due(now_s, idle=False):
-                return Due(Call.CHECKPOINT, mark=self._candidate)
+                return self._due_mark()
             here = self._buffer.here()
             if here is None:
                 if self._candidate is not None and self._is_due(now_s, idle=True):
-                    return Due(Call.CHECKPOINT, mark=self._candidate)
+                    return self._due_mark()
                 return None
             block, index = here
             if block.ops[index] < FIRST_CONTROL_OP:
@@ -221,6 +223,7 @@ class Dispatcher:
         self._windows_since = 0
         checkpoint = self.mark.checkpoint
         self.position = checkpoint.position if checkpoint else None
+        self._bootstrap_at = checkpoint
         self._restream = not self._buffer.rewind(self.mark.frame_count)
 
     def _row(self, block: Block, index: int) -> Due:
@@ -256,12 +259,11 @@ class Dispatcher:
 
     def _open(self, block: Block, index: int) -> Window:
         self.mode = _mode(block.bootstrap)
-        view = block.frame(index)
-        window = Window(self._decoding, self.mode, view.scn, view.commit_us)
+        window = Window(self._decoding, self.mode, block, index)
         if not block.bootstrap:
             end = block.window_end(index)
             if end >= 0 and block.scns[end] == window.scn:
-                window.ended_by(block.frame(end))
+                window.ended_by(block, end)
         return window
 
     def _close(self, window: Window) -> Due:
@@ -276,48 +278,76 @@ class Dispatcher:
     def _control(self, block: Block, index: int) -> Due | None:
         """What a control frame makes due; None if it was passed over."""
         op, window = block.ops[index], self._window
-        position = block.position(index)
-        if op == Op.END_OF_WINDOW and not block.bootstrap:
+        if block.bootstrap:
+            if op == Op.CHECKPOINT:
+                return self._bootstrap_checkpoint(block, index)
+            self._buffer.advance(1)
+        elif op == Op.END_OF_WINDOW:
             if window is not None:
-                if window.event_count is None and window.scn == position.scn:
-                    window.ended_by(block.frame(index))
+                if not window.has_end and window.scn == block.scns[index]:
+                    window.ended_by(block, index)
                 return self._close(window)
             self._buffer.advance(1)
-            self._passed(self._online(position), is_progress_only=False)
-        elif op == Op.HEARTBEAT and not block.bootstrap:
-            if window is not None and position.scn > window.scn:
-                return self._close(window)
-            self._buffer.advance(1)
+            self._passed(block.position(index), is_progress_only=False)
+        elif op == Op.HEARTBEAT:
             if window is None:
-                self._passed(self._online(position), is_progress_only=True)
-        elif op == Op.CHECKPOINT:
-            if window is not None:
+                self._buffer.advance(1)
+                self._passed(block.position(index), is_progress_only=True)
+            elif block.scns[index] > window.scn:
                 return self._close(window)
-            self._buffer.advance(1)
-            checkpoint = decode(bytes(block.frame(index).after or b""))
-            self._forced = self._forced or isinstance(checkpoint, OnlineCheckpoint)
-            self._passed(checkpoint, is_progress_only=False)
+            else:
+                self._buffer.advance(1)
         else:
             self._buffer.advance(1)
         return None
 
-    def _online(self, position: Position) -> OnlineCheckpoint:
-        return OnlineCheckpoint(self._decoding.database, self._clock_of(), position)
+    def _bootstrap_checkpoint(self, block: Block, index: int) -> Due | None:
+        if self._window is not None:
+            return self._close(self._window)
+        checkpoint = decode(bytes(block.frame(index).after or b""))
+        before = self._bootstrap_at
+        if before is not None and _goes_back(before, checkpoint):
+            # The server's runs were replaced under us, and it begins again at the position
+            # where our state was consistent.  What came until here stays; it is made durable
+            # before the consumer is told that older states may follow.
+            if self._candidate is not None and not self._forced:
+                self._forced = True
+                return None
+            self._buffer.advance(1)
+            self._bootstrap_at = checkpoint
+            self.mark = Mark(self._buffer.cursor, checkpoint)
+            return self._roll_back(None)
+        self._bootstrap_at = checkpoint
+        self._buffer.advance(1)
+        if checkpoint != self.mark.checkpoint:
+            self._passed(checkpoint.position, is_progress_only=False, checkpoint=checkpoint)
+            self._forced = self._forced or isinstance(checkpoint, OnlineCheckpoint)
+        return None
 
-    def _passed(self, checkpoint: Checkpoint, *, is_progress_only: bool) -> None:
-        """Everything up to ``checkpoint`` has been given out."""
-        self.position = checkpoint.position
-        skipped, self._skipped = self._skipped, False
-        if skipped:
+    def _passed(
+        self, position: Position, *, is_progress_only: bool, checkpoint: Checkpoint | None = None
+    ) -> None:
+        """Everything up to ``position`` has been given out."""
+        self.position = position
+        if self._skipped:
+            self._skipped = False
             self._candidate = None
             return
-        if self._candidate is None:
-            self._is_progress_only = is_progress_only
+        if is_progress_only:
+            if self._candidate is None:
+                self._is_progress_only = True
         else:
-            self._is_progress_only = self._is_progress_only and is_progress_only
-        self._candidate = Mark(self._buffer.cursor, checkpoint)
-        if not is_progress_only:
+            self._is_progress_only = False
             self._windows_since += 1
+        self._candidate = (self._buffer.cursor, position, checkpoint)
+
+    def _due_mark(self) -> Due:
+        """The checkpoint that is due."""
+        assert self._candidate is not None
+        cursor, position, checkpoint = self._candidate
+        if checkpoint is None:
+            checkpoint = OnlineCheckpoint(self._decoding.database, self._clock_of(), position)
+        return Due(Call.CHECKPOINT, mark=Mark(cursor, checkpoint))
 
     def _is_due(self, now_s: float, *, idle: bool) -> bool:
         if self._window is not None:
@@ -346,9 +376,18 @@ class Dispatcher:
     def final_checkpoint(self) -> Due | None:
         """The checkpoint that may still be taken when consumption stops."""
         if self._failure is None and self._window is None and self._candidate is not None:
-            return Due(Call.CHECKPOINT, mark=self._candidate)
+            return self._due_mark()
         return None
 
 
 def _mode(bootstrap: bool) -> Mode:
     return "bootstrap" if bootstrap else "online"
+
+
+def _goes_back(before: Checkpoint, after: Checkpoint) -> bool:
+    """Whether a bootstrap that was at ``before`` has begun again somewhere at ``after``."""
+    if not isinstance(before, BootstrapCheckpoint) or not isinstance(after, BootstrapCheckpoint):
+        return False
+    if after.position != before.position:
+        return False
+    return after.row < before.row if after.run == before.run else before.row > 0

@@ -73,35 +73,55 @@ class Window:
     """One transaction of the source, or one piece of a bootstrap.
 
     ``txid`` and ``event_count`` (of all events, filtered out or not) are None until the end
-    of the window has been received; ``commit_us`` is the source's commit time.
+    of the window has been received, and in a bootstrap.
     """
 
-    __slots__ = (
-        "commit_us",
-        "database",
-        "decoding",
-        "event_count",
-        "is_dump",
-        "mode",
-        "scn",
-        "txid",
-    )
+    __slots__ = ("_block", "_end", "_first", "database", "decoding", "mode", "scn")
 
-    def __init__(self, decoding: Decoding, mode: Mode, scn: int, commit_us: int) -> None:
+    def __init__(self, decoding: Decoding, mode: Mode, block: Block, first: int) -> None:
         self.decoding = decoding
         self.database = decoding.database
         self.mode: Mode = mode
-        self.scn = scn
-        self.commit_us = commit_us
-        self.txid: str | None = None
-        self.event_count: int | None = None
-        self.is_dump = False
+        self.scn = block.scns[first]
+        self._block = block
+        self._first = first
+        self._end: tuple[Block, int] | None = None
 
-    def ended_by(self, frame: FrameView) -> None:
-        """Take what the end-of-window frame says."""
-        self.txid = bytes(frame.key).decode(errors="replace")
-        self.event_count = frame.event_count
-        self.is_dump = bool(frame.flags & Flag.DUMP)
+    def ended_by(self, block: Block, index: int) -> None:
+        """The end-of-window frame has come."""
+        self._end = (block, index)
+
+    @property
+    def has_end(self) -> bool:
+        """Whether the end of the window has been received."""
+        return self._end is not None
+
+    @property
+    def _end_frame(self) -> FrameView | None:
+        return None if self._end is None else self._end[0].frame(self._end[1])
+
+    @property
+    def txid(self) -> str | None:
+        """The source's transaction id."""
+        frame = self._end_frame
+        return None if frame is None else bytes(frame.key).decode(errors="replace")
+
+    @property
+    def event_count(self) -> int | None:
+        """How many events the window had at the source."""
+        frame = self._end_frame
+        return None if frame is None else frame.event_count
+
+    @property
+    def is_dump(self) -> bool:
+        """Whether a dump's rows lie in it, as far as its end has been received."""
+        frame = self._end_frame
+        return frame is not None and bool(frame.flags & Flag.DUMP)
+
+    @property
+    def commit_us(self) -> int:
+        """When the source committed it, microseconds since the epoch, UTC."""
+        return int(self._block.frame(self._first).commit_us)
 
     @property
     def commit_time(self) -> dt.datetime:
