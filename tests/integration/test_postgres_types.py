@@ -1,0 +1,299 @@
+"""Every PostgreSQL type from the stream and from a chunk: equal bytes, and the right values."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import uuid
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from databus.common import kernels as common_kernels
+from databus.common.frame import read_frame
+from databus.common.schema import Kind
+from databus.relay.sources.postgres import windows
+from databus.relay.sources.source import ChunkRequest
+from tests.support.fixtures import FreshDatabase
+from tests.support.postgres_follower import config_of, follow_to, now_scn, opened
+
+UTC = dt.UTC
+
+# Type, kind, and pairs of an SQL literal and what consumers see.
+TYPES: list[tuple[str, Kind, list[tuple[str, Any]]]] = [
+    ("bool", Kind.BOOL, [("true", True), ("false", False)]),
+    ("int2", Kind.INT, [("-32768", -32768), ("32767", 32767)]),
+    ("int4", Kind.INT, [("-2147483648", -(2**31)), ("0", 0), ("63", 63), ("64", 64)]),
+    ("int8", Kind.INT, [("-9223372036854775808", -(2**63)), ("9223372036854775807", 2**63 - 1)]),
+    ("oid", Kind.INT, [("4294967295", 2**32 - 1)]),
+    ("float4", Kind.FLOAT, [("1.1", 1.1), ("'NaN'", math.nan), ("'-Infinity'", -math.inf)]),
+    (
+        "float8",
+        Kind.FLOAT,
+        [
+            ("0.1", 0.1),
+            ("-1.7976931348623157e308", -1.7976931348623157e308),
+            ("5e-324", 5e-324),
+            ("'Infinity'", math.inf),
+            ("'-0'", -0.0),
+            ("123456789012345678", 123456789012345680.0),
+            ("1e22", 1e22),
+            ("9007199254740993", 9007199254740992.0),
+            ("2.5e-7", 2.5e-7),
+        ],
+    ),
+    (
+        "numeric(12,2)",
+        Kind.DECIMAL,
+        [
+            ("-9999999999.99", Decimal("-9999999999.99")),
+            ("0", Decimal("0.00")),
+            ("1.275", Decimal("1.28")),
+            ("-1.28", Decimal("-1.28")),
+            ("327.68", Decimal("327.68")),
+        ],
+    ),
+    (
+        "numeric(38,10)",
+        Kind.DECIMAL,
+        [
+            (
+                "1234567890123456789012345678.0123456789",
+                Decimal("1234567890123456789012345678.0123456789"),
+            )
+        ],
+    ),
+    ("numeric(18,0)", Kind.DECIMAL, [("-999999999999999999", Decimal(-(10**18) + 1))]),
+    ("numeric(3,5)", Kind.NUMERIC, [("0.00123", Decimal("0.00123"))]),
+    (
+        "numeric",
+        Kind.NUMERIC,
+        [
+            ("1.500", Decimal("1.500")),
+            ("0.0000001", Decimal("0.0000001")),
+            ("'NaN'", Decimal("NaN")),
+            ("'-Infinity'", Decimal("-Infinity")),
+            ("1e40", Decimal(10) ** 40),
+        ],
+    ),
+    ("text", Kind.STRING, [("''", ""), ("'naïve 𝄞 \\ \"q\" ''s'''", "naïve 𝄞 \\ \"q\" 's'")]),
+    ("varchar(10)", Kind.STRING, [("'ten chars.'", "ten chars.")]),
+    ("char(5)", Kind.STRING, [("'ab'", "ab   ")]),
+    ('"char"', Kind.STRING, [("'x'", "x")]),
+    ("name", Kind.STRING, [("'a_name'", "a_name")]),
+    (
+        "bytea",
+        Kind.BYTES,
+        [("'\\x'", b""), ("'\\x00ff10deadBEEF'", bytes.fromhex("00ff10deadbeef"))],
+    ),
+    (
+        "date",
+        Kind.DATE,
+        [
+            ("'0001-01-01'", dt.date(1, 1, 1)),
+            ("'9999-12-31'", dt.date(9999, 12, 31)),
+            ("'1970-01-01'", dt.date(1970, 1, 1)),
+            ("'2000-02-29'", dt.date(2000, 2, 29)),
+            ("'1969-12-31'", dt.date(1969, 12, 31)),
+        ],
+    ),
+    (
+        "time",
+        Kind.TIME,
+        [("'00:00'", dt.time(0)), ("'23:59:59.999999'", dt.time(23, 59, 59, 999999))],
+    ),
+    ("time(3)", Kind.TIME, [("'12:34:56.7'", dt.time(12, 34, 56, 700000))]),
+    (
+        "timestamp",
+        Kind.TIMESTAMP,
+        [
+            ("'2024-02-29 12:34:56.000001'", dt.datetime(2024, 2, 29, 12, 34, 56, 1)),
+            ("'0001-01-01 00:00:00'", dt.datetime(1, 1, 1)),
+            ("'9999-12-31 23:59:59.999999'", dt.datetime(9999, 12, 31, 23, 59, 59, 999999)),
+        ],
+    ),
+    (
+        "timestamptz",
+        Kind.TIMESTAMPTZ,
+        [
+            ("'2024-06-01 12:00:00.5+02'", dt.datetime(2024, 6, 1, 10, 0, 0, 500000, UTC)),
+            ("'1901-12-13 20:45:52-00:30'", dt.datetime(1901, 12, 13, 21, 15, 52, 0, UTC)),
+        ],
+    ),
+    ("timetz", Kind.STRING, [("'12:00:00+02'", "12:00:00+02")]),
+    (
+        "interval",
+        Kind.STRING,
+        [("'1 year 2 mons 3 days 04:05:06.7'", "1 year 2 mons 3 days 04:05:06.7")],
+    ),
+    (
+        "uuid",
+        Kind.UUID,
+        [
+            (
+                "'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11'",
+                uuid.UUID("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+            )
+        ],
+    ),
+    ("json", Kind.JSON, [('\'{"b": 1,  "a":[null]}\'', '{"b": 1,  "a":[null]}')]),
+    ("jsonb", Kind.JSON, [('\'{"b": 1,  "a":[null]}\'', '{"a": [null], "b": 1}')]),
+    ("xml", Kind.STRING, [("'<a>é</a>'", "<a>é</a>")]),
+    ("money", Kind.STRING, [("1234.5", "$1,234.50")]),
+    ("inet", Kind.STRING, [("'10.1.2.3'", "10.1.2.3"), ("'2001:db8::1/64'", "2001:db8::1/64")]),
+    ("cidr", Kind.STRING, [("'10.1.0.0/16'", "10.1.0.0/16")]),
+    ("macaddr", Kind.STRING, [("'08-00-2B-01-02-03'", "08:00:2b:01:02:03")]),
+    ("bit(3)", Kind.STRING, [("B'101'", "101")]),
+    ("varbit", Kind.STRING, [("B'10'", "10")]),
+    ("int4[]", Kind.STRING, [("'{{1,2},{3,NULL}}'", "{{1,2},{3,NULL}}")]),
+    ("text[]", Kind.STRING, [("ARRAY['a,b', 'q\"', NULL]", '{"a,b","q\\"",NULL}')]),
+    ("int4range", Kind.STRING, [("'[1,5)'", "[1,5)")]),
+    ("nummultirange", Kind.STRING, [("'{[1,2),[3,4)}'", "{[1,2),[3,4)}")]),
+    ("tsvector", Kind.STRING, [("'a fat cat'", "'a' 'cat' 'fat'")]),
+    ("point", Kind.STRING, [("'(1.5,2)'", "(1.5,2)")]),
+    ("pg_lsn", Kind.STRING, [("'16/B374D848'", "16/B374D848")]),
+    ("mood", Kind.STRING, [("'happy'", "happy")]),
+    ("pair", Kind.STRING, [("ROW(1, 'x y')::pair", '(1,"x y")')]),
+    ("price", Kind.DECIMAL, [("12.5", Decimal("12.50"))]),
+    ("positive", Kind.INT, [("7", 7)]),
+    ("nested", Kind.INT, [("8", 8)]),
+    ("citext", Kind.STRING, [("'MiXed'", "MiXed")]),
+    ("hstore", Kind.STRING, [("'a=>1, b=>NULL'", '"a"=>"1", "b"=>NULL')]),
+    ("ltree", Kind.STRING, [("'Top.Science'", "Top.Science")]),
+]
+
+SET_UP = [
+    "CREATE EXTENSION IF NOT EXISTS citext",
+    "CREATE EXTENSION IF NOT EXISTS hstore",
+    "CREATE EXTENSION IF NOT EXISTS ltree",
+    "CREATE TYPE mood AS ENUM ('sad', 'happy')",
+    "CREATE TYPE pair AS (n int, t text)",
+    "CREATE DOMAIN price AS numeric(10, 2)",
+    "CREATE DOMAIN positive AS int CHECK (VALUE > 0)",
+    "CREATE DOMAIN nested AS positive",
+]
+
+
+def _same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, float):
+        return math.copysign(1, found) == math.copysign(1, expected) and (
+            found == expected or (math.isnan(found) and math.isnan(expected))
+        )
+    if isinstance(expected, Decimal):
+        return str(found) == str(expected) or found == expected
+    return type(found) is type(expected) and bool(found == expected)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "reference"])
+async def test_each_type_has_one_value_from_stream_and_chunk(
+    postgres_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    if compiled and not common_kernels.COMPILED:
+        pytest.skip("numba is not installed")
+    if not compiled:
+        monkeypatch.setitem(windows.WindowAssembler.__init__.__kwdefaults__, "compiled", False)
+    db = postgres_database
+    for statement in SET_UP:
+        db.execute(statement)
+    for number, (type_name, _, _) in enumerate(TYPES):
+        db.execute(f"CREATE TABLE t{number:02} (id int PRIMARY KEY, v {type_name})")
+    async with opened(config_of(db)) as source:
+        start = await source.first_scn()
+        for number, (_, _, cases) in enumerate(TYPES):
+            for row, (literal, _) in enumerate(cases):
+                db.execute(f"INSERT INTO t{number:02} VALUES ({row}, {literal})")
+            db.execute(f"INSERT INTO t{number:02} VALUES (-1, NULL)")
+        seen = await follow_to(source, start, now_scn(db))
+        streamed = {}
+        for data in seen.frames:
+            frame = read_frame(data)
+            if not frame.is_control:
+                name = seen.schemas.by_fingerprint(frame.schema_fp).source
+                streamed[name, bytes(frame.key)] = frame
+        for number, (type_name, kind, cases) in enumerate(TYPES):
+            chunk = await source.read_chunk(ChunkRequest(f"public.t{number:02}", 100))
+            assert len(chunk.rows) == len(cases) + 1
+            assert chunk.schema.columns[1].kind is kind, type_name
+            expected = dict(enumerate(value for _, value in cases)) | {-1: None}
+            for row in chunk.rows:
+                frame = streamed[chunk.schema.source, row.key]
+                assert frame.after is not None
+                assert bytes(frame.after) == row.row, type_name
+                assert frame.schema_fp == chunk.schema.fingerprint
+                found = chunk.schema.decode_row(row.row)
+                value = expected[found["id"]]
+                assert _same(found["v"], value), (type_name, found["v"], value)
+
+
+SPECIAL = [
+    ("date", "'infinity'"),
+    ("date", "'0044-03-15 BC'"),
+    ("date", "'10000-01-01'"),
+    ("time", "'24:00:00'"),
+    ("timestamp", "'-infinity'"),
+    ("timestamp", "'294276-12-31 23:59:59'"),
+    ("timestamptz", "'infinity'"),
+    ("timestamptz", "'0044-03-15 00:00:00+00 BC'"),
+    ("numeric(6,2)", "'NaN'"),
+]
+
+
+async def test_values_beyond_their_kind_become_null_where_that_is_configured(
+    postgres_database: FreshDatabase,
+) -> None:
+    db = postgres_database
+    for number, (type_name, _) in enumerate(SPECIAL):
+        db.execute(f"CREATE TABLE s{number} (id int PRIMARY KEY, v {type_name} NOT NULL)")
+    async with opened(config_of(db, special_values="null")) as source:
+        start = await source.first_scn()
+        for number, (_, literal) in enumerate(SPECIAL):
+            db.execute(f"INSERT INTO s{number} VALUES (1, {literal})")
+        seen = await follow_to(source, start, now_scn(db))
+        assert [e.after for e in seen.events] == [{"id": 1, "v": None}] * len(SPECIAL)
+        for number in range(len(SPECIAL)):
+            chunk = await source.read_chunk(ChunkRequest(f"public.s{number}", 10))
+            assert chunk.schema.decode_row(chunk.rows[0].row)["v"] is None
+            assert chunk.schema.fingerprint in seen.schemas
+
+
+KEYS = [
+    ("uuid", "gen_random_uuid()"),
+    ("text", "md5(i::text)"),
+    ('text COLLATE "C"', "chr(60 + i)"),
+    ("numeric(10,3)", "i / 7.0"),
+    ("bytea", "decode(md5(i::text), 'hex')"),
+    ("timestamptz", "now() + i * interval '1.5 s'"),
+    ("date", "date '2024-01-01' + i"),
+    ("bool, w int", "i % 2 = 0"),
+    ("mood", "NULL"),
+]
+
+
+async def test_chunks_page_by_keys_of_many_types(postgres_database: FreshDatabase) -> None:
+    db = postgres_database
+    db.execute("CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy')")
+    async with opened(config_of(db)) as source:
+        for number, (type_name, expression) in enumerate(KEYS):
+            name = f"k{number}"
+            if ", w" in type_name:
+                db.execute(f"CREATE TABLE {name} (k {type_name}, PRIMARY KEY (k, w))")
+                db.execute(
+                    f"INSERT INTO {name} SELECT {expression}, i FROM generate_series(1, 25) i"
+                )
+            elif type_name == "mood":
+                db.execute(f"CREATE TABLE {name} (k mood PRIMARY KEY)")
+                db.execute(f"INSERT INTO {name} VALUES ('happy'), ('sad'), ('ok')")
+            else:
+                db.execute(f"CREATE TABLE {name} (k {type_name} PRIMARY KEY)")
+                db.execute(f"INSERT INTO {name} SELECT {expression} FROM generate_series(1, 25) i")
+            upto = await source.largest_key(f"public.{name}")
+            keys, after, done = [], None, False
+            while not done:
+                chunk = await source.read_chunk(
+                    ChunkRequest(f"public.{name}", 2, after=after, upto=upto)
+                )
+                keys += [row.key for row in chunk.rows]
+                after, done = chunk.last_key, chunk.done
+            ((count,),) = db.execute(f"SELECT count(*) FROM {name}")
+            assert len(keys) == len(set(keys)) == count
