@@ -502,6 +502,8 @@ async def test_a_reader_that_the_writer_overtakes_gets_an_error_frame_and_the_en
             assert last.op == Op.ERROR
             told = json.loads(bytes(last.after or b""))
             assert (told["code"], told["status"]) == ("reader_overtaken", 410)
+            assert Position(**told["prev"]) > last.position
+            assert str(tmp_path) not in told["detail"]
             assert last.position < live.writer.state.prev
         async with http.get(f"{live.url}/v1/status") as answer:
             served = (await answer.json())["databases"][0]["served"]
@@ -524,6 +526,21 @@ async def test_shutting_down_ends_followers_cleanly_within_a_second(
     assert loop.time() - began_s < 1.5
     for answer in answers:  # a body that was cut off would raise
         assert places(list(iter_frames(await answer.read()))) == [(BEAT, 0, 0)]
+    live.close()
+
+
+async def test_a_reader_that_has_stopped_reading_does_not_hold_up_the_shutdown(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    live = LiveRelay(tmp_path, ring_bytes=64 << 20)
+    for scn in range(1, 200):
+        live.append(window(scn, [(INSERT, ORDERS, scn)], text="z" * 200_000))
+    loop = asyncio.get_running_loop()
+    async with live.served():
+        answer = await http.get(f"{live.url}/v1/shop/stream", headers=FRAMES)
+        began_s = loop.time()
+    assert loop.time() - began_s < 5
+    answer.close()
     live.close()
 
 

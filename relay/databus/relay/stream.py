@@ -47,14 +47,19 @@ def start_position(start: StartPoint, state: RingState, clock: str, database: st
             got=start.clock,
         )
     if start.position < state.prev:
-        raise ScnTooOld(
-            f"position {start.position} is older than what the ring serves, after {state.prev} "
-            f"up to {state.max} (database={database}); a bootstrap is needed",
-            prev=state.prev.to_json(),
-            min=state.min.to_json(),
-            max=state.max.to_json(),
-        )
+        raise too_old(start.position, state, database)
     return start.position
+
+
+def too_old(position: Position, state: RingState, database: str) -> ScnTooOld:
+    """The refusal of a position before ``prev``, with the range that is served."""
+    return ScnTooOld(
+        f"position {position} is older than what the ring serves, after {state.prev} up to "
+        f"{state.max} (database={database}); a bootstrap is needed",
+        prev=state.prev.to_json(),
+        min=state.min.to_json(),
+        max=state.max.to_json(),
+    )
 
 
 def is_ahead(position: Position, state: RingState) -> bool:

@@ -26,7 +26,7 @@ from databus.common.http import STOPPING
 from databus.common.rendering import Renderer
 from databus.relay.ring_format import RingState
 from databus.relay.served import ServedDatabase, range_headers
-from databus.relay.stream import StreamCursor, is_ahead, start_position
+from databus.relay.stream import StreamCursor, is_ahead, start_position, too_old
 from databus.relay.stream_request import StreamRequest
 from databus.relay.tallies import WorkerTallies
 
@@ -43,8 +43,8 @@ class StreamAnswer:
             so that no commit is slept through.
 
     Owner: the task of the request.
-    Raises: ScnTooOld and ClockMismatch from the constructor; ReaderOvertaken from
-        ``next_part``; from either SourceUnavailable while there is no ring.
+    Raises: ScnTooOld from the constructor and ``next_part``; ClockMismatch, UnknownSource and
+        SourceUnavailable from the constructor.
     """
 
     def __init__(self, database: ServedDatabase, request: StreamRequest) -> None:
@@ -101,10 +101,8 @@ class StreamAnswer:
         try:
             block, after = ring.read(self._ring_position, self.format.block_bytes)
         except ReaderOvertaken:
-            self._ring_position = -1
-            if not self._find():
-                return None
-            block, after = ring.read(self._ring_position, self.format.block_bytes)
+            self._ring_position = -1  # the next step looks it up again, in a new ring maybe
+            return b""
         if not block:
             return None
         self._refresh_sources()
@@ -119,7 +117,10 @@ class StreamAnswer:
         ring, position = self.database.ring, self.cursor.position
         if position > ring.snapshot().max:
             return False
-        self._ring_position = ring.find(position)
+        try:
+            self._ring_position = ring.find(position)
+        except ScnTooOld:
+            raise too_old(position, ring.snapshot(), self.database.name) from None
         return True
 
     def _refresh_sources(self) -> None:
@@ -202,9 +203,7 @@ class StreamSender:
             raise
         except ScnTooOld as error:
             overtaken = ReaderOvertaken(
-                f"the writer has overtaken this reader after {answer.cursor.position}: "
-                f"{error.message}",
-                **error.details,
+                f"this reader was overtaken by the writer: {error.message}", **error.details
             )
             self.tallies.add(answer.database.name, "overtaken")
             await self._write(response, answer, answer.error(overtaken))
