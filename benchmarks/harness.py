@@ -1,0 +1,152 @@
+"""What all benchmarks share: seeds, warm-up, repetition, machine facts, JSON.
+
+A benchmark measures; it asserts nothing about time.  It prints a table, and writes one JSON
+document, which is all that its plot reads (``python -m benchmarks.plot FILE``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How this run was asked for."""
+
+    name: str
+    smoke: bool
+    seed: int
+    repeats: int
+    out: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Repeated measurements of one point: the median and how far they spread."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def spread(self) -> float:
+        """Largest less smallest, as a part of the median."""
+        return (max(self.values) - min(self.values)) / self.median if self.median else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"median": self.median, "spread": self.spread, "values": list(self.values)}
+
+
+@dataclass
+class Report:
+    """What a benchmark found, on its way to a table and a JSON document."""
+
+    run: Run
+    title: str
+    unit: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    points: list[dict[str, Any]] = field(default_factory=list)
+    output_hash: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, sample: Sample, **place: Any) -> None:
+        """A measured point, at ``place`` (series, x, and whatever tells it apart)."""
+        self.points.append({**place, **sample.to_json()})
+        where = ", ".join(f"{name} {value}" for name, value in place.items())
+        print(
+            f"  {where:<58} {sample.median:>12,.1f} {self.unit}  ±{sample.spread / 2:.0%}",
+            flush=True,
+        )
+
+    def note(self, text: str) -> None:
+        """A line for people, such as a ratio to a limit."""
+        self.notes.append(text)
+        print(f"  {text}", flush=True)
+
+    def write(self) -> Path:
+        """Write the JSON document and say where it lies."""
+        document = {
+            "name": self.run.name,
+            "title": self.title,
+            "unit": self.unit,
+            "smoke": self.run.smoke,
+            "seed": self.run.seed,
+            "command": " ".join(["python", "-m", f"benchmarks.{self.run.name}", *sys.argv[1:]]),
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine(),
+            "settings": self.settings,
+            "points": self.points,
+            "output_hash": self.output_hash,
+            "notes": self.notes,
+        }
+        self.run.out.parent.mkdir(parents=True, exist_ok=True)
+        self.run.out.write_text(json.dumps(document, indent=1) + "\n")
+        print(f"  output hash {self.output_hash}; written to {self.run.out}")
+        return self.run.out
+
+
+def start(name: str, description: str) -> Run:
+    """Read the command line of a benchmark."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
+    parser.add_argument("--smoke", action="store_true", help="seconds instead of minutes")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    suffix = "-smoke" if given.smoke else ""
+    out = given.out or RESULTS / f"{name}{suffix}.json"
+    print(f"{name}: {description}")
+    return Run(name, given.smoke, given.seed, 1 if given.smoke else given.repeats, out)
+
+
+def measure(run: Run, once: Callable[[], float]) -> Sample:
+    """``once`` measured ``repeats`` times after a warm-up that does not count."""
+    if not run.smoke:
+        once()
+    return Sample(tuple(once() for _ in range(run.repeats)))
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_before": os.getloadavg()[0],
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def grid(*axes: Iterable[Any]) -> Iterable[tuple[Any, ...]]:
+    """All combinations, the last axis fastest."""
+    if not axes:
+        yield ()
+        return
+    first, *rest = (list(axis) for axis in axes)
+    for value in first:
+        for others in grid(*rest):
+            yield (value, *others)
