@@ -321,6 +321,20 @@ async def test_filters_and_limits_over_http_resume_without_gap_or_repetition(
     assert [bytes(a.bytes) for a in got] == [bytes(a.bytes) for a in whole]
 
 
+@pytest.mark.parametrize("scn", [0, 7])
+async def test_a_reader_that_resumes_inside_a_window_gets_its_end_and_after_it_no_other(
+    relay: LiveRelay, http: aiohttp.ClientSession, scn: int
+) -> None:
+    rows = [(Op.READ, ORDERS, 1), (Op.READ, ITEMS, 2), (Op.READ, ITEMS, 3)]
+    relay.append(window(scn, rows, first_seq=1), window(scn, rows[1:], first_seq=5, dump=True))
+    url = f"{relay.url}/v1/shop/stream"
+    for seq in (1, 2, 3):
+        found = await frames(http, url, scn=f"{scn}:{seq}", sources="shop.orders")
+        assert places(found) == [(END, scn, 4), (BEAT, scn, 7)]
+    found = await frames(http, url, scn=f"{scn}:4", sources="shop.orders")
+    assert places(found) == [(BEAT, scn, 7)]
+
+
 async def test_a_plain_poll_of_an_idle_stream_returns_at_once_with_its_position(
     relay: LiveRelay, http: aiohttp.ClientSession
 ) -> None:

@@ -11,7 +11,7 @@ import logging
 
 from aiohttp import web
 
-from databus.common.checkpoint import SEQ_END, Oldest, Position
+from databus.common.checkpoint import ORIGIN, SEQ_END, Oldest, Position
 from databus.common.config import RelayConfig
 from databus.common.errors import (
     DatabusError,
@@ -77,7 +77,7 @@ class StreamAnswer:
 
     def _may_be_inside(self, position: Position, state: RingState) -> bool:
         """Whether ``position`` is, or may be, before the end of its window."""
-        if position.seq == SEQ_END or not position.scn or position > state.max:
+        if position.seq == SEQ_END or position == ORIGIN or position > state.max:
             return False
         if position.seq:
             before = Position(position.scn, position.seq - 1)
