@@ -214,7 +214,7 @@ class DatabusClient:
     async def awindows(self, *, idle_s: float | None = None) -> AsyncIterator[PulledWindow]:
         """The windows one after another; ``await window.acommit()`` when done with one.
 
-        Ends at ``stop``, or when no window came for ``idle_s``.
+        Ends at ``stop``, or when a relay had nothing for ``idle_s``.
 
         Raises:
             DatabusError: the stream cannot be continued.
@@ -267,6 +267,7 @@ class DatabusClient:
                 buffer=buffer,
                 store=self._store,
                 pulling=pull.pulling,
+                is_flowing=lambda: pull.stats.is_flowing,
                 wait=wait,
             )
             with self._stoppable(reader.stop):

@@ -14,7 +14,7 @@ from typing import Any
 from databus.client.buffer import ReplayBuffer
 from databus.client.checkpoints import CheckpointStore
 from databus.client.consumer import Consumer, Result
-from databus.client.dispatcher import Call, Dispatcher, Due, Mark
+from databus.client.dispatcher import Call, Dispatcher, Due
 from databus.client.events import Event
 from databus.client.lanes import Lane, Lanes, Stuck, TaskLane, ThreadLane
 from databus.client.machine import Backoff
@@ -61,7 +61,8 @@ class Delivery:
     Invariants:
         I1. A checkpoint is stored only after ``onCheckpoint`` accepted it, and with parallel
             dispatch only after every event before it has been played.
-        I2. After a failure nothing is called before ``onRollback``.
+        I2. After a failure nothing is called before ``onRollback`` but, with parallel dispatch,
+            ``onCheckpoint`` for what had been played whole before it.
 
     Owner: one task, that runs ``run``.
     Raises: from ``run``: the error that ``onError`` was given.
@@ -200,8 +201,19 @@ class Delivery:
         self._dispatcher.done(due, time.monotonic(), result)
 
     async def _failed(self, error: BaseException) -> None:
+        """Let what is in flight land, keep the progress that is whole, and roll back."""
         await self._lanes.abandon()
+        ready: Due | None = None
+        while self._deferred and all(map(_succeeded, self._deferred[0][1])):
+            ready = self._deferred.popleft()[0]
         self._deferred.clear()
+        if ready is not None:
+            try:
+                await self._take_deferred(ready)
+            except _HALTING:
+                raise
+            except Exception as another:
+                log.warning("no checkpoint before the rollback: %r", another)
         self._dispatcher.failed(error)
 
     async def _announce(self, due: Due) -> Result:
@@ -294,15 +306,17 @@ class Delivery:
         if ready is None:
             return
         try:
-            result = await self._take_checkpoint(ready)
+            await self._take_deferred(ready)
         except _HALTING:
             raise
         except Exception as error:
             await self._failed(error)
-            return
-        mark = ready.mark
-        if result is not Result.SKIP_CHECKPOINT and isinstance(mark, Mark):
-            self._dispatcher.accept(mark)
+
+    async def _take_deferred(self, due: Due) -> None:
+        result = await self._take_checkpoint(due)
+        if result is not Result.SKIP_CHECKPOINT:
+            assert due.mark is not None
+            self._dispatcher.accept(due.mark)
 
     async def _roll_back(self, due: Due) -> None:
         assert due.mark is not None
@@ -439,6 +453,10 @@ def _judge(name: str, answer: Any) -> Result:
     if not isinstance(answer, Result):
         raise CallbackFailed(f"{name} returned {answer!r}, which is no Result and not None")
     return answer
+
+
+def _succeeded(future: asyncio.Future[None]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _name(checkpoint: Checkpoint | None) -> str:

@@ -64,7 +64,7 @@ class ThreadLane:
             try:
                 for event in events:
                     if self._abandoned():
-                        break
+                        raise asyncio.CancelledError
                     self.busy_since_s = time.monotonic()
                     self._play(event)
             except BaseException as error:
@@ -103,6 +103,7 @@ class TaskLane:
             try:
                 for event in events:
                     if self._abandoned():
+                        failure = asyncio.CancelledError()
                         break
                     await self._play(event)
             except Exception as error:
@@ -115,6 +116,8 @@ def _settle(future: asyncio.Future[None], failure: BaseException | None) -> None
         return
     if failure is None:
         future.set_result(None)
+    elif isinstance(failure, asyncio.CancelledError):
+        future.cancel()
     else:
         future.set_exception(failure)
 
@@ -176,7 +179,10 @@ class Lanes:
             await self._wait_some()
 
     async def abandon(self) -> BaseException | None:
-        """Drop what is queued, wait for what is being played; returns the first failure."""
+        """Drop what is queued, wait for what is being played; returns the first failure.
+
+        The futures of what was dropped are cancelled.
+        """
         self._abandoned = True
         while self.flying:
             await self._wait_some()
@@ -211,8 +217,8 @@ class Lanes:
 
     def _landed(self, future: asyncio.Future[None]) -> None:
         self.flying_events -= self.flying.pop(future, 0)
-        if not future.cancelled() and self.failure is None:
-            self.failure = future.exception()
+        failure = None if future.cancelled() else future.exception()
+        self.failure = self.failure or failure
         self._wake.set()
 
     async def _wait_some(self) -> None:

@@ -81,6 +81,8 @@ class PullStats:
     mode: str = "starting"
     server: str = ""
     newest: Position | None = None
+    is_flowing: bool = False
+    """An answer of a relay is open: silence now means that nothing has happened."""
     bytes_count: int = 0
     frame_count: int = 0
     request_count: int = 0
@@ -140,13 +142,19 @@ class Puller:
             self.stats.server = step.server
             try:
                 outcome = await self._perform(step)
+                self._note_end(outcome)
                 self._machine.report(outcome)
             except DatabusError as error:
                 self.stats.failure_count += 1
+                self.stats.is_flowing = False
                 self.stats.last_error = f"{error.code}: {error.message}"
                 outcome = outcome_of(error)
                 verb = self._machine.report(outcome, error)
                 log.warning("%s at %s: %s; %s", step.state, step.server, error.message, verb)
+
+    def _note_end(self, outcome: Outcome) -> None:
+        # A relay that answers in pieces is asked again at once, so it flows on.
+        self.stats.is_flowing = self.stats.mode == "relay" and outcome is Outcome.ENDED
 
     async def _perform(self, step: Step) -> Outcome:
         self.stats.request_count += 1
@@ -179,6 +187,7 @@ class Puller:
         path = f"/v1/{self._subscription.database}/stream"
         async with self._transport.stream(step.server, path, query) as body:
             self._opened(body)
+            self.stats.is_flowing = True
             if isinstance(resume, Oldest | Latest):
                 self._pin(resume, body)
             splitter = FrameSplitter()
@@ -373,6 +382,7 @@ class Pull:
             connect_timeout_s=options.connect_timeout_s,
             answer_timeout_s=options.answer_timeout_s,
             silence_timeout_s=options.silence_timeout_s,
+            read_bytes=min(1 << 18, max(1 << 14, options.buffer_bytes // 8)),
         )
         self._puller: Puller | None = None
         self._task: asyncio.Task[None] | None = None

@@ -26,7 +26,6 @@ from databus.common.errors import (
 from databus.common.schema import SourceSchema
 
 FRAMES_TYPE = "application/vnd.databus.frames"
-_READ_BYTES = 1 << 18
 _PROBLEM_BYTES = 1 << 16
 
 
@@ -84,16 +83,18 @@ class Transport:
         connect_timeout_s: float = 5.0,
         answer_timeout_s: float = 60.0,
         silence_timeout_s: float = 20.0,
+        read_bytes: int = 1 << 18,
     ) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._answer_timeout_s = answer_timeout_s
         self._silence_timeout_s = silence_timeout_s
+        self._read_bytes = read_bytes
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=8),
-            read_bufsize=_READ_BYTES,
+            read_bufsize=self._read_bytes,
             auto_decompress=True,
         )
         return self

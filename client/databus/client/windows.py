@@ -21,6 +21,7 @@ from databus.common.errors import DatabusError, InternalError
 
 T = TypeVar("T")
 _BATCH_EVENTS = 4096
+_LOOK_AGAIN_S = 0.05
 
 
 class PulledWindow:
@@ -118,6 +119,7 @@ class WindowReader:
         buffer: ReplayBuffer,
         store: CheckpointStore,
         pulling: asyncio.Task[None],
+        is_flowing: Callable[[], bool],
         wait: Callable[[Coroutine[Any, Any, Any]], Any] | None = None,
     ) -> None:
         buffer.never_replay()
@@ -125,6 +127,7 @@ class WindowReader:
         self._buffer = buffer
         self._store = store
         self._pulling = pulling
+        self._is_flowing = is_flowing
         self._wait = wait
         self._open: PulledWindow | None = None
         self._last: PulledWindow | None = None
@@ -145,14 +148,15 @@ class WindowReader:
         return result
 
     async def batch(self, idle_s: float | None = None) -> list[PulledWindow]:
-        """The next windows; empty when stopped, or when none came for ``idle_s``.
+        """The next windows; empty when stopped, or when none came for ``idle_s`` though a
+        relay's answer was open.
 
         All are whole but perhaps the last.
         """
         while self._open is not None:
             await self._step(None)
         found: list[PulledWindow] = []
-        deadline_s = None if idle_s is None else time.monotonic() + idle_s
+        idle_since_s = time.monotonic()
         loaded = 0
         while loaded < _BATCH_EVENTS and not self._is_stopping:
             before = self._opened()
@@ -166,7 +170,10 @@ class WindowReader:
                 loaded += len(events)
             if moved:
                 continue
-            if found or not await self._more(deadline_s):
+            if not self._is_flowing():
+                # Connecting, or in a bootstrap: that is not idleness.
+                idle_since_s = time.monotonic()
+            if found or not await self._more(None if idle_s is None else idle_since_s + idle_s):
                 break
         return found
 
@@ -242,6 +249,8 @@ class WindowReader:
         now_s = time.monotonic()
         if deadline_s is not None and now_s >= deadline_s:
             return False
+        if deadline_s is not None and not self._is_flowing():
+            deadline_s = now_s + _LOOK_AGAIN_S
         times = [deadline_s, self._dispatcher.checkpoint_due_s()]
         bounds = [at_s - now_s for at_s in times if at_s is not None]
         timeout_s = max(0.0, min(bounds)) if bounds else None

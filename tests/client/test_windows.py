@@ -1,0 +1,130 @@
+"""The iterator: windows asked for and committed, with and without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from databus.client import DatabusClient, FileCheckpoints, Position
+from databus.common.errors import ScnTooOld
+from tests.client.conftest import StartServer
+from tests.client.scripted_server import Fault
+from tests.client.shop import orders
+
+
+def make(*urls: str, **settings: Any) -> DatabusClient:
+    defaults: dict[str, Any] = {"database": "shop", "relays": list(urls), "start": "oldest"}
+    return DatabusClient(**defaults | {"reconnect_s": 0.001, "seed": 1} | settings)
+
+
+async def test_windows_come_in_order_and_commit_moves_the_checkpoint(
+    scripted: StartServer, tmp_path: Path
+) -> None:
+    server = await scripted(*[orders(scn, 1, 2) for scn in range(1, 6)])
+    store = FileCheckpoints(tmp_path / "cp")
+    seen = []
+    async for one in make(server.url, checkpoints=store).awindows(idle_s=0.1):
+        seen.append((one.scn, one.txid, [event.seq async for event in one]))
+        if one.scn == 3:
+            await one.acommit()
+    assert seen == [(scn, f"tx{scn}", [0, 1]) for scn in range(1, 6)]
+    stored = store.load()
+    assert stored is not None
+    assert stored.position == Position(3, 2)
+    store.close()
+    again = [one.scn async for one in make(server.url, checkpoints=store).awindows(idle_s=0.1)]
+    assert again == [4, 5]
+
+
+async def test_windows_work_without_an_event_loop(scripted: StartServer, tmp_path: Path) -> None:
+    server = await scripted(*[orders(scn, 1, 2) for scn in range(1, 6)])
+    store = FileCheckpoints(tmp_path / "cp")
+
+    def read() -> list[Any]:
+        seen = []
+        for one in make(server.url, checkpoints=store).windows(idle_s=0.1):
+            seen.append((one.scn, [event.key["id"] for event in one]))
+            one.commit()
+        return seen
+
+    seen = await asyncio.to_thread(read)
+    assert seen == [(scn, [1, 2]) for scn in range(1, 6)]
+    stored = store.load()
+    assert stored is not None
+    assert stored.position == Position(5, 2)
+
+
+async def test_a_window_larger_than_the_buffer_is_read_while_it_is_iterated(
+    scripted: StartServer,
+) -> None:
+    server = await scripted(orders(1, *range(5000)), orders(2, 1))
+    client = make(server.url, buffer_bytes=30_000)
+
+    def read() -> list[Any]:
+        return [(one.scn, sum(1 for _ in one)) for one in client.windows(idle_s=0.2)]
+
+    assert await asyncio.to_thread(read) == [(1, 5000), (2, 1)]
+
+
+async def test_events_that_are_not_read_are_skipped(scripted: StartServer) -> None:
+    server = await scripted(orders(1, *range(5000)), orders(2, 1))
+    client = make(server.url, buffer_bytes=30_000)
+    assert [one.scn async for one in client.awindows(idle_s=0.2)] == [1, 2]
+
+
+async def test_stop_from_another_thread_ends_the_iteration(scripted: StartServer) -> None:
+    server = await scripted(orders(1, 1))
+    client = make(server.url)
+
+    def read() -> list[int]:
+        seen = []
+        for one in client.windows():
+            seen.append(one.scn)
+            threading.Thread(target=client.stop).start()
+        return seen
+
+    assert await asyncio.to_thread(read) == [1]
+
+
+async def test_an_error_ends_the_iteration_after_the_windows_before_it(
+    scripted: StartServer,
+) -> None:
+    server = await scripted(orders(1, 1), orders(2, 2), holds_open=False)
+    server.faults = [Fault(), Fault(error=ScnTooOld("gone"))]
+    seen = []
+
+    async def read() -> None:
+        async for one in make(server.url).awindows():
+            seen.append(one.scn)
+
+    with pytest.raises(ScnTooOld):
+        await read()
+    assert seen == [1, 2]
+
+
+async def test_a_relay_lost_within_a_window_gives_each_event_once(scripted: StartServer) -> None:
+    made = [orders(scn, *range(50)) for scn in range(1, 6)]
+    size = len(made[0])
+    one, other = await scripted(*made), await scripted(*made)
+    one.faults = [Fault(cut_after_bytes=size + 777), Fault(cut_after_bytes=900)]
+    other.faults = [Fault(cut_after_bytes=2 * size + 333), Fault(cut_after_bytes=500)]
+    seen = []
+    async for window in make(one.url, other.url).awindows(idle_s=0.2):
+        seen += [event.position async for event in window]
+    assert seen == [Position(scn, seq) for scn in range(1, 6) for seq in range(50)]
+
+
+async def test_leaving_the_loop_closes_every_connection(scripted: StartServer) -> None:
+    server = await scripted(orders(1, 1), orders(2, 2))
+    client = make(server.url)
+
+    def read() -> None:
+        for _ in client.windows():
+            break
+
+    await asyncio.to_thread(read)
+    assert not [thread for thread in threading.enumerate() if thread.name == "databus-loop"]
