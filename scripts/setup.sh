@@ -203,6 +203,18 @@ install_python_packages() {
     say "$VENV is ready: $VENV/bin/databus --help"
 }
 
+# --- The compiled kernels -------------------------------------------------------------------
+
+compile_kernels() {
+    local stamp=$VENV/.kernels-stamp
+    if [ -f "$stamp" ] && [ -z "$(find relay bootstrap client common -name '*.py' -newer "$stamp" -print -quit)" ]; then
+        return
+    fi
+    [ -f "$stamp" ] || say "compiling the kernels (once; up to a minute)"
+    "$VENV/bin/python" scripts/warm_up.py
+    touch "$stamp"
+}
+
 # --------------------------------------------------------------------------------------------
 
 # Two make commands at once wait for each other instead of installing over each other.
@@ -212,3 +224,5 @@ flock 9
 collect_missing "$@"
 install_missing
 install_python_packages
+# What runs servers is spared the compilation at its first start.
+[ $# -eq 0 ] || compile_kernels
