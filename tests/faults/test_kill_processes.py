@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.faults,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(400),
 ]
 
 KILLS = 10
@@ -101,7 +101,7 @@ def kill_again_and_again(
     rng = random.Random(f"{target}-{seed}")
     longest_s = 4.0 if target == "applier" else 1.2
     with Workload(system.shop):
-        wait_for(system.copy, "the consumer has begun")
+        wait_for(system.copy, "the consumer has begun", timeout_s=90)
         for _ in range(KILLS):
             wait_s(rng.uniform(0.1, longest_s))
             KILLERS[target](system, running)
@@ -122,7 +122,7 @@ def test_killed_ten_times_and_nothing_is_lost_on_sqlite(
     record_property("seed", SEED)
     print(f"DATABUS_KILL_SEED={SEED}")
     shop, url = sqlite_shop(tmp_path / "shop.db")
-    system = System(tmp_path, shop, url, processes, ring_bytes="512KiB")
+    system = System(tmp_path, shop, url, processes, ring_bytes="8MiB")
     kill_again_and_again(system, start_all(system, processes), target, SEED)
 
 
@@ -137,5 +137,5 @@ def test_the_relay_and_its_fetcher_are_killed_on_the_real_servers(
 ) -> None:
     print(f"DATABUS_KILL_SEED={SEED}")
     shop, url = server_shop(kind, request.getfixturevalue(f"{kind}_database"))
-    system = System(tmp_path, shop, url, processes, ring_bytes="512KiB")
+    system = System(tmp_path, shop, url, processes, ring_bytes="8MiB")
     kill_again_and_again(system, start_all(system, processes), target, SEED)

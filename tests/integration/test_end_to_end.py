@@ -23,7 +23,7 @@ from tests.support.system import (
     wait_s,
 )
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
 
 MakeSystem = Callable[..., System]
 
@@ -56,11 +56,11 @@ def oldest_scn(system: System) -> int:
 def test_a_consumer_follows_sleeps_past_the_ring_and_comes_back_equal(
     make_system: MakeSystem,
 ) -> None:
-    system = make_system(ring_bytes="256KiB")
+    system = make_system(ring_bytes="2MiB")
     system.start_relay()
     system.start_bootstrap()
     consumer = system.start_consumer()
-    with Workload(system.shop):
+    with Workload(system.shop, per_s=300):
         wait_for(
             lambda: (
                 system.mirror().exists()
@@ -86,7 +86,7 @@ def test_a_late_consumer_gets_everything_from_the_bootstrap_while_writes_go_on(
     system = make_system()
     system.start_relay()
     system.start_bootstrap()
-    with Workload(system.shop):
+    with Workload(system.shop, per_s=300):
         wait_s(6)
         system.start_consumer("late")
         wait_for(

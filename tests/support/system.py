@@ -155,7 +155,7 @@ class System:
         except Exception:
             return {}
 
-    def wait_until_equal(self, name: str = "mirror", timeout_s: float = 60.0) -> None:
+    def wait_until_equal(self, name: str = "mirror", timeout_s: float = 120.0) -> None:
         """Return when the consumer's tables are the source's; nobody may write meanwhile."""
         expected = self.shop.rows()
         try:
@@ -192,7 +192,7 @@ def children_named(process: DatabusProcess, text: str) -> list[psutil.Process]:
     return found
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 40.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None:
     """Poll until it holds."""
     eventually_sync(condition, timeout_s, what, poll_s=0.05)
 
