@@ -1,3 +1,5 @@
+"""Choosing frames out of a block: sets of numbers, window ends, the gathering copy."""
+
 from __future__ import annotations
 
 import numpy as np
