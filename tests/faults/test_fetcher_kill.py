@@ -1,0 +1,114 @@
+"""kill -9 of the fetcher at random moments, in the middle of a stream and of a dump."""
+
+from __future__ import annotations
+
+import random
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from databus.common import frame
+from databus.common.frame import Flag, Op
+from databus.relay.sources import generator_kernels as kernels
+from databus.relay.sources.generator import SCHEMA, SEEDED_START_US, parse_url
+from tests.support.processes import wait_process_gone
+from tests.support.relay_process import RelayProcess, ring_frames
+from tests.support.waiting import eventually_sync
+
+URL = (
+    "generator://?events_per_second=20000&events_per_window=50&keys=3000&payload_bytes=60"
+    "&events=200000"
+)
+CONFIG = f"""
+[relay]
+listen = "127.0.0.1:0"
+data_dir = "data"
+
+[[database]]
+name = "gen"
+url = "{URL}"
+ring_bytes = "128MiB"
+sync_every = "20ms"
+"""
+KILLS = 10
+
+
+def expected() -> bytes:
+    """The whole stream of the URL, made without a source."""
+    shape = parse_url(URL)
+    out = np.zeros(shape.events * 300, dtype=np.uint8)
+    multiplier, _ = kernels.multiplier_and_inverse(shape.seed, shape.keys)
+    stop, size = kernels.put_events(
+        out, 0, shape.events, shape.events, shape.events_per_window, shape.keys, multiplier,
+        shape.seed, shape.payload_bytes, SCHEMA.source_id, np.uint64(SCHEMA.fingerprint), 0,
+        SEEDED_START_US, 1_000_000_000_000 // shape.events_per_second,
+    )  # fmt: skip
+    assert stop == shape.events
+    return out[:size].tobytes()
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ten_kills_leave_no_gap_no_double_and_nothing_older_after_something_newer(
+    tmp_path: Path,
+) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+    path = tmp_path / "relay.toml"
+    path.write_text(CONFIG)
+    with RelayProcess(path) as relay:
+        relay.ready()
+        request = {"sources": ["gen.*"], "chunk_rows": 25, "delay_ms": 5}
+        dump = relay.send("POST", "/v1/gen/dumps", request)
+        for number in range(KILLS):
+            victim = relay.fetcher()
+            if number % 2:
+                # In the middle of its work; the others die while they start.
+                eventually_sync(partial(_is_streaming, relay, victim.pid), 60)
+            time.sleep(moments.uniform(0.0, 0.4))
+            assert relay.state("gen")["clock"], "the workers serve all the time"
+            victim.kill()
+            wait_process_gone(victim.pid)
+
+        def done() -> bool:
+            return bool(relay.state("gen")["max"]["scn"] >= 4000)
+
+        eventually_sync(done, 90)
+
+        def dumped() -> bool:
+            nonlocal dump
+            dump = relay.get(f"/v1/gen/dumps/{dump['id']}")
+            return str(dump["state"]) not in ("queued", "running")
+
+        eventually_sync(dumped, 60)
+        assert dump["state"] == "completed", dump
+    views = ring_frames(tmp_path / "data" / "gen")
+    dump_ops = [view for view in views if view.op == Op.READ or view.flags & Flag.DUMP]
+    streamed = [view for view in views if view.op != Op.READ and not view.flags & Flag.DUMP]
+    assert b"".join(bytes(view.bytes) for view in streamed) == expected(), f"seed {seed}"
+    positions = [view.position for view in views]
+    assert positions == sorted(set(positions))
+    rows = [view for view in dump_ops if view.op == Op.READ]
+    assert {SCHEMA.decode_key(view.key)["id"] for view in rows} == set(range(3000))
+    # Each kill repeats at most the chunk whose progress was not on disk yet.
+    assert len(rows) <= 3000 + KILLS * 25
+    _check_history(views)
+
+
+def _is_streaming(relay: RelayProcess, pid: int) -> bool:
+    fetcher = relay.state("gen")["fetcher"]
+    return bool(fetcher["pid"] == pid and fetcher["state"] == "streaming")
+
+
+def _check_history(views: list[frame.FrameView]) -> None:
+    newest: dict[int, int] = {}
+    for view in views:
+        if view.source_id and view.after is not None:
+            row = SCHEMA.decode_row(view.after)
+            assert row["version"] >= newest.get(row["id"], -1), (view.position, row)
+            newest[row["id"]] = row["version"]

@@ -1,0 +1,93 @@
+"""The registry of schema versions: durable, growing, total."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from databus.common.errors import FormatError
+from databus.common.schema import Column, Kind, SourceSchema
+from databus.relay.registry import Registry, RegistryReader, read_line, registry_line
+
+
+def version(number: int) -> SourceSchema:
+    columns = [Column("id", Kind.INT, nullable=False)]
+    columns += [Column(f"naïve {n}", Kind.STRING) for n in range(number)]
+    return SourceSchema("shop.items", tuple(columns), ("id",))
+
+
+def test_a_reader_sees_versions_as_they_are_added(tmp_path: Path) -> None:
+    path = tmp_path / "schemas.jsonl"
+    reader = RegistryReader(path)
+    assert reader.refresh() is False
+    registry = Registry(path)
+    assert registry.add([version(0), version(1), version(0)]) == [version(0), version(1)]
+    assert reader.refresh() is True
+    assert list(reader.schemas) == [version(0), version(1)]
+    assert registry.add([version(1)]) == []
+    assert reader.refresh() is False
+    registry.add([version(2)])
+    assert reader.refresh() is True
+    assert reader.schemas.latest("shop.items") == version(2)
+    registry.close()
+
+
+def test_a_reopened_registry_knows_its_versions_and_adds_none_twice(tmp_path: Path) -> None:
+    path = tmp_path / "schemas.jsonl"
+    first = Registry(path)
+    first.add([version(0)])
+    first.close()
+    second = Registry(path)
+    assert second.add([version(0), version(1)]) == [version(1)]
+    second.close()
+    assert len(path.read_bytes().splitlines()) == 2
+
+
+def test_half_a_line_is_not_there_for_readers_and_is_cut_off_by_the_next_writer(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "schemas.jsonl"
+    line = registry_line(version(1))
+    path.write_bytes(registry_line(version(0)) + line[: len(line) // 2])
+    reader = RegistryReader(path)
+    reader.refresh()
+    assert list(reader.schemas) == [version(0)]
+    registry = Registry(path)
+    registry.add([version(2)])
+    registry.close()
+    reader.refresh()
+    assert list(reader.schemas) == [version(0), version(2)]
+
+
+def test_a_line_whose_fingerprint_is_another_one_is_refused_by_its_number(tmp_path: Path) -> None:
+    document = json.loads(registry_line(version(1)))
+    document["fingerprint"] = "0" * 16
+    path = tmp_path / "schemas.jsonl"
+    path.write_bytes(registry_line(version(0)) + json.dumps(document).encode() + b"\n")
+    reader = RegistryReader(path)
+    with pytest.raises(FormatError, match="line 2, offset"):
+        reader.refresh()
+    assert list(reader.schemas) == [version(0)]
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_version_or_a_format_error(line: bytes) -> None:
+    with pytest.raises(FormatError):
+        read_line(line, "test")
+
+
+@given(st.integers(0, 200), st.binary(min_size=1, max_size=3))
+def test_a_damaged_line_is_a_version_of_equal_fingerprint_or_a_format_error(
+    at: int, noise: bytes
+) -> None:
+    line = registry_line(version(2))
+    damaged = line[:at] + noise + line[at + len(noise) :]
+    try:
+        found = read_line(damaged, "test")
+    except FormatError:
+        return
+    assert registry_line(found).strip() == line.strip()

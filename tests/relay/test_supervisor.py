@@ -1,0 +1,135 @@
+"""The supervisor's processes: started, restarted, ended, and never orphaned."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from databus.common.config import parse
+from databus.common.errors import ConfigError, ServerUnavailable
+from databus.relay.handover import Handover, take_over
+from databus.relay.supervisor import Supervisor
+from tests.support.processes import wait_process_gone
+from tests.support.relay_process import RelayProcess
+from tests.support.waiting import eventually_sync
+
+# Starting a relay costs some seconds of processor time, and many tests run beside.
+pytestmark = pytest.mark.timeout(240)
+
+CONFIG = """
+[relay]
+listen = "127.0.0.1:0"
+data_dir = "data"
+workers = 2
+
+[[database]]
+name = "one"
+url = "generator://?events_per_second=500"
+ring_bytes = "1MiB"
+
+[[database]]
+name = "two"
+url = "generator://?events_per_second=500&seed=2"
+ring_bytes = "1MiB"
+"""
+
+ONE = (
+    CONFIG.partition("[[database]]")[0].replace("workers = 2", "workers = 1")
+    + """
+[[database]]
+name = "one"
+url = "URL"
+ring_bytes = "1MiB"
+"""
+)
+
+
+@pytest.fixture
+def config_path(tmp_path: Path) -> Path:
+    path = tmp_path / "relay.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_a_killed_child_is_restarted_while_the_others_serve_all_databases(
+    config_path: Path,
+) -> None:
+    with RelayProcess(config_path) as relay:
+        relay.ready()
+        assert len(relay.children("databus.relay.fetcher")) == 2
+        assert len(relay.children("databus.relay.server")) == 2
+        names = [database["name"] for database in relay.get("/v1/databases")["databases"]]
+        assert names == ["one", "two"]
+        before = {child.pid for child in relay.children("databus.relay.fetcher")}
+        workers = {child.pid for child in relay.children("databus.relay.server")}
+        victim = relay.fetcher()
+        victim.kill()
+        assert relay.get("/v1/databases")
+
+        def replaced() -> bool:
+            now = {child.pid for child in relay.children("databus.relay.fetcher")}
+            return len(now) == 2 and victim.pid not in now
+
+        eventually_sync(replaced, 30)
+        now = {child.pid for child in relay.children("databus.relay.fetcher")}
+        assert before - {victim.pid} <= now
+        assert {child.pid for child in relay.children("databus.relay.server")} == workers
+        worker = relay.children("databus.relay.server")[0]
+        worker.kill()
+        eventually_sync(
+            lambda: len({c.pid for c in relay.children("databus.relay.server")} - {worker.pid}) == 2
+        )
+        for _ in range(20):
+            assert relay.get("/v1/databases"), "the restarted worker's socket answers"
+        assert relay.end() == 0
+
+
+def test_the_children_die_with_a_supervisor_that_is_killed(config_path: Path) -> None:
+    config_path.write_text(ONE.replace("URL", "generator://"))
+    with RelayProcess(config_path) as relay:
+        relay.ready()
+        below = relay.children("databus.relay.fetcher") + relay.children("databus.relay.server")
+        assert len(below) == 2
+        relay.process.kill()
+        for child in below:
+            wait_process_gone(child.pid)
+
+
+def test_no_secret_of_a_url_stands_in_the_process_list(config_path: Path) -> None:
+    config_path.write_text(ONE.replace("URL", "mariadb://u:hush@127.0.0.1:1/shop"))
+    with RelayProcess(config_path) as relay:
+        eventually_sync(lambda: relay.children("databus.relay.fetcher"))
+        for child in relay.children("databus.relay.fetcher"):
+            assert "hush" not in " ".join(child.cmdline())
+
+
+async def test_an_address_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = parse(CONFIG.replace(":0", f":{port}", 1), folder=tmp_path)
+        with pytest.raises(ServerUnavailable, match=str(port)):
+            Supervisor(config)
+
+
+async def test_a_configuration_without_a_database_is_refused() -> None:
+    with pytest.raises(ConfigError, match="database"):
+        Supervisor(parse("[relay]\n"))
+
+
+def test_a_handover_comes_back_whole_with_the_password() -> None:
+    config = parse(CONFIG.replace("generator://?events_per_second=500&seed=2", "mysql://a:b@c/d"))
+    handover = Handover(config, 1, "two", 3, 4, {"one": 5}, (6, 7))
+    again = Handover.from_json(handover.to_json())
+    assert again == handover
+    assert again.config.database[1].url.reveal == "mysql://a:b@c/d"
+    assert again.fds == (4, 5, 6, 7)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--handover-fd"], ["--handover-fd", "x"], ["-h"]])
+def test_a_child_that_is_started_by_hand_says_how_to_start_the_relay(
+    arguments: list[str],
+) -> None:
+    with pytest.raises(ConfigError, match="databus relay -c FILE"):
+        take_over(arguments)
