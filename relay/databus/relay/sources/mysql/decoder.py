@@ -7,6 +7,8 @@ packed is handed out by ``take``.
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 import zlib
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from databus.relay.sources.mysql.tables import Catalogue
 PART_BYTES = 1 << 20
 """A window is handed out in parts once so much of it is packed; a smaller one only whole."""
 
+_FIRST_ROOM = 4 << 20
 _ARTIFICIAL = 0x20
 _PASSED_OVER = frozenset(
     {
@@ -51,7 +54,8 @@ class Group:
     """The GTID group that is being read.  ``wanted``: of our domain and after our position."""
 
     scn: int
-    txid: str
+    domain_id: int
+    server_id: int
     commit_us: int
     flags: int
     wanted: bool
@@ -59,9 +63,52 @@ class Group:
     event_count: int = 0
 
     @property
+    def txid(self) -> str:
+        """The whole GTID."""
+        return f"{self.domain_id}-{self.server_id}-{self.scn}"
+
+    @property
     def standalone(self) -> bool:
         """Whether it consists of a single statement, without an end of its own."""
         return bool(self.flags & GtidFlag.STANDALONE)
+
+
+class FrameBuffer:
+    """Frames on their way out: whole windows, and behind them the open one.
+
+    Invariants:
+        I1. ``data[:window_start]`` are whole windows, ``data[window_start:fill]`` the frames
+            of the open one; both are multiples of 8.
+
+    Owner: the task that reads the stream.
+    """
+
+    def __init__(self) -> None:
+        self.data = bytearray(_FIRST_ROOM)
+        self.fill = 0
+        self.window_start = 0
+
+    def append(self, frames: bytes) -> None:
+        """Add frames to the open window."""
+        self.make_room(len(frames))
+        self.data[self.fill : self.fill + len(frames)] = frames
+        self.fill += len(frames)
+
+    def make_room(self, need_bytes: int) -> None:
+        """See to it that so many bytes can be added."""
+        if len(self.data) - self.fill < need_bytes:
+            larger = bytearray(max(2 * len(self.data), -(-(self.fill + need_bytes) // 8) * 8))
+            larger[: self.fill] = memoryview(self.data)[: self.fill]
+            self.data = larger
+
+    def take(self, size: int) -> bytes:
+        """Cut the first ``size`` bytes off."""
+        taken = bytes(memoryview(self.data)[:size])
+        rest = bytes(memoryview(self.data)[size : self.fill])
+        self.data[: len(rest)] = rest
+        self.fill -= size
+        self.window_start = max(0, self.window_start - size)
+        return taken
 
 
 class BinlogDecoder:
@@ -70,7 +117,7 @@ class BinlogDecoder:
     Invariants:
         I1. ``resolved`` is the scn of the last finished group of the domain, and no group
             at or below it is still to come.
-        I2. ``_out[:_group_start]`` holds whole windows; from there on lies the open one.
+        I2. ``out`` holds whole windows up to its ``window_start``; from there on the open one.
         I3. Of an open window less than PART_BYTES is never handed out: a group that a crash
             of the server cut off is forgotten, unless it was larger.
         I4. Every event's checksum was verified before anything of it was used.
@@ -101,10 +148,12 @@ class BinlogDecoder:
         self.other_groups = 0
         self.tables: dict[int, MappedTable | None] = {}
         self._bodies: dict[int, bytes] = {}
-        self._last_seq_no = 0
-        self._out = bytearray()
-        self._group_start = 0
-        self._sent_part = False
+        self.last_seq_no = 0
+        self.out = FrameBuffer()
+        self.sent_part = False
+        self.rows_done = 0
+        self.on_table: Callable[[int, bytes, MappedTable | None], None] = lambda *_: None
+        self.on_new_file: Callable[[], None] = lambda: None
         self._announced: dict[str, int] = {}
         self._used: set[int] = set()
         self._new_schemas: list[SourceSchema] = []
@@ -125,17 +174,15 @@ class BinlogDecoder:
     @property
     def pending_bytes(self) -> int:
         """How many bytes ``take`` would hand out."""
-        open_bytes = len(self._out) - self._group_start
-        return len(self._out) if open_bytes >= PART_BYTES else self._group_start
+        out = self.out
+        return out.fill if out.fill - out.window_start >= PART_BYTES else out.window_start
 
     def take(self) -> tuple[bytes, tuple[SourceSchema, ...]]:
         """The frames that may go on, and the schemas that no frames before them used."""
         size = self.pending_bytes
-        if size > self._group_start:
-            self._sent_part = True
-        data = bytes(memoryview(self._out)[:size])
-        del self._out[:size]
-        self._group_start = 0 if size > self._group_start else self._group_start - size
+        if size > self.out.window_start:
+            self.sent_part = True
+        data = self.out.take(size)
         schemas = tuple(self._new_schemas)
         self._new_schemas.clear()
         return data, schemas
@@ -198,20 +245,21 @@ class BinlogDecoder:
         if self.group is not None:
             self._forget_group(f"{self._place(header)}: a new group begins")
         ours = gtid.domain_id == self.domain_id
-        if ours and gtid.seq_no <= self._last_seq_no:
+        if ours and gtid.seq_no <= self.last_seq_no:
             raise SourcePositionLost(
                 f"{self._place(header)}: GTID {gtid.seq_no} of domain {self.domain_id} comes "
-                f"after {self._last_seq_no}; set gtid_strict_mode = ON on the server"
+                f"after {self.last_seq_no}; set gtid_strict_mode = ON on the server"
             )
         self.group = Group(
             gtid.seq_no,
-            f"{gtid.domain_id}-{header.server_id}-{gtid.seq_no}",
+            gtid.domain_id,
+            header.server_id,
             header.timestamp_s * 1_000_000,
             gtid.flags,
             ours and gtid.seq_no > self.resolved,
         )
         if ours:
-            self._last_seq_no = gtid.seq_no
+            self.last_seq_no = gtid.seq_no
         else:
             self.foreign_groups += 1
         if self.group.wanted and gtid.flags & GtidFlag.PREPARED_XA:
@@ -226,28 +274,30 @@ class BinlogDecoder:
         assert group is not None
         if group.wanted:
             if group.seq:
-                self._out += frame.end_of_window(
-                    group.scn, group.seq, group.commit_us, group.event_count, group.txid
+                self.out.append(
+                    frame.end_of_window(
+                        group.scn, group.seq, group.commit_us, group.event_count, group.txid
+                    )
                 )
             else:
                 self.other_groups += 1
             self.resolved = group.scn
         self.group = None
-        self._group_start = len(self._out)
-        self._sent_part = False
+        self.out.window_start = self.out.fill
+        self.sent_part = False
 
     def _forget_group(self, why: str) -> None:
         """The server crashed while it wrote this group, and has rolled it back."""
         group = self.group
         assert group is not None
-        if self._sent_part:
+        if self.sent_part:
             raise SourcePositionLost(
                 f"{why} before GTID {group.txid} has ended, of which "
                 f"{group.event_count} events have been handed on"
             )
-        del self._out[self._group_start :]
-        if group.txid.startswith(f"{self.domain_id}-"):
-            self._last_seq_no = group.scn - 1
+        self.out.fill = self.out.window_start
+        if group.domain_id == self.domain_id:
+            self.last_seq_no = group.scn - 1
         self.group = None
 
     def _xid(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
@@ -337,14 +387,16 @@ class BinlogDecoder:
             if self._announced.get(source) == schema.fingerprint:
                 continue
             self._use(schema)
-            self._out += frame.pack_frame(
-                op=Op.SCHEMA_CHANGE,
-                scn=group.scn,
-                seq=group.seq,
-                source=schema.source_id,
-                schema_fp=schema.fingerprint,
-                commit_us=group.commit_us,
-                after=schema_json(schema),
+            self.out.append(
+                frame.pack_frame(
+                    op=Op.SCHEMA_CHANGE,
+                    scn=group.scn,
+                    seq=group.seq,
+                    source=schema.source_id,
+                    schema_fp=schema.fingerprint,
+                    commit_us=group.commit_us,
+                    after=schema_json(schema),
+                )
             )
             group.seq += 1
 
@@ -384,6 +436,7 @@ class BinlogDecoder:
             self._use(mapped.schema)
         self.tables[table_id] = mapped
         self._bodies[table_id] = whole
+        self.on_table(table_id, whole, mapped)
         return True
 
     def _use(self, schema: SourceSchema) -> None:
@@ -407,14 +460,17 @@ class BinlogDecoder:
         if mapped is None:
             return
         schema = mapped.schema
-        if header.type == EventType.UPDATE_ROWS:
-            for before, after in mapped.rows(body, update=True):
+        update = header.type == EventType.UPDATE_ROWS
+        rows = itertools.islice(mapped.rows(body, update=update), self.rows_done, None)
+        self.rows_done = 0
+        if update:
+            for before, after in rows:
                 self._update(mapped, schema, before, after)
         elif header.type == EventType.WRITE_ROWS:
-            for row, _ in mapped.rows(body, update=False):
+            for row, _ in rows:
                 self._event(Op.INSERT, schema, mapped.key(row), None, schema.encode_row(row))
         else:
-            for row, _ in mapped.rows(body, update=False):
+            for row, _ in rows:
                 self._event(Op.DELETE, schema, mapped.key(row), schema.encode_row(row), None)
 
     def _update(
@@ -437,16 +493,18 @@ class BinlogDecoder:
     ) -> None:
         group = self.group
         assert group is not None
-        self._out += frame.pack_frame(
-            op=op,
-            scn=group.scn,
-            seq=group.seq,
-            source=schema.source_id,
-            schema_fp=schema.fingerprint,
-            commit_us=group.commit_us,
-            key=key,
-            before=before,
-            after=after,
+        self.out.append(
+            frame.pack_frame(
+                op=op,
+                scn=group.scn,
+                seq=group.seq,
+                source=schema.source_id,
+                schema_fp=schema.fingerprint,
+                commit_us=group.commit_us,
+                key=key,
+                before=before,
+                after=after,
+            )
         )
         group.seq += 1
         group.event_count += 1
@@ -465,6 +523,7 @@ class BinlogDecoder:
         self.checksums = body[len(body) - 1] == 1
         self.tables.clear()
         self._bodies.clear()
+        self.on_new_file()
         return True
 
     def _heartbeat(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
@@ -494,6 +553,4 @@ class BinlogDecoder:
 
 def schema_json(schema: SourceSchema) -> bytes:
     """The content of a schema-change frame."""
-    import json
-
     return json.dumps(schema.to_json(), separators=(",", ":")).encode()

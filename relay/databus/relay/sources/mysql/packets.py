@@ -13,6 +13,8 @@ from databus.common.errors import FormatError, SourcePositionLost, SourceUnavail
 _HEADER_BYTES = 4
 _LONGEST_PACKET = 0xFFFFFF
 _FIRST_ROOM = 1 << 20
+SLACK_BYTES = 64
+"""The kernel may look so far behind the last byte of an event that is damaged."""
 _ERROR, _END = 0xFF, 0xFE
 _FATAL_READING_BINLOG = 1236
 
@@ -41,14 +43,19 @@ class PacketBuffer:
         if self.start == self.stop:
             self.start = self.stop = 0
         need = self._packet_bytes() if self.stop - self.start >= _HEADER_BYTES else 0
-        size = len(self.data)
+        size = len(self.data) - SLACK_BYTES
         if self.stop == size or self.start + need > size:
             rest = self.data[self.start : self.stop]
             if need > size:
-                self.data = bytearray(max(need + (need >> 3), 2 * size))
+                self.data = bytearray(max(need + (need >> 3), 2 * size) + SLACK_BYTES)
             self.data[: len(rest)] = rest
             self.start, self.stop = 0, len(rest)
-        return memoryview(self.data)[self.stop :]
+        return memoryview(self.data)[self.stop : len(self.data) - SLACK_BYTES]
+
+    @property
+    def in_long_event(self) -> bool:
+        """Whether the next packet goes on with an event that began before it."""
+        return self._long_event is not None
 
     def received(self, count: int) -> None:
         """``count`` bytes were written to the room."""

@@ -9,11 +9,13 @@ from typing import Any
 
 from databus.common.config import DatabaseConfig
 from databus.common.errors import SourceUnavailable, UnknownSource
+from databus.common.kernels import COMPILED
 from databus.common.schema import SourceSchema
 from databus.relay.sources.mysql import chunks
 from databus.relay.sources.mysql.charsets import Charsets, load_charsets
 from databus.relay.sources.mysql.connection import Connection
 from databus.relay.sources.mysql.decoder import PART_BYTES, BinlogDecoder
+from databus.relay.sources.mysql.fast_path import FastPath
 from databus.relay.sources.mysql.packets import PacketBuffer
 from databus.relay.sources.mysql.positions import FIRST_OFFSET, file_after, head_scn
 from databus.relay.sources.mysql.preflight import (
@@ -46,7 +48,9 @@ class MySqlSource:
         everything else share one, one at a time.
     """
 
-    def __init__(self, config: DatabaseConfig) -> None:
+    def __init__(self, config: DatabaseConfig, *, use_kernels: bool = True) -> None:
+        """``use_kernels`` False reads with the Python decoder alone, for comparison."""
+        self.use_kernels = use_kernels
         self._settings = read_settings(config)
         self._lock = asyncio.Lock()
         self._connection: Connection | None = None
@@ -144,6 +148,7 @@ class MySqlSource:
         )
         loop = asyncio.get_running_loop()
         packets = PacketBuffer(where)
+        fast = FastPath(decoder) if COMPILED and self.use_kernels else None
         told_at_s = time.monotonic()
         while True:
             try:
@@ -158,7 +163,17 @@ class MySqlSource:
             if not count:
                 raise SourceUnavailable(f"{where} closed the connection")
             packets.received(count)
-            while (event := packets.next_event()) is not None:
+            while True:
+                if fast is not None and not packets.in_long_event:
+                    need_bytes = fast.run(packets)
+                    if need_bytes:
+                        if decoder.pending_bytes:
+                            yield self._batch(decoder)
+                        fast.make_room(need_bytes)
+                        continue
+                event = packets.next_event()
+                if event is None:
+                    break
                 if not decoder.feed(event):
                     decoder.catalogue = await self._fresh_catalogue()
                     decoder.feed(event, fresh=True)

@@ -1,0 +1,179 @@
+"""The tables that steer the kernel: what it must know of a mapped table, as numbers.
+
+``KernelTables`` lays every mapped table of a stream out in a few arrays.  A table with a
+column that the kernel has no code for is marked, and its rows go to the Python decoder.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from databus.common.schema import Kind
+from databus.relay.sources.mysql import columns as types
+from databus.relay.sources.mysql import kernels as k
+from databus.relay.sources.mysql.columns import StreamColumn
+from databus.relay.sources.mysql.events import ENUM, SET, STRING
+from databus.relay.sources.mysql.mapped import MappedTable
+
+_SINGLE_BYTE_GROWTH = 3
+_LONGEST_FIXED_BYTES = 48
+
+
+class KernelTables:
+    """Mapped tables in one array of numbers, the plan, and one of bytes, the blob.
+
+    Invariants:
+        I1. ``plan`` is the head, then tables, columns, keys, lists, slots and spans; every
+            place in it is counted from its beginning.
+        I2. The slots find a table by its id, by linear probing; at least half are free.
+
+    Owner: the task that reads the stream.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all tables: table ids begin anew with each binlog file."""
+        self._rows: list[list[int]] = []
+        self._columns: list[list[int]] = []
+        self._keys: list[int] = []
+        self._lists: list[int] = []
+        self._blob = bytearray()
+        self._texts: dict[str, int] = {}
+        self._freeze()
+
+    def add(self, table_id: int, body: bytes, mapped: MappedTable | None) -> None:
+        """Add a table, or the new definition of one; None is a table that is not captured."""
+        row = [0] * k.TABLE_FIELDS
+        row[k.T_ID], row[k.T_BODY], row[k.T_BODY_BYTES] = table_id, len(self._blob), len(body)
+        self._blob += body
+        if mapped is not None:
+            self._add_columns(row, mapped)
+        self._rows = [old for old in self._rows if old[k.T_ID] != table_id]
+        self._rows.append(row)
+        self._freeze()
+
+    def _add_columns(self, row: list[int], mapped: MappedTable) -> None:
+        coded = [self._column(column) for column in mapped.columns]
+        row[k.T_MODE] = k.MODE_PYTHON if None in coded else k.MODE_KERNEL
+        row[k.T_COLUMN], row[k.T_COLUMNS] = len(self._columns), len(coded)
+        row[k.T_KEY], row[k.T_KEYS] = len(self._keys), len(mapped.key_indices)
+        row[k.T_SOURCE] = mapped.schema.source_id
+        row[k.T_SCHEMA] = _signed(mapped.schema.fingerprint)
+        row[k.T_EXTRA] = sum(code[k.C_EXTRA] for code in coded if code)
+        self._columns += [code or [0] * k.COLUMN_FIELDS for code in coded]
+        self._keys += mapped.key_indices
+
+    def _freeze(self) -> None:
+        at_tables = k.HEAD
+        at_columns = at_tables + k.TABLE_FIELDS * len(self._rows)
+        at_keys = at_columns + k.COLUMN_FIELDS * len(self._columns)
+        at_lists = at_keys + len(self._keys)
+        at_slots = at_lists + len(self._lists)
+        slot_count = 1 << (2 * len(self._rows) + 1).bit_length()
+        at_spans = at_slots + slot_count
+        most_columns = max((row[k.T_COLUMNS] for row in self._rows), default=0)
+        plan = [0] * (at_spans + 4 * most_columns)
+        plan[k.AT_SLOTS], plan[k.SLOT_MASK], plan[k.AT_SPANS] = at_slots, slot_count - 1, at_spans
+        for index, row in enumerate(self._rows):
+            place = at_tables + k.TABLE_FIELDS * index
+            plan[place : place + k.TABLE_FIELDS] = row
+            plan[place + k.T_COLUMN] = at_columns + k.COLUMN_FIELDS * row[k.T_COLUMN]
+            plan[place + k.T_KEY] = at_keys + row[k.T_KEY]
+            slot = row[k.T_ID] & (slot_count - 1)
+            while plan[at_slots + slot]:
+                slot = (slot + 1) & (slot_count - 1)
+            plan[at_slots + slot] = place
+        for index, column in enumerate(self._columns):
+            place = at_columns + k.COLUMN_FIELDS * index
+            plan[place : place + k.COLUMN_FIELDS] = column
+            if column[k.C_OP] in (k.OP_ENUM, k.OP_SET):
+                plan[place + k.C_B] += at_lists
+        plan[at_keys:at_lists] = self._keys
+        plan[at_lists:at_slots] = self._lists
+        self.plan = np.array(plan, dtype=np.int64)
+        self.blob = np.frombuffer(bytes(self._blob) + b"\0", dtype=np.uint8)
+
+    # -- columns
+
+    def _column(self, column: StreamColumn) -> list[int] | None:
+        """[op, a, b, nullable, extra bytes, zero dates as null], None if Python must do it."""
+        found = self._code(column)
+        if found is None:
+            return None
+        op, a, b, extra = found
+        null_zero = column.zero_dates == "null" and column.column.kind in types.DATED
+        return [op, a, b, int(column.column.nullable), extra, int(null_zero)]
+
+    def _code(self, column: StreamColumn) -> tuple[int, int, int, int] | None:
+        code, meta = column.code, column.meta
+        fixed = _LONGEST_FIXED_BYTES
+        if code in types.INTEGER_BYTES:
+            width = types.INTEGER_BYTES[code]
+            if not column.unsigned:
+                return k.OP_SIGNED, width, 0, fixed
+            return (k.OP_UINT64, 0, 0, fixed) if width == 8 else (k.OP_UNSIGNED, width, 0, fixed)
+        if code in (types.VARCHAR, types.VAR_STRING, STRING, types.BLOB, types.GEOMETRY):
+            return self._sized(column)
+        if code in (ENUM, SET):
+            op = k.OP_ENUM if code == ENUM else k.OP_SET
+            sizes = [len(member.encode()) + 1 for member in column.members]
+            longest = max(sizes, default=0) if code == ENUM else sum(sizes)
+            return op, meta & 255, self._members(column.members), fixed + longest
+        if code == types.BIT:
+            width = (meta >> 8) + (meta & 255 > 0)
+            return k.OP_BIT64 if column.column.kind is Kind.UINT64 else k.OP_BIT, width, 0, fixed
+        simple = {
+            types.FLOAT: k.OP_FLOAT,
+            types.DOUBLE: k.OP_DOUBLE,
+            types.YEAR: k.OP_YEAR,
+            types.DATE: k.OP_DATE,
+            types.DATETIME2: k.OP_DATETIME,
+            types.TIMESTAMP2: k.OP_TIMESTAMP,
+            types.TIME2: k.OP_TIME,
+        }
+        if code in simple:
+            return simple[code], meta, 0, fixed
+        if code == types.NEWDECIMAL:
+            return k.OP_DECIMAL, meta >> 8, meta & 255, fixed
+        return None
+
+    def _sized(self, column: StreamColumn) -> tuple[int, int, int, int] | None:
+        name, length_bytes = column.column.type_name, column.length_bytes
+        if name == "uuid":
+            return k.OP_UUID, length_bytes, 0, _LONGEST_FIXED_BYTES
+        if name in ("inet6", "inet4"):
+            return None
+        if column.code == STRING and column.column.kind is Kind.BYTES:
+            width = types.char_bytes(column.meta)
+            return k.OP_PADDED, length_bytes, width, width + _LONGEST_FIXED_BYTES
+        charset = column.charset
+        if column.column.kind is Kind.BYTES or charset is None or charset.is_utf8:
+            return k.OP_BYTES, length_bytes, 0, _LONGEST_FIXED_BYTES
+        if charset.table:
+            return k.OP_SINGLE_BYTE, length_bytes, self._text(charset.table), _LONGEST_FIXED_BYTES
+        return None
+
+    def _text(self, table: str) -> int:
+        """Offset in ``blob`` of 256 entries of four bytes: a length and up to three of UTF-8."""
+        if table not in self._texts:
+            self._texts[table] = len(self._blob)
+            for character in table:
+                data = character.encode()
+                self._blob += bytes([len(data)]) + data.ljust(_SINGLE_BYTE_GROWTH, b"\0")
+        return self._texts[table]
+
+    def _members(self, members: tuple[str, ...]) -> int:
+        """Offset in ``lists`` of a count and (offset, length) in ``blob`` of each member."""
+        at = len(self._lists)
+        self._lists.append(len(members))
+        for member in members:
+            data = member.encode()
+            self._lists += [len(self._blob), len(data)]
+            self._blob += data
+        return at
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
