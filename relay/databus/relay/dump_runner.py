@@ -279,14 +279,24 @@ class DumpRunner:
         """Tell the window of the current chunk what was streamed."""
         ops = columns.op
         rows = (columns.source_id == self._source_id) & (ops < FIRST_CONTROL_OP)
-        for index in np.flatnonzero(rows | (ops == Op.END_OF_WINDOW)):
-            view = frame.trusted_frame(data, int(columns.offset[index]))
-            if view.op == Op.END_OF_WINDOW:
-                self._window.end_window(view.scn, bytes(view.key).decode())
-            elif view.op == Op.TRUNCATE:
-                self._window.touch_unknown()
+        taken = np.flatnonzero(rows | (ops == Op.END_OF_WINDOW))
+        starts = columns.offset[taken] + frame.HEADER_BYTES
+        window = self._window
+        for op, start, stop, scn, schema_fp in zip(
+            ops[taken].tolist(),
+            starts.tolist(),
+            (starts + columns.key_len[taken]).tolist(),
+            columns.scn[taken].tolist(),
+            columns.schema_fp[taken].tolist(),
+            strict=True,
+        ):
+            key = bytes(data[start:stop])
+            if op == Op.END_OF_WINDOW:
+                window.end_window(scn, key.decode())
+            elif op == Op.TRUNCATE:
+                window.touch_unknown()
             else:
-                self._window.touch(bytes(view.key), view.schema_fp)
+                window.touch(key, schema_fp)
 
     def at_window_end(self) -> None:
         """Let the waiting chunk go out, if the stream has passed its snapshot."""

@@ -40,7 +40,7 @@ from databus.relay.sources.source import Batch, Source
 from databus.relay.wakeup import WakeupSender
 
 RECENT_BYTES = 2 << 20
-RECENT_BATCHES = 64
+RECENT_BATCHES = 4096
 
 _log = logging.getLogger(__name__)
 

@@ -179,6 +179,7 @@ class Supervisor:
                 str(read_fd),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(read_fd, *child.handover.fds),
+                process_group=0,  # ctrl-C in a terminal is for this process alone
             )
         except BaseException:
             os.close(write_fd)

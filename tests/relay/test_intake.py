@@ -1,0 +1,155 @@
+"""From batches into the ring: duplicates, boundaries, what a crash left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from databus.common import frame
+from databus.common.checkpoint import Position
+from databus.common.frame import FrameColumns, Op, WindowBuilder
+from databus.relay.intake import Intake
+from databus.relay.registry import Registry
+from databus.relay.ring import Ring
+from databus.relay.sources.source import Batch
+from tests.support.scripted_source import ITEMS
+
+
+@pytest.fixture
+def intake(tmp_path: Path) -> Iterator[Intake]:
+    made = opened(tmp_path)
+    yield made
+    made.ring.close()
+
+
+def opened(folder: Path) -> Intake:
+    ring = Ring.open_writer(folder, 64 << 10, clock="c", start=Position(10, 0))
+    return Intake(ring, Registry(folder / "schemas.jsonl"))
+
+
+def window(scn: int, events: int = 1, size: int = 10) -> bytes:
+    builder = WindowBuilder(scn, scn)
+    for key in range(events):
+        builder.event(Op.INSERT, ITEMS.source_id, ITEMS.fingerprint, b"%d" % key, after=b"x" * size)
+    return builder.end()
+
+
+def first_frames(data: bytes, count: int) -> bytes:
+    views = list(frame.iter_frames(data))[:count]
+    return data[: views[-1].offset + views[-1].length]
+
+
+def positions(intake: Intake) -> list[Position]:
+    with Ring.open_reader(intake.ring.directory) as reader:
+        data, _ = reader.read(reader.snapshot().head, 1 << 30)
+        return [view.position for view in frame.iter_frames(bytes(data))]
+
+
+def test_a_new_ring_resumes_after_its_start_and_is_in_no_window(intake: Intake) -> None:
+    assert intake.resume() == 10
+    assert not intake.in_window
+    assert intake.complete == Position(10, 0)
+
+
+def test_what_the_ring_has_is_dropped_from_a_batch_and_the_rest_taken(intake: Intake) -> None:
+    assert intake.take(Batch(window(11) + window(12), (ITEMS,), 12))
+    assert not intake.take(Batch(window(11) + window(12), (), 12))
+    assert intake.take(Batch(window(12) + window(13), (), 13))
+    assert [p.scn for p in positions(intake)] == [11, 11, 12, 12, 13, 13]
+    assert intake.complete == Position(13, 1)
+
+
+def test_half_a_window_in_the_batch_that_repeats_it_is_completed(intake: Intake) -> None:
+    whole = window(11, events=4)
+    assert not intake.take(Batch(first_frames(whole, 2), (ITEMS,), 10))
+    assert intake.in_window
+    assert intake.take(Batch(whole, (), 11))
+    assert [p.seq for p in positions(intake)] == [0, 1, 2, 3, 4]
+
+
+def test_an_unpublished_window_is_forgotten_and_read_again_on_resume(intake: Intake) -> None:
+    intake.take(Batch(window(11) + first_frames(window(12, 3), 2), (ITEMS,), 11))
+    assert intake.in_window
+    assert intake.resume() == 11
+    assert not intake.in_window
+
+
+def test_a_window_that_readers_saw_a_part_of_is_asked_for_again(intake: Intake) -> None:
+    large = window(12, events=30, size=600)
+    intake.take(Batch(window(11) + first_frames(large, 25), (ITEMS,), 11))
+    assert intake.ring.state.max.scn == 12
+    assert intake.resume() == 11
+    assert intake.in_window, "the part that was published stands"
+    intake.take(Batch(large, (), 12))
+    assert intake.complete == Position(12, 30)
+
+
+def test_a_reopened_ring_knows_whether_it_ends_inside_a_window(tmp_path: Path) -> None:
+    large = window(12, events=30, size=600)
+    first = opened(tmp_path)
+    first.take(Batch(window(11) + first_frames(large, 25), (ITEMS,), 11))
+    first.ring.close()
+    again = opened(tmp_path)
+    assert again.in_window
+    assert again.resume() == 11
+    assert again.complete.scn == 11
+    again.take(Batch(large, (), 12))
+    again.ring.close()
+    last = opened(tmp_path)
+    assert (last.in_window, last.resume(), last.complete) == (False, 12, Position(12, 30))
+    last.ring.close()
+
+
+def test_a_dump_window_that_a_crash_tore_is_closed_at_the_next_start(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    first.take(Batch(window(11), (ITEMS,), 11))
+    builder = WindowBuilder(11, 5, first_seq=2)
+    builder.event(Op.READ, ITEMS.source_id, ITEMS.fingerprint, b"k", after=b"x" * 10_000)
+    first.ring.append(builder.take())
+    assert first.ring.state.max == Position(11, 2)
+    first.ring.close()
+    again = opened(tmp_path)
+    assert (again.complete, again.in_window) == (Position(11, 3), False)
+    assert again.resume() == 11
+    again.ring.close()
+
+
+def test_an_idle_window_is_only_appended_ahead_of_the_ring_and_outside_windows(
+    intake: Intake,
+) -> None:
+    intake.take(Batch(window(11), (ITEMS,), 11))
+    assert not intake.append_idle_window(5)
+    intake.take(Batch(b"", (), 20))
+    assert intake.append_idle_window(5)
+    assert positions(intake)[-1] == Position(20, 0)
+    intake.take(Batch(first_frames(window(21, 2), 1), (), 30))
+    assert not intake.append_idle_window(5), "a window is open"
+
+
+class Watcher:
+    """Notes where windows end, and may append one of its own there."""
+
+    def __init__(self, intake: Intake) -> None:
+        self.intake = intake
+        self.seen: list[Position] = []
+        self.ends: list[Position] = []
+
+    def observe(self, columns: FrameColumns, data: memoryview) -> None:
+        self.seen += [view.position for view in frame.iter_frames(data)]
+
+    def at_window_end(self) -> None:
+        self.ends.append(self.intake.complete)
+
+
+def test_an_observer_sees_each_new_frame_once_and_every_chance_for_a_window_of_its_own(
+    intake: Intake,
+) -> None:
+    watcher = intake.observer = Watcher(intake)
+    batch = window(11) + window(12) + first_frames(window(13, 2), 1)
+    intake.take(Batch(batch, (ITEMS,), 12))
+    assert watcher.ends == [Position(12, 1)]
+    intake.take(Batch(window(12) + window(13, 2), (), 13))
+    assert watcher.ends[-1] == Position(13, 2)
+    assert watcher.seen == positions(intake)
