@@ -1,0 +1,86 @@
+"""The relay in one process: fetchers and server together, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from databus.common.config import Config, parse
+from databus.common.errors import ServerUnavailable
+from databus.relay.relay import LocalRelay
+from tests.support.waiting import eventually
+
+TEXT = """
+[relay]
+listen = "127.0.0.1:0"
+data_dir = "data"
+[[database]]
+name = "gen"
+url = "generator://?events_per_second=1000&events_per_window=5&keys=40&events=500"
+ring_bytes = "1MiB"
+sync_every = "20ms"
+"""
+
+
+def config(tmp_path: Path, text: str = TEXT) -> Config:
+    return parse(text, folder=tmp_path)
+
+
+async def test_events_and_a_dump_reach_a_reader_over_http(tmp_path: Path) -> None:
+    async with LocalRelay(config(tmp_path)) as relay, aiohttp.ClientSession(relay.url) as session:
+        await relay.ready()
+        async with session.post("/v1/gen/dumps", json={"sources": ["gen.*"]}) as answer:
+            assert answer.status == 202
+            dump = await answer.json()
+
+        async def dumped() -> bool:
+            async with session.get(f"/v1/gen/dumps/{dump['id']}") as answer:
+                return bool((await answer.json())["state"] == "completed")
+
+        await eventually(dumped)
+        intake = relay.fetchers["gen"].intake
+        assert intake is not None
+        await eventually(lambda: intake.complete.scn == 100)
+        headers = {"Accept": "application/x-ndjson"}
+        async with session.get("/v1/gen/stream?start=oldest", headers=headers) as answer:
+            lines = [json.loads(line) for line in (await answer.text()).splitlines()]
+    versions: dict[int, int] = {}
+    for line in lines:
+        if "op" in line:
+            key = line["key"]["id"]
+            assert line["after"]["version"] >= versions.get(key, -1)
+            versions[key] = line["after"]["version"]
+    assert sorted(versions) == list(range(40))
+    assert max(versions.values()) == 499
+
+
+async def test_a_waiting_reader_is_woken_by_the_commit_itself(tmp_path: Path) -> None:
+    text = TEXT.replace("events_per_second=1000", "events_per_second=10")
+    async with LocalRelay(config(tmp_path, text)) as relay:
+        await relay.ready()
+        async with aiohttp.ClientSession(relay.url) as session, asyncio.timeout(20):
+            url = "/v1/gen/stream?start=latest&wait_ms=15000"
+            async with session.get(url) as answer:
+                assert await answer.read()
+
+
+async def test_nothing_is_left_of_a_relay_that_was_closed(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with LocalRelay(config(tmp_path)) as relay:
+            await relay.ready()
+            url = relay.url
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await session.get(url)
+        assert not (tmp_path / "data" / "gen" / "fetcher.sock").exists()
+
+
+async def test_a_relay_that_does_not_become_ready_says_why(tmp_path: Path) -> None:
+    text = TEXT.replace('ring_bytes = "1MiB"', 'ring_bytes = "1MiB"\nsources = ["shop.*"]')
+    async with LocalRelay(config(tmp_path, text)) as relay:
+        with pytest.raises(ServerUnavailable, match=r"no pattern matches gen\.events"):
+            await relay.ready(2.0)
