@@ -368,7 +368,7 @@ class Delivery:
         due_s = self._dispatcher.checkpoint_due_s()
         timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
         if self._lanes.flying and self._budget_s is not None:
-            timeout_s = min(timeout_s or self._budget_s, self._budget_s)
+            timeout_s = self._budget_s if timeout_s is None else min(timeout_s, self._budget_s)
         await wait_for_either(self._buffer.wake, pulling, timeout_s)
         self._yielded_s = time.monotonic()
         self._lanes.check_budget()

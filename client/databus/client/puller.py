@@ -259,8 +259,9 @@ class Puller:
         resume = self._machine.resume
         if not isinstance(resume, Oldest | Latest) and block.position(0) <= resume.position:
             fresh = block.index_after(resume.position)
-            if fresh == block.count:
+            if fresh == block.count and not self._is_first_sign(block, resume.position):
                 return
+            fresh = min(fresh, block.count - 1)
             rest = block.frames_from(fresh)
             block = Block(rest, first=self._frame_count, bootstrap=False)
         await self._learn_schemas(server, block)
@@ -271,6 +272,16 @@ class Puller:
         # Only now: were this cancelled while waiting for room, the block would come again.
         self._machine.advanced(self._online(last))
         self._note_window_end(block)
+
+    def _is_first_sign(self, block: Block, position: Position) -> bool:
+        """Whether the block says, as the first that comes, that we are where we began.
+
+        It lets the consumer take a checkpoint of its start, without which a start at the latest
+        event would be another one after a crash.
+        """
+        last = block.count - 1
+        is_here = block.ops[last] == Op.HEARTBEAT and block.position(last) == position
+        return is_here and self._frame_count == 0
 
     def _note_window_end(self, block: Block) -> None:
         end = block.last_of(Op.END_OF_WINDOW)
