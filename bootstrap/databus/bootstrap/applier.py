@@ -100,6 +100,7 @@ def start_spark(master: str = "local[*]", driver_memory: str = "1g") -> SparkSes
         "spark.sql.files.openCostInBytes": str(1 << 40),
         "spark.sql.parquet.enableVectorizedReader": "true",
         "spark.sql.parquet.columnarReaderBatchSize": "1024",
+        "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
         "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
@@ -164,6 +165,7 @@ class Applier:
                     "parquet.block.size": str(ROW_GROUP_BYTES),
                     "parquet.enable.dictionary": "false",
                     "parquet.page.size": str(1 << 20),
+                    "parquet.page.write-checksum.enabled": "true",
                 }
             ).parquet(folder.as_uri())
         except Exception as error:
@@ -221,7 +223,7 @@ class Applier:
             return _sorted(kept, new_bytes)
         survivors = _not_truncated(self._read((old,), ORIGIN), cuts)
         overwritten = changes.where(F.col("flags").bitwiseAND(int(Flag.PARTIAL)) == 0).select(*_KEY)
-        if sum(run.rows for run in new) <= BROADCAST_ROWS:
+        if sum(run.rows for run in new) <= BROADCAST_ROWS and not _is_scattered(old):
             survivors = survivors.join(F.broadcast(overwritten.distinct()), _KEY, "left_anti")
             return survivors.select(*COLUMNS).union(_sorted(kept, new_bytes))
         survivors = survivors.join(overwritten, _KEY, "left_anti").select(*COLUMNS)
@@ -256,6 +258,11 @@ def _split(merge: Merge) -> tuple[Run | None, tuple[Run, ...]]:
     ):
         return first, tuple(rest)
     return None, merge.inputs
+
+
+def _is_scattered(run: Run) -> bool:
+    """Whether a run lies in many more files than it needs: each filtering merge adds some."""
+    return len(run.files) > 8 + 2 * (run.frame_bytes // FILE_BYTES)
 
 
 def _position() -> Any:

@@ -8,7 +8,6 @@ not: where frames come from (``writer``) and what becomes of them (``segments``)
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import struct
 import threading
@@ -21,7 +20,7 @@ import lmdb
 import numpy as np
 
 from databus.bootstrap import failpoints
-from databus.bootstrap.runs import SCN_LIMIT
+from databus.bootstrap.blocks import check_order, cut_values, is_after, position_at, tail_after
 from databus.common import checkpoint as checkpoints
 from databus.common import frame
 from databus.common.checkpoint import OnlineCheckpoint, Position
@@ -31,15 +30,12 @@ from databus.common.errors import (
     FormatError,
     StoreError,
 )
-from databus.common.frame import FrameColumns, Op
+from databus.common.frame import Op
 from databus.common.schema import SourceSchema
 
 FORMAT = 1
 FOLDER = "log"
 FIRST_MAP_BYTES = 64 << 20
-BLOCK_BYTES = 4 << 20
-"""Frames are stored in values of about this size at most; a larger frame has one of its own."""
-
 _KEY = struct.Struct(">QI")
 
 
@@ -298,11 +294,11 @@ class HotLog:
 
     def add_schemas(self, schemas: Iterable[SourceSchema]) -> None:
         """Keep versions that are not there yet."""
-        known = {schema.fingerprint for schema in self.schemas()}
-        new = [schema for schema in schemas if schema.fingerprint not in known]
+        kept = {schema.fingerprint for schema in self.schemas()}
+        new = {s.fingerprint: s for s in schemas if s.fingerprint not in kept}
 
         def change(transaction: Any) -> None:
-            for number, schema in enumerate(new, len(known)):
+            for number, schema in enumerate(new.values(), len(kept)):
                 text = json.dumps(schema.to_json()).encode()
                 transaction.put(struct.pack(">Q", number), text, db=self._schemas)
 
@@ -328,11 +324,11 @@ class HotLog:
         state = self.state()
         if not len(columns):
             return state.checkpoint.position
-        _check_order(columns)
+        check_order(columns)
         is_heartbeat = columns.op == Op.HEARTBEAT
-        is_new = _after(columns, state.last) & ~is_heartbeat
-        pieces = list(_pieces(block, columns, is_new))
-        checkpoint = max(state.checkpoint.position, _position(columns, len(columns) - 1))
+        is_new = is_after(columns, state.last) & ~is_heartbeat
+        pieces = list(cut_values(block, columns, is_new))
+        checkpoint = max(state.checkpoint.position, position_at(columns, len(columns) - 1))
         if not pieces and checkpoint == state.checkpoint.position:
             return checkpoint
         is_open = not pieces[-1].ends_window if pieces else state.window < state.last
@@ -397,7 +393,7 @@ class HotLog:
                     return LogSlice(b"".join(pieces), stop)
                 if key > after:
                     data = bytes(cursor.value())
-                    pieces.append(data if pieces else _tail(data, after))
+                    pieces.append(data if pieces else tail_after(data, after))
                     size, stop = size + len(pieces[-1]), key
                 found = cursor.next()
         return LogSlice(b"".join(pieces), max(after, upto))
@@ -464,9 +460,9 @@ class HotLog:
             for key, value in transaction.cursor(self._frames):
                 stop = _unpack(bytes(key))
                 columns = frame.scan(bytes(value))
-                _check_order(columns)
-                first = _position(columns, 0)
-                if columns.stop != len(value) or _position(columns, len(columns) - 1) != stop:
+                check_order(columns)
+                first = position_at(columns, 0)
+                if columns.stop != len(value) or position_at(columns, len(columns) - 1) != stop:
                     raise StoreError(f"I1: the block at {stop} ends elsewhere")
                 if first <= last:
                     raise StoreError(f"I1: the block at {stop} begins at {first} after {last}")
@@ -489,80 +485,6 @@ class HotLog:
     def map_bytes(self) -> int:
         """Size of the memory map, which grows by itself."""
         return int(self._env.info()["map_size"])
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    data: bytes
-    stop: Position
-    ends_window: bool
-
-
-def _pieces(block: bytes, columns: FrameColumns, wanted: Any) -> Iterator[_Piece]:
-    """The wanted frames as values: cut at the last window's end, and at BLOCK_BYTES."""
-    indices = np.flatnonzero(wanted)
-    if not len(indices):
-        return
-    if int(columns.scn[indices].max()) >= SCN_LIMIT:
-        raise FormatError(f"scn {int(columns.scn.max())} is over {SCN_LIMIT - 1}, the log's limit")
-    starts = columns.offset[indices]
-    lengths = columns.length[indices].astype(np.int64)
-    is_end = columns.op[indices] == Op.END_OF_WINDOW
-    last_end = int(np.flatnonzero(is_end)[-1]) + 1 if is_end.any() else 0
-    ends = np.cumsum(lengths)
-    at = 0
-    while at < len(indices):
-        room = (int(ends[at - 1]) if at else 0) + BLOCK_BYTES
-        cut = max(at + 1, int(np.searchsorted(ends, room, side="right")))
-        limit = last_end if at < last_end else len(indices)
-        cut = min(cut, limit)
-        if at < last_end and cut < last_end:
-            inner = np.flatnonzero(is_end[at:cut])
-            cut = at + int(inner[-1]) + 1 if len(inner) else cut
-        data = _joined(block, starts[at:cut], lengths[at:cut])
-        stop = _position(columns, int(indices[cut - 1]))
-        yield _Piece(data, stop, bool(is_end[cut - 1]))
-        at = cut
-
-
-def _joined(block: bytes, starts: Any, lengths: Any) -> bytes:
-    """The frames at ``starts``, in one piece; consecutive ones are copied at once."""
-    breaks = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
-    edges = [0, *breaks.tolist(), len(starts)]
-    view = memoryview(block)
-    return b"".join(
-        view[int(starts[a]) : int(starts[b - 1] + lengths[b - 1])]
-        for a, b in itertools.pairwise(edges)
-    )
-
-
-def _position(columns: FrameColumns, index: int) -> Position:
-    return Position(int(columns.scn[index]), int(columns.seq[index]))
-
-
-def _after(columns: FrameColumns, position: Position) -> Any:
-    scn, seq = np.uint64(position.scn), np.uint32(position.seq)
-    return (columns.scn > scn) | ((columns.scn == scn) & (columns.seq > seq))
-
-
-def _check_order(columns: FrameColumns) -> None:
-    """Raise unless positions ascend; a heartbeat may repeat the position before it."""
-    rows = columns.op != Op.HEARTBEAT
-    scn, seq = columns.scn[rows], columns.seq[rows]
-    falls = (scn[1:] < scn[:-1]) | ((scn[1:] == scn[:-1]) & (seq[1:] <= seq[:-1]))
-    if falls.any():
-        index = int(np.flatnonzero(falls)[0])
-        raise FormatError(
-            f"the frame at {scn[index + 1]}:{seq[index + 1]} follows {scn[index]}:{seq[index]}; "
-            "positions must ascend"
-        )
-
-
-def _tail(data: bytes, after: Position) -> bytes:
-    """The frames of ``data`` that lie after a position."""
-    columns = frame.scan(data, verify=False)
-    later = np.flatnonzero(_after(columns, after))
-    return data[int(columns.offset[later[0]]) :] if len(later) else b""
 
 
 def describe_log(folder: Path) -> dict[str, Any]:

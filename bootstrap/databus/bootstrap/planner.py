@@ -7,6 +7,7 @@ range, its rows after t are exactly the net changes since t, for any t inside th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from databus.bootstrap.manifest import Manifest
@@ -43,33 +44,49 @@ def plan(manifest: Manifest, since: Position, log_start: Position) -> tuple[Step
     """
     if since >= log_start:
         return ()
-    from_origin = since == ORIGIN
-    best: dict[Position, tuple[int, tuple[Step, ...]]] = {}
-    if not from_origin:
-        best[since] = (0, ())
-    elif manifest.base is not None:
-        best[manifest.base.stop] = (manifest.base.frame_bytes, (Step(manifest.base, ORIGIN),))
-    if from_origin:
-        chain = manifest.chain
-        best.setdefault(chain[0].start if chain else log_start, (0, ()))
+    if since != ORIGIN:
+        return chain(manifest, since, log_start)
+    first = manifest.chain[0].start if manifest.chain else log_start
+    starts: dict[Position, tuple[Step, ...]] = {first: ()}
+    if manifest.base is not None:
+        starts[manifest.base.stop] = (Step(manifest.base, ORIGIN),)
+    return _cheapest(manifest, starts, log_start)
+
+
+def chain(manifest: Manifest, since: Position, upto: Position) -> tuple[Step, ...]:
+    """The cheapest runs that lead from ``since`` to ``upto`` or beyond, without the base.
+
+    Raises:
+        LogTooYoung: the runs do not reach back to ``since``.
+    """
+    return _cheapest(manifest, {since: ()}, upto)
+
+
+def _cheapest(
+    manifest: Manifest, starts: Mapping[Position, tuple[Step, ...]], upto: Position
+) -> tuple[Step, ...]:
+    """The path of least bytes from one of ``starts`` over the chain's runs to ``upto``."""
+    best = {
+        position: (sum(step.run.bytes_after(step.after) for step in steps), steps)
+        for position, steps in starts.items()
+    }
     for run in sorted(manifest.chain, key=lambda run: (run.stop, run.start)):
         for position, (cost, steps) in sorted(best.items()):
-            if not run.start <= position < run.stop:
-                continue
-            total = cost + run.bytes_after(position)
-            if run.stop not in best or total < best[run.stop][0]:
-                best[run.stop] = (total, (*steps, Step(run, position)))
-    reached = [position for position in best if position >= log_start]
+            if run.start <= position < run.stop:
+                total = cost + run.bytes_after(position)
+                if run.stop not in best or total < best[run.stop][0]:
+                    best[run.stop] = (total, (*steps, Step(run, position)))
+    reached = [found for position, found in best.items() if position >= upto]
     if not reached:
-        chain = manifest.chain
-        oldest = chain[0].start if chain else log_start
+        since = min(starts)
+        oldest = manifest.chain[0].start if manifest.chain else upto
         raise LogTooYoung(
             f"position {since} is older than the bootstrap log's oldest {oldest}; its state "
             "cannot be brought up to date, it has to be built again",
             since=since.to_json(),
             oldest=oldest.to_json(),
         )
-    return min((best[position] for position in reached), key=lambda found: found[0])[1]
+    return min(reached, key=lambda found: found[0])[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +144,15 @@ def _mergeable(chain: tuple[Run, ...], largest_bytes: int) -> tuple[Run, ...]:
 def droppable(manifest: Manifest, retention_bytes: int) -> tuple[Run, ...]:
     """The oldest runs of the chain that go beyond ``retention_bytes`` on disk.
 
-    Never one that the base does not have yet.
+    Never one that the base does not have yet, nor one that readers inside an older base that
+    is still kept will need after it.
     """
+    bases = [old.run.stop for old in manifest.retired if old.run.kind is RunKind.BASE]
+    kept_from = min([manifest.snapshot, *bases])
     excess = sum(run.file_bytes for run in manifest.chain) - retention_bytes
     gone: list[Run] = []
     for run in manifest.chain[:-1]:
-        if excess <= 0 or run.stop > manifest.snapshot:
+        if excess <= 0 or run.stop > kept_from:
             break
         gone.append(run)
         excess -= run.file_bytes

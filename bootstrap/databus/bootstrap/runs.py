@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from databus.common.checkpoint import ORIGIN, SEQ_END, Position
 from databus.common.errors import FormatError, StoreError
-from databus.common.frame import FrameColumns
+from databus.common.frame import FrameColumns, scan
 
 SCN_LIMIT = 2**63
 """Positions in runs are signed 64-bit numbers, because that is what Spark has."""
@@ -238,9 +238,10 @@ class OpenRun:
     Raises: StoreError, naming run and file, if a file is missing, cut, or damaged.
     """
 
-    def __init__(self, run: Run, folder: Path) -> None:
+    def __init__(self, run: Run, folder: Path, *, verify: bool = False) -> None:
         self.run = run
         self.folder = folder
+        self._verify = verify
         self._files: list[pq.ParquetFile] = []
         try:
             for file in run.files:
@@ -259,7 +260,7 @@ class OpenRun:
                     f"run {self.run.id}: {path} has {size} bytes, the manifest says "
                     f"{file.file_bytes}; restore the file or rebuild the store from a dump"
                 )
-            opened = pq.ParquetFile(path, pre_buffer=False)
+            opened = pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=self._verify)
         except (OSError, pa.ArrowException) as error:
             raise self._damaged(path, error) from error
         if opened.metadata.num_rows != file.rows or opened.schema_arrow.names != list(COLUMNS):
@@ -296,12 +297,37 @@ class OpenRun:
 
     def frames(self, group: RowGroup) -> list[FrameBlock]:
         """The frames of a row group, back to back, in one or a few blocks."""
-        name = self.run.files[group.file].name
+        return [_as_block(chunk) for chunk in self._read(group, ["frame"]).column(0).chunks]
+
+    def check(self) -> None:
+        """Read everything and compare it with itself and with the run's range.
+
+        Raises:
+            StoreError, FormatError: at the first row that is wrong.
+        """
+        last = self.run.start
+        for group in self.row_groups:
+            table = self._read(group, list(COLUMNS)).combine_chunks()
+            for block in map(_as_block, table.column("frame").chunks):
+                columns = scan(block.data)
+                for name in ("scn", "seq", "source_id", "op", "flags", "commit_us", "key_hash"):
+                    stored = table.column(name).to_numpy()
+                    if (getattr(columns, name).astype(stored.dtype) != stored).any():
+                        raise StoreError(f"run {self.run.id}: column {name} is not the frames'")
+                for scn, seq in zip(columns.scn.tolist(), columns.seq.tolist(), strict=True):
+                    if not last < (scn, seq) <= self.run.stop:
+                        raise StoreError(
+                            f"run {self.run.id}: a frame at {scn}:{seq} follows {last}, the run "
+                            f"covers ({self.run.start}, {self.run.stop}]"
+                        )
+                    last = Position(scn, seq)
+
+    def _read(self, group: RowGroup, names: list[str]) -> Any:
         try:
-            column = self._files[group.file].read_row_group(group.index, columns=["frame"])
+            return self._files[group.file].read_row_group(group.index, columns=names)
         except (OSError, pa.ArrowException) as error:
-            raise self._damaged(self.folder / name, error) from error
-        return [_as_block(chunk) for chunk in column.column(0).chunks]
+            path = self.folder / self.run.files[group.file].name
+            raise self._damaged(path, error) from error
 
     def close(self) -> None:
         """Let go of the files."""

@@ -127,6 +127,7 @@ def _writer(path: object) -> pq.ParquetWriter:
         use_dictionary=["source_id", "op", "flags"],
         write_statistics=["scn", "seq", "source_id", "op", "commit_us", "key_hash"],
         store_schema=False,
+        write_page_checksum=True,
     )
 
 

@@ -18,12 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from databus.bootstrap import planner
+from databus.bootstrap.blocks import is_after, position_at
 from databus.bootstrap.log import HotLog
-from databus.bootstrap.manifest import Store
+from databus.bootstrap.manifest import Store, stop_of
 from databus.bootstrap.runs import FrameBlock, OpenRun, RowGroup, Run, RunKind
 from databus.common import checkpoint as checkpoints
 from databus.common import frame
 from databus.common.checkpoint import (
+    ORIGIN,
     BootstrapCheckpoint,
     Checkpoint,
     OnlineCheckpoint,
@@ -104,9 +106,7 @@ class BootstrapStream:
     def pieces(self) -> Generator[Piece, None, None]:
         """All frames in order; ends after the online checkpoint."""
         if self._resume is not None:
-            run = self.store.read().find(self._resume.run)
-            if run is not None and run.stop > self.position:
-                yield from self._run(run, self.position, self._resume.row)
+            yield from self._resumed(self._resume)
         while self.position < self.target:
             # The log first: what it forgets afterwards is in the manifest before.
             log_start = self.log.state().start
@@ -117,6 +117,40 @@ class BootstrapStream:
                 yield from self._hot()
         online = OnlineCheckpoint(self.database, self.clock, self.position)
         yield Piece(b"", online, 0)
+
+    def _resumed(self, resume: BootstrapCheckpoint) -> Iterator[Piece]:
+        """The rest of the run that the reader is inside, or what must come in its place."""
+        manifest = self.store.read()
+        run = manifest.find(resume.run)
+        if run is not None and run.stop > self.position:
+            yield from self._run(run, self.position, resume.row)
+            return
+        base, had = manifest.base, stop_of(resume.run)
+        if resume.position != ORIGIN or not resume.row or base is None or had is None:
+            return
+        # A part of a base that is gone.  Another base names no deleted keys, so those that
+        # were deleted since the old one come first.
+        if had < base.stop:
+            for step in planner.chain(manifest, had, base.stop):
+                yield from self._tombstones(step.run, had, base.stop, resume)
+        yield from self._run(base, ORIGIN, 0)
+
+    def _tombstones(
+        self, run: Run, after: Position, upto: Position, resume: BootstrapCheckpoint
+    ) -> Iterator[Piece]:
+        opened = OpenRun(run, self.store.run_folder(run))
+        try:
+            for group in opened.row_groups:
+                for block in opened.frames(group) if group.last > after else ():
+                    columns = block.columns()
+                    gone = np.isin(columns.op, (int(Op.DELETE), int(Op.TRUNCATE)))
+                    gone &= is_after(columns, after) & ~is_after(columns, upto)
+                    gone &= self._filter.mask(columns, block.data, self._source_ids)
+                    lengths = columns.length[gone].astype(np.int64)
+                    frames = gather(block.data, columns.offset[gone], lengths)
+                    yield Piece(frames, resume, 0)
+        finally:
+            opened.close()
 
     def _checkpoint(self, run: str, row: int) -> BootstrapCheckpoint:
         return BootstrapCheckpoint(
@@ -193,7 +227,7 @@ class BootstrapStream:
             checkpoint = self._checkpoint(run.id, row + cut)
         elif columns.op[-1] == Op.END_OF_WINDOW:
             # Inside a segment every window's end is a consistent point.
-            last = Position(int(columns.scn[-1]), int(columns.seq[-1]))
+            last = position_at(columns, len(columns) - 1)
             self.position = max(self.position, last)
             checkpoint = self._checkpoint(run.id, row + cut)
         unfiltered = self._filter.is_empty and group.first > after
@@ -204,8 +238,7 @@ class BootstrapStream:
         self, columns: FrameColumns, data: npt.NDArray[np.uint8], after: Position
     ) -> Buffer:
         """The frames that the filter takes, with the ends of their windows."""
-        scn, seq = np.uint64(after.scn), np.uint32(after.seq)
-        later = (columns.scn > scn) | ((columns.scn == scn) & (columns.seq > seq))
+        later = is_after(columns, after)
         if self._filter.is_empty:
             taken = later
         else:
