@@ -102,6 +102,35 @@ def test_a_reopened_ring_knows_whether_it_ends_inside_a_window(tmp_path: Path) -
     last.ring.close()
 
 
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_torn_window_is_read_again_from_the_end_of_the_one_before_however_far(
+    tmp_path: Path, noted: bool
+) -> None:
+    first = opened(tmp_path)
+    first.take(Batch(window(11) + first_frames(window(500, 30, 600), 25), (ITEMS,), 11))
+    first.ring.close()
+    assert (tmp_path / "window.json").exists()
+    if not noted:
+        (tmp_path / "window.json").unlink()
+    again = opened(tmp_path)
+    assert (again.complete, again.resume()) == (Position(11, 1), 11)
+    again.ring.close()
+
+
+def test_a_torn_window_larger_than_the_ring_is_read_again_from_the_one_before(
+    tmp_path: Path,
+) -> None:
+    first = opened(tmp_path)
+    first.take(Batch(window(11) + first_frames(window(500, 300, 600), 290), (ITEMS,), 11))
+    assert first.ring.state.prev.scn == 500
+    first.ring.close()
+    again = opened(tmp_path)
+    assert (again.complete, again.resume()) == (Position(11, 1), 11)
+    again.take(Batch(window(500, 300, 600) + window(501), (), 501))
+    assert again.complete == Position(501, 1)
+    again.ring.close()
+
+
 def test_a_dump_window_that_a_crash_tore_is_closed_at_the_next_start(tmp_path: Path) -> None:
     first = opened(tmp_path)
     first.take(Batch(window(11), (ITEMS,), 11))

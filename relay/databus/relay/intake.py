@@ -5,6 +5,7 @@ Synchronous and without a clock: the fetcher around it waits, reconnects and syn
 
 from __future__ import annotations
 
+import json
 from typing import Protocol
 
 import numpy as np
@@ -12,9 +13,12 @@ import numpy as np
 from databus.common import frame
 from databus.common.checkpoint import Position
 from databus.common.frame import FrameColumns, Op
+from databus.relay.layout import DatabaseFolder, replace_file
 from databus.relay.registry import Registry
 from databus.relay.ring import Ring, RingWriter
 from databus.relay.sources.source import Batch
+
+SCAN_BYTES = 4 << 20
 
 
 class StreamObserver(Protocol):
@@ -45,6 +49,8 @@ class Intake:
         self.ring = ring
         self.registry = registry
         self.observer: StreamObserver | None = None
+        self._open_window = DatabaseFolder(ring.directory).open_window
+        self._noted_scn = -1
         self.complete = self._last_window_end()
         self.resolved = self.complete.scn
 
@@ -60,7 +66,41 @@ class Intake:
             # Only a dump window of one huge row can be torn, and the source will not end it.
             end = frame.end_of_window(last.scn, last.seq + 1, state.max_commit_us, 1, "", dump=True)
             return self.ring.append(end)
-        return Position(last.scn - 1)
+        return self._before_open_window(last)
+
+    def _before_open_window(self, last: Position) -> Position:
+        """The end of the window before the one that the ring ends in.
+
+        From there the source has to be read again: scn - 1 would not do, for where a window
+        collects a range of a log (SQLite) it lies inside.
+        """
+        try:
+            noted = json.loads(self._open_window.read_bytes())
+            if noted["window"] == last.scn:
+                return Position(int(noted["after"]["scn"]), int(noted["after"]["seq"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # Not written yet: then the end is still in the ring.
+        with Ring.open_reader(self.ring.directory) as reader:
+            state = reader.snapshot()
+            found = state.prev if state.prev.scn < last.scn else Position(last.scn - 1)
+            place = state.head
+            while place < state.tail:
+                frames, place = reader.read(place, SCAN_BYTES)
+                columns = frame.scan(frames, verify=False)
+                ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
+                if len(ends):
+                    found = _position(columns, int(ends[-1]))
+            return found
+
+    def _note_open_window(self) -> None:
+        """Keep on disk what stands before a window that readers have seen a part of."""
+        shown = self.ring.state.max
+        if shown == self.complete or self._noted_scn == shown.scn:
+            return
+        self._noted_scn = shown.scn
+        after = {"scn": self.complete.scn, "seq": self.complete.seq}
+        content = json.dumps({"window": shown.scn, "after": after}).encode()
+        replace_file(self._open_window, content, durable=True)
 
     def _last_op(self, last: Position) -> int:
         before = Position(last.scn, last.seq - 1) if last.seq else Position(last.scn - 1)
@@ -79,8 +119,7 @@ class Intake:
     def resume(self) -> int:
         """Forget what has not been published; the scn after which the source must go on."""
         self.ring.discard_open()
-        last = self.ring.state.max
-        return last.scn if last == self.complete else last.scn - 1
+        return self.complete.scn
 
     def take(self, batch: Batch) -> bool:
         """Append what is new in ``batch``; True if readers can see more than before."""
@@ -104,6 +143,7 @@ class Intake:
         ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
         if len(ends) == 0:
             self.ring.append(data)
+            self._note_open_window()
             self._observe(columns, data)
             return
         last_end = int(ends[-1])
@@ -112,6 +152,7 @@ class Intake:
         if self.observer is None or cut == len(data):
             self.ring.append(data)
             self.complete = complete
+            self._note_open_window()
             self._observe(columns, data)
             return
         # A dump window may have to stand between the two parts.

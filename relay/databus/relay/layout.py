@@ -38,6 +38,11 @@ class DatabaseFolder:
         return self.path / "dumps.json"
 
     @property
+    def open_window(self) -> Path:
+        """What stood before a window that readers have seen a part of; see ``Intake``."""
+        return self.path / "window.json"
+
+    @property
     def socket(self) -> Path:
         """Where the running fetcher answers; connect through ``SocketName``."""
         return self.path / "fetcher.sock"
