@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 from databus.client import (
+    BootstrapCheckpoint,
     DatabusClient,
     FileCheckpoints,
     OnlineCheckpoint,
     Position,
     Result,
+    encode_checkpoint,
 )
 from databus.client.testing import Grammar, Mirror, Recorder, Step
+from databus.common.checkpoint import ORIGIN
 from databus.common.errors import (
     ClockMismatch,
     ConfigError,
@@ -29,7 +32,7 @@ from databus.common.errors import (
 )
 from databus.common.frame import Op, pack_frame
 from tests.client.conftest import StartServer
-from tests.client.scripted_server import CLOCK, Fault
+from tests.client.scripted_server import CLOCK, Fault, checkpoint_frame
 from tests.client.shop import ITEMS, ORDERS, orders, row, window
 
 
@@ -441,3 +444,35 @@ async def test_a_mirror_equals_the_source(scripted: StartServer) -> None:
 def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="did you mean max_retries"):
         make(Recorder(), "http://127.0.0.1:1", max_retry=3)
+
+
+def _bootstrap_checkpoint(run: str, number: int) -> bytes:
+    checkpoint = BootstrapCheckpoint(
+        "shop", CLOCK, since=ORIGIN, target=Position(7, 1), run=run, row=number, position=ORIGIN
+    )
+    return checkpoint_frame(encode_checkpoint(checkpoint), ORIGIN)
+
+
+async def test_a_bootstrap_that_begins_again_is_announced_by_a_rollback(
+    scripted: StartServer,
+) -> None:
+    """The server's run was merged away under the reader: its rows come again."""
+    relay = await scripted(orders(8, 1))
+    relay.prev = Position(7, 1)
+    rows = _rows(1, 2, 3)
+    served = [_bootstrap_checkpoint("run-1", 0), rows[0], rows[1]]
+    served += [_bootstrap_checkpoint("run-1", 2), _bootstrap_checkpoint("run-2", 0)]
+    served += [*rows, _bootstrap_checkpoint("run-2", 3)]
+    bootstrap = await scripted(
+        bootstrap_rows=served, bootstrap_target=Position(7, 1), bootstrap_every=1000
+    )
+    recorder = Recorder()
+    client = make(recorder, relay.url, bootstraps=[bootstrap.url], start="bootstrap")
+    await consume(client, recorder, 8)
+    assert recorder.calls.count("onRollback") == 1
+    at = recorder.calls.index("onRollback")
+    before = [step.what[2].scn for step in recorder.steps[:at] if step.call == "onDataEvent"]
+    after = [step.what[2].scn for step in recorder.steps[at:] if step.call == "onDataEvent"]
+    assert (before, after) == ([1, 2], [1, 2, 3, 8])
+    assert recorder.calls[at - 1] == "onCheckpoint", "what came before is made durable first"
+    Grammar(recorder.steps).check()

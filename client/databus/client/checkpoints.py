@@ -151,6 +151,25 @@ class FileCheckpoints:
         self._unlock = weakref.finalize(self, os.close, descriptor)
 
 
+def describe_checkpoint(path: str | Path) -> dict[str, Any]:
+    """What a file of ``FileCheckpoints`` holds, newest first, without locking it.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        lines = Path(path).read_bytes().splitlines()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    found = [_parse_line(line) for line in reversed(lines)]
+    return {
+        "path": str(path),
+        "lines": len(lines),
+        "damaged": found.count(None),
+        "checkpoints": [json.loads(encode(checkpoint)) for checkpoint in found if checkpoint],
+    }
+
+
 def _parse_line(line: bytes) -> Checkpoint | None:
     crc, _, text = line.partition(b" ")
     try:
