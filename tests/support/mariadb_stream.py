@@ -11,6 +11,9 @@ from databus.common.config import DatabaseConfig
 from databus.common.frame import FrameView, Op, iter_frames
 from databus.common.schema import SchemaSet, SourceSchema
 from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.mysql.fast_path import compile_kernel
+
+compile_kernel()  # before any test's clock runs: without a cache it takes half a minute
 
 
 @dataclass(frozen=True)

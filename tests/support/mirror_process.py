@@ -128,7 +128,10 @@ class StoredMirror(Consumer):
 def stored_rows(path: Path) -> dict[str, Rows]:
     """What the mirror's file holds now, by source and key."""
     found: dict[str, Rows] = {}
+    if not path.exists():
+        return found
     with sqlite3.connect(path, timeout=30) as db:
+        db.executescript(_TABLES)
         for source, key, row in db.execute("SELECT source, key, row FROM state"):
             found.setdefault(source, {})[pickle.loads(key)] = pickle.loads(row)
     db.close()
@@ -136,8 +139,11 @@ def stored_rows(path: Path) -> dict[str, Rows]:
 
 
 def stored_facts(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The mirror's counters, and what it saw that must not be."""
+    """The mirror's counters, and what it saw that must not be; nothing before it has begun."""
+    if not path.exists():
+        return {}, []
     with sqlite3.connect(path, timeout=30) as db:
+        db.executescript(_TABLES)
         facts = dict(db.execute("SELECT name, value FROM facts"))
         faults = [what for (what,) in db.execute("SELECT what FROM faults")]
     db.close()

@@ -150,10 +150,7 @@ class System:
 
     def copy(self, name: str = "mirror") -> dict[str, Rows]:
         """The consumer's tables; empty while it has none."""
-        try:
-            return stored_rows(self.mirror(name))
-        except Exception:
-            return {}
+        return stored_rows(self.mirror(name))
 
     def wait_until_equal(self, name: str = "mirror", timeout_s: float = 120.0) -> None:
         """Return when the consumer's tables are the source's; nobody may write meanwhile."""

@@ -46,9 +46,11 @@ def runs(folder: Folder, as_json: AsJson = False, check: Check = False) -> None:
     from databus.bootstrap.manifest import Store
 
     store = Store(folder)
-    _show(f"runs {folder}", store.describe(), as_json)
+    manifest = store.read()
+    _show(f"runs {folder}", json.loads(manifest.encode()), as_json)
     if check:
-        _report(f"runs {folder}", store.check())
+        store.check()
+        _report(f"runs {folder}", manifest.problems())
 
 
 @cli.command()

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from databus.cli.web import split_database
-from databus.client import DatabusClient
+from databus.client import DatabusClient, RawWindows
 from databus.common.errors import BadRequest
 from databus.common.rendering import Renderer, to_line
 
@@ -57,7 +57,7 @@ async def _print(client: DatabusClient, until_idle_s: float | None, as_table: bo
     renderer = Renderer(client.database, client.schemas.by_fingerprint)
     show = _table_row if as_table else to_line
     out = sys.stdout
-    async for part in _until_idle(client.raw_windows(), until_idle_s):
+    async for part in _until_idle(client, until_idle_s):
         for frame, document in renderer.objects(part.data):
             if frame.is_control and as_table:
                 continue
@@ -66,16 +66,18 @@ async def _print(client: DatabusClient, until_idle_s: float | None, as_table: bo
 
 
 async def _until_idle(
-    windows: AsyncIterator[Any], until_idle_s: float | None
-) -> AsyncIterator[Any]:
-    """The windows, until none has come for so long."""
+    client: DatabusClient, until_idle_s: float | None
+) -> AsyncIterator[RawWindows]:
+    """The windows, until a relay has had nothing to send for so long."""
+    windows = client.raw_windows()
     while True:
-        try:
-            async with asyncio.timeout(until_idle_s):
-                part = await anext(windows)
-        except (TimeoutError, StopAsyncIteration):
-            return
-        yield part
+        following = asyncio.ensure_future(anext(windows))
+        while not (await asyncio.wait({following}, timeout=until_idle_s))[0]:
+            # Silence counts only once a relay answers: before, we are still on the way there.
+            if client.status.is_flowing:
+                following.cancel()
+                return
+        yield following.result()
 
 
 def _table_row(document: dict[str, Any]) -> str:

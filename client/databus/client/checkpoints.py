@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import json
 import logging
 import os
 import weakref
@@ -115,7 +117,10 @@ class FileCheckpoints:
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             try:
-                os.write(descriptor, b"\n".join(lines) + b"\n")
+                text_file = b"\n".join(lines) + b"\n"
+                written = os.write(descriptor, text_file)
+                if written != len(text_file):
+                    raise OSError(errno.ENOSPC, f"{written} of {len(text_file)} bytes written")
                 if self._sync:
                     os.fsync(descriptor)
             finally:

@@ -37,7 +37,8 @@ class Status:
 
     ``mode`` is starting, relay or bootstrap and says where frames come from; ``position`` is
     that of the last window given out, ``checkpoint`` the last one stored, ``newest`` the
-    newest position that a server has told of (the target, in a bootstrap).
+    newest position that a server has told of (the target, in a bootstrap).  While
+    ``is_flowing`` an answer of a relay is open, and silence means that nothing has happened.
     """
 
     mode: str
@@ -53,6 +54,7 @@ class Status:
     failure_count: int
     last_error: str
     buffered_bytes: int
+    is_flowing: bool
 
 
 class DatabusClient:
@@ -136,6 +138,7 @@ class DatabusClient:
             failure_count=stats.failure_count,
             last_error=stats.last_error,
             buffered_bytes=buffer.held_bytes if buffer else 0,
+            is_flowing=stats.is_flowing,
         )
 
     def run(self) -> None:

@@ -36,6 +36,7 @@ _DATABASE = "shop"
 _TRANSACTIONS_PER_S = 250
 _RING_BYTES = "2MiB"
 _DRAIN_S = 20.0
+_READY_S = 90.0
 
 _CONFIG = """
 [relay]
@@ -207,7 +208,7 @@ class Demo:
         await asyncio.sleep(max(0.0, pause_s))
 
     async def _wait_for(self, url: str, processes: DemoProcesses) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + _READY_S
         while True:
             try:
                 await asyncio.to_thread(call, url)
