@@ -163,7 +163,7 @@ async def test_a_transaction_of_several_tables_is_one_window(
     reader = Reader(source, 0)
     await reader.until(await source.first_scn())
     assert [view.op for view in reader.frames] == [Op.INSERT, Op.INSERT, Op.END_OF_WINDOW]
-    assert {view.scn for view in reader.frames} == {2}
+    assert {view.scn for view in reader.frames} == {3}
 
 
 async def test_a_large_window_is_cut_the_same_way_after_a_restart(
@@ -180,10 +180,10 @@ async def test_a_large_window_is_cut_the_same_way_after_a_restart(
     again = SqliteSource(config(path))
     await again.open()
     reader = Reader(again, 0)
-    await reader.until(9001)
+    await reader.until(9002)
     await again.close()
     ends = [view for view in reader.frames if view.op == Op.END_OF_WINDOW]
-    assert [(end.scn, end.event_count) for end in ends] == [(9000, 9000), (9001, 1)]
+    assert [(end.scn, end.event_count) for end in ends] == [(9001, 9000), (9002, 1)]
     assert b"".join(bytes(view.bytes) for view in reader.frames).startswith(first.data)
 
 
@@ -214,11 +214,11 @@ async def test_a_restart_after_any_scn_gives_the_same_frames(
     reader = Reader(source, 0)
     for number in range(5):
         writer.execute("INSERT INTO item (id) VALUES (?)", (number,))
-        await reader.until(number + 1)
+        await reader.until(number + 2)
     whole = [bytes(view.bytes) for view in reader.frames]
     for after in range(5):
-        again = Reader(source, after)
-        await again.until(5)
+        again = Reader(source, after + 1)
+        await again.until(6)
         found = [bytes(view.bytes) for view in again.frames if view.op != Op.END_OF_WINDOW]
         rows = [data for data in whole if frame.read_frame(data).op != Op.END_OF_WINDOW]
         assert [frame.read_frame(data).key for data in found] == [
@@ -235,14 +235,14 @@ async def test_a_pruned_or_shortened_log_is_named_and_never_skipped(
     for number in range(6000):
         writer.execute("INSERT INTO item (id) VALUES (?)", (number,))
     writer.execute("COMMIT")
-    await source.ack(5500)
-    assert writer.execute("SELECT min(id) FROM databus_log").fetchone() == (5501,)
-    for wrong in (5499, 6001):
+    await source.ack(5501)
+    assert writer.execute("SELECT min(id) FROM databus_log").fetchone() == (5502,)
+    for wrong in (5500, 6002):
         with pytest.raises(
-            SourcePositionLost, match=rf"from 5500 to 6000; the relay is at {wrong}"
+            SourcePositionLost, match=rf"from 5501 to 6001; the relay is at {wrong}"
         ):
             await anext(source.stream(wrong))
-    assert len(await read(source, 5500)) == 500
+    assert len(await read(source, 5501)) == 500
     await source.close()
 
 
@@ -312,9 +312,9 @@ async def test_chunks_give_every_row_once_in_key_order(
     while True:
         chunk = await source.read_chunk(ChunkRequest("main.line", limit=2, after=after))
         found += [tuple(chunk.schema.decode_row(row.row).values())[:2] for row in chunk.rows]
-        assert chunk.snapshot.high == 9
-        assert chunk.snapshot.sees(9, "")
-        assert not chunk.snapshot.sees(10, "")
+        assert chunk.snapshot.high == 10
+        assert chunk.snapshot.sees(10, "")
+        assert not chunk.snapshot.sees(11, "")
         after = chunk.last_key
         if chunk.done:
             break
@@ -337,7 +337,7 @@ async def test_a_chunk_and_the_stream_give_the_same_bytes(
 ) -> None:
     writer.execute("INSERT INTO item VALUES (1, 'n', 0.25, x'00', 3)")
     reader = Reader(source, 0)
-    await reader.until(1)
+    await reader.until(2)
     chunk = await source.read_chunk(ChunkRequest("main.item", limit=10, where="price < 1"))
     assert bytes(reader.frames[0].after or b"") == chunk.rows[0].row
     assert bytes(reader.frames[0].key) == chunk.rows[0].key

@@ -58,6 +58,11 @@ def install(connection: sqlite3.Connection) -> str:
     connection.execute(
         "INSERT OR IGNORE INTO databus_meta VALUES ('clock', ?)", (str(uuid.uuid4()),)
     )
+    # Id 1 is left out, so that a stream that begins before the first change begins at scn 1.
+    connection.execute(
+        "INSERT INTO sqlite_sequence SELECT 'databus_log', 1 WHERE NOT EXISTS "
+        "(SELECT 1 FROM sqlite_sequence WHERE name = 'databus_log')"
+    )
     row = connection.execute("SELECT value FROM databus_meta WHERE name = 'clock'").fetchone()
     return f"sqlite:{row[0]}"
 
