@@ -213,6 +213,11 @@ class FrameBlock:
     data: npt.NDArray[np.uint8]
     edges: npt.NDArray[np.int64]
 
+    def slice(self, start: int, stop: int) -> FrameBlock:
+        """The frames ``start`` .. ``stop`` - 1, where they are."""
+        edges = self.edges[start : stop + 1]
+        return FrameBlock(self.data[edges[0] : edges[-1]], edges - edges[0])
+
     def columns(self) -> FrameColumns:
         """The headers as columns."""
         return FrameColumns(self.data.view(np.uint64), self.edges[:-1], len(self.data))

@@ -114,6 +114,8 @@ class BootstrapStream:
             if steps:
                 yield from self._run(steps[0].run, steps[0].after, 0)
             else:
+                # From the origin the log alone is enough where it has everything.
+                self.position = max(self.position, log_start)
                 yield from self._hot()
         online = OnlineCheckpoint(self.database, self.clock, self.position)
         yield Piece(b"", online, 0)
@@ -219,9 +221,8 @@ class BootstrapStream:
         after: Position,
         group: RowGroup,
     ) -> Piece:
-        edges = block.edges[at : cut + 1]
-        data = block.data[edges[0] : edges[-1]]
-        columns = FrameColumns(data.view(np.uint64), edges[:-1] - edges[0], len(data))
+        part = block.slice(at, cut)
+        columns = part.columns()
         checkpoint: Checkpoint | None = None
         if run.kind is not RunKind.SEGMENT:
             checkpoint = self._checkpoint(run.id, row + cut)
@@ -230,41 +231,40 @@ class BootstrapStream:
             last = position_at(columns, len(columns) - 1)
             self.position = max(self.position, last)
             checkpoint = self._checkpoint(run.id, row + cut)
-        unfiltered = self._filter.is_empty and group.first > after
-        frames = data.data if unfiltered else self._selected(columns, data, after)
-        return Piece(frames, checkpoint, cut - at)
+        floor = ORIGIN if group.first > after else after
+        return Piece(self._selected(columns, part.data, floor), checkpoint, cut - at)
 
     def _selected(
         self, columns: FrameColumns, data: npt.NDArray[np.uint8], after: Position
     ) -> Buffer:
-        """The frames that the filter takes, with the ends of their windows."""
-        later = is_after(columns, after)
-        if self._filter.is_empty:
-            taken = later
-        else:
-            mask = self._filter.mask(columns, data, self._source_ids) & later
-            taken, self._in_window = close_windows(columns, mask, in_window=self._in_window)
+        """The frames after ``after`` that the filter takes, with the ends of their windows."""
+        if self._filter.is_empty and after == ORIGIN:
+            return data.data
+        taken = is_after(columns, after)
+        if not self._filter.is_empty:
+            taken &= self._filter.mask(columns, data, self._source_ids)
+            taken, self._in_window = close_windows(columns, taken, in_window=self._in_window)
         return gather(data, columns.offset[taken], columns.length[taken].astype(np.int64))
 
     # -- hot log ------------------------------------------------------------------------
 
     def _hot(self) -> Iterator[Piece]:
+        """Whole windows of the hot log; stops early if a part of it was sealed meanwhile."""
         while self.position < self.target:
             part = self.log.read(self.position, self.target, self._piece_bytes)
             if part is None:
                 return
-            checkpoint = None
-            frames: Buffer = part.data
-            count = 0
-            ends_window = True
-            if part.data:
-                columns = frame.scan(part.data, verify=False)
-                count = len(columns)
-                ends_window = bool(columns.op[-1] == Op.END_OF_WINDOW)
-                if not self._filter.is_empty:
-                    data = np.frombuffer(part.data, dtype=np.uint8)
-                    frames = self._selected(columns, data, self.position)
+            columns = frame.scan(part.data, verify=False)
+            data = np.frombuffer(part.data, dtype=np.uint8)
+            block = FrameBlock(data, np.append(columns.offset, len(data)))
+            at, count = 0, len(columns)
+            while at < count:
+                cut = self._cut(block, at, RunKind.SEGMENT)
+                piece = block.slice(at, cut)
+                frames = self._selected(piece.columns(), piece.data, ORIGIN)
+                self.position = position_at(columns, cut - 1)
+                ends_window = columns.op[cut - 1] == Op.END_OF_WINDOW
+                checkpoint = self._checkpoint(LOG, 0) if ends_window else None
+                yield Piece(frames, checkpoint, cut - at)
+                at = cut
             self.position = part.stop
-            if ends_window:
-                checkpoint = self._checkpoint(LOG, 0)
-            yield Piece(frames, checkpoint, count)

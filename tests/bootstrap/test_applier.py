@@ -1,0 +1,206 @@
+"""The applier with real Spark, against the model's compaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from databus.bootstrap import applier as applier_module
+from databus.bootstrap import planner, segments
+from databus.bootstrap.applier import Applier, start_spark
+from databus.bootstrap.log import HotLog
+from databus.bootstrap.manifest import Store
+from databus.bootstrap.planner import Merge
+from databus.bootstrap.runs import RunKind
+from databus.common.checkpoint import ORIGIN
+from databus.common.errors import MissingDependency, StoreBusy, StoreError
+from databus.common.frame import FrameView
+from tests.bootstrap.model import START, History, compact, frames_between, frames_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[object]:
+    """One session for all tests of this file: the Java machine takes seconds to start."""
+    session = start_spark("local[2]", "1g")
+    yield session
+    session.stop()
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(20)
+        SparkContext._gateway = None
+        SparkContext._jvm = None
+
+
+class Bench:
+    """A store with sealed segments of a random history."""
+
+    def __init__(self, store: Store, log: HotLog, seed: int) -> None:
+        self.store = store
+        self.log = log
+        self.history = History(seed)
+        self.blocks: list[bytes] = []
+
+    def segment(self, windows: int = 12) -> None:
+        self.blocks.append(self.history.block(windows))
+        self.log.append(self.blocks[-1], 1)
+        segments.seal(self.log, self.store, 1)
+
+    def truth(self, *, base: bool) -> list[bytes]:
+        frames = frames_between(self.blocks, START, self.history.position)
+        return as_bytes(compact(frames, base=base))
+
+
+def as_bytes(frames: list[FrameView]) -> list[bytes]:
+    return [bytes(one.bytes) for one in frames]
+
+
+@pytest.fixture
+def bench(store: Store, log: HotLog) -> Bench:
+    return Bench(store, log, 11)
+
+
+def test_segments_become_a_delta_and_a_base_as_the_model_says(bench: Bench, spark: object) -> None:
+    for _ in range(5):
+        bench.segment()
+    records = Applier(bench.store, spark).apply()
+    manifest = bench.store.read()
+    assert [record["kind"] for record in records] == ["delta", "base"]
+    assert manifest.base is not None
+    assert as_bytes(frames_of(bench.store, manifest.base)) == bench.truth(base=True)
+    (delta,) = manifest.chain
+    assert as_bytes(frames_of(bench.store, delta)) == bench.truth(base=False)
+    assert manifest.applies == tuple(records)
+    assert records[0]["rows_in"] > records[0]["rows_out"] == delta.rows
+    assert records[1]["bytes_out"] == manifest.base.file_bytes > 0
+    assert not [path for path in bench.store.runs_folder.rglob("*") if "crc" in path.name]
+
+
+@pytest.mark.parametrize("broadcast_rows", [0, 1_000_000])
+def test_many_applies_give_what_one_compaction_of_everything_gives(
+    bench: Bench, spark: object, monkeypatch: pytest.MonkeyPatch, broadcast_rows: int
+) -> None:
+    monkeypatch.setattr(applier_module, "BROADCAST_ROWS", broadcast_rows)
+    applier = Applier(bench.store, spark, grace_us=0)
+    for count in (2, 1, 3, 1):
+        for _ in range(count):
+            bench.segment(6)
+        applier.apply()
+        base = bench.store.read().base
+        assert base is not None
+        assert as_bytes(frames_of(bench.store, base)) == bench.truth(base=True)
+        assert bench.store.check() == []
+    assert len(list(bench.store.runs_folder.iterdir())) == len(bench.store.read().runs)
+
+
+def test_large_runs_are_cut_into_files_in_order(
+    bench: Bench, spark: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applier_module, "FILE_BYTES", 2000)
+    for _ in range(2):
+        bench.segment(40)
+    applier = Applier(bench.store, spark, grace_us=0)
+    merged = applier._merge(Merge(bench.store.read().chain, RunKind.DELTA))
+    run = bench.store.read().find(str(merged["run"]))
+    assert run is not None
+    assert len(run.files) > 2
+    assert as_bytes(frames_of(bench.store, run)) == bench.truth(base=False)
+
+
+def test_a_base_is_renewed_from_a_run_that_crosses_its_end(bench: Bench, spark: object) -> None:
+    applier = Applier(bench.store, spark, grace_us=0)
+    bench.segment()
+    applier.apply()
+    bench.segment()
+    applier._merge(Merge(bench.store.read().chain, RunKind.DELTA))
+    (crossing,) = bench.store.read().chain
+    base = bench.store.read().base
+    assert base is not None
+    assert crossing.start < base.stop < crossing.stop
+    applier.apply()
+    base = bench.store.read().base
+    assert base is not None
+    assert as_bytes(frames_of(bench.store, base)) == bench.truth(base=True)
+
+
+def test_nothing_to_do_writes_nothing(bench: Bench, spark: object) -> None:
+    applier = Applier(bench.store, spark)
+    assert applier.apply() == []
+    bench.segment()
+    applier.apply()
+    version = bench.store.read().version
+    assert applier.apply(full=True) == []
+    assert bench.store.read().version == version
+
+
+def test_a_store_without_events_makes_an_empty_run(
+    store: Store, log: HotLog, spark: object
+) -> None:
+    history = History(1)
+    log.append(history.window(0) + history.window(0), 1)
+    segments.seal(log, store, 1)
+    Applier(store, spark).apply()
+    base = store.read().base
+    assert base is not None
+    assert (base.files, base.start, base.stop) == ((), ORIGIN, history.position)
+
+
+def test_a_second_applier_is_refused(bench: Bench, spark: object) -> None:
+    with bench.store.lease("applier"), pytest.raises(StoreBusy, match="is the applier of"):
+        Applier(bench.store, spark).apply()
+
+
+def test_a_damaged_input_stops_the_merge_and_changes_nothing(bench: Bench, spark: object) -> None:
+    bench.segment()
+    (run,) = bench.store.read().chain
+    path = bench.store.run_folder(run) / run.files[0].name
+    whole = path.read_bytes()
+    for damage in (whole[: len(whole) // 2], None):
+        if damage is None:
+            path.unlink()
+        else:
+            path.write_bytes(damage)
+        with pytest.raises(StoreError, match=f"merging .*{run.id}.* failed"):
+            Applier(bench.store, spark).apply()
+        assert bench.store.read().runs == (run,)
+        assert [one.name for one in bench.store.runs_folder.iterdir()] == [run.id]
+    path.write_bytes(whole)
+
+
+def test_a_bit_that_flipped_in_a_page_is_not_merged(bench: Bench, spark: object) -> None:
+    bench.segment(30)
+    (run,) = bench.store.read().chain
+    path = bench.store.run_folder(run) / run.files[0].name
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[len(whole) * 2 // 3] ^= 0x10
+    path.write_bytes(damaged)
+    with pytest.raises(StoreError, match="failed"):
+        Applier(bench.store, spark).apply()
+    path.write_bytes(whole)
+
+
+def test_retention_deletes_old_runs_that_the_base_has(bench: Bench, spark: object) -> None:
+    applier = Applier(bench.store, spark, retention_bytes=1, grace_us=0)
+    for _ in range(3):
+        bench.segment()
+        applier.apply()
+    manifest = bench.store.read()
+    assert len(manifest.chain) == 1, "the newest run is always kept"
+    assert manifest.base is not None
+    assert planner.plan(manifest, ORIGIN, bench.log.state().start)[0].run == manifest.base
+    assert as_bytes(frames_of(bench.store, manifest.base)) == bench.truth(base=True)
+
+
+def test_without_java_the_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(MissingDependency, match="apt install openjdk-17-jre-headless"):
+        start_spark()
