@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,18 @@ def test_a_file_that_cannot_be_replaced_raises(tmp_path: Path) -> None:
         store.save(at(1))
 
 
+def test_a_short_write_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileCheckpoints(tmp_path / "cp")
+    store.save(at(1))
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:-5]))
+    with pytest.raises(StoreError, match="bytes written"):
+        store.save(at(2))
+    monkeypatch.undo()
+    store.close()
+    assert store.load() == at(1)
+
+
 _KILLED = """
 import os, sys
 from databus.client import FileCheckpoints, OnlineCheckpoint, Position
@@ -117,7 +130,7 @@ def guarded(name, function, number):
         if name == "write":
             function(arguments[0], arguments[1][:40])
             step(number)
-            return function(arguments[0], arguments[1][40:])
+            return 40 + function(arguments[0], arguments[1][40:])
         return function(*arguments, **named)
     return call
 for number in range(1, 30):
