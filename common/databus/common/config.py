@@ -85,6 +85,8 @@ _SCHEMES = (
 
 
 def _source_url(value: Any) -> SourceUrl:
+    if isinstance(value, SourceUrl):
+        value = value.reveal  # str() of it has lost the password
     scheme = str(value).partition("://")[0]
     if scheme not in _SCHEMES or "://" not in str(value):
         raise ValueError(f"the URL's scheme is {scheme!r}; supported are {', '.join(_SCHEMES)}")
