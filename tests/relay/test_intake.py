@@ -9,7 +9,8 @@ import pytest
 
 from databus.common import frame
 from databus.common.checkpoint import Position
-from databus.common.frame import FrameColumns, Op, WindowBuilder
+from databus.common.errors import FormatError
+from databus.common.frame import FrameColumns, FrameView, Op, WindowBuilder, end_of_window
 from databus.relay.intake import Intake
 from databus.relay.registry import Registry
 from databus.relay.ring import Ring
@@ -41,10 +42,14 @@ def first_frames(data: bytes, count: int) -> bytes:
     return data[: views[-1].offset + views[-1].length]
 
 
-def positions(intake: Intake) -> list[Position]:
+def frames(intake: Intake) -> list[FrameView]:
     with Ring.open_reader(intake.ring.directory) as reader:
         data, _ = reader.read(reader.snapshot().head, 1 << 30)
-        return [view.position for view in frame.iter_frames(bytes(data))]
+        return list(frame.iter_frames(bytes(data)))
+
+
+def positions(intake: Intake) -> list[Position]:
+    return [view.position for view in frames(intake)]
 
 
 def test_a_new_ring_resumes_after_its_start_and_is_in_no_window(intake: Intake) -> None:
@@ -140,9 +145,56 @@ def test_a_dump_window_that_a_crash_tore_is_closed_at_the_next_start(tmp_path: P
     assert first.ring.state.max == Position(11, 2)
     first.ring.close()
     again = opened(tmp_path)
-    assert (again.complete, again.in_window) == (Position(11, 3), False)
     assert again.resume() == 11
+    assert (again.complete, again.in_window) == (Position(11, 3), False)
     again.ring.close()
+
+
+def dump_rows(scn: int, first_seq: int, count: int) -> bytes:
+    builder = WindowBuilder(scn, 5, first_seq=first_seq)
+    for number in range(count):
+        key = ITEMS.encode_key((number,))
+        builder.event(Op.READ, ITEMS.source_id, ITEMS.fingerprint, key, after=b"x" * 3_000)
+    return builder.take()
+
+
+def test_a_relayed_dump_window_is_left_open_at_the_next_start_and_goes_on_behind_its_last_row(
+    tmp_path: Path,
+) -> None:
+    first = opened(tmp_path)
+    first.take(Batch(window(11) + dump_rows(11, 2, 4), (ITEMS,), 10))
+    shown = first.ring.state.max
+    assert shown > Position(11, 2), "readers have seen a part of the dump window"
+    first.ring.close()
+    again = opened(tmp_path)
+    assert again.resume_position() == shown
+    assert again.in_window
+    rest = dump_rows(11, shown.seq + 1, 1) + end_of_window(11, shown.seq + 2, 5, 5, "", dump=True)
+    again.take(Batch(rest, (), 10))
+    assert again.complete == Position(11, shown.seq + 2)
+    again.ring.close()
+
+
+@pytest.mark.parametrize("row_count", [1, 4])
+def test_a_dump_window_whose_rest_no_parent_has_is_closed_or_dropped(
+    intake: Intake, row_count: int
+) -> None:
+    intake.take(Batch(window(11) + dump_rows(11, 2, row_count), (ITEMS,), 10))
+    intake.take(Batch(window(12), (), 10))
+    found = positions(intake)
+    assert found[-2:] == [Position(12, 0), Position(12, 1)]
+    assert intake.complete == Position(12, 1)
+    ends = [view.position for view in frames(intake) if view.op == Op.END_OF_WINDOW]
+    if row_count == 1:
+        assert ends == [Position(11, 1), Position(12, 1)], "nobody had seen the row"
+    else:
+        assert [end.scn for end in ends] == [11, 11, 12]
+
+
+def test_a_commit_window_that_is_left_without_its_end_is_refused(intake: Intake) -> None:
+    intake.take(Batch(first_frames(window(11, 3), 2), (ITEMS,), 10))
+    with pytest.raises(FormatError, match="has not ended"):
+        intake.take(Batch(window(12), (), 10))
 
 
 def test_an_idle_window_is_only_appended_ahead_of_the_ring_and_outside_windows(

@@ -81,6 +81,7 @@ _SCHEMES = (
     "sqlite",
     "generator",
     "relay+http",
+    "relay+https",
 )
 
 

@@ -24,7 +24,12 @@ import uvloop
 
 from databus.common.checkpoint import Position
 from databus.common.config import DatabaseConfig, RelayConfig
-from databus.common.errors import DatabusError, InternalError, SourceUnavailable
+from databus.common.errors import (
+    DatabusError,
+    InternalError,
+    ServerUnavailable,
+    SourceUnavailable,
+)
 from databus.relay.dump_runner import DumpRunner
 from databus.relay.dumps import ACTIVE, DumpBook
 from databus.relay.fetcher_api import FetcherApi
@@ -36,7 +41,7 @@ from databus.relay.registry import Registry
 from databus.relay.ring import Ring
 from databus.relay.ring_format import RING_NAME
 from databus.relay.sources.catalogue import create_source
-from databus.relay.sources.source import Batch, Source
+from databus.relay.sources.source import Batch, RelayingSource, Source
 from databus.relay.wakeup import WakeupSender
 
 RECENT_BYTES = 2 << 20
@@ -93,6 +98,7 @@ class Fetcher:
         self._jitter = jitter or random.Random()
         self._registry: Registry | None = None
         self._source: Source | None = None
+        self._is_relaying = False
         self._streaming = asyncio.Event()
         self._stopping = asyncio.Event()
         self._sync_lock = asyncio.Lock()
@@ -190,18 +196,18 @@ class Fetcher:
         if self.intake is None and (self.folder.path / RING_NAME).exists():
             self._open_intake(None, Position(0, 0))
         source = self._make_source(self.config)
+        self._is_relaying = isinstance(source, RelayingSource)
         try:
             await source.open()
             if self.intake is None:
-                # The first position counts as held by nobody: a dump window may follow it.
-                start = Position(await source.first_scn(), 0)
+                start = await _first_position(source)
                 intake = self._open_intake(source.clock, start)
             else:
                 intake = self.intake
                 intake.ring.require_clock(source.clock)
             intake.registry.add(await source.schemas())
             self._source, self._acked_scn = source, -1
-            async with contextlib.aclosing(_generator(source, intake.resume())) as batches:
+            async with contextlib.aclosing(_generator(source, intake)) as batches:
                 async for batch in batches:
                     self._take(intake, batch)
                     # A source that never has to wait must not keep the others from running.
@@ -310,6 +316,18 @@ class Fetcher:
         self.dumps.poke()
         await self.save_dumps()
 
+    def origin(self) -> RelayingSource | None:
+        """Who runs this database's dumps instead of us; None where they are run here."""
+        if not self._is_relaying:
+            return None
+        source = self._source
+        if source is not None and isinstance(source, RelayingSource):
+            return source
+        raise ServerUnavailable(
+            f"{self.config.name} is read from {self.config.url}, which runs its dumps and does "
+            f"not answer now"
+        )
+
     # -- status --
 
     def known_sources(self) -> list[str]:
@@ -342,8 +360,18 @@ class Fetcher:
             await asyncio.sleep(self._pace.status_s)
 
 
-async def _generator(source: Source, after_scn: int) -> AsyncGenerator[Batch, None]:
-    stream = source.stream(after_scn)
+async def _first_position(source: Source) -> Position:
+    if isinstance(source, RelayingSource):
+        return await source.first_position()
+    # The first position counts as held by nobody: a dump window may follow it.
+    return Position(await source.first_scn(), 0)
+
+
+async def _generator(source: Source, intake: Intake) -> AsyncGenerator[Batch, None]:
+    if isinstance(source, RelayingSource):
+        stream = source.stream_from(intake.resume_position())
+    else:
+        stream = source.stream(intake.resume())
     try:
         async for batch in stream:
             yield batch

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from aiohttp import web
 
 from databus.common.errors import UnknownSource
 from databus.common.filters import matches
-from databus.common.http import json_body, json_response, make_app
+from databus.common.http import PROBLEM_TYPE, Handler, json_body, json_response, make_app
 from databus.relay.dumps import FINISHED, Dump, DumpBook, DumpState, change_dump, new_dump
 from databus.relay.layout import DatabaseFolder, SocketName
+from databus.relay.sources.source import RelayingSource
 
 
 class Fetching(Protocol):
@@ -29,6 +31,9 @@ class Fetching(Protocol):
 
     async def dumps_changed(self) -> None:
         """Put the dumps' records on disk and let the runner look at them."""
+
+    def origin(self) -> RelayingSource | None:
+        """Who runs this database's dumps instead of us; None where they are run here."""
 
 
 class FetcherApi:
@@ -55,11 +60,26 @@ class FetcherApi:
     def _routes(self) -> Iterator[web.AbstractRouteDef]:
         yield web.get("/status", self._status)
         for prefix in ("", "/v1/{db}"):
-            yield web.get(f"{prefix}/dumps", self._list)
-            yield web.post(f"{prefix}/dumps", self._create)
-            yield web.get(f"{prefix}/dumps/{{id}}", self._one)
-            yield web.patch(f"{prefix}/dumps/{{id}}", self._change)
-            yield web.delete(f"{prefix}/dumps/{{id}}", self._cancel)
+            yield web.get(f"{prefix}/dumps", self._at_origin(self._list))
+            yield web.post(f"{prefix}/dumps", self._at_origin(self._create))
+            yield web.get(f"{prefix}/dumps/{{id}}", self._at_origin(self._one))
+            yield web.patch(f"{prefix}/dumps/{{id}}", self._at_origin(self._change))
+            yield web.delete(f"{prefix}/dumps/{{id}}", self._at_origin(self._cancel))
+
+    def _at_origin(self, handler: Handler) -> Handler:
+        """``handler``, unless the dumps are another relay's business: then that one's answer."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            origin = self._fetching.origin()
+            if origin is None:
+                return await handler(request)
+            dump_id = request.match_info.get("id")
+            path = f"/{quote(dump_id, safe='')}" if dump_id else ""
+            status, body = await origin.forward_dump(request.method, path, await request.read())
+            kind = "application/json" if status < 400 else PROBLEM_TYPE
+            return web.Response(status=status, body=body, content_type=kind)
+
+        return answer
 
     async def close(self) -> None:
         """Stop listening and remove the socket."""

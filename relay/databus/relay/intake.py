@@ -12,6 +12,7 @@ import numpy as np
 
 from databus.common import frame
 from databus.common.checkpoint import Position
+from databus.common.errors import FormatError
 from databus.common.frame import FrameColumns, Op
 from databus.relay.layout import DatabaseFolder, replace_file
 from databus.relay.registry import Registry
@@ -49,6 +50,7 @@ class Intake:
         self.ring = ring
         self.registry = registry
         self.observer: StreamObserver | None = None
+        self._last_is_row_of_dump = False
         self._open_window = DatabaseFolder(ring.directory).open_window
         self._noted_scn = -1
         self.complete = self._last_window_end()
@@ -62,10 +64,7 @@ class Intake:
         op = self._last_op(last)
         if op == Op.END_OF_WINDOW:
             return last
-        if op == Op.READ:
-            # Only a dump window of one huge row can be torn, and the source will not end it.
-            end = frame.end_of_window(last.scn, last.seq + 1, state.max_commit_us, 1, "", dump=True)
-            return self.ring.append(end)
+        self._last_is_row_of_dump = op == Op.READ
         return self._before_open_window(last)
 
     def _before_open_window(self, last: Position) -> Position:
@@ -118,8 +117,41 @@ class Intake:
 
     def resume(self) -> int:
         """Forget what has not been published; the scn after which the source must go on."""
-        self.ring.discard_open()
+        self.resume_position()
+        if self.in_window and self._last_is_row_of_dump:
+            # A dump's window of one huge row, which was ours to end.
+            self._end_torn_dump()
         return self.complete.scn
+
+    def resume_position(self) -> Position:
+        """Forget what has not been published; the frame after which a relayed stream goes on."""
+        self.ring.discard_open()
+        return self.ring.last
+
+    def _end_torn_dump(self) -> None:
+        """End the dump window that the ring ends in."""
+        last, commit_us = self.ring.last, self.ring.state.max_commit_us
+        end = frame.end_of_window(last.scn, last.seq + 1, commit_us, 1, "", dump=True)
+        self.complete = self.ring.append(end)
+
+    def _leave_torn(self, following: Position) -> None:
+        """Close the window that the stream has left without its end.
+
+        A dump window is known to one relay alone: who moves to another parent inside of it
+        never gets its rest.  A commit's window has an end at every relay.
+
+        Raises:
+            FormatError: it is a commit's window.
+        """
+        last = self.ring.last
+        if not self._last_is_row_of_dump:
+            raise FormatError(
+                f"the window at {last} has not ended, and the source goes on at {following}; "
+                f"its parents do not carry the same stream"
+            )
+        self.ring.discard_open()
+        if self.in_window:
+            self._end_torn_dump()
 
     def take(self, batch: Batch) -> bool:
         """Append what is new in ``batch``; True if readers can see more than before."""
@@ -140,6 +172,9 @@ class Intake:
                 return
             data = data[int(columns.offset[first]) :]
             columns = frame.scan(data, verify=False)
+        if self.in_window and int(columns.scn[0]) != self.ring.last.scn:
+            self._leave_torn(_position(columns, 0))
+        self._last_is_row_of_dump = int(columns.op[-1]) == Op.READ
         ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
         if len(ends) == 0:
             self.ring.append(data)

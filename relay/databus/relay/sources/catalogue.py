@@ -16,6 +16,8 @@ _SOURCES = {
     "mysql": ("databus.relay.sources.mysql", "MySqlSource"),
     "postgresql": ("databus.relay.sources.postgres", "PostgresSource"),
     "postgres": ("databus.relay.sources.postgres", "PostgresSource"),
+    "relay+http": ("databus.relay.sources.relay", "RelaySource"),
+    "relay+https": ("databus.relay.sources.relay", "RelaySource"),
 }
 
 

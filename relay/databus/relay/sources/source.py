@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from databus.common.checkpoint import Position
 from databus.common.errors import PreflightFailed
 from databus.common.schema import SourceSchema
 
@@ -165,3 +166,21 @@ class Source(Protocol):
 
     async def close(self) -> None:
         """Let go of all connections."""
+
+
+@runtime_checkable
+class RelayingSource(Protocol):
+    """What a source offers besides ``Source`` if its windows have been through a relay already.
+
+    Such a stream has dump windows in it, so that an scn alone does not say how far it was read,
+    and it is not ours to add windows to: dumps run at its origin.
+    """
+
+    async def first_position(self) -> Position:
+        """The position after which a brand-new stream starts, instead of ``first_scn``."""
+
+    def stream_from(self, position: Position) -> AsyncIterator[Batch]:
+        """Every frame after ``position``, be it inside a window, instead of ``stream``."""
+
+    async def forward_dump(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """The origin's answer (status, JSON) to a request to ``/dumps`` + ``path``."""
