@@ -1,0 +1,211 @@
+"""SIGKILL at every step of append, seal, merge, manifest switch and collection.
+
+A child process does the work and dies at the step that its environment names; afterwards the
+store must be whole, and going on must lead to the state that an undisturbed run leads to.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from databus.bootstrap import failpoints, segments
+from databus.bootstrap.log import HotLog
+from databus.bootstrap.manifest import Store
+from databus.bootstrap.planner import Merge
+from databus.bootstrap.runs import Run, RunKind
+from databus.bootstrap.stream import BootstrapStream
+from databus.common.checkpoint import ORIGIN
+from databus.common.filters import StreamFilter
+from databus.common.frame import iter_frames
+from tests.bootstrap.model import (
+    CLOCK,
+    START,
+    History,
+    State,
+    compact,
+    frames_of,
+    write_run,
+)
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
+
+SEED = 77
+ROOT = Path(__file__).parents[2]
+BLOCKS = 8
+
+
+def blocks() -> list[bytes]:
+    """What the relay has: the same at each start."""
+    history = History(SEED)
+    return [history.block(6) for _ in range(BLOCKS)]
+
+
+def open_log(folder: Path) -> tuple[HotLog, Store]:
+    store = Store(folder)
+    store.create()
+    log = HotLog(folder / "log")
+    log.bind("shop", CLOCK, START)
+    segments.finish(log, store, 1)
+    return log, store
+
+
+def write(folder: Path) -> None:
+    """The log writer: take up the stream after the checkpoint, seal every third block."""
+    log, store = open_log(folder)
+    for number, block in enumerate(blocks()):
+        last = log.state().last
+        rest = b"".join(bytes(one.bytes) for one in iter_frames(block) if one.position > last)
+        log.append(rest, 1)
+        if number % 3 == 2:
+            segments.seal(log, store, 1)
+    log.close()
+
+
+def merge(folder: Path) -> None:
+    """The applier, with Spark."""
+    from databus.bootstrap.applier import Applier, start_spark
+
+    applier = Applier(Store(folder), start_spark("local[1]", "512m"), grace_us=0)
+    applier.apply()
+
+
+def replace(folder: Path) -> None:
+    """What the applier does around Spark: put a merged run in the place of others."""
+    store = Store(folder)
+    store.sweep("c")
+    chain = store.read().chain
+    if len(chain) > 1:
+        merged = _merged(store, Merge(chain, RunKind.DELTA))
+        store.switch(lambda manifest: manifest.with_changes(add=merged, drop=chain, now_us=1))
+    store.collect(0, "cs", now_us=2)
+
+
+def _merged(store: Store, plan: Merge) -> Run:
+    frames = [one for run in plan.inputs for one in frames_of(store, run)]
+    rows = compact(frames, base=False)
+    return write_run(store, plan.kind, plan.inputs[0].start, plan.inputs[-1].stop, rows)
+
+
+ACTIONS = {"write": write, "merge": merge, "replace": replace}
+
+
+def run_child(action: str, folder: Path, step: str | None) -> int:
+    """Do ``action`` in a process of its own, dying at ``step``."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop(failpoints.VARIABLE, None)
+    if step is not None:
+        environment[failpoints.VARIABLE] = step
+    child = subprocess.run(
+        [sys.executable, __file__, action, str(folder)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        timeout=150,
+        check=False,
+    )
+    assert child.returncode in (0, -signal.SIGKILL), child.stderr.decode()[-3000:]
+    return child.returncode
+
+
+def assert_whole(folder: Path) -> None:
+    """Nothing lost, nothing double, nothing left lying about."""
+    assert Store(folder).check() == []
+    log, store = open_log(folder)
+    try:
+        log.check()
+        pieces = list(
+            BootstrapStream(
+                store=store,
+                log=log,
+                since=ORIGIN,
+                target=log.state().window,
+                stream_filter=StreamFilter(),
+                source_ids=np.empty(0, dtype=np.uint32),
+            ).pieces()
+        )
+        state = State().apply_all(piece.frames for piece in pieces)
+        written = [one for block in blocks() for one in iter_frames(block)]
+        upto = log.state().window
+        truth = State()
+        for one in written:
+            if one.position <= upto:
+                truth.apply(one)
+        assert state.rows == truth.rows
+        assert state.regressions == []
+    finally:
+        log.close()
+
+
+WRITER_STEPS = [
+    step for step in failpoints.STEPS if step.split(".")[0] in ("append", "seal", "manifest")
+]
+
+
+@pytest.mark.parametrize("step", WRITER_STEPS)
+def test_a_writer_killed_at_any_step_goes_on_without_loss(tmp_path: Path, step: str) -> None:
+    folder = tmp_path / "shop"
+    assert run_child("write", folder, step) == -signal.SIGKILL, f"{step} was never reached"
+    assert_whole(folder)
+    assert run_child("write", folder, None) == 0
+    assert_whole(folder)
+    log, store = open_log(folder)
+    assert log.state().last == list(iter_frames(blocks()[-1]))[-1].position
+    log.close()
+    known = {run.id for run in store.read().runs}
+    assert {path.name for path in store.runs_folder.iterdir()} == known
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "manifest.file_written",
+        "manifest.renamed",
+        "collect.manifest_switched",
+        "collect.one_deleted",
+    ],
+)
+def test_replacing_runs_killed_at_any_step_leaves_old_or_new(tmp_path: Path, step: str) -> None:
+    folder = tmp_path / "shop"
+    assert run_child("write", folder, None) == 0
+    assert run_child("replace", folder, step) == -signal.SIGKILL, f"{step} was never reached"
+    assert_whole(folder)
+    assert run_child("replace", folder, None) == 0
+    assert_whole(folder)
+    store = Store(folder)
+    assert len(store.read().chain) == 1
+    assert len(list(store.runs_folder.iterdir())) == 1, "orphans are swept"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [step for step in failpoints.STEPS if step.startswith("merge.")])
+def test_an_applier_killed_at_any_step_goes_on_without_loss(tmp_path: Path, step: str) -> None:
+    folder = tmp_path / "shop"
+    assert run_child("write", folder, None) == 0
+    assert run_child("merge", folder, step) == -signal.SIGKILL, f"{step} was never reached"
+    assert_whole(folder)
+    assert run_child("merge", folder, None) == 0
+    assert_whole(folder)
+    store = Store(folder)
+    base = store.read().base
+    assert base is not None
+    assert {path.name for path in store.runs_folder.iterdir()} == {
+        run.id for run in store.read().runs
+    }
+
+
+def test_every_step_is_killed_at_somewhere_in_this_file() -> None:
+    covered = {*WRITER_STEPS, "collect.manifest_switched", "collect.one_deleted"}
+    covered |= {step for step in failpoints.STEPS if step.startswith("merge.")}
+    assert covered == set(failpoints.STEPS)
+
+
+if __name__ == "__main__":
+    ACTIONS[sys.argv[1]](Path(sys.argv[2]))
