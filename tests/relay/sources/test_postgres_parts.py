@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import base64
 
-import numpy as np
 import pytest
-import xxhash
 
-from databus.common import kernels
 from databus.common.config import DatabaseConfig
 from databus.common.errors import ConfigError, SourceUnavailable
 from databus.common.schema import Kind
@@ -24,7 +21,6 @@ from databus.relay.sources.postgres.lsn import (
 from databus.relay.sources.postgres.schema import literal, quote
 from databus.relay.sources.postgres.settings import Settings, read_settings
 from databus.relay.sources.postgres.values import kind_of
-from databus.relay.sources.postgres.xxh3 import MAX_KEY_BYTES, xxh3_64
 
 
 def settings_of(url: str, name: str = "Shop.1", **options: object) -> Settings:
@@ -157,13 +153,3 @@ def test_names_and_strings_are_quoted_for_sql() -> None:
     assert quote('a "b"') == '"a ""b"""'
     assert literal("it's") == "'it''s'"
     assert literal("a\\b'") == "E'a\\\\b'''"
-
-
-def test_the_compiled_key_hash_is_that_of_the_xxhash_package() -> None:
-    if not kernels.COMPILED:
-        pytest.skip("numba is not installed")
-    data = np.random.default_rng(7).integers(0, 256, 400, dtype=np.uint8)
-    for size in range(1, MAX_KEY_BYTES + 1):
-        for at in (0, 3, 200):
-            expected = xxhash.xxh3_64_intdigest(data[at : at + size].tobytes())
-            assert int(xxh3_64(data, at, size)) == expected

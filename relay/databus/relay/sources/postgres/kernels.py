@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from databus.common import kernels
 from databus.common.kernels import I64Array, U8Array, i64
-from databus.relay.sources.postgres.xxh3 import MAX_KEY_BYTES, xxh3_64
+from databus.common.xxh3 import xxh3_64
 
 U64Array = npt.NDArray[np.uint64]
 
@@ -41,6 +41,17 @@ _POSTGRES_EPOCH_US = 946_684_800_000_000
 _DAY_US = 86_400_000_000
 _U64 = np.uint64
 _POWERS = np.array([10.0**exponent for exponent in range(23)])
+
+
+@kernels.jit
+def last_whole(buf: U8Array, at: int, end: int) -> int:
+    """Where the last whole protocol message of ``buf[at:end]`` ends."""
+    while end - at >= 5:
+        length = _u32(buf, at + 1) + 1
+        if length > end - at:
+            break
+        at += length
+    return at
 
 
 @kernels.jit
@@ -71,7 +82,7 @@ def transcode(
             return at, out_at, 1
         kind = buf[body]
         if kind == 73 or kind == 85 or kind == 68:  # Insert, Update, Delete
-            relation = _find(index, relations, _u32(buf, body + 1))
+            relation = -1 if end - body < 8 else _find(index, relations, _u32(buf, body + 1))
             if relation < 0 or state[0] == 0:
                 return at, out_at, 1
             if relations[relation, 1] == 0:
@@ -81,7 +92,7 @@ def transcode(
             if out_at + room > len(out):
                 return at, out_at, 2
             packed = _row_change(
-                buf, body, end, kind, out, words, out_at, state, relations[relation],
+                buf, body, end, kind, out, words, out_at, state, relations, relation,
                 columns, keys, fields,
             )  # fmt: skip
             if packed < 0:
@@ -89,8 +100,10 @@ def transcode(
             out_at = packed
             state[4] += 1
         elif kind == 66:  # Begin
+            if end - body != 21 or state[0] != 0:
+                return at, out_at, 1
             scn = _u64(buf, body + 1)
-            if end - body != 21 or state[0] != 0 or scn <= state[5]:
+            if scn <= state[5]:
                 return at, out_at, 1
             state[0] = 1
             state[1] = scn
@@ -124,13 +137,14 @@ def _row_change(
     words: U64Array,
     frame: int,
     state: I64Array,
-    relation: I64Array,
+    relations: I64Array,
+    number: int,
     columns: I64Array,
     keys: I64Array,
     fields: I64Array,
 ) -> int:
     """Pack one Insert, Update or Delete at ``frame``; where it ends, or -1 for the other path."""
-    count = relation[3]
+    count = relations[number, 3]
     at = body + 5
     old_mark = i64(buf[at])
     has_old = kind != 73 and (old_mark == 75 or old_mark == 79)
@@ -138,34 +152,34 @@ def _row_change(
     if has_old:
         if kind == 85 and not full_old:
             return -1  # the key changed
-        at = _tuple(buf, at + 1, end, count, fields[0], fields[1])
+        at = _tuple(buf, at + 1, end, count, fields, 0)
         if at < 0:
             return -1
     if kind != 68:
-        if buf[at] != 78:
+        if at >= end or buf[at] != 78:
             return -1
-        at = _tuple(buf, at + 1, end, count, fields[2], fields[3])
+        at = _tuple(buf, at + 1, end, count, fields, 2)
     elif not has_old:
         return -1
     if at != end:
         return -1
     new = 0 if kind == 68 else 2
-    first, key_start = relation[2], frame + _HEADER
-    key_end = _key(buf, out, key_start, relation, columns, keys, fields[new], fields[new + 1])
-    if key_end < 0 or key_end - key_start > MAX_KEY_BYTES:
+    first, key_start = relations[number, 2], frame + _HEADER
+    key_end = _key(buf, out, key_start, relations, number, columns, keys, fields, new)
+    if key_end < 0:
         return -1
     before_end, flags = key_end, 0
     if full_old:
         if kind == 85:
             # The old key, packed behind the new one for a moment, must be the same.
             size = key_end - key_start
-            other = _key(buf, out, key_end, relation, columns, keys, fields[0], fields[1])
+            other = _key(buf, out, key_end, relations, number, columns, keys, fields, 0)
             if other != key_end + size:
                 return -1
             for offset in range(size):
                 if out[key_start + offset] != out[key_end + offset]:
                     return -1
-        before_end = _row(buf, out, key_end, first, count, columns, fields[0], fields[1])
+        before_end = _row(buf, out, key_end, first, count, columns, fields, 0)
         if before_end < 0:
             return -1
         for place in range(count):
@@ -174,21 +188,21 @@ def _row_change(
         flags |= 1
     after_end = before_end
     if kind != 68:
-        after_end = _row(buf, out, before_end, first, count, columns, fields[2], fields[3])
+        after_end = _row(buf, out, before_end, first, count, columns, fields, 2)
         if after_end < 0:
             return -1
         flags |= 2
     absent_end = after_end
     if kind == 85:
-        absent_end = _absent(out, after_end, count, fields[3])
+        absent_end = _absent(out, after_end, count, fields)
         if absent_end > after_end:
             if full_old:
                 return -1  # the old row has the values
             flags |= 4
     op = 1 if kind == 73 else 2 if kind == 85 else 3
     return _seal(
-        out, words, frame, absent_end, op, flags, state, relation[6], relation[7],
-        xxh3_64(out, key_start, key_end - key_start), key_end - key_start,
+        out, words, frame, absent_end, op, flags, state, relations[number, 6], relations[number, 7],
+        _U64(xxh3_64(out, key_start, key_end)), key_end - key_start,
         before_end - key_end, after_end - before_end, absent_end - after_end,
     )  # fmt: skip
 
@@ -260,8 +274,11 @@ def _find(index: I64Array, relations: I64Array, oid: int) -> int:
 
 
 @kernels.jit
-def _tuple(buf: U8Array, at: int, end: int, count: int, starts: I64Array, lengths: I64Array) -> int:
-    """Find a TupleData's values; where it ends, or -1 if it is not as expected."""
+def _tuple(buf: U8Array, at: int, end: int, count: int, fields: I64Array, line: int) -> int:
+    """Find a TupleData's values; where it ends, or -1 if it is not as expected.
+
+    Starts go to row ``line`` of ``fields``, lengths (or the marks) to the row below.
+    """
     if at + 2 > end or (i64(buf[at]) << 8 | i64(buf[at + 1])) != count:
         return -1
     at += 2
@@ -277,13 +294,13 @@ def _tuple(buf: U8Array, at: int, end: int, count: int, starts: I64Array, length
             at += 4
             if at + length > end:
                 return -1
-            starts[place] = at
-            lengths[place] = length
+            fields[line, place] = at
+            fields[line + 1, place] = length
             at += length
         elif mark == 110:  # n
-            lengths[place] = _NULL
+            fields[line + 1, place] = _NULL
         elif mark == 117:  # u
-            lengths[place] = _UNCHANGED
+            fields[line + 1, place] = _UNCHANGED
         else:
             return -1
     return at
@@ -294,19 +311,28 @@ def _key(
     buf: U8Array,
     out: U8Array,
     at: int,
-    relation: I64Array,
+    relations: I64Array,
+    number: int,
     columns: I64Array,
     keys: I64Array,
-    starts: I64Array,
-    lengths: I64Array,
+    fields: I64Array,
+    line: int,
 ) -> int:
     """Write the key's Avro record; where it ends, or -1."""
-    for number in range(relation[5]):
-        place = keys[relation[4] + number]
-        if lengths[place] < 0:
+    for place_in_key in range(relations[number, 5]):
+        place = keys[relations[number, 4] + place_in_key]
+        if fields[line + 1, place] < 0:
             return -1
-        column = columns[relation[2] + place]
-        at = _value(buf, starts[place], lengths[place], column[0], column[2], out, at)
+        column = relations[number, 2] + place
+        at = _value(
+            buf,
+            fields[line, place],
+            fields[line + 1, place],
+            columns[column, 0],
+            columns[column, 2],
+            out,
+            at,
+        )
         if at < 0:
             return -1
     return at
@@ -320,36 +346,40 @@ def _row(
     first: int,
     count: int,
     columns: I64Array,
-    starts: I64Array,
-    lengths: I64Array,
+    fields: I64Array,
+    line: int,
 ) -> int:
     """Write the row's Avro record; where it ends, or -1."""
     for place in range(count):
-        column = columns[first + place]
-        length = lengths[place]
+        column = first + place
+        length = fields[line + 1, place]
         if length < 0:
             # Of the kinds that may be absent, these two have an empty placeholder.
-            empty = length == _UNCHANGED and (column[0] == STRING or column[0] == BYTES)
-            if column[1] == 0 and not empty:
+            empty = length == _UNCHANGED and (
+                columns[column, 0] == STRING or columns[column, 0] == BYTES
+            )
+            if columns[column, 1] == 0 and not empty:
                 return -1
             out[at] = 0
             at += 1
             continue
-        if column[1] != 0:
+        if columns[column, 1] != 0:
             out[at] = 2
             at += 1
-        at = _value(buf, starts[place], length, column[0], column[2], out, at)
+        at = _value(
+            buf, fields[line, place], length, columns[column, 0], columns[column, 2], out, at
+        )
         if at < 0:
             return -1
     return at
 
 
 @kernels.jit
-def _absent(out: U8Array, at: int, count: int, lengths: I64Array) -> int:
+def _absent(out: U8Array, at: int, count: int, fields: I64Array) -> int:
     """Write the bitmap of unchanged values if there are any; where it ends."""
     found = False
     for place in range(count):
-        if lengths[place] == _UNCHANGED:
+        if fields[3, place] == _UNCHANGED:
             if not found:
                 found = True
                 for byte in range((count + 7) >> 3):
@@ -363,8 +393,10 @@ def _value(
     buf: U8Array, start: int, length: int, kind: int, scale: int, out: U8Array, at: int
 ) -> int:
     """Write one value, not null, as its plain Avro type; where it ends, or -1."""
-    if kind == STRING or kind == JSON:  # noqa: SIM109
+    if kind == STRING or kind == JSON:
         return _bytes(buf, start, length, out, at)
+    if length == 0:
+        return -1
     if kind == INT:
         return _integer(buf, start, length, out, at)
     if kind == DECIMAL:
@@ -377,6 +409,8 @@ def _value(
             return -1
         return _timestamp(buf, start, length - 3, out, at)
     if kind == BOOL:
+        if length != 1 or (buf[start] != 116 and buf[start] != 102):
+            return -1
         out[at] = 1 if buf[start] == 116 else 0
         return at + 1
     if kind == NUMERIC:
@@ -540,7 +574,7 @@ def _float(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
         return -1
     value = float(mantissa)
     value = value * _POWERS[exponent] if exponent >= 0 else value / _POWERS[-exponent]
-    bits = np.array([-value if negative else value]).view(np.int64)[0]
+    bits = np.float64(-value if negative else value).view(np.int64)
     for offset in range(8):
         out[at + offset] = np.uint8(bits >> 8 * offset & 0xFF)
     return at + 8

@@ -96,6 +96,7 @@ def compile_kernels() -> None:
     """Compile them, or read them from the cache on disk: seconds that no stream should wait."""
     nothing = np.zeros(8, dtype=np.uint8)
     state = np.zeros(kernels.STATE_COUNT, dtype=np.int64)
+    kernels.last_whole(nothing, 0, 0)
     kernels.transcode(
         nothing, 0, 0, nothing, nothing.view(np.uint64), 0, state, *KernelTables().arrays
     )
