@@ -247,7 +247,8 @@ class DatabusClient:
         """The frames as they are, in whole windows; no checkpoint is read or stored.
 
         ``start`` overrides the client's own.  The schemas of all rows handed out are in
-        ``schemas``.  Every frame comes once: after a failure it goes on where it was.
+        ``schemas``.  Every frame comes once: after a failure it goes on where it was.  Leave it
+        early only within ``contextlib.aclosing``, which closes its connection.
 
         Raises:
             ScnTooOld: the relays do not reach back to ``start`` and no bootstrap server is
