@@ -52,6 +52,16 @@ class Latest:
 
 
 @dataclass(frozen=True, slots=True)
+class AtTime:
+    """Start with the first window that was committed at ``commit_us`` or later.
+
+    Only a relay knows where that is; it becomes an ``After`` there.
+    """
+
+    commit_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class After:
     """Start with the first event after ``position``.
 

@@ -7,6 +7,7 @@ refusal of unknown names.  What is not here: HTTP itself.
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from databus.common.checkpoint import (
     SCN_MAX,
     SEQ_END,
     After,
+    AtTime,
     Checkpoint,
     Latest,
     Oldest,
@@ -55,6 +57,13 @@ START = Parameter(
     "Start with the oldest event that is kept, or with the next one to come.",
     {"type": "string", "enum": ["oldest", "latest"], "default": "oldest"},
 )
+START_TIME = Parameter(
+    "start_time",
+    "Start with the first window committed at this time or later: ISO 8601, UTC if it names no "
+    "zone, or microseconds since 1970.",
+    {"type": "string"},
+    "2026-03-01T12:00:00Z",
+)
 PARTITION = Parameter(
     "partition",
     "Keys by hash, mod:COUNT:A,B or mod:COUNT:A-B, or by number, range:SIZE:A-B.",
@@ -83,7 +92,8 @@ FORMAT = Parameter(
     {"type": "string", "enum": ["frames", "ndjson", "sse"]},
 )
 FILTER_PARAMETERS = (SOURCES, OPS, PARTITION)
-START_PARAMETERS = (CHECKPOINT, SCN, START)
+START_PARAMETERS = (CHECKPOINT, SCN, START, START_TIME)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def check_names(query: Mapping[str, str], parameters: Iterable[Parameter]) -> None:
@@ -145,8 +155,8 @@ def parse_checkpoint(query: Mapping[str, str], database: str) -> Checkpoint | No
     return checkpoint
 
 
-def parse_start(query: Mapping[str, str], database: str) -> StartPoint:
-    """The start point: one of ``checkpoint``, ``scn``, ``start``; none means the oldest.
+def parse_start(query: Mapping[str, str], database: str) -> StartPoint | AtTime:
+    """The start point: one of ``START_PARAMETERS``; none means the oldest.
 
     Raises:
         BadRequest: two of them are given, or one is not of its form.
@@ -165,10 +175,34 @@ def parse_start(query: Mapping[str, str], database: str) -> StartPoint:
         )
     if "scn" in query:
         return After(parse_position(query["scn"]))
+    if "start_time" in query:
+        return AtTime(parse_time(query["start_time"]))
     start = query.get("start", "oldest")
     if start not in ("oldest", "latest"):
         raise BadRequest(f"start={start!r} is neither oldest nor latest", parameter="start")
     return Latest() if start == "latest" else Oldest()
+
+
+def parse_time(text: str) -> int:
+    """Microseconds since 1970 of an ISO 8601 time or of such a number.
+
+    A time without a zone is UTC, a date alone its midnight.
+
+    Raises:
+        BadRequest: it is neither.
+    """
+    if text.isascii() and text.isdigit() and len(text) <= 18:
+        return int(text)
+    try:
+        time = dt.datetime.fromisoformat(text)
+        time = time.replace(tzinfo=dt.UTC) if time.tzinfo is None else time.astimezone(dt.UTC)
+    except (ValueError, OverflowError):
+        raise BadRequest(
+            f"{text!r} is no time: write ISO 8601 such as 2026-03-01T12:00:00Z, with + as %2B, "
+            "or microseconds since 1970",
+            parameter="start_time",
+        ) from None
+    return (time - _EPOCH) // dt.timedelta(microseconds=1)
 
 
 def parse_count(query: Mapping[str, str], name: str, default: int, *, least: int = 0) -> int:

@@ -218,6 +218,31 @@ def seek(ring: U8Array, start: int, tail: int, hi: int, lo: int, seq: int) -> in
 
 
 @jit
+def seek_time(ring: U8Array, start: int, tail: int, commit_us: int) -> tuple[int, int]:
+    """The first frame from ``start`` on with this commit time or a later one.
+
+    Returns (its position or ``tail``, position of the frame before it or -1 if it is the first
+    that was looked at); (-1, -1) where the bytes on the way are no frames.
+    """
+    size = len(ring)
+    position, last = start, -1
+    while position < tail:
+        at = position % size
+        length = load_u32(ring, at + 4)
+        if length & 1:
+            position += size - at
+            continue
+        if at + HEADER_BYTES > size or not is_header(ring, at):
+            return -1, -1
+        high = load_u32(ring, at + 52)
+        if ((high - ((high & 0x80000000) << 1)) << 32) + load_u32(ring, at + 48) >= commit_us:
+            return position, last
+        last = position
+        position += length
+    return (tail, last) if position == tail else (-1, -1)
+
+
+@jit
 def follow(
     ring: U8Array, start: int, stop: int, hi: int, lo: int, seq: int, pad_magic: int
 ) -> tuple[int, int, int, int, int, int, int]:
@@ -414,6 +439,7 @@ def warm_up() -> None:
     cut_frames(ring)
     evict(ring, 0, 0, 0, 0)
     seek(ring, 0, 0, 0, 0, 0)
+    seek_time(ring, 0, 0, 0)
     follow(ring, 0, 0, 0, 0, 0, 0)
     next_header(ring, 0, 8)
     list_points(ring, 0, 0, 0, 1, points)

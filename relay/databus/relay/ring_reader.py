@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from databus.common.checkpoint import Position
+from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import FormatError, ReaderOvertaken, ScnTooOld, StoreError
 from databus.relay import kernels
 from databus.relay.ring_file import RingFile
@@ -179,6 +179,62 @@ class RingReader:
             return state.head
         return start
 
+    def before_time(self, commit_us: int) -> Position:
+        """The position just before the first frame with this commit time or a later one.
+
+        While all are earlier it is ``snapshot().max``.  Found by halving the index and a scan
+        from there; where the source's commit times step back, one of the places is found at
+        which a later frame follows an earlier one.
+
+        Raises:
+            ScnTooOld: such frames may have been evicted: the oldest that is left is not
+                earlier, and does not begin the clock.
+        """
+        for _ in range(FIND_ATTEMPTS):
+            state = self.snapshot()
+            if state.head == state.tail:
+                return state.max
+            if commit_us <= state.min_commit_us:
+                if state.prev != ORIGIN:
+                    raise _time_too_old(commit_us, state, self.directory)
+                return state.prev
+            start, probed = self._time_hint(commit_us, state)
+            found, last = kernels.seek_time(self.file.data, start, state.tail, commit_us)
+            before = state.prev if last < 0 else place(self.file, last)[0]
+            self.file.fence()
+            if self.file.snapshot().head <= min(start, probed):
+                if found < 0:
+                    raise FormatError(
+                        f"the ring in {self.directory} is damaged between ring positions "
+                        f"{start} and {state.tail}; databus inspect ring shows where"
+                    )
+                return before
+        raise ReaderOvertaken(
+            f"commit time {commit_us} was overtaken {FIND_ATTEMPTS} times while it was looked "
+            f"up in {self.directory} (ring_bytes={self.ring_bytes})"
+        )
+
+    def _time_hint(self, commit_us: int, state: RingState) -> tuple[int, int]:
+        """(ring position of a frame earlier than ``commit_us``, or head; the least looked at)."""
+        start, probed, index = state.head, state.tail, self.index
+        low, high = (0, 0) if index is None else (index.first, index.stop)
+        while index is not None and low < high:
+            middle = (low + high) // 2
+            position = index.position(middle)
+            if position >= state.tail:
+                high = middle
+                continue
+            at = position % self.ring_bytes
+            is_kept = position >= state.head and at <= self.ring_bytes - kernels.HEADER_BYTES
+            if is_kept and kernels.is_header(self.file.data, at):
+                probed = min(probed, position)
+                if place(self.file, position)[1] >= commit_us:
+                    high = middle
+                    continue
+                start = max(start, position)
+            low = middle + 1
+        return start, probed
+
     def read(self, position: int, max_bytes: int) -> tuple[memoryview, int]:
         """Copy whole frames from ring ``position`` on.
 
@@ -241,4 +297,17 @@ def _too_old(position: Position, state: RingState, directory: Path) -> ScnTooOld
         prev=state.prev.to_json(),
         min=state.min.to_json(),
         max=state.max.to_json(),
+    )
+
+
+def _time_too_old(commit_us: int, state: RingState, directory: Path) -> ScnTooOld:
+    return ScnTooOld(
+        f"commit time {commit_us} us is not after that of the ring's oldest frame, "
+        f"{state.min_commit_us} us: earlier ones are gone (frames {state.min} to {state.max}, "
+        f"{directory}); a bootstrap is needed",
+        prev=state.prev.to_json(),
+        min=state.min.to_json(),
+        max=state.max.to_json(),
+        min_commit_us=state.min_commit_us,
+        max_commit_us=state.max_commit_us,
     )

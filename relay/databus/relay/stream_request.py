@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from databus.common.checkpoint import After, StartPoint
+from databus.common.checkpoint import After, AtTime, StartPoint
 from databus.common.filters import StreamFilter
 from databus.common.formats import choose_format
 from databus.common.query import (
@@ -18,6 +18,7 @@ from databus.common.query import (
     SCN,
     SOURCES,
     START,
+    START_TIME,
     WAIT_MS,
     parse_count,
     parse_filter,
@@ -31,6 +32,7 @@ STREAM_PARAMETERS = (
     CHECKPOINT,
     SCN,
     START,
+    START_TIME,
     PARTITION,
     OPS,
     MAX_BYTES,
@@ -44,7 +46,7 @@ STREAM_PARAMETERS = (
 class StreamRequest:
     """What a reader asks for."""
 
-    start: StartPoint
+    start: StartPoint | AtTime
     filter: StreamFilter
     format: str
     max_bytes: int | None

@@ -11,7 +11,7 @@ import logging
 
 from aiohttp import web
 
-from databus.common.checkpoint import ORIGIN, SEQ_END, Oldest, Position
+from databus.common.checkpoint import ORIGIN, SEQ_END, After, AtTime, Oldest, Position
 from databus.common.config import RelayConfig
 from databus.common.errors import (
     DatabusError,
@@ -54,7 +54,10 @@ class StreamAnswer:
         database.require_sources(request.filter.sources)
         ring = database.ring
         state = ring.snapshot()
-        position = start_position(request.start, state, ring.clock, database.name)
+        start = request.start
+        if isinstance(start, AtTime):
+            start = After(ring.before_time(start.commit_us))
+        position = start_position(start, state, ring.clock, database.name)
         self.is_ahead = is_ahead(position, state)
         self.headers = range_headers(state, ring.clock)
         if self.is_ahead:
