@@ -72,6 +72,7 @@ class LiveRelay:
         heartbeat: str = "50ms",
         schemas: Iterable[SourceSchema] = (ORDERS, ITEMS),
         url: str = "generator://",
+        clock: str = CLOCK,
     ) -> None:
         self.database = database
         self.config: Config = parse(
@@ -81,7 +82,7 @@ class LiveRelay:
             f"ring_bytes = {max(ring_bytes, 64 << 10)}\n"
         )
         self.folder = DatabaseFolder.of(data_dir, database)
-        self.writer = Ring.create(self.folder.path, ring_bytes, clock=CLOCK, start=start)
+        self.writer = Ring.create(self.folder.path, ring_bytes, clock=clock, start=start)
         self.registry = Registry(self.folder.registry)
         self.registry.add(schemas)
         self.url = ""

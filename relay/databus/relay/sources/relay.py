@@ -7,7 +7,7 @@ relay of a chain, and a consumer may move between them.  Nothing is decoded here
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -239,11 +239,11 @@ class RelaySource:
 
     # -- streaming --
 
-    def stream(self, after_scn: int) -> AsyncIterator[Batch]:
+    def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """All windows with a larger scn."""
         return self.stream_from(Position(after_scn))
 
-    async def stream_from(self, position: Position) -> AsyncIterator[Batch]:
+    async def stream_from(self, position: Position) -> AsyncGenerator[Batch, None]:
         """Everything after ``position``, from one parent after another.
 
         Raises:

@@ -1,0 +1,108 @@
+"""Chains of relays for tests: one configuration a relay, and the bytes that they serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from databus.common import frame
+from databus.common.checkpoint import Position
+from databus.common.config import Config, parse
+from databus.common.errors import from_problem
+from databus.common.frame import FrameSplitter, FrameView, Op
+from databus.relay.fetcher import Pace
+
+QUICK = Pace(
+    idle_window_s=0.1,
+    status_s=0.05,
+    source_status_s=0.1,
+    backoff_first_s=0.02,
+    backoff_most_s=0.2,
+    failed_retry_s=0.2,
+)
+FRAMES = {"Accept": "application/vnd.databus.frames"}
+
+
+def relay_text(
+    data_dir: Path,
+    databases: Mapping[str, str],
+    *,
+    listen: str = "127.0.0.1:0",
+    ring_bytes: int = 8 << 20,
+    sources: tuple[str, ...] = ("*",),
+    options: Mapping[str, str | int] | None = None,
+) -> str:
+    """The TOML of a relay with these databases, each a name and a URL."""
+    lines = ["[relay]", f'listen = "{listen}"', f'data_dir = "{data_dir}"', 'heartbeat = "50ms"']
+    for name, url in databases.items():
+        lines += ["[[database]]", f'name = "{name}"', f'url = "{url}"']
+        lines += [f"ring_bytes = {ring_bytes}", 'sync_every = "20ms"']
+        lines += [f"sources = {list(sources)!r}".replace("'", '"')]
+        inline = ", ".join(
+            f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}"
+            for key, value in (options or {}).items()
+        )
+        lines += [f"options = {{ {inline} }}"]
+    return "\n".join(lines)
+
+
+def relay_config(data_dir: Path, databases: Mapping[str, str], **options: object) -> Config:
+    """``relay_text``, parsed."""
+    return parse(relay_text(data_dir, databases, **options))  # type: ignore[arg-type]
+
+
+def parent_url(*urls: str, database: str = "shop") -> str:
+    """The source URL of a child of the relays at ``urls``."""
+    return f"relay+http://{','.join(url.removeprefix('http://') for url in urls)}/{database}"
+
+
+@dataclass(frozen=True)
+class Served:
+    """An answer to a poll from the oldest event on: the range told and the frames."""
+
+    clock: str
+    prev: str
+    newest: str
+    frames: tuple[FrameView, ...]
+
+    @property
+    def positions(self) -> list[Position]:
+        return [view.position for view in self.frames]
+
+    def bytes_by_position(self) -> dict[Position, bytes]:
+        """Each frame's bytes."""
+        return {view.position: bytes(view.bytes) for view in self.frames}
+
+
+async def poll(url: str, database: str = "shop", **query: str) -> Served:
+    """Everything that a relay serves now, without heartbeats; each frame's CRC is checked."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(
+            f"{url}/v1/{database}/stream", params=query or {"start": "oldest"}, headers=FRAMES
+        ) as answer,
+    ):
+        body = await answer.read()
+        if answer.status != 200:
+            raise from_problem(await answer.json(content_type=None))
+        splitter = FrameSplitter()
+        views = tuple(
+            view for view in frame.iter_frames(splitter.feed(body)) if view.op != Op.HEARTBEAT
+        )
+        assert not splitter.pending_bytes
+        return Served(
+            answer.headers["Databus-Clock"],
+            answer.headers["Databus-Prev"],
+            answer.headers["Databus-Max"],
+            views,
+        )
+
+
+async def get_json(url: str, path: str) -> dict[str, object]:
+    """The JSON document at a path."""
+    async with aiohttp.ClientSession() as session, session.get(url + path) as answer:
+        document: dict[str, object] = await answer.json(content_type=None)
+        return document
