@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 
-from databus.common.kernels import I64Array
+from databus.common.kernels import COMPILED, I64Array
 from databus.relay.sources.mysql import kernels as k
 from databus.relay.sources.mysql.decoder import BinlogDecoder, Group
 from databus.relay.sources.mysql.packets import PacketBuffer
 from databus.relay.sources.mysql.plan import KernelTables
 
 _FIRST_IMAGE_BYTES = 1 << 18
+
+
+def compile_kernel() -> None:
+    """Compile the kernel, or load it from numba's cache: half a minute once, then no time."""
+    if not COMPILED:
+        return
+    tables = KernelTables()
+    out = np.frombuffer(bytearray(64), dtype=np.uint8)
+    k.walk(
+        np.frombuffer(bytearray(64), dtype=np.uint8),
+        0,
+        0,
+        out,
+        out.view(np.int64),
+        np.empty(64, dtype=np.uint8),
+        tables.blob,
+        tables.plan,
+    )
 
 
 class FastPath:

@@ -11,7 +11,7 @@ Row images are documented with MySQL's "Rows_event" class; the columns' codes co
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from databus.common.kernels import (
     I64Array,
     U8Array,
     crc32c,
+    i64,
     jit,
     load_i64,
     load_u16,
@@ -150,7 +151,7 @@ _MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], dtyp
 def crc32(buf: U8Array, start: int, stop: int) -> int:
     """CRC-32 of ``buf[start:stop]``."""
     tables = _CRC32
-    crc = np.int64(0xFFFFFFFF)
+    crc = i64(0xFFFFFFFF)
     at = start
     while at + 8 <= stop:
         low = crc ^ load_u32(buf, at)
@@ -166,21 +167,25 @@ def crc32(buf: U8Array, start: int, stop: int) -> int:
         )
         at += 8
     while at < stop:
-        crc = tables[0, (crc ^ np.int64(buf[at])) & 0xFF] ^ (crc >> 8)
+        crc = tables[0, (crc ^ i64(buf[at])) & 0xFF] ^ (crc >> 8)
         at += 1
     return crc ^ 0xFFFFFFFF
 
 
-if COMPILED:
+if TYPE_CHECKING:
+
+    def _move(to: U8Array, at: int, source: U8Array, start: int, count: int) -> None: ...
+
+elif COMPILED:
     from numba.core import cgutils, types
     from numba.extending import intrinsic
     from numba.np.arrayobj import make_array
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def _move(context: Any, to: Any, at: Any, source: Any, start: Any, count: Any) -> Any:
+    @intrinsic
+    def _move(typing_context, to, at, source, start, count):
         """memcpy between two byte arrays, which numba has no word for."""
 
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def generate(context, builder, signature, args):
             target = make_array(signature.args[0])(context, builder, args[0]).data
             origin = make_array(signature.args[2])(context, builder, args[2]).data
             cgutils.raw_memcpy(
@@ -193,9 +198,10 @@ if COMPILED:
             return context.get_dummy_value()
 
         return types.void(to, types.int64, source, types.int64, types.int64), generate
+
 else:
 
-    def _move(to: U8Array, at: int, source: U8Array, start: int, count: int) -> None:
+    def _move(to, at, source, start, count):
         to[at : at + count] = source[start : start + count]
 
 
@@ -245,24 +251,24 @@ def _put_big(out: U8Array, at: int, magnitude: np.uint64, negative: bool) -> int
     at = _put_long(out, at, count)
     for index in range(count):
         shift = 8 * (count - 1 - index)
-        byte = np.int64(inverted >> np.uint64(shift)) & 0xFF if shift < 64 else 0
+        byte = i64(inverted >> np.uint64(shift)) & 0xFF if shift < 64 else 0
         out[at + index] = byte ^ turn
     return at + count
 
 
 @jit
 def _load_big_endian(buf: U8Array, at: int, width: int) -> int:
-    value = np.int64(0)
+    value = i64(0)
     for index in range(width):
-        value = value << 8 | np.int64(buf[at + index])
+        value = value << 8 | i64(buf[at + index])
     return value
 
 
 @jit
 def _load_little_endian(buf: U8Array, at: int, width: int) -> int:
-    value = np.int64(0)
+    value = i64(0)
     for index in range(width):
-        value |= np.int64(buf[at + index]) << 8 * index
+        value |= i64(buf[at + index]) << 8 * index
     return value
 
 
@@ -273,9 +279,9 @@ def _put_decimal(
     """A DECIMAL at ``start``; returns (where the output ends, where the input ends)."""
     whole = precision - scale
     negative = buf[start] & 0x80 == 0
-    turn = np.int64(0xFF) if negative else np.int64(0)
+    turn = i64(0xFF) if negative else i64(0)
     groups = (whole + 8) // 9 + (scale + 8) // 9
-    small = np.int64(0)
+    small = i64(0)
     limb_count = 1
     plan[LIMB + 0] = 0
     place = start
@@ -285,9 +291,9 @@ def _put_decimal(
             digits = whole % 9
         elif number == groups - 1 and scale % 9:
             digits = scale % 9
-        group = np.int64(0)
+        group = i64(0)
         for _ in range(_DIGIT_BYTES[digits]):
-            byte = np.int64(buf[place]) ^ turn
+            byte = i64(buf[place]) ^ turn
             if place == start:
                 byte ^= 0x80
             group = group << 8 | byte
@@ -329,7 +335,7 @@ def _put_limbs(out: U8Array, at: int, plan: I64Array, limb_count: int, negative:
     at = _put_long(out, at, count)
     for index in range(count):
         byte_number = count - 1 - index
-        limb = plan[LIMB + byte_number >> 2] if byte_number >> 2 < limb_count else np.int64(0)
+        limb = plan[LIMB + (byte_number >> 2)] if byte_number >> 2 < limb_count else i64(0)
         out[at + index] = (limb >> 8 * (byte_number & 3)) & 0xFF ^ turn
     return at + count
 
@@ -361,7 +367,7 @@ def _datetime_us(buf: U8Array, at: int, digits: int) -> int:
     us = _load_big_endian(buf, at + 5, width) * _FRACTION_US[width]
     if days == -(1 << 62) or bits < 0 or hour > 23 or minute > 59 or second > 59 or us > 999_999:
         return -(1 << 62)
-    return ((days * 24 + hour) * 60 + minute) * 60_000_000 + second * 1_000_000 + us
+    return i64(((days * 24 + hour) * 60 + minute) * 60_000_000 + second * 1_000_000 + us)
 
 
 @jit
@@ -369,13 +375,13 @@ def _time_us(buf: U8Array, at: int, digits: int) -> int:
     """Microseconds of a TIME, which is signed."""
     fraction_bytes = (digits + 1) // 2
     width = 3 + fraction_bytes
-    number = _load_big_endian(buf, at, width) - (np.int64(1) << 8 * width - 1)
+    number = _load_big_endian(buf, at, width) - (i64(1) << 8 * width - 1)
     size = -number if number < 0 else number
     hms = size >> 8 * fraction_bytes
-    us = (size & (np.int64(1) << 8 * fraction_bytes) - 1) * _FRACTION_US[fraction_bytes]
+    us = (size & (i64(1) << 8 * fraction_bytes) - 1) * _FRACTION_US[fraction_bytes]
     seconds = ((hms >> 12 & 0x3FF) * 60 + (hms >> 6 & 63)) * 60 + (hms & 63)
     span = seconds * 1_000_000 + us
-    return -span if number < 0 else span
+    return i64(-span if number < 0 else span)
 
 
 @jit
@@ -394,7 +400,7 @@ def _put_list(
         return _copy(out, at, blob, plan[place + 2 * bits - 1], length)
     if count < 64 and bits >> count:
         return -1
-    total = np.int64(0)
+    total = i64(0)
     for index in range(count):
         if bits >> index & 1:
             total += plan[place + 2 * index + 2] + (1 if total else 0)
@@ -415,12 +421,12 @@ def _put_single_byte(
     out: U8Array, at: int, buf: U8Array, start: int, count: int, blob: U8Array, table: int
 ) -> int:
     """Text of a single-byte character set as UTF-8."""
-    total = np.int64(0)
+    total = i64(0)
     for index in range(count):
         total += blob[table + 4 * buf[start + index]]
     at = _put_long(out, at, total)
     for index in range(count):
-        entry = table + 4 * np.int64(buf[start + index])
+        entry = table + 4 * i64(buf[start + index])
         for byte in range(blob[entry]):
             out[at] = blob[entry + 1 + byte]
             at += 1
@@ -531,7 +537,7 @@ def _value(
     if op == OP_TIME:
         return at + 3 + (width + 1) // 2, _put_long(out, to, _time_us(buf, at, width))
     if op == OP_YEAR:
-        return at + 1, _put_long(out, to, np.int64(buf[at]) + 1900 if buf[at] else 0)
+        return at + 1, _put_long(out, to, i64(buf[at]) + 1900 if buf[at] else 0)
     if op == OP_UINT64:
         return at + 8, _put_big(out, to, np.uint64(load_i64(buf, at)), False)
     if op == OP_BIT:
@@ -654,11 +660,11 @@ def _seal(
         stop += 1
     word = start >> 3
     words[word] = (stop - start) << 32
-    words[word + 1] = np.int64(_FRAME_MARK) | op << 24 | flags << 32
+    words[word + 1] = i64(_FRAME_MARK) | op << 24 | flags << 32
     words[word + 2] = plan[SCN]
     words[word + 3] = plan[SEQ] | source << 32
     key_start = start + _FRAME_BYTES
-    words[word + 4] = np.int64(xxh3_64(out, key_start, key_start + key_bytes)) if source else 0
+    words[word + 4] = i64(xxh3_64(out, key_start, key_start + key_bytes)) if source else 0
     words[word + 5] = schema
     words[word + 6] = plan[COMMIT_US]
     words[word + 7] = key_bytes | before_bytes << 32
@@ -757,7 +763,7 @@ def _begin_group(buf: U8Array, at: int, plan: I64Array) -> int:
     body = at + _HEADER_BYTES
     seq_no = load_i64(buf, body)
     domain = load_u32(buf, body + 8)
-    flags = np.int64(buf[body + 12])
+    flags = i64(buf[body + 12])
     ours = domain == plan[DOMAIN]
     wanted = ours and seq_no > plan[RESOLVED]
     if plan[IN_GROUP] or (ours and seq_no <= plan[LAST_SEQ_NO]):
@@ -786,7 +792,7 @@ def _find_table(table_id: int, plan: I64Array) -> int:
     slot = table_id & mask
     while plan[slots + slot]:
         if plan[plan[slots + slot] + T_ID] == table_id:
-            return plan[slots + slot]
+            return i64(plan[slots + slot])
         slot = (slot + 1) & mask
     return -1
 

@@ -1,0 +1,838 @@
+"""The MariaDB source on a real server: windows, restarts, DDL, domains, dumps, faults."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import resource
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from databus.cli.servers import MariaDBServer
+from databus.common.errors import (
+    BadRequest,
+    FormatError,
+    PreflightFailed,
+    SourcePositionLost,
+    SourceUnavailable,
+    UnknownSource,
+    UnsupportedChange,
+)
+from databus.common.frame import Op, iter_frames
+from databus.common.schema import SourceSchema
+from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.source import ChunkRequest
+from tests.support.faulty_proxy import FaultyProxy
+from tests.support.fixtures import FreshDatabase
+from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end
+from tests.support.waiting import eventually_sync
+
+Proxies = Callable[[str, int], Awaitable[FaultyProxy]]
+
+
+@pytest.fixture
+async def source(mariadb_database: FreshDatabase) -> AsyncIterator[MySqlSource]:
+    opened = MySqlSource(mariadb_config(mariadb_database.url, f"{mariadb_database.name}.*"))
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def own_mariadb(tmp_path: Path) -> Iterator[MariaDBServer]:
+    with MariaDBServer(tmp_path / "own") as server:
+        server.create_database("shop")
+        yield server
+
+
+async def _opened(server: MariaDBServer, *sources: str, **options: Any) -> MySqlSource:
+    source = MySqlSource(
+        mariadb_config(server.url("shop"), *(sources or ("shop.*",)), options=options)
+    )
+    await source.open()
+    return source
+
+
+def _sql_rows(database: FreshDatabase, table: str) -> list[dict[str, Any]]:
+    names = [row[0] for row in database.execute(f"SHOW COLUMNS FROM {table}")]
+    return [
+        dict(zip(map(str, names), row, strict=True))
+        for row in database.execute(f"SELECT * FROM {table} ORDER BY 1")
+    ]
+
+
+# -- windows
+
+
+async def test_a_transaction_over_several_tables_is_one_window_in_statement_order(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mariadb_database.execute("CREATE TABLE a (id INT PRIMARY KEY, v TEXT)")
+    mariadb_database.execute("CREATE TABLE b (id INT PRIMARY KEY, v TEXT)")
+    await source.open()
+    start = await source.first_scn()
+    mariadb_database.transaction(
+        "INSERT INTO a VALUES (1, 'ż'), (2, '😀')",
+        "INSERT INTO b VALUES (1, NULL)",
+        "UPDATE a SET v = 'x' WHERE id = 2",
+        "DELETE FROM a WHERE id = 1",
+    )
+    streamed = await read_to_end(source, start)
+    (window,) = streamed.windows()
+    name = mariadb_database.name
+    found = [(e.op, e.source, e.key["id"], e.before, e.after) for e in streamed.events()]
+    assert found == [
+        (Op.INSERT, f"{name}.a", 1, None, {"id": 1, "v": "ż"}),
+        (Op.INSERT, f"{name}.a", 2, None, {"id": 2, "v": "😀"}),
+        (Op.INSERT, f"{name}.b", 1, None, {"id": 1, "v": None}),
+        (Op.UPDATE, f"{name}.a", 2, {"id": 2, "v": "😀"}, {"id": 2, "v": "x"}),
+        (Op.DELETE, f"{name}.a", 1, {"id": 1, "v": "ż"}, None),
+    ]
+    assert [view.seq for view in window] == [0, 1, 2, 3, 4, 5]
+    assert {view.scn for view in window} == {start + 1}
+    assert bytes(window[-1].key) == f"1-1-{start + 1}".encode()
+    assert window[-1].event_count == 5
+    (now,) = mariadb_database.execute("SELECT UNIX_TIMESTAMP()")[0]
+    assert abs(int(str(now)) * 1_000_000 - window[0].commit_us) < 60_000_000
+
+
+async def test_an_update_of_a_key_is_a_delete_and_an_insert_in_one_window(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mariadb_database.execute("CREATE TABLE t (a INT, b CHAR(3), v INT, PRIMARY KEY (b, a))")
+    mariadb_database.execute("INSERT INTO t VALUES (1, 'x', 10), (2, 'y', 20)")
+    await source.open()
+    start = await source.first_scn()
+    mariadb_database.execute("UPDATE t SET a = a + 100, v = v + 1 WHERE a = 1")
+    streamed = await read_to_end(source, start)
+    assert [(e.op, e.key, e.before, e.after) for e in streamed.events()] == [
+        (Op.DELETE, {"b": "x", "a": 1}, {"a": 1, "b": "x", "v": 10}, None),
+        (Op.INSERT, {"b": "x", "a": 101}, None, {"a": 101, "b": "x", "v": 11}),
+    ]
+    assert len(streamed.windows()) == 1
+
+
+async def test_rolled_back_work_and_rolled_back_savepoints_leave_no_event(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
+    await source.open()
+    start = await source.first_scn()
+    mariadb_database.transaction("INSERT INTO t VALUES (1)", "ROLLBACK")
+    mariadb_database.transaction(
+        "INSERT INTO t VALUES (2)",
+        "SAVEPOINT s",
+        "INSERT INTO t VALUES (3)",
+        "ROLLBACK TO s",
+        "INSERT INTO t VALUES (4)",
+    )
+    streamed = await read_to_end(source, start)
+    assert [event.key["id"] for event in streamed.events()] == [2, 4]
+
+
+async def test_tables_outside_the_configured_sources_only_move_resolved(
+    mariadb_database: FreshDatabase,
+) -> None:
+    name = mariadb_database.name
+    mariadb_database.execute("CREATE TABLE wanted (id INT PRIMARY KEY)")
+    mariadb_database.execute("CREATE TABLE other (id INT)")
+    source = MySqlSource(mariadb_config(mariadb_database.url, f"{name}.wan*"))
+    await source.open()
+    start = await source.first_scn()
+    mariadb_database.execute("INSERT INTO other VALUES (1), (2)")
+    streamed = await read_to_end(source, start)
+    assert not streamed.data
+    assert streamed.resolved == start + 1
+    mariadb_database.transaction("INSERT INTO other VALUES (3)", "INSERT INTO wanted VALUES (7)")
+    streamed = await read_to_end(source, start + 1)
+    assert [event.source for event in streamed.events()] == [f"{name}.wanted"]
+    await source.close()
+
+
+async def test_truncate_comes_as_an_event_of_its_own(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
+    await source.open()
+    start = await source.first_scn()
+    mariadb_database.execute("INSERT INTO t VALUES (1), (2)")
+    mariadb_database.execute("/* all */ TRUNCATE TABLE `t`")
+    mariadb_database.execute("INSERT INTO t VALUES (3)")
+    streamed = await read_to_end(source, start)
+    assert [Op(view.op) for view in streamed.frames() if not view.is_control] == [
+        Op.INSERT,
+        Op.INSERT,
+        Op.TRUNCATE,
+        Op.INSERT,
+    ]
+    rows = streamed.tables()[f"{mariadb_database.name}.t"]
+    assert [row["id"] for row in rows.values()] == [3]
+
+
+# -- the kernel and the Python decoder
+
+
+async def _both_ways(
+    database: FreshDatabase, start: int, **options: Any
+) -> tuple[Streamed, Streamed]:
+    found = []
+    for use_kernels in (True, False):
+        source = MySqlSource(
+            mariadb_config(database.url, f"{database.name}.*", options=options),
+            use_kernels=use_kernels,
+        )
+        await source.open()
+        found.append(await read_to_end(source, start))
+        await source.close()
+    return found[0], found[1]
+
+
+async def test_the_kernel_and_the_python_decoder_give_the_same_bytes(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    await source.open()
+    start = await source.first_scn()
+    mariadb_database.execute(
+        "CREATE TABLE t (id BIGINT UNSIGNED, k VARCHAR(300) CHARACTER SET latin1, d DECIMAL(40,9), "
+        "e ENUM('a','ż'), s SET('x','y'), f FLOAT, g DOUBLE, dt DATETIME(3), ts TIMESTAMP(2) NULL, "
+        "ti TIME(5), j JSON, b BINARY(9), PRIMARY KEY (k, id))"
+    )
+    mariadb_database.execute(
+        "CREATE TABLE n (id INT PRIMARY KEY, a TINYINT, u UUID, y YEAR, x BIT(9), da DATE, v BLOB)"
+    )
+    for base in (0, 2**63):
+        mariadb_database.execute(
+            f"INSERT INTO t SELECT seq + {base}, REPEAT(CHAR(96 + seq % 26), seq % 280), "
+            "(n - 250) * POW(10, seq % 24), 1 + seq % 2, seq % 4, (n - 250) / 7, "
+            "EXP(n - 250), '2000-01-01' + INTERVAL seq * 86399.217 SECOND, "
+            "'1999-01-01' + INTERVAL seq * 99999 SECOND, SEC_TO_TIME((n - 250) * 1234.56789), "
+            "JSON_OBJECT('n', seq), CONCAT(CHAR(seq % 256), 'x') "
+            "FROM (SELECT seq, CAST(seq AS SIGNED) AS n FROM seq_1_to_500) x"
+        )
+    mariadb_database.execute(
+        "INSERT INTO n SELECT seq, IF(seq % 3, n % 127 - 60, NULL), UUID(), 1901 + seq % 250, "
+        "seq % 512, '1970-01-01' + INTERVAL (n - 150) * 37 DAY, "
+        "IF(seq % 5, REPEAT('z', seq * seq % 3000), NULL) "
+        "FROM (SELECT seq, CAST(seq AS SIGNED) AS n FROM seq_1_to_300) x"
+    )
+    mariadb_database.execute(
+        "CREATE TABLE p (id INT PRIMARY KEY, i INET6, k TEXT CHARACTER SET gbk)"
+    )
+    mariadb_database.execute("INSERT INTO p VALUES (1, '::1', '中文'), (2, '::2', NULL)")
+    mariadb_database.execute("UPDATE p SET id = 3 WHERE id = 1")
+    mariadb_database.execute("UPDATE n SET a = a + 1, v = NULL WHERE id % 2")
+    mariadb_database.execute("UPDATE t SET id = id + 1000, f = NULL WHERE id % 3 = 0")
+    mariadb_database.execute("DELETE FROM n WHERE id % 7 = 0")
+    compiled, plain = await _both_ways(mariadb_database, start)
+    assert bytes(compiled.data) == bytes(plain.data)
+    assert len(compiled.events()) > 2000
+    rows = [
+        {name: str(value) for name, value in row.items()}
+        for row in _sql_rows(mariadb_database, "n")
+    ]
+    streamed = compiled.tables()[f"{mariadb_database.name}.n"].values()
+    assert sorted(row["id"] for row in streamed) == [int(row["id"]) for row in rows]
+
+
+@pytest.mark.filterwarnings("ignore:.* is deprecated, use:DeprecationWarning")
+async def test_the_rows_are_those_that_python_mysql_replication_reads(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    from pymysqlreplication import BinLogStreamReader
+    from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
+
+    mariadb_database.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, b BIGINT UNSIGNED, c VARCHAR(40), d DECIMAL(20,6), "
+        "e DATETIME(6), f DOUBLE, g BLOB)"
+    )
+    await source.open()
+    start = await source.first_scn()
+    file, offset = mariadb_database.execute("SHOW MASTER STATUS")[0][:2]
+    mariadb_database.execute(
+        "INSERT INTO t SELECT seq, seq * 12345678901, CONCAT('ż', seq), (n - 50) / 7, "
+        "'2001-02-03' + INTERVAL seq * 12345.678901 SECOND, seq / 3, UNHEX(MD5(seq)) "
+        "FROM (SELECT seq, CAST(seq AS SIGNED) AS n FROM seq_1_to_100) x"
+    )
+    mariadb_database.execute("UPDATE t SET c = NULL WHERE id % 2")
+    mariadb_database.execute("DELETE FROM t WHERE id % 5 = 0")
+    events = (await read_to_end(source, start)).events()
+    reader = BinLogStreamReader(
+        connection_settings={
+            "host": "127.0.0.1",
+            "port": mariadb_database.server.port,
+            "user": "databus",
+            "password": "databus",
+        },
+        server_id=987654,
+        only_events=[WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent],
+        only_schemas=[mariadb_database.name],
+        log_file=file,
+        log_pos=offset,
+        resume_stream=True,
+        is_mariadb=True,
+    )
+    theirs: list[tuple[Any, Any]] = []
+    for event in reader:
+        for row in event.rows:
+            if isinstance(event, UpdateRowsEvent):
+                theirs.append((row["before_values"], row["after_values"]))
+            elif isinstance(event, WriteRowsEvent):
+                theirs.append((None, row["values"]))
+            else:
+                theirs.append((row["values"], None))
+    reader.close()
+    assert [(event.before, event.after) for event in events] == theirs
+
+
+# -- positions
+
+
+async def test_a_stream_can_begin_at_every_scn_and_gives_the_same_rest(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    await source.open()
+    start = await source.first_scn()
+    for number in range(12):
+        mariadb_database.transaction(
+            f"INSERT INTO t VALUES ({number}, 0)", f"UPDATE t SET v = v + 1 WHERE id <= {number}"
+        )
+        if number % 4 == 3:
+            mariadb_database.execute("FLUSH BINARY LOGS")
+    whole = await read_to_end(source, start)
+    ends: dict[int, int] = {}
+    at = 0
+    for view in iter_frames(bytes(whole.data)):
+        at += view.length
+        ends[view.scn] = at
+    for scn in range(start, start + 12):
+        rest = await read_to_end(source, scn)
+        assert bytes(rest.data) == bytes(whole.data[ends.get(scn, 0) :])
+
+
+async def test_another_domain_is_passed_over_and_counted(own_mariadb: MariaDBServer) -> None:
+    own_mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY)", database="shop")
+    for number in range(6):
+        connection = own_mariadb.connect("shop")
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET gtid_domain_id = {1 + number % 2}")
+            cursor.execute(f"INSERT INTO t VALUES ({number})")
+        connection.close()
+    first = await _opened(own_mariadb)
+    second = await _opened(own_mariadb, domain_id=2)
+    assert (first.clock, second.clock) == ("mariadb:1:shop", "mariadb:2:shop")
+    ours = await read_to_end(first, 0)
+    theirs = await read_to_end(second, 0)
+    assert [event.key["id"] for event in ours.events()] == [0, 2, 4]
+    assert [event.key["id"] for event in theirs.events()] == [1, 3, 5]
+    assert [event.scn for event in theirs.events()] == [1, 2, 3]
+    assert (await first.status())["stream"]["foreign_groups"] >= 2
+    await first.close()
+    await second.close()
+
+
+async def test_a_purged_binlog_is_named_with_what_is_left(own_mariadb: MariaDBServer) -> None:
+    own_mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY)", database="shop")
+    for number in range(3):
+        own_mariadb.execute(f"INSERT INTO t VALUES ({number})", database="shop")
+        own_mariadb.execute("FLUSH BINARY LOGS")
+    source = await _opened(own_mariadb)
+    last = str(own_mariadb.execute("SHOW MASTER STATUS")[0][0])
+
+    def purged() -> bool:
+        own_mariadb.execute(f"PURGE BINARY LOGS TO '{last}'")
+        return len(own_mariadb.execute("SHOW BINARY LOGS")) == 1
+
+    eventually_sync(purged)
+    head = await source.first_scn()
+    with pytest.raises(SourcePositionLost, match=rf"sequence 3, .* begins after {head} "):
+        await read_to_end(source, 3)
+    own_mariadb.execute("INSERT INTO t VALUES (9)", database="shop")
+    assert [e.key["id"] for e in (await read_to_end(source, head)).events()] == [9]
+    await source.close()
+
+
+async def test_reset_master_is_named_and_not_read_as_progress(own_mariadb: MariaDBServer) -> None:
+    own_mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY)", database="shop")
+    source = await _opened(own_mariadb)
+    before = await source.first_scn()
+    own_mariadb.execute("RESET MASTER")
+    own_mariadb.execute("INSERT INTO t VALUES (1)", database="shop")
+    with pytest.raises(SourcePositionLost, match=rf"sequence {before}, .* only come to 1"):
+        async for _ in source.stream(before):
+            pass
+    await source.close()
+
+
+# -- schemas
+
+
+async def test_columns_come_and_go_under_load_and_every_row_keeps_its_own_schema(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT)")
+    await source.open()
+    start = await source.first_scn()
+    streamed = Streamed()
+    stream = source.stream(start)
+    statements = [
+        "INSERT INTO t VALUES (1, 1)",
+        "ALTER TABLE t ADD COLUMN b VARCHAR(10) DEFAULT 'new'",
+        "INSERT INTO t VALUES (2, 2, 'two')",
+        "ALTER TABLE t DROP COLUMN a",
+        "INSERT INTO t VALUES (3, 'three')",
+        "ALTER TABLE t CHANGE b c VARCHAR(20)",
+        "UPDATE t SET c = 'x' WHERE id = 1",
+        "CREATE TABLE u (k CHAR(2) PRIMARY KEY)",
+        "INSERT INTO u VALUES ('ab')",
+    ]
+    for statement in statements:
+        mariadb_database.execute(statement)
+        head = await source.first_scn()
+        async with asyncio.timeout(30):
+            async for batch in stream:
+                streamed.data += batch.data
+                for schema in batch.schemas:
+                    streamed.schemas.add(schema)
+                if batch.resolved >= head:
+                    break
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert [event.after for event in streamed.events()] == [
+        {"id": 1, "a": 1},
+        {"id": 2, "a": 2, "b": "two"},
+        {"id": 3, "b": "three"},
+        {"id": 1, "c": "x"},
+        {"k": "ab"},
+    ]
+    changes = [view for view in streamed.frames() if view.op == Op.SCHEMA_CHANGE]
+    names = [[column["name"] for column in _json(view.after)["columns"]] for view in changes]
+    assert names == [["id", "a", "b"], ["id", "b"], ["id", "c"], ["k"]]
+    windows = streamed.windows()
+    assert [window[0].scn for window in windows] == sorted(window[0].scn for window in windows)
+
+
+def _json(data: memoryview | None) -> dict[str, Any]:
+    import json
+
+    assert data is not None
+    found: dict[str, Any] = json.loads(bytes(data))
+    SourceSchema.from_json(found)
+    return found
+
+
+async def test_a_backlog_over_several_definitions_is_read_with_the_definition_of_its_time(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    await source.open()
+    start = await source.first_scn()
+    for statement in (
+        "CREATE TABLE t (id INT PRIMARY KEY, a INT)",
+        "INSERT INTO t VALUES (1, -1)",
+        "ALTER TABLE t MODIFY a INT UNSIGNED",
+        "DELETE FROM t",
+        "INSERT INTO t VALUES (2, 4294967295)",
+        "ALTER TABLE t DROP PRIMARY KEY, ADD PRIMARY KEY (a)",
+        "INSERT INTO t VALUES (3, 3)",
+        "DROP TABLE t",
+    ):
+        mariadb_database.transaction("SET sql_mode = ''", statement)
+    events = (await read_to_end(source, start)).events()
+    assert [(e.op, e.key, e.after) for e in events if e.after] == [
+        (Op.INSERT, {"id": 1}, {"id": 1, "a": -1}),
+        (Op.INSERT, {"id": 2}, {"id": 2, "a": 4294967295}),
+        (Op.INSERT, {"a": 3}, {"id": 3, "a": 3}),
+    ]
+
+
+async def test_a_table_created_without_a_key_stops_the_stream_by_name_until_it_has_one(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    await source.open()
+    start = await source.first_scn()
+    mariadb_database.execute("CREATE TABLE t (id INT NOT NULL, v INT)")
+    mariadb_database.execute("INSERT INTO t VALUES (1, 1)")
+    with pytest.raises(UnsupportedChange, match=rf"{mariadb_database.name}\.t has no primary key"):
+        await read_to_end(source, start)
+    mariadb_database.execute("ALTER TABLE t ADD UNIQUE KEY (id)")
+    mariadb_database.execute("INSERT INTO t VALUES (2, 2)")
+    assert [e.key for e in (await read_to_end(source, start)).events()] == [{"id": 1}, {"id": 2}]
+
+
+# -- what cannot be carried
+
+
+@pytest.mark.parametrize(
+    ("setting", "statement", "named"),
+    [
+        ("binlog_row_image = 'MINIMAL'", "UPDATE t SET a = 5", "binlog_row_image"),
+        ("binlog_format = 'STATEMENT'", "UPDATE t SET a = 5", "binlog_format"),
+        ("autocommit = 1", "XA START 'x'", "XA PREPARE"),
+    ],
+)
+async def test_a_session_that_hides_its_changes_stops_the_stream_by_name(
+    mariadb_database: FreshDatabase,
+    source: MySqlSource,
+    setting: str,
+    statement: str,
+    named: str,
+) -> None:
+    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)")
+    mariadb_database.execute("INSERT INTO t VALUES (1, 1, 1)")
+    await source.open()
+    start = await source.first_scn()
+    connection = mariadb_database.server.connect(mariadb_database.name)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION {setting}")
+        cursor.execute(statement)
+        if statement.startswith("XA"):
+            cursor.execute("UPDATE t SET a = 5")
+            cursor.execute("XA END 'x'")
+            cursor.execute("XA PREPARE 'x'")
+            cursor.execute("XA COMMIT 'x'")
+    connection.close()
+    with pytest.raises(UnsupportedChange, match=named):
+        await read_to_end(source, start)
+
+
+async def test_a_table_without_transactions_streams_but_is_not_dumped(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY) ENGINE = MyISAM")
+    findings = await source.preflight()
+    assert [finding.fatal for finding in findings] == [False]
+    await source.open()
+    start = await source.first_scn()
+    mariadb_database.execute("INSERT INTO t VALUES (1), (2)")
+    mariadb_database.execute("DELETE FROM t WHERE id = 1")
+    streamed = await read_to_end(source, start)
+    assert [event.op for event in streamed.events()] == [Op.INSERT, Op.INSERT, Op.DELETE]
+    assert len(streamed.windows()) == 2
+    with pytest.raises(UnsupportedChange, match="MyISAM"):
+        await source.read_chunk(ChunkRequest(f"{mariadb_database.name}.t", 10))
+
+
+# -- size
+
+
+async def test_a_transaction_of_200_000_rows_passes_in_parts_with_flat_memory(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(200))")
+    await source.open()
+    start = await source.first_scn()
+    mariadb_database.execute("INSERT INTO t SELECT seq, REPEAT('x', 150) FROM seq_1_to_200000")
+    stream = source.stream(start)
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    batch_count = frame_bytes = largest = 0
+    last = b""
+    async with asyncio.timeout(50):
+        async for batch in stream:
+            batch_count += 1
+            frame_bytes += len(batch.data)
+            largest = max(largest, len(batch.data))
+            last = batch.data or last
+            if batch.resolved > start:
+                break
+    await stream.aclose()  # type: ignore[attr-defined]
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+    *_, end = iter_frames(last)
+    assert (end.op, end.event_count, end.seq) == (Op.END_OF_WINDOW, 200_000, 200_000)
+    assert frame_bytes > 200_000 * 220
+    assert largest <= 8 << 20
+    assert grown_kib < 64 << 10
+
+
+async def test_a_row_of_more_than_16_mib_passes(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v LONGBLOB)")
+    await source.open()
+    start = await source.first_scn()
+    mariadb_database.execute("INSERT INTO t VALUES (1, REPEAT('x', 20000000)), (2, 'y')")
+    mariadb_database.execute("INSERT INTO t VALUES (3, REPEAT('z', 5000000))")
+    streamed = await read_to_end(source, start)
+    sizes = [len(event.after["v"]) for event in streamed.events() if event.after]
+    assert sizes == [20_000_000, 1, 5_000_000]
+
+
+# -- faults
+
+
+async def test_a_damaged_event_is_refused_with_its_place(
+    mariadb_database: FreshDatabase,
+) -> None:
+    from databus.relay.sources.mysql.decoder import BinlogDecoder
+    from databus.relay.sources.mysql.settings import read_settings
+
+    config = mariadb_config(mariadb_database.url, "*")
+    decoder = BinlogDecoder(read_settings(config), None, {}, 1, 0)  # type: ignore[arg-type]
+    decoder.checksums = True
+    body = struct.pack("<QIB6x", 7, 1, 0)
+    event = bytearray(struct.pack("<IBIIIH", 1, 162, 1, 19 + len(body) + 4, 500, 0) + body)
+    event += b"\1\2\3\4"
+    with pytest.raises(
+        FormatError, match=r"binlog .* at 458: the checksum of an event of type 162"
+    ):
+        decoder.feed(memoryview(event))
+
+
+@pytest.mark.faults
+async def test_a_killed_server_surfaces_at_once_and_the_stream_goes_on_after_its_restart(
+    own_mariadb: MariaDBServer,
+) -> None:
+    own_mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY)", database="shop")
+    own_mariadb.execute("INSERT INTO t VALUES (1)", database="shop")
+    source = await _opened(own_mariadb)
+    resolved = 0
+    with pytest.raises(SourceUnavailable):
+        async with asyncio.timeout(20):
+            async for batch in source.stream(0):
+                resolved = batch.resolved
+                if own_mariadb.running and resolved == 3:
+                    own_mariadb.kill9()
+    await source.close()
+    with pytest.raises(SourceUnavailable):
+        await (MySqlSource(mariadb_config(own_mariadb.url("shop"), "shop.*"))).open()
+    own_mariadb.start()
+    own_mariadb.execute("INSERT INTO t VALUES (2)", database="shop")
+    source = await _opened(own_mariadb)
+    streamed = await read_to_end(source, resolved)
+    assert [event.key["id"] for event in streamed.events()] == [2]
+    await source.close()
+
+
+@pytest.mark.faults
+async def test_a_cut_connection_surfaces_and_a_new_stream_gives_the_rest(
+    mariadb_database: FreshDatabase, faulty_proxy: Proxies
+) -> None:
+    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v TEXT)")
+    proxy = await faulty_proxy("127.0.0.1", mariadb_database.server.port)
+    url = re.sub(r":\d+/", f":{proxy.port}/", mariadb_database.url)
+    source = MySqlSource(mariadb_config(url, f"{mariadb_database.name}.*"))
+    await source.open()
+    start = await source.first_scn()
+    for base in range(5):
+        mariadb_database.execute(
+            f"INSERT INTO t SELECT seq + {base * 1000}, REPEAT('x', 400) FROM seq_1_to_1000"
+        )
+    streamed = Streamed(resolved=start)
+    with pytest.raises(SourceUnavailable):
+        async for batch in source.stream(start):
+            streamed.data += batch.data
+            for schema in batch.schemas:
+                streamed.schemas.add(schema)
+            streamed.resolved = batch.resolved
+            if not proxy._cut_after_bytes and len(streamed.data) < 1_000_000:
+                proxy.cut_after(300_000)
+    rest_of = MySqlSource(mariadb_config(mariadb_database.url, f"{mariadb_database.name}.*"))
+    await rest_of.open()
+    rest = await read_to_end(rest_of, streamed.resolved)
+    keys = [e.key["id"] for e in streamed.events() if e.scn <= streamed.resolved]
+    assert sorted(keys + [e.key["id"] for e in rest.events()]) == list(range(1, 5001))
+    await source.close()
+    await rest_of.close()
+
+
+# -- dumps
+
+
+async def _dump(source: MySqlSource, table: str, limit: int, **more: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    after = None
+    while True:
+        chunk = await source.read_chunk(ChunkRequest(table, limit, after=after, **more))
+        rows += [chunk.schema.decode_row(row.row) for row in chunk.rows]
+        if chunk.done:
+            return rows
+        after = chunk.last_key
+
+
+@pytest.mark.parametrize(
+    ("columns", "values"),
+    [
+        ("a INT", "n - 10"),
+        ("a BIGINT UNSIGNED", "18446744073709551580 + seq"),
+        ("a DECIMAL(30,3)", "(n - 10) / 8"),
+        ("a VARCHAR(20) COLLATE utf8mb4_unicode_ci", "CONCAT(CHAR(96 + seq % 5), 'ż', seq)"),
+        ("a VARCHAR(20) CHARACTER SET latin1", "CONCAT(CHAR(96 + seq % 5), seq)"),
+        ("a VARBINARY(9)", "CONCAT(CHAR(seq * 12 % 256), x'00ff', CHAR(seq))"),
+        ("a UUID", "CONCAT('00112233-4455-6677-8899-0000000000', HEX(seq + 16))"),
+        ("a DATETIME(3)", "'2000-01-01' + INTERVAL seq * 1.5 SECOND"),
+        ("a TIMESTAMP(3)", "'2000-01-01' + INTERVAL seq * 1.5 SECOND"),
+        ("a TIME(2)", "SEC_TO_TIME((n - 10) * 1234.5)"),
+        ("a DATE, b INT", "'2000-01-01' + INTERVAL seq % 3 DAY, seq"),
+        ("a ENUM('z','y','x'), b INT", "1 + seq % 3, seq"),
+        ("b VARCHAR(9), a INT, c BINARY(2)", "CONCAT('k', seq % 3), seq % 4, CHAR(seq)"),
+    ],
+)
+async def test_a_dump_in_small_chunks_gives_every_row_once_for_every_kind_of_key(
+    mariadb_database: FreshDatabase, source: MySqlSource, columns: str, values: str
+) -> None:
+    names = ", ".join(part.split()[0] for part in columns.split(", "))
+    if columns.startswith("a ENUM"):
+        names = "a, b"
+    mariadb_database.execute(f"CREATE TABLE t ({columns}, v INT, PRIMARY KEY ({names}))")
+    mariadb_database.execute(
+        f"INSERT INTO t SELECT {values}, seq FROM (SELECT seq, CAST(seq AS SIGNED) AS n "
+        "FROM seq_1_to_20) x"
+    )
+    await source.open()
+    table = f"{mariadb_database.name}.t"
+    wanted = [int(str(v)) for (v,) in mariadb_database.execute(f"SELECT v FROM t ORDER BY {names}")]
+    assert [row["v"] for row in await _dump(source, table, 3)] == wanted
+    largest = await source.largest_key(table)
+    mariadb_database.execute("DELETE FROM t WHERE v = 1")
+    upto = await _dump(source, table, 4, upto=largest)
+    assert [row["v"] for row in upto] == [v for v in wanted if v != 1]
+
+
+async def test_a_chunk_takes_a_condition_and_a_list_of_keys_and_names_the_missing_ones(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    mariadb_database.execute("INSERT INTO t SELECT seq, seq % 10 FROM seq_1_to_100")
+    await source.open()
+    table = f"{mariadb_database.name}.t"
+    some = await _dump(source, table, 3, where="v = 5 OR v = 6")
+    assert [row["id"] for row in some] == [n for n in range(1, 101) if n % 10 in (5, 6)]
+    chunk = await source.read_chunk(ChunkRequest(table, 10, keys=[[5], [500], [7]]))
+    assert [chunk.schema.decode_row(row.row)["id"] for row in chunk.rows] == [5, 7]
+    assert (chunk.missing, chunk.done) == ([[500]], True)
+    with pytest.raises(BadRequest, match="no_such_column"):
+        await source.read_chunk(ChunkRequest(table, 10, where="no_such_column = 1"))
+    with pytest.raises(BadRequest, match="1 key columns"):
+        await source.read_chunk(ChunkRequest(table, 10, keys=[[5, 6]]))
+    with pytest.raises(UnknownSource, match="nothing"):
+        await source.read_chunk(ChunkRequest(f"{mariadb_database.name}.nothing", 10))
+    with pytest.raises(UnknownSource, match="not among"):
+        await source.read_chunk(ChunkRequest("mysql.user", 10))
+
+
+async def test_a_chunk_names_the_exact_point_of_the_clock_at_which_it_was_read(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    """A writer counts a row up, one commit at a time: value and scn must tell of one moment."""
+    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    mariadb_database.execute("INSERT INTO t VALUES (1, 0)")
+    await source.open()
+    start = await source.first_scn()
+    table = f"{mariadb_database.name}.t"
+
+    def write() -> None:
+        connection = mariadb_database.server.connect(mariadb_database.name)
+        with connection.cursor() as cursor:
+            for _ in range(400):
+                cursor.execute("UPDATE t SET v = v + 1")
+        connection.close()
+
+    async with asyncio.TaskGroup() as group:
+        writer = group.create_task(asyncio.to_thread(write))
+        seen = []
+        while not writer.done() or not seen:
+            chunk = await source.read_chunk(ChunkRequest(table, 10))
+            seen.append((chunk.schema.decode_row(chunk.rows[0].row)["v"], chunk.snapshot.high))
+            assert chunk.snapshot.sees(chunk.snapshot.high, "")
+            assert not chunk.snapshot.sees(chunk.snapshot.high + 1, "")
+    assert [high - value for value, high in seen] == [start] * len(seen)
+
+
+async def test_status_names_version_positions_and_the_binlogs_size(source: MySqlSource) -> None:
+    await source.open()
+    facts = await source.status()
+    assert "MariaDB" in facts["version"]
+    assert facts["scn"] == await source.first_scn()
+    assert facts["binlog_files"] >= 1
+    assert facts["binlog_bytes"] > 0
+
+
+# -- the preflight
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("binlog_format", "MIXED"),
+        ("binlog_row_image", "MINIMAL"),
+        ("binlog_row_metadata", "MINIMAL"),
+        ("log_bin_compress", "ON"),
+    ],
+)
+async def test_the_preflight_names_a_wrong_setting_and_its_statement_mends_it(
+    own_mariadb: MariaDBServer, setting: str, value: str
+) -> None:
+    own_mariadb.execute(f"SET GLOBAL {setting} = {value}")
+    source = MySqlSource(mariadb_config(own_mariadb.url("shop"), "shop.*"))
+    (finding,) = await source.preflight()
+    assert (finding.setting, finding.fatal) == (setting, True)
+    assert value in finding.problem
+    with pytest.raises(PreflightFailed, match=setting):
+        await source.open()
+    own_mariadb.execute(finding.remedy.partition(";")[0])
+    assert await source.preflight() == []
+    await source.close()
+
+
+async def test_the_preflight_names_a_missing_binlog(tmp_path: Path) -> None:
+    with MariaDBServer(tmp_path / "own", options=("--skip-log-bin",)) as server:
+        server.create_database("shop")
+        source = MySqlSource(mariadb_config(server.url("shop"), "shop.*"))
+        (finding,) = await source.preflight()
+        assert finding.setting == "log_bin"
+        assert "log_bin=binlog" in finding.remedy
+        await source.close()
+
+
+async def test_the_preflight_names_each_missing_privilege_and_its_grant_mends_it(
+    mariadb_database: FreshDatabase,
+) -> None:
+    name = mariadb_database.name
+    mariadb_database.execute(f"CREATE USER {name} IDENTIFIED BY 'x'")
+    url = mariadb_database.url.replace("databus:databus@", f"{name}:x@")
+    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
+    for named in ("SELECT", "BINLOG MONITOR", "REPLICATION SLAVE"):
+        source = MySqlSource(mariadb_config(url, f"{name}.*"))
+        finding = {found.setting: found for found in await source.preflight()}[named]
+        mariadb_database.execute(finding.remedy)
+        await source.close()
+    source = MySqlSource(mariadb_config(url, f"{name}.*"))
+    await source.open()
+    start = await source.first_scn()
+    mariadb_database.execute("INSERT INTO t VALUES (1)")
+    assert len((await read_to_end(source, start)).events()) == 1
+    assert (await source.read_chunk(ChunkRequest(f"{name}.t", 10))).done
+    await source.close()
+    mariadb_database.execute(f"DROP USER {name}")
+
+
+async def test_the_preflight_names_a_table_without_a_key_and_the_ways_out(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mariadb_database.execute("CREATE TABLE keyless (id INT NOT NULL, UNIQUE KEY (id, v), v INT)")
+    mariadb_database.execute("CREATE TABLE unique_one (id INT NOT NULL, v INT, UNIQUE KEY (id))")
+    (finding,) = await source.preflight()
+    name = mariadb_database.name
+    assert f"{name}.keyless" in finding.setting
+    assert f"ALTER TABLE {name}.keyless ADD PRIMARY KEY" in finding.remedy
+    assert "sources" in finding.remedy
+    mariadb_database.execute("DROP TABLE keyless")
+    await source.open()
+    assert [schema.key for schema in await source.schemas()] == [("id",)]
+
+
+async def test_a_wrong_password_is_refused_and_a_wrong_domain_is_named(
+    mariadb_database: FreshDatabase,
+) -> None:
+    url = mariadb_database.url.replace("databus:databus@", "databus:wrong@")
+    with pytest.raises(PreflightFailed, match="refuses us: error 1045"):
+        await MySqlSource(mariadb_config(url, "*")).open()
+    source = MySqlSource(
+        mariadb_config(
+            mariadb_database.url, f"{mariadb_database.name}.*", options={"domain_id": 77}
+        )
+    )
+    with pytest.raises(PreflightFailed, match="domain 77 is configured"):
+        await source.open()
+    await source.close()
