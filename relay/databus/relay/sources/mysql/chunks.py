@@ -21,7 +21,7 @@ from typing import Any
 from databus.common.errors import BadRequest, FormatError, UnknownSource, UnsupportedChange
 from databus.common.schema import Column, Kind, SourceSchema
 from databus.relay.sources.mysql.connection import Connection, ServerError
-from databus.relay.sources.mysql.positions import scn_at
+from databus.relay.sources.mysql.positions import scn_of_snapshot
 from databus.relay.sources.mysql.settings import Settings
 from databus.relay.sources.mysql.tables import TRANSACTIONAL_ENGINES, Table, load_catalogue
 from databus.relay.sources.source import Chunk, ChunkRequest, Row
@@ -91,7 +91,7 @@ def _snapshot(connection: Connection, domain_id: int) -> Iterator[GtidSnapshot]:
             for name, value in connection.query("SHOW STATUS LIKE 'binlog_snapshot_%'")
         }
         file, offset = str(place["binlog_snapshot_file"]), int(place["binlog_snapshot_position"])
-        yield GtidSnapshot(scn_at(connection, file, offset, domain_id))
+        yield GtidSnapshot(scn_of_snapshot(connection, file, offset, domain_id))
 
 
 def _locked_table(connection: Connection, settings: Settings, source: str) -> Table:

@@ -36,6 +36,21 @@ def scn_at(connection: Connection, file: str, offset: int, domain_id: int) -> in
     return domain_seq_no(state, domain_id)
 
 
+def scn_of_snapshot(connection: Connection, file: str, offset: int, domain_id: int) -> int:
+    """The domain's last sequence number at the binlog place of a snapshot.
+
+    ``BINLOG_GTID_POS`` reads the file from its beginning.  While nobody writes that can be
+    spared: a position that two looks at the binlog's end enclose belongs to that end, because
+    the server lets nobody look while it writes a group.
+    """
+    place = (file, str(offset))
+    if tuple(map(str, connection.row("SHOW MASTER STATUS")[:2])) == place:
+        scn = head_scn(connection, domain_id)
+        if tuple(map(str, connection.row("SHOW MASTER STATUS")[:2])) == place:
+            return scn
+    return scn_at(connection, file, offset, domain_id)
+
+
 def file_after(connection: Connection, settings: Settings, domain_id: int, scn: int) -> str:
     """The last binlog file that begins at or before ``scn``.
 
