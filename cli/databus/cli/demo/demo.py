@@ -34,7 +34,7 @@ from databus.common.errors import DatabusError
 
 _DATABASE = "shop"
 _TRANSACTIONS_PER_S = 250
-_RING_BYTES = "2MiB"
+_RING_BYTES = "1MiB"
 _DRAIN_S = 20.0
 _READY_S = 90.0
 
@@ -130,7 +130,7 @@ class Demo:
                 url=url,
                 namespace=shop.dialect.namespace,
                 ring_bytes=_RING_BYTES,
-                apply_every=max(4.0, self._duration_s / 8),
+                apply_every=max(3.0, self._duration_s / 15),
             )
         )
         self._say("relay, log writer, Spark applier and bootstrap server, each its own process")
@@ -147,16 +147,16 @@ class Demo:
             dozing = group.create_task(sleeper.serve())
             workload.start(lambda count: setattr(self, "_transactions", count))
             try:
-                await self._until(self._both_online, self._duration_s * 0.45)
-                await self._at(0.35)
+                await self._until(self._both_online, 0.5)
+                await self._until(lambda: False, 0.3)
                 await _stop(sleeper, dozing)
                 second.sleeping()
                 self._step = "the report's consumer sleeps until the relay has forgotten its place"
-                await self._until(lambda: self._forgotten(second), self._duration_s * 0.8)
-                await self._at(0.55)
+                await self._until(lambda: self._forgotten(second), 0.75)
+                await self._until(lambda: False, 0.5)
                 self._step = "it wakes: too old for the relay, so it catches up from the bootstrap"
                 serving.append(group.create_task(self._serve(second, folder)))
-                await self._at(0.8)
+                await self._until(lambda: False, 0.82)
             finally:
                 workload.stop()
             self._step = "the workload has ended; the consumers finish"
@@ -194,18 +194,14 @@ class Demo:
         return all(mirror.mode == "relay" for mirror in self._mirrors)
 
     def _forgotten(self, mirror: Mirror) -> bool:
-        prev = self._status.get("prev") or {}
-        return int(prev.get("scn", 0)) > mirror.position.scn > 0
+        """Whether the relay is past the mirror's place, and the snapshot has come along."""
+        prev, snapshot = _scn(self._status.get("prev")), self._bootstrap_status.get("snapshot")
+        return (prev or 0) > mirror.position.scn > 0 and snapshot is not None
 
-    async def _until(self, condition: Callable[[], bool], latest_s: float) -> None:
-        """Until it holds, but not beyond ``latest_s`` after the start."""
-        while not condition() and time.monotonic() - self._started < latest_s:
+    async def _until(self, condition: Callable[[], bool], latest: float) -> None:
+        """Until it holds, but not beyond this part of the duration."""
+        while not condition() and time.monotonic() - self._started < latest * self._duration_s:
             await asyncio.sleep(0.1)
-
-    async def _at(self, fraction: float) -> None:
-        """Until this part of the duration is over."""
-        pause_s = self._started + fraction * self._duration_s - time.monotonic()
-        await asyncio.sleep(max(0.0, pause_s))
 
     async def _wait_for(self, url: str, processes: DemoProcesses) -> None:
         deadline = time.monotonic() + _READY_S

@@ -10,6 +10,8 @@ from databus.client import Consumer
 from databus.client.events import Event, Window
 from databus.common.checkpoint import Checkpoint, OnlineCheckpoint, Position
 
+_RATE_S = 2.5
+
 
 class Mirror(Consumer):
     """A materialised copy of the source's tables.
@@ -82,13 +84,14 @@ class Mirror(Consumer):
 
 
 class _Rate:
-    """Rate of a counter over the last two seconds or so."""
+    """Rate of a counter over the last few seconds, or since it was last asked."""
 
     def __init__(self) -> None:
-        self._samples: list[tuple[float, int]] = []
+        self._samples = [(time.monotonic(), 0)]
 
     def value(self, count: int) -> float:
         now = time.monotonic()
-        self._samples = [s for s in self._samples if now - s[0] < 2.5] + [(now, count)]
+        recent = [sample for sample in self._samples if now - sample[0] < _RATE_S]
+        self._samples = (recent or self._samples[-1:]) + [(now, count)]
         (first, low), (last, high) = self._samples[0], self._samples[-1]
         return (high - low) / (last - first) if last > first else 0.0
