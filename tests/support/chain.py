@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -49,9 +50,9 @@ def relay_text(
     return "\n".join(lines)
 
 
-def relay_config(data_dir: Path, databases: Mapping[str, str], **options: object) -> Config:
+def relay_config(data_dir: Path, databases: Mapping[str, str], **options: Any) -> Config:
     """``relay_text``, parsed."""
-    return parse(relay_text(data_dir, databases, **options))  # type: ignore[arg-type]
+    return parse(relay_text(data_dir, databases, **options))
 
 
 def parent_url(*urls: str, database: str = "shop") -> str:
@@ -101,8 +102,8 @@ async def poll(url: str, database: str = "shop", **query: str) -> Served:
         )
 
 
-async def get_json(url: str, path: str) -> dict[str, object]:
+async def get_json(url: str, path: str) -> dict[str, Any]:
     """The JSON document at a path."""
     async with aiohttp.ClientSession() as session, session.get(url + path) as answer:
-        document: dict[str, object] = await answer.json(content_type=None)
+        document: dict[str, Any] = await answer.json(content_type=None)
         return document
