@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from databus.common.errors import FormatError, UnsupportedChange
 from databus.relay.sources.mysql.connection import Connection
 
-BINARY_COLLATION = 63
-
 _CODECS = {
     "utf8mb3": "utf-8",
     "utf8mb4": "utf-8",

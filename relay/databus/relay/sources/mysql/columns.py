@@ -20,7 +20,7 @@ from typing import Any
 
 from databus.common.errors import FormatError, UnsupportedChange
 from databus.common.schema import Column, Kind
-from databus.relay.sources.mysql.charsets import BINARY_COLLATION, Charset, Charsets
+from databus.relay.sources.mysql.charsets import Charset, Charsets
 from databus.relay.sources.mysql.events import ENUM, SET, STRING, TableMap
 
 TINY, SHORT, LONG, FLOAT, DOUBLE = 1, 2, 3, 4, 5
@@ -482,13 +482,3 @@ def inet6_text(raw: bytes) -> str:
         prefix = "::" if raw[10:12] == b"\0\0" else "::ffff:"
         return prefix + str(ipaddress.IPv4Address(raw[12:]))
     return str(address)
-
-
-__all__ = [
-    "BINARY_COLLATION",
-    "StreamColumn",
-    "catalogue_type",
-    "column_of",
-    "stream_columns",
-    "stream_type",
-]

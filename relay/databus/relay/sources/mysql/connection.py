@@ -88,7 +88,7 @@ class Connection:
                 write_timeout=_READ_TIMEOUT_S,
                 conv=_PLAIN,
                 init_command="SET SESSION sql_mode='', time_zone='+00:00', "
-                "character_set_results=utf8mb4",
+                "character_set_results=utf8mb4, wait_timeout=2147483",
             )
 
     @property

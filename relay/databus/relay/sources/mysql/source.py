@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
 
 from databus.common.config import DatabaseConfig
 from databus.common.errors import SourceUnavailable, UnknownSource
@@ -27,9 +27,11 @@ from databus.relay.sources.mysql.settings import read_settings
 from databus.relay.sources.mysql.tables import Catalogue, load_catalogue
 from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding, raise_findings
 
-_HEARTBEAT_S = 1.0
+_T = TypeVar("_T")
+
+_HEARTBEAT_S = 0.5
 _SILENCE_S = 10.0
-_BATCH_AT_LEAST_EVERY_S = 0.5
+_BATCH_AT_LEAST_EVERY_S = 0.4
 
 
 class MySqlSource:
@@ -69,8 +71,7 @@ class MySqlSource:
 
     async def preflight(self) -> list[Finding]:
         """Examine version, settings, privileges, domain and tables."""
-        async with self._lock:
-            return await asyncio.to_thread(self._examine)
+        return await self._ask(self._examine)
 
     def _examine(self) -> list[Finding]:
         connection = self._query_connection()
@@ -94,6 +95,20 @@ class MySqlSource:
             self._connection = Connection(self._settings)
         return self._connection
 
+    async def _ask(self, question: Callable[[], _T]) -> _T:
+        """Put a question to the server on the shared connection, in a thread.
+
+        A connection that failed, or whose question was abandoned, is not used again.
+        """
+        async with self._lock:
+            try:
+                return await asyncio.to_thread(question)
+            except (SourceUnavailable, asyncio.CancelledError):
+                if self._connection is not None:
+                    self._connection.close()
+                    self._connection = None
+                raise
+
     async def open(self) -> None:
         """Connect, run the preflight, learn the tables."""
         raise_findings(self._settings.name, await self.preflight())
@@ -111,18 +126,14 @@ class MySqlSource:
 
     async def first_scn(self) -> int:
         """The domain's last sequence number."""
-        async with self._lock:
-            return await asyncio.to_thread(
-                lambda: head_scn(self._query_connection(), self._domain_id)
-            )
+        return await self._ask(lambda: head_scn(self._query_connection(), self._domain_id))
 
     async def stream(self, after_scn: int) -> AsyncIterator[Batch]:
         """All windows after ``after_scn``; see ``Source.stream``."""
         settings = self._settings
-        async with self._lock:
-            file = await asyncio.to_thread(
-                lambda: file_after(self._query_connection(), settings, self._domain_id, after_scn)
-            )
+        file = await self._ask(
+            lambda: file_after(self._query_connection(), settings, self._domain_id, after_scn)
+        )
         assert self._charsets is not None, "open() comes before stream()"
         decoder = BinlogDecoder(
             settings, self._charsets, self._catalogue, self._domain_id, after_scn
@@ -192,10 +203,9 @@ class MySqlSource:
         return Batch(data, schemas, decoder.resolved)
 
     async def _fresh_catalogue(self) -> Catalogue:
-        async with self._lock:
-            self._catalogue = await asyncio.to_thread(
-                lambda: load_catalogue(self._query_connection(), self._settings)
-            )
+        self._catalogue = await self._ask(
+            lambda: load_catalogue(self._query_connection(), self._settings)
+        )
         return self._catalogue
 
     async def ack(self, scn: int) -> None:
@@ -214,24 +224,22 @@ class MySqlSource:
 
     async def largest_key(self, source: str) -> list[Any] | None:
         """The largest key of a table; None when it is empty."""
-        async with self._lock:
-            return await asyncio.to_thread(
-                lambda: chunks.largest_key(
-                    self._query_connection(), self._table_settings(source), source
-                )
+        return await self._ask(
+            lambda: chunks.largest_key(
+                self._query_connection(), self._table_settings(source), source
             )
+        )
 
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
         """Read a chunk in a snapshot whose place in the binlog is known."""
-        async with self._lock:
-            return await asyncio.to_thread(
-                lambda: chunks.read_chunk(
-                    self._query_connection(),
-                    self._table_settings(request.source),
-                    self._domain_id,
-                    request,
-                )
+        return await self._ask(
+            lambda: chunks.read_chunk(
+                self._query_connection(),
+                self._table_settings(request.source),
+                self._domain_id,
+                request,
             )
+        )
 
     def _table_settings(self, source: str) -> Any:
         schema, _, table = source.partition(".")
@@ -243,8 +251,7 @@ class MySqlSource:
 
     async def status(self) -> dict[str, Any]:
         """Version, positions, what the stream has passed over, and the binlog's size."""
-        async with self._lock:
-            facts = await asyncio.to_thread(self._server_facts)
+        facts = await self._ask(self._server_facts)
         decoder = self._decoder
         if decoder is not None:
             facts["stream"] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from databus.common.errors import UnsupportedChange
@@ -158,8 +157,3 @@ def _keys(connection: Connection, inside: str) -> dict[tuple[str, str], tuple[st
         table: next((tuple(columns) for columns in named.values() if all(columns)), ())
         for table, named in indexes.items()
     }
-
-
-def schemas_of(tables: Iterable[Table], zero_dates: str) -> list[SourceSchema]:
-    """The schemas of all tables that can be captured."""
-    return [table.source_schema(zero_dates) for table in tables]
