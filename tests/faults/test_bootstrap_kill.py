@@ -34,7 +34,7 @@ from tests.bootstrap.model import (
     write_run,
 )
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 SEED = 77
 ROOT = Path(__file__).parents[2]
@@ -107,7 +107,7 @@ def run_child(action: str, folder: Path, step: str | None) -> int:
         env=environment,
         cwd=ROOT,
         capture_output=True,
-        timeout=150,
+        timeout=280,
         check=False,
     )
     assert child.returncode in (0, -signal.SIGKILL), child.stderr.decode()[-3000:]

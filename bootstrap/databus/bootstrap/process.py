@@ -30,6 +30,11 @@ from databus.common.http import listening_socket
 
 _LOG = logging.getLogger("databus.bootstrap")
 
+APPLIER_CHILD = """
+import sys
+from databus.bootstrap.process import applier_child
+applier_child(sys.argv[1])
+"""
 APPLIER_RESTART_S = 5.0
 STOP_S = 10.0
 
@@ -203,8 +208,8 @@ async def _keep_applier(config: BootstrapConfig, stop: asyncio.Event) -> None:
     while not stop.is_set():
         child = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            "databus.bootstrap.process",
+            "-c",
+            APPLIER_CHILD,
             config.model_dump_json(),
             stdin=subprocess.PIPE,
         )
@@ -236,7 +241,8 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def _applier_child(document: str) -> None:
+def applier_child(document: str) -> None:
+    """What the applier's child process does, with the section as JSON."""
     _end_with_parent()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -247,7 +253,3 @@ def _applier_child(document: str) -> None:
     except DatabusError as error:
         _LOG.error("%s: %s (%s)", error.code, error.message, error.hint)
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    _applier_child(sys.argv[1])

@@ -1,0 +1,178 @@
+"""The processes as an operator runs them: all three together, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from databus.bootstrap.process import APPLIER_CHILD, bootstrap_config, run_applier, run_bootstrap
+from databus.common.config import Config, parse
+from databus.common.errors import ConfigError, ServerUnavailable
+from tests.bootstrap.test_writer import relay_of
+from tests.support.processes import wait_process_gone
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.timeout(180)
+
+Start = Callable[[str, Config], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Runs a function of the room in a process of its own."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def begin(function: str, config: Config) -> subprocess.Popen[bytes]:
+        code = (
+            "import sys, logging; logging.basicConfig(level=logging.INFO)\n"
+            f"from databus.bootstrap import {function}\n"
+            "from databus.common.config import Config\n"
+            f"{function}(Config.model_validate_json(sys.argv[1]))"
+        )
+        with (tmp_path / f"{function}.log").open("ab") as output:
+            child = subprocess.Popen(
+                [sys.executable, "-c", code, config.model_dump_json()],
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+            )
+        children.append(child)
+        return child
+
+    yield begin
+    for child in children:
+        for below in psutil.Process(child.pid).children(recursive=True) if _runs(child) else ():
+            below.kill()
+        child.kill()
+        child.wait(10)
+
+
+def _runs(child: subprocess.Popen[bytes]) -> bool:
+    return child.poll() is None
+
+
+def config_of(folder: Path, relay: str, port: int) -> Config:
+    return parse(
+        f'''
+        [bootstrap]
+        listen = "127.0.0.1:{port}"
+        data_dir = "{folder / "bootstrap"}"
+        relays = ["{relay}"]
+        segment_every = "200ms"
+        apply_every = "500ms"
+        spark_master = "local[1]"
+        '''
+    )
+
+
+def status_of(port: int) -> dict[str, Any]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/status", timeout=5) as answer:
+            databases = json.load(answer)["databases"]
+    except OSError:
+        return {}
+    return databases[0] if databases else {}
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+async def test_writer_server_and_applier_run_together_and_end_together(
+    tmp_path: Path, start: Start, free_port: Callable[[], int]
+) -> None:
+    port = free_port()
+    async with relay_of(tmp_path, 2000) as relay:
+        config = config_of(tmp_path, relay.url, port)
+        child = start("run_bootstrap", config)
+
+        async def has_snapshot() -> bool:
+            found = await asyncio.to_thread(status_of, port)
+            is_whole = found.get("state") == "seeded"
+            return is_whole and (found.get("snapshot") or {}).get("scn") == found["max"]["scn"]
+
+        await eventually(has_snapshot, 150.0, "a snapshot that is up to date", poll_s=0.2)
+        below = psutil.Process(child.pid).children(recursive=True)
+        assert any("java" in one.name() for one in below)
+        child.send_signal(signal.SIGTERM)
+        await eventually(lambda: not _runs(child), 20.0)
+        assert child.returncode == 0
+        for one in below:
+            wait_process_gone(one.pid)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.faults
+async def test_the_applier_ends_when_its_parent_is_killed_and_returns_when_it_is_killed(
+    tmp_path: Path, start: Start, free_port: Callable[[], int]
+) -> None:
+    port = free_port()
+    async with relay_of(tmp_path, 100) as relay:
+        child = start("run_bootstrap", config_of(tmp_path, relay.url, port))
+
+        def appliers() -> list[psutil.Process]:
+            found = psutil.Process(child.pid).children()
+            return [one for one in found if APPLIER_CHILD in one.cmdline()]
+
+        await eventually(appliers, 20.0)
+        first = appliers()[0]
+        first.kill()
+        await eventually(lambda: [one for one in appliers() if one.pid != first.pid], 20.0)
+        below = psutil.Process(child.pid).children(recursive=True)
+        os.kill(child.pid, signal.SIGKILL)
+        for one in below:
+            wait_process_gone(one.pid, 20.0)
+
+
+async def test_writer_and_server_run_apart_and_each_alone_may_be_killed(
+    tmp_path: Path, start: Start, free_port: Callable[[], int]
+) -> None:
+    port = free_port()
+    async with relay_of(tmp_path, 500) as relay:
+        config = config_of(tmp_path, relay.url, port)
+        server = start("run_server", config)
+
+        async def is_seeded() -> bool:
+            found = await asyncio.to_thread(status_of, port)
+            return found.get("state") == "seeded"
+
+        for _ in range(2):
+            writer = start("run_writer", config)
+            await eventually(is_seeded, 30.0)
+            writer.kill()
+            writer.wait(10)
+        assert _runs(server)
+        server.send_signal(signal.SIGTERM)
+        await eventually(lambda: not _runs(server), 10.0)
+        assert server.returncode == 0
+
+
+def test_a_configuration_without_the_section_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no \[bootstrap\] section"):
+        bootstrap_config(Config())
+    with pytest.raises(ConfigError):
+        run_bootstrap(Config())
+    with pytest.raises(ConfigError):
+        run_applier(Config())
+
+
+def test_an_address_that_is_taken_is_one_clear_error(
+    tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    from databus.common.http import listening_socket
+
+    port = free_port()
+    taken = listening_socket(f"127.0.0.1:{port}")
+    with pytest.raises(ServerUnavailable, match=f"cannot listen at 127.0.0.1:{port}"):
+        run_bootstrap(config_of(tmp_path, "http://127.0.0.1:9", port), apply=False)
+    taken.close()
