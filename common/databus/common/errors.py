@@ -37,7 +37,10 @@ class BadFilter(BadRequest):
     """A filter cannot be parsed."""
 
     code = "bad_filter"
-    hint = "Write partition=mod:COUNT:A,B or partition=range:SIZE:A-B, and ops out of c,u,d,r."
+    hint = (
+        "Write partition=mod:COUNT:A,B or partition=range:SIZE:A-B, ops out of c,u,d,r, and "
+        "where as an SQL condition over the columns that /v1/{database}/register lists."
+    )
 
 
 class BadCheckpoint(BadRequest):

@@ -27,6 +27,7 @@ from databus.relay.registry import RegistryReader
 from databus.relay.ring import Ring
 from databus.relay.ring_format import RingState
 from databus.relay.ring_reader import RingReader
+from databus.relay.row_judge import Judges
 from databus.relay.wakeup import WakeupReceiver
 
 STALE_FETCHER_S = 10.0
@@ -67,6 +68,7 @@ class ServedDatabase:
         self._ring: RingReader | None = None
         self._registry = RegistryReader(folder.registry)
         self._fetcher: tuple[int, dict[str, Any]] = (0, {})
+        self.judges = Judges(self._registry.schemas)
 
     @property
     def ring(self) -> RingReader:

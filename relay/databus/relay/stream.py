@@ -26,6 +26,7 @@ from databus.common.frame import (
 )
 from databus.common.selection import close_windows, gather
 from databus.relay.ring_format import RingState
+from databus.relay.row_judge import RowJudge
 
 
 def start_position(start: StartPoint, state: RingState, clock: str, database: str) -> Position:
@@ -106,8 +107,10 @@ class StreamCursor:
         *,
         max_bytes: int | None = None,
         may_be_inside: bool = False,
+        judge: RowJudge | None = None,
     ) -> None:
-        """``may_be_inside`` says that ``position`` is perhaps before the end of its window."""
+        """``may_be_inside`` says that ``position`` is perhaps before the end of its window;
+        ``judge`` has the last word on rows that the filter takes."""
         self.position = position
         self.commit_us = 0
         self.sent_position: Position | None = None
@@ -115,7 +118,8 @@ class StreamCursor:
         self.sent_events = 0
         self.is_full = False
         self._filter = stream_filter
-        self._takes_all = stream_filter.is_empty
+        self._judge = judge
+        self._takes_all = stream_filter.is_empty and judge is None
         self._max_bytes = max_bytes
         self._may_be_inside = may_be_inside
         self._in_window = False
@@ -125,8 +129,11 @@ class StreamCursor:
         """The numbers of the sources that the filter takes, as far as they are known now."""
         self._source_ids = source_ids
 
-    def take(self, block: Buffer) -> Part:
-        """Choose from the next frames of the ring; ``block`` is not empty and holds whole ones."""
+    def take(self, block: Buffer, ring_position: int | None = None) -> Part:
+        """Choose from the next frames of the ring; ``block`` is not empty and holds whole ones.
+
+        ``ring_position`` is where it begins, for the judge's memory.
+        """
         raw = np.frombuffer(block, dtype=np.uint8)
         columns = scan(raw, verify=False)
         if self._may_be_inside:
@@ -136,13 +143,17 @@ class StreamCursor:
             self._look(columns, len(columns))
             self._send(columns, len(columns) - 1, columns.stop, columns.op)
             return Part(block, columns.stop)
-        return self._take_some(raw, columns)
+        return self._take_some(raw, columns, ring_position)
 
-    def _take_some(self, raw: npt.NDArray[np.uint8], columns: FrameColumns) -> Part:
+    def _take_some(
+        self, raw: npt.NDArray[np.uint8], columns: FrameColumns, ring_position: int | None
+    ) -> Part:
         if self._takes_all:
             chosen = np.arange(len(columns))
         else:
             taken = self._filter.mask(columns, raw, self._source_ids)
+            if self._judge is not None:
+                taken = self._judge.refine(taken, columns, raw, ring_position)
             mask, self._in_window = close_windows(columns, taken, in_window=self._in_window)
             chosen = np.flatnonzero(mask)
         lengths = columns.length[chosen].astype(np.int64)

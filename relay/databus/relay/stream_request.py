@@ -20,13 +20,22 @@ from databus.common.query import (
     START,
     START_TIME,
     WAIT_MS,
+    Parameter,
     parse_count,
     parse_filter,
     parse_flag,
     parse_position,
     parse_start,
 )
+from databus.relay.predicate import MAX_TEXT_CHARS, Predicate, parse_where
 
+WHERE = Parameter(
+    "where",
+    "An SQL predicate over the row, before or after the change: comparisons, AND, OR, NOT, IN, "
+    "BETWEEN, LIKE, IS NULL, arithmetic, lower, upper, length.",
+    {"type": "string", "maxLength": MAX_TEXT_CHARS},
+    "total > 100 AND state IN ('new', 'paid')",
+)
 STREAM_PARAMETERS = (
     SOURCES,
     CHECKPOINT,
@@ -35,6 +44,7 @@ STREAM_PARAMETERS = (
     START_TIME,
     PARTITION,
     OPS,
+    WHERE,
     MAX_BYTES,
     WAIT_MS,
     FOLLOW,
@@ -52,6 +62,7 @@ class StreamRequest:
     max_bytes: int | None
     wait_s: float
     follow: bool
+    where: Predicate | None = None
 
 
 def parse_stream_request(
@@ -77,4 +88,5 @@ def parse_stream_request(
         max_bytes=max_bytes or None,
         wait_s=parse_count(query, "wait_ms", 0) / 1000,
         follow=parse_flag(query, "follow", form == "sse"),
+        where=parse_where(query["where"]) if "where" in query else None,
     )

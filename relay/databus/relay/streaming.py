@@ -25,6 +25,7 @@ from databus.common.frame import Buffer, Op, read_frame
 from databus.common.http import STOPPING
 from databus.common.rendering import Renderer
 from databus.relay.ring_format import RingState
+from databus.relay.row_judge import JUDGED_BLOCK_BYTES
 from databus.relay.served import ServedDatabase, range_headers
 from databus.relay.stream import StreamCursor, is_ahead, start_position, too_old
 from databus.relay.stream_request import StreamRequest
@@ -51,7 +52,11 @@ class StreamAnswer:
         self.database = database
         self.request = request
         database.refresh_schemas()
-        database.require_sources(request.filter.sources)
+        sources = database.require_sources(request.filter.sources)
+        judge = None
+        if request.where is not None:
+            judge = database.judges.of(request.where)
+            judge.check(sources)
         ring = database.ring
         state = ring.snapshot()
         start = request.start
@@ -67,11 +72,15 @@ class StreamAnswer:
             request.filter,
             max_bytes=request.max_bytes,
             may_be_inside=self._may_be_inside(position, state),
+            judge=judge,
         )
         self.cursor.commit_us = state.max_commit_us if position >= state.max else 0
         self.format: Format = make_format(
             request.format, Renderer(database.name, database.schema_of)
         )
+        self._block_bytes = self.format.block_bytes
+        if judge is not None:
+            self._block_bytes = min(self._block_bytes, JUDGED_BLOCK_BYTES)
         self._known_schemas = -1
         self._ring_position = -1
         self._stop_at = state.tail
@@ -102,14 +111,14 @@ class StreamAnswer:
         if self._ring_position < 0 and not self._find():
             return None
         try:
-            block, after = ring.read(self._ring_position, self.format.block_bytes)
+            block, after = ring.read(self._ring_position, self._block_bytes)
         except ReaderOvertaken:
             self._ring_position = -1  # the next step looks it up again, in a new ring maybe
             return b""
         if not block:
             return None
         self._refresh_sources()
-        part = cursor.take(block)
+        part = cursor.take(block, after - len(block))
         if part.used_bytes == len(block):
             self._ring_position = after
         self._sent_a_frame |= bool(part.data)

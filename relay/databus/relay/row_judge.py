@@ -1,0 +1,233 @@
+"""Which row changes a predicate takes, with the decisions kept for the next reader.
+
+What is judged: of an insert or a dumped row the row, of a delete the row before it, of an
+update both: it is taken if the row was in or is in, so that whoever keeps a copy learns of
+rows that leave.  Where the source gives no image before, the key stands for it.  Whatever
+cannot be decided, because a column that matters is not in the image, is taken.  A source that
+has none of the predicate's columns, or not all of them, is left out; a column that only other
+versions of the table have is NULL.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from databus.common.errors import BadFilter
+from databus.common.filters import Mask
+from databus.common.frame import FIRST_CONTROL_OP, FrameColumns, FrameView, Op, trusted_frame
+from databus.common.schema import SchemaSet, SourceSchema
+from databus.relay.predicate import Predicate, Test, compile_predicate, unknown_column
+
+JUDGED_BLOCK_BYTES = 128 << 10
+"""How much is worth judging at once: it holds the event loop."""
+CHUNK_BYTES = 64 << 10
+MAX_CHUNKS = 256
+MAX_JUDGES = 32
+
+_UNKNOWN, _LEFT_OUT, _TAKEN = -1, 0, 1
+Verdicts = npt.NDArray[np.int8]
+
+
+class _Rule(NamedTuple):
+    """How rows of one schema are judged; no ``test``: all of them are ``otherwise``."""
+
+    schema: SourceSchema
+    test: Test | None
+    otherwise: bool = True
+
+    def takes(self, frame: FrameView) -> bool:
+        """Whether the change is taken."""
+        if self.test is None:
+            return self.otherwise
+        if frame.op == Op.TRUNCATE:
+            return True
+        before = frame.before
+        old = None if before is None else self.schema.decode_row(before)
+        if frame.op == Op.DELETE:
+            return self._may_hold(self._key(frame) if old is None else old)
+        if self._may_hold(self._row_after(frame, old)):
+            return True
+        return frame.op == Op.UPDATE and self._may_hold(self._key(frame) if old is None else old)
+
+    def _key(self, frame: FrameView) -> dict[str, Any]:
+        return self.schema.decode_key(frame.key) if frame.key_len else {}
+
+    def _row_after(self, frame: FrameView, old: dict[str, Any] | None) -> dict[str, Any]:
+        """The row; columns that a partial frame lacks are unchanged, so taken from before."""
+        row = self.schema.decode_row(frame.after or b"")
+        if frame.absent_len:
+            for name in self.schema.absent_names(frame.absent):
+                if old is None:
+                    del row[name]
+                else:
+                    row[name] = old[name]
+        return row
+
+    def _may_hold(self, row: dict[str, Any]) -> bool:
+        assert self.test is not None
+        try:
+            return self.test(row) is True
+        except KeyError:
+            return True
+
+
+class RowJudge:
+    """Applies one predicate to the frames of one database, for all readers who have it.
+
+    Invariants:
+        I1. A verdict depends on the frame's bytes and the known schemas alone, so it may be
+            kept under the frame's ring position, which is never used twice.
+        I2. At most ``MAX_CHUNKS`` pieces of the ring have verdicts, 8 KiB each.
+
+    Owner: one worker's event loop.
+    """
+
+    def __init__(self, predicate: Predicate, schemas: SchemaSet) -> None:
+        self.predicate = predicate
+        self.judged_count = 0
+        self._schemas = schemas
+        self._known_schemas = -1
+        self._rules: dict[int, _Rule] = {}
+        self._chunks: OrderedDict[int, Verdicts] = OrderedDict()
+
+    def check(self, sources: Sequence[str]) -> None:
+        """Refuse a predicate that none of these sources can answer.
+
+        Raises:
+            BadFilter: a column is in none of them, no source has all the columns, or in the
+                newest version of one that has, two things do not compare.
+        """
+        self._forget_old_rules()
+        columns = {source: self._column_names(source) for source in sources}
+        everywhere = set().union(*columns.values())
+        for name in self.predicate.names:
+            if columns and not any(name.among(names) for names in columns.values()):
+                raise unknown_column(name, everywhere)
+        fitting = [source for source in sources if self._fits(columns[source])]
+        if columns and not fitting:
+            wanted = ", ".join(name.text for name in self.predicate.names)
+            raise BadFilter(f"where: no source of {', '.join(sources)} has all of {wanted}")
+        for source in fitting:
+            latest = self._schemas.latest(source)
+            if latest is not None:
+                compile_predicate(self.predicate, latest.columns, columns[source])
+
+    def refine(
+        self,
+        taken: Mask,
+        columns: FrameColumns,
+        block: npt.NDArray[np.uint8],
+        ring_position: int | None,
+    ) -> Mask:
+        """``taken`` without the rows that the predicate leaves out.
+
+        ``ring_position`` is that of the block's first byte; None: nothing is remembered.
+        """
+        self._forget_old_rules()
+        rows = np.flatnonzero(taken & (columns.op < FIRST_CONTROL_OP))
+        if not len(rows):
+            return taken
+        offsets = columns.offset[rows]
+        verdicts = np.full(len(rows), _UNKNOWN, dtype=np.int8)
+        if ring_position is None:
+            self._decide(block, offsets, verdicts)
+        else:
+            positions = offsets + ring_position
+            chunks = positions // CHUNK_BYTES
+            starts = np.flatnonzero(np.diff(chunks, prepend=chunks[0] - 1)).tolist()
+            for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+                known = self._chunk(int(chunks[start]))
+                slots = (positions[start:stop] % CHUNK_BYTES) >> 3
+                part = known[slots]
+                self._decide(block, offsets[start:stop], part)
+                known[slots] = part
+                verdicts[start:stop] = part
+        mask = taken.copy()
+        mask[rows] = verdicts == _TAKEN
+        return mask
+
+    def _decide(
+        self, block: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], verdicts: Verdicts
+    ) -> None:
+        """Fill in the verdicts that are unknown."""
+        unknown = np.flatnonzero(verdicts == _UNKNOWN)
+        view = block.data
+        for index, offset in zip(unknown.tolist(), offsets[unknown].tolist(), strict=True):
+            frame = trusted_frame(view, offset)
+            rule = self._rules.get(frame.schema_fp) or self._rule(frame.schema_fp)
+            verdicts[index] = _TAKEN if rule.takes(frame) else _LEFT_OUT
+        self.judged_count += len(unknown)
+
+    def _chunk(self, number: int) -> Verdicts:
+        found = self._chunks.get(number)
+        if found is None:
+            found = self._chunks[number] = np.full(CHUNK_BYTES >> 3, _UNKNOWN, dtype=np.int8)
+            if len(self._chunks) > MAX_CHUNKS:
+                self._chunks.popitem(last=False)
+        else:
+            self._chunks.move_to_end(number)
+        return found
+
+    def _forget_old_rules(self) -> None:
+        """A new version of a table may bring a column that was unknown."""
+        if self._known_schemas != len(self._schemas):
+            self._known_schemas = len(self._schemas)
+            self._rules.clear()
+            self._chunks.clear()
+
+    def _column_names(self, source: str) -> set[str]:
+        """The names in all versions of a source."""
+        return {
+            column.name
+            for schema in self._schemas
+            if schema.source == source
+            for column in schema.columns
+        }
+
+    def _fits(self, names: set[str]) -> bool:
+        return all(name.among(names) is not None for name in self.predicate.names)
+
+    def _rule(self, fingerprint: int) -> _Rule:
+        schema = self._schemas.by_fingerprint(fingerprint)
+        names = self._column_names(schema.source)
+        if not self._fits(names):
+            rule = _Rule(schema, None, otherwise=False)
+        else:
+            try:
+                rule = _Rule(schema, compile_predicate(self.predicate, schema.columns, names))
+            except BadFilter:  # a version of other types than the newest: not to be decided
+                rule = _Rule(schema, None)
+        self._rules[fingerprint] = rule
+        return rule
+
+
+class Judges:
+    """The judges of one database; readers with the same predicate get the same one.
+
+    Invariants:
+        I1. At most ``MAX_JUDGES`` are kept, those that were asked for last.
+
+    Owner: one worker's event loop.
+    """
+
+    def __init__(self, schemas: SchemaSet) -> None:
+        self._schemas = schemas
+        self._judges: OrderedDict[str, RowJudge] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._judges)
+
+    def of(self, predicate: Predicate) -> RowJudge:
+        """The judge of a predicate."""
+        judge = self._judges.get(predicate.text)
+        if judge is None:
+            judge = self._judges[predicate.text] = RowJudge(predicate, self._schemas)
+            if len(self._judges) > MAX_JUDGES:
+                self._judges.popitem(last=False)
+        self._judges.move_to_end(predicate.text)
+        return judge
