@@ -24,7 +24,7 @@ from databus.common.frame import (
     scan,
     trusted_frame,
 )
-from databus.common.schema import SourceSchema
+from databus.common.schema import Column, SourceSchema
 from databus.common.values import to_json_record
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -38,15 +38,23 @@ def to_line(document: dict[str, Any]) -> str:
 class Renderer:
     """Turns the frames of one database into JSON objects.
 
-    ``schema_of`` gives the schema of a fingerprint or raises UnknownSchema.
+    ``schema_of`` gives the schema of a fingerprint or raises UnknownSchema.  ``wanted`` are the
+    names of the columns to show besides those of the key; None shows all.
 
     Owner: one task.
     Raises: UnknownSchema and FormatError; the block that raised has not been rendered.
     """
 
-    def __init__(self, database: str, schema_of: Callable[[int], SourceSchema]) -> None:
+    def __init__(
+        self,
+        database: str,
+        schema_of: Callable[[int], SourceSchema],
+        wanted: frozenset[str] | None = None,
+    ) -> None:
         self.database = database
         self._schema_of = schema_of
+        self._wanted = wanted
+        self._shown: dict[int, tuple[Column, ...]] = {}
 
     def objects(
         self, block: Buffer, *, verify: bool = False
@@ -73,7 +81,7 @@ class Renderer:
         schema = self._schema_of(frame.schema_fp)
         before, after = frame.before, frame.after
         absent = schema.absent_names(frame.absent) if frame.absent_len else ()
-        columns = schema.columns
+        columns = schema.columns if self._wanted is None else self._projected(schema)
         return {
             "database": self.database,
             "source": schema.source,
@@ -92,6 +100,15 @@ class Renderer:
             if after is None
             else to_json_record(schema.decode_row(after), columns, absent),
         }
+
+    def _projected(self, schema: SourceSchema) -> tuple[Column, ...]:
+        """The columns to show, in the table's order."""
+        shown = self._shown.get(schema.fingerprint)
+        if shown is None:
+            names = (self._wanted or frozenset()) | set(schema.key)
+            shown = tuple(column for column in schema.columns if column.name in names)
+            self._shown[schema.fingerprint] = shown
+        return shown
 
     def control(self, frame: FrameView) -> dict[str, Any]:
         """The object of a control frame."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from databus.common.checkpoint import Position
 from databus.common.config import DatabaseConfig
-from databus.common.errors import SourceUnavailable, StoreError, UnknownSource
+from databus.common.errors import BadRequest, SourceUnavailable, StoreError, UnknownSource
 from databus.common.filters import StreamFilter, matches, matching_ids
 from databus.common.frame import source_id
 from databus.common.query import nearest
@@ -151,6 +151,21 @@ class ServedDatabase:
                     source=pattern,
                 )
         return found
+
+    def require_columns(self, names: frozenset[str], sources: list[str]) -> None:
+        """Make sure that each name is a column of one of the sources, in any version.
+
+        Raises:
+            BadRequest: one is not; the message lists those there are.
+        """
+        chosen = set(sources)
+        known = {c.name for s in self.schemas if s.source in chosen for c in s.columns}
+        for name in sorted(names - known) if known else ():
+            raise BadRequest(
+                f"columns: unknown column {name!r}{nearest(name, known)}; known are: "
+                f"{', '.join(sorted(known))}",
+                parameter="columns",
+            )
 
     # -- documents --
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from databus.common.checkpoint import After, AtTime, StartPoint
+from databus.common.errors import BadRequest
 from databus.common.filters import StreamFilter
 from databus.common.formats import choose_format
 from databus.common.query import (
@@ -36,6 +37,12 @@ WHERE = Parameter(
     {"type": "string", "maxLength": MAX_TEXT_CHARS},
     "total > 100 AND state IN ('new', 'paid')",
 )
+COLUMNS = Parameter(
+    "columns",
+    "Names of the columns to show in NDJSON and SSE, comma separated; the key's always are.",
+    {"type": "string"},
+    "state,total",
+)
 STREAM_PARAMETERS = (
     SOURCES,
     CHECKPOINT,
@@ -45,6 +52,7 @@ STREAM_PARAMETERS = (
     PARTITION,
     OPS,
     WHERE,
+    COLUMNS,
     MAX_BYTES,
     WAIT_MS,
     FOLLOW,
@@ -63,6 +71,7 @@ class StreamRequest:
     wait_s: float
     follow: bool
     where: Predicate | None = None
+    columns: frozenset[str] | None = None
 
 
 def parse_stream_request(
@@ -89,4 +98,19 @@ def parse_stream_request(
         wait_s=parse_count(query, "wait_ms", 0) / 1000,
         follow=parse_flag(query, "follow", form == "sse"),
         where=parse_where(query["where"]) if "where" in query else None,
+        columns=_parse_columns(query["columns"], form) if "columns" in query else None,
     )
+
+
+def _parse_columns(text: str, form: str) -> frozenset[str]:
+    """The names in ``columns``; none of them leaves the key alone.
+
+    Raises:
+        BadRequest: frames are sent as they were written, whole.
+    """
+    if form == "frames":
+        raise BadRequest(
+            "columns is for NDJSON and SSE; frames hold whole rows, as they were written",
+            parameter="columns",
+        )
+    return frozenset(part.strip() for part in text.split(",") if part.strip())

@@ -53,6 +53,8 @@ class StreamAnswer:
         self.request = request
         database.refresh_schemas()
         sources = database.require_sources(request.filter.sources)
+        if request.columns is not None:
+            database.require_columns(request.columns, sources)
         judge = None
         if request.where is not None:
             judge = database.judges.of(request.where)
@@ -76,7 +78,7 @@ class StreamAnswer:
         )
         self.cursor.commit_us = state.max_commit_us if position >= state.max else 0
         self.format: Format = make_format(
-            request.format, Renderer(database.name, database.schema_of)
+            request.format, Renderer(database.name, database.schema_of, request.columns)
         )
         self._block_bytes = self.format.block_bytes
         if judge is not None:
