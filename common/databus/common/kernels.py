@@ -23,6 +23,8 @@ U8Array = npt.NDArray[np.uint8]
 I64Array = npt.NDArray[np.int64]
 
 if TYPE_CHECKING:
+    from databus.common import intrinsics
+
     COMPILED: bool
 
     def jit(function: _F) -> _F: ...
@@ -36,6 +38,8 @@ else:
     if not os.environ.get("DATABUS_NO_NUMBA"):
         try:
             import numba
+
+            from databus.common import intrinsics
 
             COMPILED = True
         except ImportError:
@@ -82,11 +86,9 @@ def load_i64(buf: U8Array, at: int) -> int:
 
 
 @jit
-def crc32c(buf: U8Array, start: int, stop: int) -> int:
-    """CRC-32C of ``buf[start:stop]``; (stop - start) may be any length."""
+def _crc_by_tables(buf: U8Array, at: int, stop: int, crc: int) -> int:
+    """The state ``crc`` after ``buf[at:stop]``, eight bytes a step by the tables."""
     tables = CRC_TABLES
-    crc = i64(0xFFFFFFFF)
-    at = start
     while at + 8 <= stop:
         low = crc ^ load_u32(buf, at)
         crc = (
@@ -103,4 +105,37 @@ def crc32c(buf: U8Array, start: int, stop: int) -> int:
     while at < stop:
         crc = tables[0, (crc ^ i64(buf[at])) & 0xFF] ^ (crc >> 8)
         at += 1
-    return crc ^ 0xFFFFFFFF
+    return crc
+
+
+@jit
+def crc32c_by_tables(buf: U8Array, start: int, stop: int) -> int:
+    """CRC-32C of ``buf[start:stop]`` on any processor, 2 GB/s compiled."""
+    return _crc_by_tables(buf, start, stop, i64(0xFFFFFFFF)) ^ 0xFFFFFFFF
+
+
+if COMPILED and intrinsics.HAS_CRC:
+
+    @jit
+    def crc32c(buf: U8Array, start: int, stop: int) -> int:
+        """CRC-32C of ``buf[start:stop]`` by the processor's instruction, 6 GB/s."""
+        words = (stop - start) >> 3
+        crc = intrinsics.crc_words(buf, start, words, i64(0xFFFFFFFF))
+        return _crc_by_tables(buf, start + 8 * words, stop, crc) ^ 0xFFFFFFFF
+
+else:
+    crc32c = crc32c_by_tables
+
+
+if COMPILED:
+
+    @jit
+    def copy(to: U8Array, at: int, source: U8Array, start: int, count: int) -> None:
+        """memcpy of ``source[start : start + count]`` to ``to[at:]``; nothing is checked."""
+        intrinsics.move(to, at, source, start, count)
+
+else:
+
+    def copy(to: U8Array, at: int, source: U8Array, start: int, count: int) -> None:
+        """Copy ``source[start : start + count]`` to ``to[at:]``."""
+        to[at : at + count] = source[start : start + count]

@@ -1,0 +1,74 @@
+"""Two machine instructions that numba has no word for: memcpy, and CRC-32C in hardware.
+
+Compiled code alone may call these; ``kernels`` decides whether it does.  ``HAS_CRC`` is False
+where numba is absent or the processor is not an x86 with SSE 4.2.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+_U8Array = npt.NDArray[np.uint8]
+
+
+def _has_sse42() -> bool:
+    try:
+        return " sse4_2 " in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+HAS_CRC = _has_sse42()
+
+if TYPE_CHECKING:
+
+    def move(to: _U8Array, at: int, source: _U8Array, start: int, count: int) -> None:
+        """Copy ``source[start : start + count]`` to ``to[at:]``; nothing is checked."""
+
+    def crc_words(buf: _U8Array, start: int, count: int, crc: int) -> int:
+        """The state ``crc`` of a CRC-32C after ``count`` 8-byte words from ``start`` on."""
+
+else:
+    from llvmlite import ir
+    from numba.core import cgutils, types
+    from numba.extending import intrinsic
+    from numba.np.arrayobj import make_array
+
+    @intrinsic
+    def move(typing_context, to, at, source, start, count):
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            target = make_array(signature.args[0])(context, builder, args[0]).data
+            origin = make_array(signature.args[2])(context, builder, args[2]).data
+            cgutils.raw_memcpy(
+                builder,
+                builder.gep(target, [args[1]]),
+                builder.gep(origin, [args[3]]),
+                args[4],
+                1,
+            )
+            return context.get_dummy_value()
+
+        return types.void(to, types.int64, source, types.int64, types.int64), generate
+
+    @intrinsic
+    def crc_words(typing_context, buf, start, count, crc):
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            word = ir.IntType(64)
+            instruction = cgutils.get_or_insert_function(
+                builder.module,
+                ir.FunctionType(word, [word, word]),
+                "llvm.x86.sse42.crc32.64.64",
+            )
+            data = make_array(signature.args[0])(context, builder, args[0]).data
+            words = builder.bitcast(builder.gep(data, [args[1]]), word.as_pointer())
+            state = cgutils.alloca_once_value(builder, args[3])
+            with cgutils.for_range(builder, args[2]) as loop:
+                found = builder.load(builder.gep(words, [loop.index]), align=1)
+                builder.store(builder.call(instruction, [builder.load(state), found]), state)
+            return builder.load(state)
+
+        return types.int64(buf, types.int64, types.int64, types.int64), generate
