@@ -1,0 +1,117 @@
+"""Many databases on one relay: one that fails, or whose fetcher dies, does not touch the others."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from databus.common.frame import Op
+from databus.relay.relay import LocalRelay
+from tests.support.chain import QUICK, get_json, poll, relay_config, relay_text
+from tests.support.processes import wait_process_gone
+from tests.support.relay_process import RelayProcess, ring_frames
+from tests.support.waiting import eventually, eventually_sync
+
+STEADY = "generator://?events_per_second=2000&events_per_window=10&payload_bytes=20&seed=3"
+OTHER = "generator://?events_per_second=2000&events_per_window=10&payload_bytes=20&seed=4"
+
+
+def scn_of(document: dict[str, Any], name: str) -> int:
+    found = next(d for d in document["databases"] if d["name"] == name)
+    return int(found.get("max", {}).get("scn", 0))
+
+
+async def test_a_database_that_cannot_be_captured_is_shown_and_the_others_stream_on(
+    tmp_path: Path,
+) -> None:
+    good = tmp_path / "good.db"
+    with contextlib.closing(sqlite3.connect(good)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT)")
+        connection.commit()
+        urls = {
+            "steady": STEADY,
+            "good": f"sqlite:///{good}",
+            "bad": f"sqlite:///{tmp_path / 'missing' / 'no.db'}",
+            "away": "relay+http://127.0.0.1:9/shop",
+        }
+        async with LocalRelay(relay_config(tmp_path / "data", urls), pace=QUICK) as relay:
+            fetchers = relay.fetchers
+            await eventually(lambda: fetchers["bad"].status.error is not None)
+            await eventually(lambda: fetchers["away"].status.error is not None)
+            await eventually(lambda: fetchers["steady"].status.state == "streaming")
+            await eventually(lambda: fetchers["good"].status.state == "streaming")
+            connection.execute("INSERT INTO items VALUES (1, 'one')")
+            connection.commit()
+
+            async def told() -> bool:
+                document = await get_json(relay.url, "/v1/databases")
+                states = {d["name"]: d["state"] for d in document["databases"]}
+                assert states.pop("bad") in ("failed", "reconnecting")
+                assert scn_of(document, "good") > 0
+                return states == {
+                    "steady": "streaming", "good": "streaming", "away": "reconnecting",
+                }  # fmt: skip
+
+            await eventually(told)
+            rows = [view for view in (await poll(relay.url, "good")).frames if not view.is_control]
+            assert [view.op for view in rows] == [Op.INSERT]
+            first = scn_of(await get_json(relay.url, "/v1/databases"), "steady")
+
+            async def grows() -> bool:
+                return scn_of(await get_json(relay.url, "/v1/databases"), "steady") > first + 20
+
+            await eventually(grows)
+            status = await get_json(relay.url, "/v1/status")
+            errors = {d["name"]: d["fetcher"].get("error") for d in status["databases"]}
+            assert errors["steady"] is None
+            assert errors["good"] is None
+            assert errors["away"]["code"] == "source_unavailable"
+            assert "no.db" in errors["bad"]["detail"]
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_killing_one_databases_fetcher_again_and_again_leaves_the_other_alone(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "relay.toml"
+    path.write_text(relay_text(tmp_path / "data", {"steady": STEADY, "victim": OTHER}))
+    with RelayProcess(path) as relay:
+        relay.ready()
+
+        def fetcher_pid(name: str) -> int:
+            return int(relay.state(name)["fetcher"].get("pid", 0))
+
+        steady_pid = fetcher_pid("steady")
+        for _ in range(5):
+            victim_scn = scn_of(relay.get("/v1/databases"), "victim")
+            pid = fetcher_pid("victim")
+            assert pid != steady_pid
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).kill()
+            wait_process_gone(pid)
+            first = scn_of(relay.get("/v1/databases"), "steady")
+            eventually_sync(
+                lambda first=first: scn_of(relay.get("/v1/databases"), "steady") > first + 50, 20
+            )
+            assert relay.state("steady")["state"] == "streaming"
+            eventually_sync(
+                lambda scn=victim_scn: scn_of(relay.get("/v1/databases"), "victim") > scn, 30
+            )
+        assert fetcher_pid("steady") == steady_pid, "the other fetcher never died"
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            relay.get("/v1/nobody/sources")
+        refused.value.close()
+        assert refused.value.code == 404
+    for name in ("steady", "victim"):
+        views = ring_frames(tmp_path / "data" / name)
+        scns = [view.scn for view in views if view.op == Op.END_OF_WINDOW]
+        assert scns == list(range(scns[0], scns[0] + len(scns))), "no window is missing"
