@@ -17,7 +17,7 @@ _COUNTED = {
     "too_old": "Requests for positions that are no longer kept.",
     "ahead": "Requests for positions that the stream had not reached.",
     "overtaken": "Readers overtaken by the writer in the middle of an answer.",
-    "bytes": "Bytes of stream bodies sent.",
+    "bytes": "Bytes of stream bodies sent, before any content coding.",
     "events": "Events sent.",
 }
 

@@ -82,6 +82,7 @@ _HEADERS = {
     "Databus-Prev": "SCN:SEQ just before the oldest event; the oldest start point served.",
     "Databus-Min": "SCN:SEQ of the oldest frame.",
     "Databus-Max": "SCN:SEQ of the newest frame.",
+    "Content-Encoding": "zstd or gzip, where Accept-Encoding names one; each batch is flushed.",
     "Databus-Ahead": "true: the start point lies ahead of the stream; it is waited for.",
 }
 

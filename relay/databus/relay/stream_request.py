@@ -28,6 +28,7 @@ from databus.common.query import (
     parse_position,
     parse_start,
 )
+from databus.relay.content_coding import choose_coding
 from databus.relay.predicate import MAX_TEXT_CHARS, Predicate, parse_where
 
 WHERE = Parameter(
@@ -72,6 +73,7 @@ class StreamRequest:
     follow: bool
     where: Predicate | None = None
     columns: frozenset[str] | None = None
+    coding: str | None = None
 
 
 def parse_stream_request(
@@ -99,6 +101,7 @@ def parse_stream_request(
         follow=parse_flag(query, "follow", form == "sse"),
         where=parse_where(query["where"]) if "where" in query else None,
         columns=_parse_columns(query["columns"], form) if "columns" in query else None,
+        coding=choose_coding(headers.get("Accept-Encoding", "")),
     )
 
 

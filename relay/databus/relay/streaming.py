@@ -24,6 +24,7 @@ from databus.common.formats import Format, error_frame, make_format
 from databus.common.frame import Buffer, Op, read_frame
 from databus.common.http import STOPPING
 from databus.common.rendering import Renderer
+from databus.relay.content_coding import CODED_BLOCK_BYTES, CODERS, Coder
 from databus.relay.ring_format import RingState
 from databus.relay.row_judge import JUDGED_BLOCK_BYTES
 from databus.relay.served import ServedDatabase, range_headers
@@ -83,6 +84,11 @@ class StreamAnswer:
         self._block_bytes = self.format.block_bytes
         if judge is not None:
             self._block_bytes = min(self._block_bytes, JUDGED_BLOCK_BYTES)
+        self.coder: Coder | None = None
+        if request.coding is not None:
+            self.coder = CODERS[request.coding]()
+            self.headers["Content-Encoding"] = request.coding
+            self._block_bytes = min(self._block_bytes, CODED_BLOCK_BYTES)
         self._known_schemas = -1
         self._ring_position = -1
         self._stop_at = state.tail
@@ -189,6 +195,7 @@ class StreamSender:
                 **answer.headers,
                 "Content-Type": answer.format.content_type,
                 "Cache-Control": "no-store",
+                "Vary": "Accept, Accept-Encoding",
                 "X-Accel-Buffering": "no",
             }
         )
@@ -230,7 +237,7 @@ class StreamSender:
             failed = InternalError(f"the stream failed after {answer.cursor.position}")
             await self._write(response, answer, answer.error(failed))
             response.force_close()
-        await response.write_eof()
+        await response.write_eof(b"" if answer.coder is None else answer.coder.finish())
 
     async def _send_parts(
         self,
@@ -279,7 +286,8 @@ class StreamSender:
         self, response: web.StreamResponse, answer: StreamAnswer, data: Buffer
     ) -> None:
         name = answer.database.name
-        await response.write(data)
+        coder = answer.coder
+        await response.write(data if coder is None else coder.encode(data))
         self.tallies.add(name, "bytes", len(data))
         self.tallies.add(name, "events", answer.take_event_count())
 
