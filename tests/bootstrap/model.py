@@ -13,7 +13,8 @@ from databus.bootstrap.runs import Run, RunKind, describe_file
 from databus.bootstrap.segments import as_table
 from databus.common import frame
 from databus.common.checkpoint import ORIGIN, Position
-from databus.common.frame import FIRST_CONTROL_OP, Flag, FrameView, Op, WindowBuilder, iter_frames
+from databus.common.frame import FIRST_CONTROL_OP, Flag, FrameView, Op, iter_frames
+from databus.common.window import WindowBuilder
 
 SOURCES = ("shop.orders", "shop.lines", "shop.notes")
 CLOCK = "clock-1"

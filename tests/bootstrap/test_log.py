@@ -16,8 +16,9 @@ from databus.bootstrap.log import HotLog, describe_log
 from databus.common import frame
 from databus.common.checkpoint import Position
 from databus.common.errors import ClockMismatch, FormatError, StoreError
-from databus.common.frame import Op, WindowBuilder, heartbeat, iter_frames
+from databus.common.frame import Op, iter_frames
 from databus.common.schema import Column, Kind, SourceSchema
+from databus.common.window import WindowBuilder, heartbeat
 from tests.bootstrap.model import CLOCK, START, History
 
 

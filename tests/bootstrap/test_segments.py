@@ -11,7 +11,8 @@ from databus.bootstrap.manifest import Store
 from databus.bootstrap.runs import OpenRun, RunKind
 from databus.common.checkpoint import Position
 from databus.common.errors import StoreError
-from databus.common.frame import Flag, Op, WindowBuilder, iter_frames
+from databus.common.frame import Flag, Op, iter_frames
+from databus.common.window import WindowBuilder
 from tests.bootstrap.model import START, History, frames_of
 
 

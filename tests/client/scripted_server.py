@@ -26,8 +26,9 @@ from databus.common.errors import (
     ScnTooOld,
     to_problem,
 )
-from databus.common.frame import Op, heartbeat, iter_frames, pack_frame
+from databus.common.frame import Op, iter_frames, pack_frame
 from databus.common.schema import SourceSchema
+from databus.common.window import heartbeat
 
 CLOCK = "clock-a"
 

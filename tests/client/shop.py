@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from databus.common.frame import Op, WindowBuilder
+from databus.common.frame import Op
 from databus.common.schema import Column, Kind, SourceSchema
+from databus.common.window import WindowBuilder
 
 ORDERS = SourceSchema(
     "shop.orders",

@@ -16,7 +16,7 @@ import pytest
 
 from databus.client import Consumer, FileCheckpoints, Position, Result
 from databus.client.testing import Grammar, Recorder, Step
-from databus.common.frame import heartbeat
+from databus.common.window import heartbeat
 from tests.client.conftest import StartServer
 from tests.client.scripted_server import Fault
 from tests.client.test_client import make, serving

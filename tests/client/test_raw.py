@@ -10,7 +10,8 @@ import pytest
 from databus.client import DatabusClient, RawWindows
 from databus.common.checkpoint import OnlineCheckpoint, Position
 from databus.common.errors import ClockMismatch, ScnTooOld, UnknownSource
-from databus.common.frame import Op, heartbeat, iter_frames
+from databus.common.frame import Op, iter_frames
+from databus.common.window import heartbeat
 from tests.client.conftest import StartServer
 from tests.client.scripted_server import Fault
 from tests.client.shop import ORDERS, orders

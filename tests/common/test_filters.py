@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from databus.common import filters, frame
 from databus.common.errors import BadFilter
 from databus.common.filters import ModPartition, RangePartition, StreamFilter
-from databus.common.frame import Op, WindowBuilder
+from databus.common.frame import Op
 from databus.common.schema import Column, Kind, SourceSchema
+from databus.common.window import WindowBuilder
 
 SOURCES = ["shop.orders", "shop.users", "audit.log"]
 SCHEMA = SourceSchema("any.table", (Column("id", Kind.INT, nullable=False),), ("id",))

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from databus.common import frame, kernels
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError
-from databus.common.frame import Flag, FrameSplitter, Op, WindowBuilder
+from databus.common.frame import Flag, FrameSplitter, Op
+from databus.common.window import WindowBuilder, heartbeat
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1" / "frames.bin"
 SPECIFICATION = Path(frame.__file__).with_name("FORMAT.md")
@@ -42,7 +43,7 @@ def golden_window() -> bytes:
     window.event(Op.UPDATE, users, 0xA1, b"\x02", before=b"\x02\x02a", after=b"\x02\x02b")
     window.event(Op.DELETE, shop, 0xB2, b"\x04", before=b"")
     window.event(Op.UPDATE, shop, 0xB2, b"\x06", after=b"\x06\x00", absent=b"\x02")
-    return window.end("0-1-812") + frame.heartbeat(Position(900, 0), 1_600_000_001_000_000)
+    return window.end("0-1-812") + heartbeat(Position(900, 0), 1_600_000_001_000_000)
 
 
 def scans_whole(block: bytearray) -> bool:

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from databus.common.filters import is_among
-from databus.common.frame import Op, WindowBuilder, scan
+from databus.common.frame import Op, scan
 from databus.common.selection import close_windows, gather
+from databus.common.window import WindowBuilder
 
 numbers = st.lists(st.integers(0, 2**32 - 1), max_size=20)
 

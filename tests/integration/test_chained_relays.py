@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from databus.common.checkpoint import Position
+from databus.common.errors import ScnTooOld
 from databus.common.frame import Flag, Op
 from databus.relay.fetcher import Fetcher
 from databus.relay.relay import LocalRelay
@@ -286,3 +288,30 @@ async def test_a_child_of_a_quiet_table_stays_current(tmp_path: Path) -> None:
                 rows = [view for view in served.frames if not view.is_control]
                 assert len(rows) == 2
                 assert all(view.scn > before.scn for view in rows[1:])
+
+
+async def test_a_child_in_block_mode_forgets_nothing_that_its_reader_has_not_released(
+    tmp_path: Path,
+) -> None:
+    url = GENERATOR.replace("events_per_window=7", "events_per_window=700")
+    settings = {"ring_bytes": 128 << 10, "options": {"block": True}}
+    async with (
+        ready(tmp_path / "a", url) as a,
+        ready(tmp_path / "b", parent_url(a.url), **settings) as b,
+    ):
+        received: dict[Position, bytes] = {}
+        blocked_count = 0
+        while Position(5, 200) not in received:
+            await eventually(lambda: shop(b).status.state == "blocked" or complete(b).scn == 5)
+            blocked_count += shop(b).status.state == "blocked"
+            served = await poll(b.url)
+            assert served.prev == "0:0" or Position(*map(int, served.prev.split(":"))) in received
+            fresh = served.bytes_by_position()
+            assert max(fresh) not in received
+            received |= fresh
+            shop(b).release(max(fresh))
+            await eventually(lambda: shop(b).status.state == "streaming")
+        assert blocked_count > 5, "the ring was full many times"
+        assert received == (await poll(a.url)).bytes_by_position()
+        with pytest.raises(ScnTooOld):
+            shop(b).release(Position(0, 0))

@@ -29,16 +29,10 @@ from databus.common.formats import (
     choose_format,
     error_frame,
 )
-from databus.common.frame import (
-    Op,
-    WindowBuilder,
-    heartbeat,
-    iter_frames,
-    pack_bitmap,
-    pack_frame,
-)
+from databus.common.frame import Op, iter_frames, pack_bitmap, pack_frame
 from databus.common.rendering import Renderer
 from databus.common.schema import Column, Kind, SchemaSet, SourceSchema
+from databus.common.window import WindowBuilder, heartbeat
 from tests.support.live_relay import ITEMS, ORDERS, window
 
 EVERYTHING = SourceSchema(

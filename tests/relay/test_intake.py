@@ -10,7 +10,8 @@ import pytest
 from databus.common import frame
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError
-from databus.common.frame import FrameColumns, FrameView, Op, WindowBuilder, end_of_window
+from databus.common.frame import FrameColumns, FrameView, Op
+from databus.common.window import WindowBuilder, end_of_window
 from databus.relay.intake import Intake
 from databus.relay.registry import Registry
 from databus.relay.ring import Ring

@@ -8,8 +8,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from databus.common.frame import Op, WindowBuilder
+from databus.common.frame import Op
 from databus.common.schema import Column, Kind, SourceSchema
+from databus.common.window import WindowBuilder
 from tests.support.live_relay import ITEMS, ORDERS, LiveRelay, window
 
 PAGES = SourceSchema(

@@ -16,8 +16,9 @@ from databus.common.checkpoint import Position
 from databus.common.errors import BadFilter
 from databus.common.filters import StreamFilter
 from databus.common.formats import FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE
-from databus.common.frame import FrameSplitter, Op, WindowBuilder, iter_frames, pack_bitmap
+from databus.common.frame import FrameSplitter, Op, iter_frames, pack_bitmap
 from databus.common.schema import Column, Kind, SchemaSet, SourceSchema
+from databus.common.window import WindowBuilder
 from databus.relay.predicate import parse_where
 from databus.relay.row_judge import CHUNK_BYTES, MAX_CHUNKS, MAX_JUDGES, Judges, RowJudge
 from databus.relay.stream import StreamCursor

@@ -11,8 +11,9 @@ import pytest
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import BadRequest, ScnTooOld
 from databus.common.formats import FRAMES_TYPE
-from databus.common.frame import Op, WindowBuilder, iter_frames
+from databus.common.frame import Op, iter_frames
 from databus.common.query import parse_time
+from databus.common.window import WindowBuilder
 from databus.relay.ring import Ring
 from tests.support.live_relay import ORDERS, LiveRelay, window
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,18 +35,16 @@ def relay_text(
     listen: str = "127.0.0.1:0",
     ring_bytes: int = 8 << 20,
     sources: tuple[str, ...] = ("*",),
-    options: Mapping[str, str | int] | None = None,
+    options: Mapping[str, str | int | bool] | None = None,
 ) -> str:
     """The TOML of a relay with these databases, each a name and a URL."""
     lines = ["[relay]", f'listen = "{listen}"', f'data_dir = "{data_dir}"', 'heartbeat = "50ms"']
     for name, url in databases.items():
         lines += ["[[database]]", f'name = "{name}"', f'url = "{url}"']
         lines += [f"ring_bytes = {ring_bytes}", 'sync_every = "20ms"']
-        lines += [f"sources = {list(sources)!r}".replace("'", '"')]
-        inline = ", ".join(
-            f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}"
-            for key, value in (options or {}).items()
-        )
+        lines += [f"sources = {json.dumps(sources)}"]
+        # A scalar of JSON is one of TOML.
+        inline = ", ".join(f"{key} = {json.dumps(value)}" for key, value in (options or {}).items())
         lines += [f"options = {{ {inline} }}"]
     return "\n".join(lines)
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.config import Config, parse
-from databus.common.frame import Op, WindowBuilder
+from databus.common.frame import Op
 from databus.common.http import listening_socket, serve
 from databus.common.schema import Column, Kind, SourceSchema
+from databus.common.window import WindowBuilder
 from databus.relay.layout import DatabaseFolder
 from databus.relay.registry import Registry
 from databus.relay.ring import Ring

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from databus.common.errors import SourcePositionLost
-from databus.common.frame import Op, WindowBuilder
+from databus.common.frame import Op
 from databus.common.schema import Column, Kind, SourceSchema
+from databus.common.window import WindowBuilder
 from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding, Row
 
 ITEMS = SourceSchema(

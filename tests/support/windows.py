@@ -6,7 +6,8 @@ import random
 from collections.abc import Iterator, Sequence
 
 from databus.common.checkpoint import Position
-from databus.common.frame import Op, WindowBuilder, iter_frames
+from databus.common.frame import Op, iter_frames
+from databus.common.window import WindowBuilder
 
 SOURCE = 7
 

@@ -27,7 +27,8 @@ from databus.common.errors import (
     to_problem,
 )
 from databus.common.filters import matches
-from databus.common.frame import FIRST_CONTROL_OP, FrameColumns, Op, WindowBuilder
+from databus.common.frame import FIRST_CONTROL_OP, FrameColumns, Op
+from databus.common.window import WindowBuilder
 from databus.relay.dumps import KEPT_MISSING, Dump, DumpBook, DumpState, TableProgress
 from databus.relay.intake import Intake
 from databus.relay.sources.source import Chunk, ChunkRequest, Row, Source

@@ -6,6 +6,7 @@ Synchronous and without a clock: the fetcher around it waits, reconnects and syn
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from databus.common import frame
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError
 from databus.common.frame import FrameColumns, Op
+from databus.common.window import end_of_window
 from databus.relay.layout import DatabaseFolder, replace_file
 from databus.relay.registry import Registry
 from databus.relay.ring import Ring, RingWriter
@@ -131,7 +133,7 @@ class Intake:
     def _end_torn_dump(self) -> None:
         """End the dump window that the ring ends in."""
         last, commit_us = self.ring.last, self.ring.state.max_commit_us
-        end = frame.end_of_window(last.scn, last.seq + 1, commit_us, 1, "", dump=True)
+        end = end_of_window(last.scn, last.seq + 1, commit_us, 1, "", dump=True)
         self.complete = self.ring.append(end)
 
     def _leave_torn(self, following: Position) -> None:
@@ -164,6 +166,19 @@ class Intake:
             self.observer.at_window_end()
         return self.ring.state.tail != tail
 
+    def parts(self, batch: Batch) -> Iterator[Batch]:
+        """``batch`` cut between frames into parts that a ring in block mode can take."""
+        columns = frame.scan(batch.data, verify=False)
+        stops = columns.offset + columns.length
+        schemas, start, count = batch.schemas, 0, 0
+        while start < columns.stop:
+            fitting = int(np.searchsorted(stops, start + self.ring.part_bytes, side="right"))
+            count = max(count + 1, fitting)
+            stop = int(stops[count - 1])
+            yield Batch(batch.data[start:stop], schemas)
+            schemas, start = (), stop
+        yield Batch(b"", schemas, batch.resolved)
+
     def _append(self, data: memoryview) -> None:
         columns = frame.scan(data, verify=False)
         first = _first_after(columns, self.ring.last)
@@ -174,10 +189,9 @@ class Intake:
             columns = frame.scan(data, verify=False)
         if self.in_window and int(columns.scn[0]) != self.ring.last.scn:
             self._leave_torn(_position(columns, 0))
-        self._last_is_row_of_dump = int(columns.op[-1]) == Op.READ
         ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
         if len(ends) == 0:
-            self.ring.append(data)
+            self._put(columns, data)
             self._note_open_window()
             self._observe(columns, data)
             return
@@ -185,7 +199,7 @@ class Intake:
         complete = _position(columns, last_end)
         cut = int(columns.offset[last_end]) + int(columns.length[last_end])
         if self.observer is None or cut == len(data):
-            self.ring.append(data)
+            self._put(columns, data)
             self.complete = complete
             self._note_open_window()
             self._observe(columns, data)
@@ -195,6 +209,10 @@ class Intake:
         self.observer.at_window_end()
         self._append(data[cut:])
 
+    def _put(self, columns: FrameColumns, data: memoryview) -> None:
+        self.ring.append(data)
+        self._last_is_row_of_dump = int(columns.op[-1]) == Op.READ
+
     def _observe(self, columns: FrameColumns, data: memoryview) -> None:
         if self.observer is not None:
             self.observer.observe(columns, data)
@@ -203,7 +221,7 @@ class Intake:
         """Let readers know of ``resolved`` by an empty window, if it is ahead of the ring."""
         if self.in_window or self.resolved <= self.ring.last.scn:
             return False
-        self.complete = self.ring.append(frame.end_of_window(self.resolved, 0, commit_us, 0))
+        self.complete = self.ring.append(end_of_window(self.resolved, 0, commit_us, 0))
         return True
 
     def append_dump_window(self, window: bytes) -> Position:

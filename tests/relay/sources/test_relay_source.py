@@ -25,8 +25,9 @@ from databus.common.errors import (
     UnknownDatabase,
 )
 from databus.common.formats import error_frame
-from databus.common.frame import Op, heartbeat
+from databus.common.frame import Op
 from databus.common.schema import SourceSchema
+from databus.common.window import heartbeat
 from databus.relay.sources.catalogue import create_source
 from databus.relay.sources.parent import sort_out
 from databus.relay.sources.relay import Refusal, RelaySource, read_settings, verdict

@@ -80,6 +80,8 @@ def read_settings(config: DatabaseConfig) -> RelaySettings:
     start = config.options.get("start", "oldest")
     if start not in STARTS:
         raise ConfigError(f"database {config.name}: start is {start!r}, not oldest or latest")
+    if not isinstance(config.options.get("block", False), bool):
+        raise ConfigError(f"database {config.name}: block is neither true nor false")
     silence_s = config.options.get("silence_s", 20.0)
     if isinstance(silence_s, str | bool) or silence_s <= 0:
         raise ConfigError(f"database {config.name}: silence_s is {silence_s!r}, not seconds")

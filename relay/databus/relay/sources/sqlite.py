@@ -19,8 +19,9 @@ from urllib.parse import unquote
 from databus.common.config import DatabaseConfig
 from databus.common.errors import ConfigError, SourcePositionLost, SourceUnavailable
 from databus.common.filters import matches
-from databus.common.frame import Op, WindowBuilder
+from databus.common.frame import Op
 from databus.common.schema import SourceSchema
+from databus.common.window import WindowBuilder
 from databus.relay.sources import sqlite_log as log
 from databus.relay.sources.source import (
     Batch,

@@ -18,6 +18,7 @@ from databus.common import frame
 from databus.common.errors import FormatError, SourcePositionLost, UnsupportedChange
 from databus.common.frame import Op
 from databus.common.schema import SourceSchema
+from databus.common.window import end_of_window
 from databus.relay.sources.mysql import events
 from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.events import CRC_BYTES, HEADER_BYTES, EventType, GtidFlag
@@ -275,7 +276,7 @@ class BinlogDecoder:
         if group.wanted:
             if group.seq:
                 self.out.append(
-                    frame.end_of_window(
+                    end_of_window(
                         group.scn, group.seq, group.commit_us, group.event_count, group.txid
                     )
                 )

@@ -16,9 +16,10 @@ import numpy as np
 
 from databus.common import kernels as common_kernels
 from databus.common.errors import FormatError, UnsupportedChange
-from databus.common.frame import Op, WindowBuilder, end_of_window, pack_frame
+from databus.common.frame import Op, pack_frame
 from databus.common.kernels import U8Array
 from databus.common.schema import SourceSchema
+from databus.common.window import WindowBuilder, end_of_window
 from databus.relay.sources.postgres import kernels, pgoutput
 from databus.relay.sources.postgres.kernels import (
     CHANGED_AFTER,
