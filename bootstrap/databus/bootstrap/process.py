@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -39,6 +40,11 @@ APPLIER_RESTART_S = 5.0
 STOP_S = 10.0
 
 Report = Callable[[str, Mapping[str, Any]], None]
+Started = Callable[[str], None]
+
+
+def _unannounced(url: str) -> None:
+    """Nobody wants to know."""
 
 
 def log_merge(database: str, record: Mapping[str, Any]) -> None:
@@ -66,8 +72,12 @@ def bootstrap_config(config: Config | BootstrapConfig) -> BootstrapConfig:
     return section
 
 
-def run_bootstrap(config: Config | BootstrapConfig, *, apply: bool = True) -> None:
+def run_bootstrap(
+    config: Config | BootstrapConfig, *, apply: bool = True, started: Started = _unannounced
+) -> None:
     """Writer, server and (with ``apply``) applier, until SIGTERM or SIGINT.
+
+    ``started`` is called with the server's URL once its address is bound.
 
     Raises:
         ServerUnavailable: the address is taken.
@@ -78,6 +88,7 @@ def run_bootstrap(config: Config | BootstrapConfig, *, apply: bool = True) -> No
     async def body(stop: asyncio.Event) -> None:
         logs = OpenLogs()
         listener = listening_socket(section.listen)
+        started(_url_of(listener))
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_until(stop, write_logs(section, logs, stop)))
@@ -108,8 +119,8 @@ def run_writer(config: Config | BootstrapConfig) -> None:
     _run(body)
 
 
-def run_server(config: Config | BootstrapConfig) -> None:
-    """The server alone, until SIGTERM or SIGINT.
+def run_server(config: Config | BootstrapConfig, *, started: Started = _unannounced) -> None:
+    """The server alone, until SIGTERM or SIGINT; ``started`` as for ``run_bootstrap``.
 
     Raises:
         ServerUnavailable: the address is taken.
@@ -118,8 +129,10 @@ def run_server(config: Config | BootstrapConfig) -> None:
 
     async def body(stop: asyncio.Event) -> None:
         logs = OpenLogs()
+        listener = listening_socket(section.listen)
+        started(_url_of(listener))
         try:
-            await serve_bootstrap(section, listening_socket(section.listen), stop, logs)
+            await serve_bootstrap(section, listener, stop, logs)
         finally:
             logs.close()
 
@@ -163,6 +176,11 @@ def run_applier(
             time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))
     finally:
         spark.stop()
+
+
+def _url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _run(body: Callable[[asyncio.Event], Awaitable[None]]) -> None:

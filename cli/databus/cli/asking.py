@@ -8,12 +8,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from databus.cli.web import call, split_database
 from databus.common.config import Config
-from databus.common.errors import DumpFailed, PreflightFailed
+from databus.common.errors import (
+    DatabusError,
+    DumpFailed,
+    PreflightFailed,
+    ServerUnavailable,
+)
 
 _ENDED = ("completed", "failed", "cancelled")
 _POLL_S = 0.3
@@ -29,6 +35,8 @@ async def check(config: Config) -> None:
 
     console = Console(soft_wrap=True)
     failed = []
+    if not config.database:
+        console.print("the file is good; it has no [[database]] to examine", markup=False)
     for database in config.database:
         source = create_source(database)
         try:
@@ -37,11 +45,13 @@ async def check(config: Config) -> None:
             await source.close()
         for finding in findings:
             colour = "red" if finding.fatal else "yellow"
-            console.print(f"[{colour}]{database.name}[/]: {finding}", highlight=False)
+            console.print(f"[{colour}]{database.name}[/]: {escape(str(finding))}", highlight=False)
         if any(finding.fatal for finding in findings):
             failed.append(database.name)
         elif not findings:
-            console.print(f"[green]{database.name}[/]: ready ({database.url})", highlight=False)
+            console.print(
+                f"[green]{database.name}[/]: ready ({escape(str(database.url))})", highlight=False
+            )
     if failed:
         raise PreflightFailed(f"not ready for capture: {', '.join(failed)}")
 
@@ -108,30 +118,48 @@ def _error_text(error: Any) -> str:
 
 
 def status(urls: Iterable[str], *, as_json: bool) -> None:
-    """Print the state of each server."""
-    console = Console()
+    """Print the state of each server that answers.
+
+    Raises:
+        DatabusError: one does not; the others have been printed.
+    """
+    failures = []
     for url in urls:
-        document = call(f"{url.rstrip('/')}/v1/status")
+        try:
+            document = call(f"{url.rstrip('/')}/v1/status")
+        except DatabusError as error:
+            failures.append(error)
+            continue
         if as_json:
             print(json.dumps({"url": url, **document}))
-            continue
-        table = Table(title=f"{url}  ({document.get('role', 'server')})", title_justify="left")
-        for column in ("database", "state", "oldest", "newest", "lag", "more"):
-            table.add_column(column, no_wrap=column != "more")
-        for database in document.get("databases", []):
-            table.add_row(*_status_row(database))
-        console.print(table)
+        else:
+            Console().print(_status_table(url, document))
+    if failures[1:]:
+        raise ServerUnavailable("; ".join(failure.message for failure in failures))
+    if failures:
+        raise failures[0]
 
 
-_SHOWN = ("name", "state", "prev", "min", "max", "lag_us", "clock")
+def _status_table(url: str, document: dict[str, Any]) -> Table:
+    table = Table(title=url, title_justify="left")
+    for column in ("database", "state", "oldest", "newest", "lag", "more"):
+        table.add_column(column, no_wrap=column != "more")
+    for database in document.get("databases", []):
+        table.add_row(*map(escape, _status_row(database)))
+    return table
+
+
+_SHOWN = ("name", "state", "prev", "min", "max", "lag_us", "clock", "url")
 
 
 def _status_row(database: dict[str, Any]) -> tuple[str, ...]:
     lag = database.get("lag_us")
     more = {
-        name: value
+        name: _position(value) if isinstance(value, dict) else value
         for name, value in database.items()
-        if name not in _SHOWN and isinstance(value, str | int | float)
+        if name not in _SHOWN
+        and not name.endswith("_commit_us")
+        and (isinstance(value, str | int | float) or (isinstance(value, dict) and "scn" in value))
     }
     return (
         database["name"],

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from databus.cli import asking, tailing
-from databus.common import config as configuration
-from databus.common.config import parse_seconds
+from databus.cli import serving
 from databus.common.errors import BadRequest, ConfigError
+
+if TYPE_CHECKING:
+    from databus.common.config import BootstrapConfig, Config
 
 ConfigPath = Annotated[
     Path, typer.Option("--config", "-c", metavar="FILE", help="The TOML file; see the README.")
@@ -21,14 +21,19 @@ ConfigPath = Annotated[
 def relay(config: ConfigPath) -> None:
     """Run a relay: one fetcher process a database, and the HTTP workers.
 
-    Example: `databus relay -c databus.toml`. Ends cleanly on ctrl-C and SIGTERM.
+    Ends cleanly on ctrl-C and SIGTERM, with exit code 0.
+
+    Example:
+
+        databus relay -c databus.toml
     """
-    loaded = configuration.load(config)
+    serving.log_to_stderr()
+    loaded = _load(config)
     if loaded.relay is None or not loaded.database:
         raise ConfigError(f"{config}: a relay needs [relay] and at least one [[database]]")
     from databus.relay.supervisor import run_relay
 
-    run_relay(loaded)
+    run_relay(loaded, lambda supervisor: serving.announce_relay(supervisor.url, loaded.database))
 
 
 def bootstrap(
@@ -42,20 +47,30 @@ def bootstrap(
 ) -> None:
     """Run a bootstrap server: log writer, HTTP server and, every so often, the applier.
 
-    Examples: `databus bootstrap -c databus.toml`; `--no-apply` where the applier runs elsewhere;
-    `--role writer` and `--role server` to run them as processes of their own.
+    `--no-apply` where the applier runs elsewhere, `--role` to run writer and server as
+    processes of their own.  Ends cleanly on ctrl-C and SIGTERM, with exit code 0.
+
+    Examples:
+
+        databus bootstrap -c databus.toml
+        databus bootstrap -c databus.toml --role writer
     """
-    loaded = _with_bootstrap(config)
+    if role not in ("all", "writer", "server"):
+        raise BadRequest(f"--role {role!r} is none of all, writer, server")
+    serving.log_to_stderr()
+    section = _bootstrap_section(config)
     from databus.bootstrap import process
 
+    def started(url: str) -> None:
+        serving.announce_bootstrap(url, section)
+
     if role == "writer":
-        process.run_writer(loaded)
+        serving.announce_writer(section)
+        process.run_writer(section)
     elif role == "server":
-        process.run_server(loaded)
-    elif role == "all":
-        process.run_bootstrap(loaded, apply=apply)
+        process.run_server(section, started=started)
     else:
-        raise BadRequest(f"--role {role!r} is none of all, writer, server")
+        process.run_bootstrap(section, apply=apply, started=started)
 
 
 def apply(
@@ -67,14 +82,21 @@ def apply(
 ) -> None:
     """Merge the bootstrap's log into its snapshot with Spark.
 
-    Examples: `databus apply -c databus.toml --once`, `databus apply -c databus.toml --every 30s`.
+    Examples:
+
+        databus apply -c databus.toml --once
+        databus apply -c databus.toml --every 30s
     """
     if once == (every is not None):
         raise BadRequest("say either --once or --every DURATION")
-    loaded = _with_bootstrap(config)
+    every_s = None if every is None else _seconds("--every", every)
+    serving.log_to_stderr()
+    section = _bootstrap_section(config)
+    if every_s is not None:
+        serving.end_on_sigterm(0)
     from databus.bootstrap.process import run_applier
 
-    run_applier(loaded, every_s=None if every is None else _seconds("--every", every))
+    run_applier(section, every_s=every_s)
 
 
 def check(
@@ -83,8 +105,16 @@ def check(
     """Examine the configuration and the databases in it; change nothing.
 
     Prints each finding with the statement that mends it; exit code 3 if one forbids capture.
+
+    Example:
+
+        databus check databus.toml
     """
-    asyncio.run(asking.check(configuration.load(config)))
+    import asyncio
+
+    from databus.cli import asking
+
+    asyncio.run(asking.check(_load(config)))
 
 
 def tail(
@@ -108,12 +138,19 @@ def tail(
 ) -> None:
     """Print the changes of a database as they come.
 
-    Examples: `databus tail http://127.0.0.1:8700/shop --from latest`,
-    `databus tail http://127.0.0.1:8700/shop --bootstrap http://127.0.0.1:8701 --from bootstrap
-    --until-idle 2s`.
+    With `--bootstrap` it goes there when the relay is too young. Ctrl-C ends it: exit code 130.
+
+    Examples:
+
+        databus tail http://127.0.0.1:8700/shop --from latest
+        databus tail http://127.0.0.1:8700/shop --sources shop.orders --ops c,d --format table
+        databus tail http://127.0.0.1:8700/shop --until-idle 2s
+            --bootstrap http://127.0.0.1:8701 --from bootstrap
     """
     if output not in ("json", "table"):
         raise BadRequest(f"--format {output!r} is neither json nor table")
+    from databus.cli import tailing
+
     tailing.run(
         url,
         bootstraps=bootstrap or [],
@@ -142,9 +179,18 @@ def dump(
 ) -> None:
     """Send the rows of tables through the stream, as events of op r, without locks.
 
-    Examples: `databus dump http://127.0.0.1:8700/shop --sources 'shop.orders'`,
-    `databus dump http://127.0.0.1:8700/shop --list`.
+    Examples:
+
+        databus dump http://127.0.0.1:8700/shop --sources shop.orders
+        databus dump http://127.0.0.1:8700/shop --no-wait --chunk-rows 500 --delay-ms 100
+        databus dump http://127.0.0.1:8700/shop --list
+        databus dump http://127.0.0.1:8700/shop --pause ID
     """
+    chosen = [bool(one) for one in (list_, pause, resume, cancel)]
+    if sum(chosen) > 1:
+        raise BadRequest("say one of --list, --pause, --resume and --cancel")
+    from databus.cli import asking
+
     if list_:
         asking.list_dumps(url)
     elif pause or resume:
@@ -162,8 +208,12 @@ def status(
 ) -> None:
     """Show what relays and bootstrap servers hold and how far behind they are.
 
-    Example: `databus status http://127.0.0.1:8700 http://127.0.0.1:8701`.
+    Example:
+
+        databus status http://127.0.0.1:8700 http://127.0.0.1:8701
     """
+    from databus.cli import asking
+
     asking.status(urls, as_json=json_)
 
 
@@ -173,14 +223,22 @@ def add_to(cli: typer.Typer) -> None:
         cli.command()(command)
 
 
-def _with_bootstrap(path: Path) -> configuration.Config:
-    loaded = configuration.load(path)
-    if loaded.bootstrap is None:
+def _load(path: Path) -> Config:
+    from databus.common import config
+
+    return config.load(path)
+
+
+def _bootstrap_section(path: Path) -> BootstrapConfig:
+    section = _load(path).bootstrap
+    if section is None:
         raise ConfigError(f"{path}: there is no [bootstrap] section")
-    return loaded
+    return section
 
 
 def _seconds(option: str, text: str) -> float:
+    from databus.common.config import parse_seconds
+
     try:
         return parse_seconds(text)
     except ValueError as error:

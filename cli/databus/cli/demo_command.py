@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
@@ -14,18 +13,27 @@ SHORTEST_S = 25.0
 
 
 def demo(
-    db: Annotated[str, typer.Option(metavar="sqlite|postgres|mariadb")] = "sqlite",
+    db: Annotated[
+        str, typer.Option(metavar="sqlite|postgres|mariadb", help="The database.")
+    ] = "sqlite",
     duration: Annotated[float, typer.Option(help="Seconds, from start to verdict.")] = 60.0,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
     keep: Annotated[bool, typer.Option(help="Keep the folder with logs and data.")] = False,
-) -> int:
+) -> None:
     """Show the whole system at work on a small shop, and compare the results.
 
     A workload runs on a database; relay, log writer, Spark applier, bootstrap server and two
     consumers run; one consumer sleeps until the relay has forgotten its position. At the end
     each consumer's tables are compared with the source, row by row: exit code 0 if all are
     equal, 4 if not.
+
+    Examples:
+
+        databus demo
+        databus demo --db postgres --duration 40
     """
+    import asyncio
+
     from databus.cli.demo.demo import Demo
     from databus.cli.shop import DIALECTS
 
@@ -34,7 +42,8 @@ def demo(
     if duration < SHORTEST_S:
         raise BadRequest(f"--duration {duration} is too short: it takes {SHORTEST_S:.0f} or more")
     equal = asyncio.run(Demo(db, duration_s=duration, seed=seed, keep=keep).run())
-    return 0 if equal else EXIT_DIFFERENT
+    if not equal:
+        raise typer.Exit(EXIT_DIFFERENT)
 
 
 def add_to(cli: typer.Typer) -> None:

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from databus.common.errors import StoreError
 
 cli = typer.Typer(
-    help="Look into rings, logs, runs and checkpoints; `--check` verifies every byte of them.",
+    help="""Look into rings, logs, runs and checkpoints; `--check` verifies every byte of them.
+
+    Example:
+
+        databus inspect ring var/relay/shop --check
+    """,
     no_args_is_help=True,
 )
 Folder = Annotated[Path, typer.Argument(exists=True, help="The folder, or the checkpoint's file.")]
@@ -23,7 +26,12 @@ Check = Annotated[bool, typer.Option("--check", help="Verify; exit code 1 if som
 
 @cli.command()
 def ring(folder: Folder, as_json: AsJson = False, check: Check = False) -> None:
-    """A relay's ring: `databus inspect ring var/relay/shop`."""
+    """A relay's ring.
+
+    Example:
+
+        databus inspect ring var/relay/shop --check
+    """
     from databus.relay.ring_check import check as check_ring
     from databus.relay.ring_check import describe_ring
 
@@ -34,7 +42,12 @@ def ring(folder: Folder, as_json: AsJson = False, check: Check = False) -> None:
 
 @cli.command()
 def log(folder: Folder, as_json: AsJson = False) -> None:
-    """A bootstrap's hot log: `databus inspect log var/bootstrap/shop`."""
+    """A bootstrap's hot log; every frame of it is verified.
+
+    Example:
+
+        databus inspect log var/bootstrap/shop
+    """
     from databus.bootstrap.log import describe_log
 
     _show(f"log {folder}", describe_log(folder), as_json)
@@ -42,29 +55,45 @@ def log(folder: Folder, as_json: AsJson = False) -> None:
 
 @cli.command()
 def runs(folder: Folder, as_json: AsJson = False, check: Check = False) -> None:
-    """A bootstrap's runs: `databus inspect runs var/bootstrap/shop`."""
+    """A bootstrap's runs.
+
+    Example:
+
+        databus inspect runs var/bootstrap/shop --check
+    """
     from databus.bootstrap.manifest import Store
 
     store = Store(folder)
-    manifest = store.read()
-    _show(f"runs {folder}", json.loads(manifest.encode()), as_json)
+    if not store.manifest_path.exists():
+        raise StoreError(f"{folder} holds no runs: there is no {store.manifest_path.name}")
+    _show(f"runs {folder}", store.describe(), as_json)
     if check:
-        store.check()
-        _report(f"runs {folder}", manifest.problems())
+        _report(f"runs {folder}", [*store.read().problems(), *store.check()])
 
 
 @cli.command()
 def checkpoint(file: Folder, as_json: AsJson = False) -> None:
-    """A consumer's checkpoint: `databus inspect checkpoint shop.checkpoint`."""
+    """A consumer's checkpoints, the newest first.
+
+    Example:
+
+        databus inspect checkpoint shop.checkpoint
+    """
     from databus.client.checkpoints import describe_checkpoint
 
-    _show(f"checkpoint {file}", describe_checkpoint(file), as_json)
+    found = describe_checkpoint(file)
+    if not found["checkpoints"]:
+        raise StoreError(f"{file} holds no checkpoint; {found['damaged']} lines are damaged")
+    _show(f"checkpoint {file}", found, as_json)
 
 
 def _show(title: str, document: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(document))
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=title, show_header=False, title_justify="left", box=None)
     for name, value in document.items():
         table.add_row(name.replace("_", " "), _cell(value))

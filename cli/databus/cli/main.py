@@ -1,19 +1,28 @@
 """The command line.
 
 Exit codes: 0 done, 1 it failed, 2 wrong usage or configuration, 3 the preflight found the
-database not ready, 4 the demo's comparison found differences, 130 ended by ctrl-C.
+database not ready, 4 the demo's comparison found differences, 130 ended by ctrl-C, 143 ended
+by SIGTERM.  ``relay``, ``bootstrap`` and ``apply --every`` serve until they are told to end:
+for them SIGTERM is no failure and gives 0, and so does ctrl-C for the first two.
+
+A command imports what it needs when it runs, so that ``--help`` answers at once.
 """
 
 from __future__ import annotations
 
-import os
 import sys
+from typing import NoReturn
 
-import click
 import typer
 
 from databus.cli import commands, demo_command, inspection
-from databus.common.errors import BadRequest, ConfigError, DatabusError, PreflightFailed
+from databus.common.errors import (
+    BadRequest,
+    ConfigError,
+    DatabusError,
+    PreflightFailed,
+    ServerUnavailable,
+)
 
 cli = typer.Typer(
     name="databus",
@@ -32,6 +41,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_PREFLIGHT = 3
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 
 def exit_code(error: DatabusError) -> int:
@@ -41,21 +51,29 @@ def exit_code(error: DatabusError) -> int:
     return EXIT_PREFLIGHT if isinstance(error, PreflightFailed) else EXIT_FAILED
 
 
-def app() -> None:
+def advice(error: DatabusError) -> str:
+    """What the person at the terminal does; the error's own hint may speak to a server."""
+    if type(error) is BadRequest:
+        return "`databus COMMAND --help` shows the form, with examples."
+    if isinstance(error, ServerUnavailable):
+        return "Check the address, and what runs there."
+    return error.hint
+
+
+def app() -> NoReturn:
     """Run the command line; never returns, and never shows a traceback for an error of ours."""
+    from databus.cli.serving import end_on_sigterm
+
+    end_on_sigterm(EXIT_TERMINATED)
     try:
-        code = cli(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        cli()
     except DatabusError as error:
         print(f"databus: {error.code}: {error}", file=sys.stderr)
-        print(f"  {error.hint}", file=sys.stderr)
+        print(f"  {advice(error)}", file=sys.stderr)
         sys.exit(exit_code(error))
-    except (KeyboardInterrupt, click.Abort):
+    except OSError as error:
+        print(f"databus: {error}", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
+    except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output (head, less) has had enough; nothing is left to flush to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(0)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
+import os
+import signal
 import sys
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, cast
 
 from rich.console import Console
 
-from databus.cli.web import split_database
+from databus.cli.web import call, split_database
 from databus.client import DatabusClient, RawWindows
+from databus.client.machine import Verb
 from databus.common.errors import BadRequest
 from databus.common.rendering import Renderer, to_line
 
 _COLUMNS = "{scn:>12} {seq:>5} {op} {source:<24} {key:<28} {after}"
+
+_HEADINGS = {name: name for name in ("scn", "seq", "source", "key", "after")} | {"op": "o"}
 
 
 def run(
@@ -29,7 +36,12 @@ def run(
     partition: str | None,
     ops: str | None,
 ) -> None:
-    """Print events until nobody wants more; see ``databus tail --help``."""
+    """Print events until nobody wants more; see ``databus tail --help``.
+
+    Raises:
+        ServerUnavailable: no relay answers at the start; later it is waited for.
+        BadRequest: an argument is not of its form.
+    """
     relay, database = split_database(url)
     client = DatabusClient(
         database=database,
@@ -40,7 +52,40 @@ def run(
         partition=partition,
         ops=ops,
     )
-    asyncio.run(_print(client, until_idle_s, as_table))
+    # The client would try for ever, which at a mistyped address looks like silence.
+    call(f"{relay}/healthz")
+    _log_trouble()
+    try:
+        asyncio.run(_until_terminated(_print(client, until_idle_s, as_table)))
+    except BrokenPipeError:
+        # The reader of our output (head, less) has had enough; nothing is left to flush to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _log_trouble() -> None:
+    """Show what the client meets on its way; what ends it becomes the command's error."""
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    logging.getLogger("databus.client").addFilter(
+        lambda record: not (isinstance(record.args, tuple) and Verb.STOP in record.args)
+    )
+
+
+async def _until_terminated(work: Coroutine[Any, Any, None]) -> None:
+    """Do ``work``; SIGTERM cancels it, so that its connections are closed, and exits."""
+    task = asyncio.ensure_future(work)
+    terminated = asyncio.Event()
+
+    def on_sigterm() -> None:
+        terminated.set()
+        task.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_sigterm)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if terminated.is_set():
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
 
 
 def _start(text: str, bootstraps: list[str]) -> str | int:
@@ -57,27 +102,37 @@ async def _print(client: DatabusClient, until_idle_s: float | None, as_table: bo
     renderer = Renderer(client.database, client.schemas.by_fingerprint)
     show = _table_row if as_table else to_line
     out = sys.stdout
-    async for part in _until_idle(client, until_idle_s):
-        for frame, document in renderer.objects(part.data):
-            if frame.is_control and as_table:
-                continue
-            out.write(show(document) + "\n")
-        out.flush()
+    if as_table:
+        out.write(_COLUMNS.format(**_HEADINGS).rstrip() + "\n")
+    async with contextlib.aclosing(_until_idle(client, until_idle_s)) as parts:
+        async for part in parts:
+            for frame, document in renderer.objects(part.data):
+                if frame.is_control and as_table:
+                    continue
+                out.write(show(document) + "\n")
+            out.flush()
 
 
 async def _until_idle(
     client: DatabusClient, until_idle_s: float | None
-) -> AsyncIterator[RawWindows]:
+) -> AsyncGenerator[RawWindows, None]:
     """The windows, until a relay has had nothing to send for so long."""
     windows = client.raw_windows()
-    while True:
-        following = asyncio.ensure_future(anext(windows))
-        while not (await asyncio.wait({following}, timeout=until_idle_s))[0]:
-            # Silence counts only once a relay answers: before, we are still on the way there.
-            if client.status.is_flowing:
-                following.cancel()
-                return
-        yield following.result()
+    following: asyncio.Future[RawWindows] | None = None
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(windows))
+            while not (await asyncio.wait({following}, timeout=until_idle_s))[0]:
+                # Silence counts only once a relay answers: before, we are on the way there.
+                if client.status.is_flowing:
+                    return
+            yield following.result()
+    finally:
+        # Whoever waits inside it has to leave before the generator can be closed.
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        await cast("AsyncGenerator[RawWindows, None]", windows).aclose()
 
 
 def _table_row(document: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -29,7 +30,7 @@ def call(url: str, *, method: str = "GET", body: dict[str, Any] | None = None) -
             text = answer.read()
     except urllib.error.HTTPError as error:
         raise _problem(url, error) from None
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise ServerUnavailable(f"{url} does not answer: {reason}") from None
     return _object(url, text) if text else {}

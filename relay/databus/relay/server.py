@@ -7,6 +7,7 @@ them may listen at the same address.
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 import time
@@ -241,6 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
     """The worker's process; the supervisor starts it with a handover."""
     import uvloop
 
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     handover = take_over(sys.argv[1:] if arguments is None else arguments)
     warm_up()
     uvloop.run(run_worker(handover))
