@@ -67,19 +67,19 @@ def bench(store: Store, log: HotLog) -> Bench:
     return Bench(store, log, 11)
 
 
-def test_segments_become_a_delta_and_a_base_as_the_model_says(bench: Bench, spark: object) -> None:
+def test_segments_become_a_base_and_a_delta_as_the_model_says(bench: Bench, spark: object) -> None:
     for _ in range(5):
         bench.segment()
     records = Applier(bench.store, spark).apply()
     manifest = bench.store.read()
-    assert [record["kind"] for record in records] == ["delta", "base"]
+    assert [record["kind"] for record in records] == ["base", "delta"]
     assert manifest.base is not None
     assert as_bytes(frames_of(bench.store, manifest.base)) == bench.truth(base=True)
     (delta,) = manifest.chain
     assert as_bytes(frames_of(bench.store, delta)) == bench.truth(base=False)
     assert manifest.applies == tuple(records)
-    assert records[0]["rows_in"] > records[0]["rows_out"] == delta.rows
-    assert records[1]["bytes_out"] == manifest.base.file_bytes > 0
+    assert records[1]["rows_in"] > records[1]["rows_out"] == delta.rows
+    assert records[0]["bytes_out"] == manifest.base.file_bytes > 0
     assert not [path for path in bench.store.runs_folder.rglob("*") if "crc" in path.name]
 
 

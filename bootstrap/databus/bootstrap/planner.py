@@ -111,20 +111,24 @@ class Merge:
 def next_merge(manifest: Manifest, largest_bytes: int, *, full: bool = False) -> Merge | None:
     """The next merge that pays, None if there is nothing to do.
 
+    The first base comes before everything: a new consumer needs it.
+
     Of the chain, the newest runs are merged while each is at most twice as large as all newer
     ones together, if those are ``MERGE_COUNT`` or more: so a row is copied a number of times
     that grows with the logarithm of the changes.  A merged run stays below ``largest_bytes``.
     The base is rewritten when its changes are ``BASE_SHARE`` of it, or at once with ``full``.
     """
+    newer = tuple(run for run in manifest.chain if run.stop > manifest.snapshot)
+    base = manifest.base
+    if base is None:
+        return Merge(newer, RunKind.BASE) if newer else None
     group = _mergeable(manifest.chain, largest_bytes)
     if len(group) >= MERGE_COUNT:
         return Merge(group, RunKind.DELTA)
-    base = manifest.base
-    newer = tuple(run for run in manifest.chain if run.stop > manifest.snapshot)
     if not newer:
         return None
-    inputs = newer if base is None else (base, *newer)
-    if base is None or full or base.frame_bytes <= SMALL_BASE_BYTES:
+    inputs = (base, *newer)
+    if full or base.frame_bytes <= SMALL_BASE_BYTES:
         return Merge(inputs, RunKind.BASE)
     changed = sum(run.bytes_after(base.stop) for run in newer)
     return Merge(inputs, RunKind.BASE) if changed >= BASE_SHARE * base.frame_bytes else None
