@@ -198,6 +198,17 @@ def test_a_commit_window_that_is_left_without_its_end_is_refused(intake: Intake)
         intake.take(Batch(window(12), (), 10))
 
 
+def test_the_parts_of_a_batch_are_whole_frames_that_block_mode_can_take(intake: Intake) -> None:
+    data = window(11, 30, 500) + window(12, 1, 12_000) + window(13)
+    parts = list(intake.parts(Batch(data, (ITEMS,), 13)))
+    assert b"".join(part.data for part in parts) == data
+    assert [part.schemas for part in parts if part.schemas] == [(ITEMS,)]
+    assert parts[0].schemas == (ITEMS,)
+    assert [part.resolved for part in parts] == [0] * (len(parts) - 1) + [13]
+    sizes = [len(part.data) for part in parts if len(list(frame.iter_frames(part.data))) > 1]
+    assert max(sizes) <= intake.ring.part_bytes < max(len(part.data) for part in parts)
+
+
 def test_an_idle_window_is_only_appended_ahead_of_the_ring_and_outside_windows(
     intake: Intake,
 ) -> None:

@@ -27,6 +27,7 @@ from databus.common.config import DatabaseConfig, RelayConfig
 from databus.common.errors import (
     DatabusError,
     InternalError,
+    RingFull,
     ServerUnavailable,
     SourceUnavailable,
 )
@@ -100,6 +101,7 @@ class Fetcher:
         self._source: Source | None = None
         self._is_relaying = False
         self._streaming = asyncio.Event()
+        self._released = asyncio.Event()
         self._stopping = asyncio.Event()
         self._sync_lock = asyncio.Lock()
         self._synced_tail = -1
@@ -209,7 +211,10 @@ class Fetcher:
             self._source, self._acked_scn = source, -1
             async with contextlib.aclosing(_generator(source, intake)) as batches:
                 async for batch in batches:
-                    self._take(intake, batch)
+                    if intake.ring.blocks:
+                        await self._take_waiting(intake, batch)
+                    else:
+                        self._take(intake, batch)
                     # A source that never has to wait must not keep the others from running.
                     await asyncio.sleep(0)
         finally:
@@ -220,7 +225,13 @@ class Fetcher:
                 await source.close()
 
     def _open_intake(self, clock: str | None, start: Position) -> Intake:
-        ring = Ring.open_writer(self.folder.path, self.config.ring_bytes, clock=clock, start=start)
+        ring = Ring.open_writer(
+            self.folder.path,
+            self.config.ring_bytes,
+            clock=clock,
+            start=start,
+            block=bool(self.config.options.get("block", False)),
+        )
         try:
             if self._registry is None:
                 self._registry = Registry(self.folder.registry)
@@ -247,6 +258,33 @@ class Fetcher:
             self._attempt = 0
             self.status.enter(FetcherState.STREAMING)
             self._write_status()
+
+    async def _take_waiting(self, intake: Intake, batch: Batch) -> None:
+        """In block mode: take the batch part by part, as room is released."""
+        for part in intake.parts(batch):
+            while True:
+                self._released.clear()
+                try:
+                    self._take(intake, part)
+                    break
+                except RingFull as error:
+                    self.status.enter(FetcherState.BLOCKED, error)
+                    self._write_status()
+                await self._released.wait()
+                self.status.enter(FetcherState.STREAMING)
+
+    def release(self, position: Position) -> None:
+        """In block mode: whoever reads this ring has everything up to ``position``.
+
+        Raises:
+            ScnTooOld: it was released before.
+        """
+        if self.intake is None:
+            return
+        with Ring.open_reader(self.folder.path) as reader:
+            place = reader.find(position)
+        self.intake.ring.release(place)
+        self._released.set()
 
     def _remember(self, data: bytes) -> None:
         recent = self._recent

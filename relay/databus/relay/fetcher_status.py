@@ -22,6 +22,7 @@ class FetcherState(enum.StrEnum):
 
     STARTING = "starting"
     STREAMING = "streaming"
+    BLOCKED = "blocked"
     RECONNECTING = "reconnecting"
     FAILED = "failed"
     STOPPED = "stopped"
