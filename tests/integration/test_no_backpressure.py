@@ -20,6 +20,10 @@ ROUNDS = 12
 ROWS = 2_000
 # Far beyond the ring and the buffers of a connection: a reader that stands still is lapped.
 WRITTEN_BYTES = ROUNDS * ROWS * 1_000
+POSTGRES_ROWS = (
+    "INSERT INTO items SELECT n, repeat(md5(n::text), 30) FROM generate_series({first}, {last}) n"
+)
+MARIADB_ROWS = "INSERT INTO items SELECT seq, repeat(md5(seq), 30) FROM seq_{first}_to_{last}"
 
 
 class Log:
@@ -65,15 +69,24 @@ async def stuck_reader(url: str, path: str) -> AsyncIterator[socket.socket]:
         reader.close()
 
 
-async def write_much(database: FreshDatabase, first: int) -> None:
+async def write_much(database: FreshDatabase, first: int, insert: str = POSTGRES_ROWS) -> None:
     """Commit far more than the ring holds."""
     for number in range(ROUNDS):
         start = first + number * ROWS
-        await asyncio.to_thread(
-            database.execute,
-            "INSERT INTO items SELECT n, repeat(md5(n::text), 30) "
-            f"FROM generate_series({start}, {start + ROWS - 1}) n",
-        )
+        statement = insert.format(first=start, last=start + ROWS - 1)
+        await asyncio.to_thread(database.execute, statement)
+
+
+async def is_told(reader: socket.socket) -> None:
+    """The reader is still connected; when it reads on, it is told what happened meanwhile."""
+    loop = asyncio.get_running_loop()
+    received = b""
+    async with asyncio.timeout(30):
+        while b"reader_overtaken" not in received[-4096:]:
+            chunk = await loop.sock_recv(reader, 1 << 16)
+            assert chunk, "the relay ended the answer without a word"
+            received += chunk
+    assert received.startswith(b"HTTP/1.1 200")
 
 
 async def newest_is_served(relay: LocalRelay, database: FreshDatabase, item: int) -> None:
@@ -128,13 +141,42 @@ async def test_a_stuck_consumer_does_not_hold_back_the_databases_log(
             laps = (fetcher.intake.ring.state.tail - tail) / RING_BYTES
             assert laps > 10, "the ring turned over many times under the reader"
             assert beside <= alone + WRITTEN_BYTES // 20
-            # It is still connected and stuck; when it reads on, it is told what happened.
-            loop = asyncio.get_running_loop()
-            received = b""
-            async with asyncio.timeout(30):
-                while b"reader_overtaken" not in received[-4096:]:
-                    chunk = await loop.sock_recv(reader, 1 << 16)
-                    assert chunk, "the relay ended the answer without a word"
-                    received += chunk
-            assert received.startswith(b"HTTP/1.1 200")
+            await is_told(reader)
         print(f"kept alone {alone} bytes, beside a stuck reader {beside}; written {WRITTEN_BYTES}")
+
+
+@pytest.mark.timeout(180)
+async def test_a_stuck_consumer_keeps_no_binlog_in_use(
+    mariadb_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = mariadb_database
+    database.execute("CREATE TABLE items (id int PRIMARY KEY, note text)")
+    config = relay_config(
+        tmp_path, {"shop": database.url}, sources=(f"{database.name}.*",), ring_bytes=RING_BYTES
+    )
+
+    def logs() -> list[str]:
+        return [str(row[0]) for row in database.execute("SHOW BINARY LOGS")]
+
+    async with LocalRelay(config, pace=QUICK) as relay:
+        await relay.ready(120)
+        fetcher = relay.fetchers["shop"]
+        await eventually(lambda: fetcher.status.state == "streaming", 60)
+        await write_much(database, 1, MARIADB_ROWS)
+        async with stuck_reader(relay.url, "/v1/shop/stream?start=oldest&follow=true") as reader:
+            tail = fetcher.intake.ring.state.tail if fetcher.intake else 0
+            before = set(logs())
+            await write_much(database, 1_000_000, MARIADB_ROWS)
+            database.execute("FLUSH BINARY LOGS")
+            await newest_is_served(relay, database, 2_000_000)
+            assert fetcher.intake is not None
+            assert (fetcher.intake.ring.state.tail - tail) / RING_BYTES > 10
+
+            # The server refuses to purge a file that a reader of its own is still in.
+            async def purged() -> bool:
+                newest = logs()[-1]
+                await asyncio.to_thread(database.execute, f"PURGE BINARY LOGS TO '{newest}'")
+                return logs() == [newest] and newest not in before
+
+            await eventually(purged, 30)
+            await is_told(reader)
