@@ -73,6 +73,7 @@ class State:
     def __init__(self) -> None:
         self.rows: dict[tuple[int, bytes], list[bytes]] = {}
         self.newest: dict[tuple[int, bytes], Position] = {}
+        self.patches: dict[tuple[int, bytes], set[Position]] = {}
         self.regressions: list[tuple[Position, Position]] = []
 
     def apply(self, one: FrameView) -> None:
@@ -84,16 +85,22 @@ class State:
             for other in [row for row in self.rows if row[0] == one.source_id]:
                 del self.rows[other]
             return
+        patches = self.patches.setdefault(key, set())
+        if one.flags & Flag.PARTIAL and one.position in patches:
+            return  # sent again by a bootstrap that began again: it changes nothing
         before = self.newest.get(key, ORIGIN)
         if one.position < before:
             self.regressions.append((before, one.position))
-        again = one.position == before
         self.newest[key] = one.position
+        if one.flags & Flag.PARTIAL:
+            patches.add(one.position)
+        else:
+            patches.clear()
         if one.op == Op.DELETE:
             self.rows.pop(key, None)
         elif not one.flags & Flag.PARTIAL:
             self.rows[key] = [bytes(one.after or b"")]
-        elif not again:
+        else:
             self.rows[key] = [*self.rows.get(key, []), bytes(one.after or b"")]
 
     def apply_all(self, blocks: Iterable[bytes | memoryview]) -> State:
@@ -108,6 +115,7 @@ class State:
         other = State()
         other.rows = {key: list(value) for key, value in self.rows.items()}
         other.newest = dict(self.newest)
+        other.patches = {key: set(value) for key, value in self.patches.items()}
         return other
 
 
