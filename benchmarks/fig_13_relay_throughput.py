@@ -8,20 +8,13 @@ in the same run: raw loopback to as many readers, and the paper's figure for one
 from __future__ import annotations
 
 import hashlib
-import json
 import socket
-import subprocess
-import sys
-import tempfile
 import time
 import urllib.request
-from pathlib import Path
-from typing import Any
 
 from benchmarks.harness import Report, Run, grid, measure, start
 from benchmarks.loopback import PIECE_BYTES, RawSender, http_get, read_bytes, read_raw
-from databus.cli.guardian import Guardian
-from databus.cli.servers import free_port
+from benchmarks.relay_process import RelayProcess
 from databus.common import frame
 
 EVENT_BYTES = 2500
@@ -30,59 +23,15 @@ POLL_BYTES = 4 << 20
 PAPER_MB_PER_S = {5: 110, 10: 120}
 
 
-class FilledRelay:
-    """``databus relay`` as an operator runs it, over a generator that has filled its ring."""
-
-    def __init__(self, ring_bytes: int, seed: int) -> None:
-        self._ring_bytes = ring_bytes
-        self._events = 2 * ring_bytes // EVENT_BYTES
-        self._seed = seed
-        self._folder = tempfile.TemporaryDirectory(prefix="databus-bench-")
-
-    def __enter__(self) -> FilledRelay:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        folder = Path(self._folder.name)
-        payload_bytes = EVENT_BYTES - frame.HEADER_BYTES - 20
-        source = (
-            f"generator://?events_per_second=max&payload_bytes={payload_bytes}&keys=100000"
-            f"&events_per_window={EVENTS_PER_WINDOW}&events={self._events}&seed={self._seed}"
-        )
-        config = folder / "databus.toml"
-        config.write_text(
-            f'[relay]\nlisten = "127.0.0.1:{self.port}"\ndata_dir = "{folder}/relay"\n'
-            f'[[database]]\nname = "gen"\nurl = "{source}"\nring_bytes = {self._ring_bytes}\n'
-        )
-        command = "from databus.cli.main import app; app()"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", command, "relay", "-c", str(config)], start_new_session=True
-        )
-        self._guardian = Guardian(self._process.pid, group=True)
-        self._wait_until_full()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait(20)
-        self._guardian.release()
-        self._folder.cleanup()
-
-    def range(self) -> dict[str, Any]:
-        """The range of SCNs that it serves now."""
-        with urllib.request.urlopen(f"{self.url}/v1/gen/sources", timeout=5) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
-        return found
-
-    def _wait_until_full(self) -> None:
-        last, deadline = self._events // EVENTS_PER_WINDOW, time.monotonic() + 120
-        while time.monotonic() < deadline:
-            try:
-                if self.range()["max"]["scn"] >= last:
-                    return
-            except OSError:
-                pass
-            time.sleep(0.1)
-        raise TimeoutError(f"the generator has not reached scn {last} within 120 s")
+def filled_relay(ring_bytes: int, seed: int) -> RelayProcess:
+    """A relay over a generator that has filled its ring."""
+    events = 2 * ring_bytes // EVENT_BYTES
+    payload_bytes = EVENT_BYTES - frame.HEADER_BYTES - 20
+    source = (
+        f"generator://?events_per_second=max&payload_bytes={payload_bytes}&keys=100000"
+        f"&events_per_window={EVENTS_PER_WINDOW}&events={events}&seed={seed}"
+    )
+    return RelayProcess(source, ring_bytes, until_scn=events // EVENTS_PER_WINDOW)
 
 
 def poll(
@@ -102,7 +51,7 @@ def poll(
     return total
 
 
-def verified(relay: FilledRelay, first: int) -> tuple[str, int, int]:
+def verified(relay: RelayProcess, first: int) -> tuple[str, int, int]:
     """Read the whole ring once with every CRC checked: (hash of it, events, bytes a window)."""
     url = f"{relay.url}/v1/gen/stream?scn={first}&format=frames&max_bytes={1 << 40}"
     splitter, digest, events, length = frame.FrameSplitter(), hashlib.sha256(), 0, 0
@@ -122,7 +71,7 @@ def main(run: Run) -> None:
     seconds = 0.5 if run.smoke else 3.0
     ring_bytes = (16 if run.smoke else 256) << 20
     report = Report(run, "Relay throughput, 2.5 KB events, filled ring", "MB/s")
-    with FilledRelay(ring_bytes, run.seed) as relay, RawSender() as raw:
+    with filled_relay(ring_bytes, run.seed) as relay, RawSender() as raw:
         span = relay.range()
         oldest, newest = span["prev"]["scn"], span["max"]["scn"]
         report.output_hash, events, window_bytes = verified(relay, oldest)

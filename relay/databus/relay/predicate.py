@@ -43,7 +43,7 @@ FUNCTIONS = ("length", "lower", "upper")
 Test = Callable[[Row], bool | None]
 """True, False, or None for SQL's unknown; KeyError where the row lacks a column that matters."""
 
-_COMPARISONS: dict[type[exp.Expression], Callable[[Any, Any], bool]] = {
+_COMPARISONS: dict[type[exp.Expr], Callable[[Any, Any], bool]] = {
     exp.EQ: operator.eq,
     exp.NEQ: operator.ne,
     exp.GT: operator.gt,
@@ -51,19 +51,19 @@ _COMPARISONS: dict[type[exp.Expression], Callable[[Any, Any], bool]] = {
     exp.LT: operator.lt,
     exp.LTE: operator.le,
 }
-_ARITHMETIC: dict[type[exp.Expression], str] = {
+_ARITHMETIC: dict[type[exp.Expr], str] = {
     exp.Add: "+",
     exp.Sub: "-",
     exp.Mul: "*",
     exp.Div: "/",
     exp.Mod: "%",
 }
-_CALLS: dict[type[exp.Expression], str] = {
+_CALLS: dict[type[exp.Expr], str] = {
     exp.Lower: "lower",
     exp.Upper: "upper",
     exp.Length: "length",
 }
-_SHAPES: dict[type[exp.Expression], frozenset[str]] = {
+_SHAPES: dict[type[exp.Expr], frozenset[str]] = {
     # node: the arguments that are understood; any other that is set is refused
     **{kind: frozenset({"this", "expression"}) for kind in (*_COMPARISONS, *_ARITHMETIC)},
     **{kind: frozenset({"this"}) for kind in (*_CALLS, exp.Not, exp.Neg, exp.Paren)},
@@ -83,7 +83,7 @@ _SHAPES: dict[type[exp.Expression], frozenset[str]] = {
     exp.Cast: frozenset({"this", "to"}),
     exp.DataType: frozenset({"this", "nested"}),
 }
-_HARMLESS = {exp.Div: {"typed", "safe"}}
+_HARMLESS: dict[type[exp.Expr], set[str]] = {exp.Div: {"typed", "safe"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Predicate:
 
     text: str
     names: tuple[Name, ...] = field(compare=False)
-    expression: exp.Expression = field(compare=False, repr=False)
+    expression: exp.Expr = field(compare=False, repr=False)
 
 
 def parse_where(text: str) -> Predicate:
@@ -149,7 +149,7 @@ def _too_deep() -> BadFilter:
     return BadFilter(f"where: nested more than {MAX_DEPTH} deep; write it flatter")
 
 
-def _check_node(node: exp.Expression) -> None:
+def _check_node(node: exp.Expr) -> None:
     if isinstance(node, exp.Column) and node.args.get("table"):
         raise BadFilter(
             f"where: {node.sql()!r}: write the column alone; choose tables with sources="
@@ -195,7 +195,7 @@ class _Compiler:
         self._columns = columns
         self._older = older
 
-    def condition(self, node: exp.Expression, depth: int) -> Test:
+    def condition(self, node: exp.Expr, depth: int) -> Test:
         """A node whose value is a truth."""
         operand = self.operand(node, depth)
         if operand.kind not in ("bool", "null"):
@@ -205,7 +205,7 @@ class _Compiler:
             )
         return operand.get
 
-    def operand(self, node: exp.Expression, depth: int) -> Operand:
+    def operand(self, node: exp.Expr, depth: int) -> Operand:
         """Any node."""
         if depth > MAX_DEPTH:
             raise _too_deep()
@@ -234,7 +234,7 @@ class _Compiler:
             return constant("null", None)
         raise unknown_column(name, self._columns)
 
-    def _call(self, node: exp.Expression, depth: int) -> Operand:
+    def _call(self, node: exp.Expr, depth: int) -> Operand:
         given = self.operand(node.this, depth + 1)
         name = _CALLS[type(node)]
         if given.kind == "bytes" and name == "length":
@@ -244,7 +244,7 @@ class _Compiler:
             return Operand("int", _or_null(get, len))
         return Operand("text", _or_null(get, str.lower if name == "lower" else str.upper))
 
-    def _truth(self, node: exp.Expression, depth: int) -> Test:
+    def _truth(self, node: exp.Expr, depth: int) -> Test:
         if isinstance(node, exp.And | exp.Or):
             parts = [self.condition(part, depth + 1) for part in _flat(node)]
             return _all(parts) if isinstance(node, exp.And) else _any(parts)
@@ -292,7 +292,7 @@ class _Compiler:
             return lambda row: test(row) is truth
         raise BadFilter(f"where: {node.sql()!r}: IS takes NULL, TRUE or FALSE")
 
-    def _like(self, node: exp.Expression, escape: str, depth: int) -> Test:
+    def _like(self, node: exp.Expr, escape: str, depth: int) -> Test:
         pattern = node.expression
         if not isinstance(pattern, exp.Literal) or not pattern.is_string or len(escape) > 1:
             raise BadFilter(
@@ -312,7 +312,7 @@ def unknown_column(name: Name, known: Collection[str]) -> BadFilter:
     )
 
 
-def _flat(node: exp.Expression) -> Iterator[exp.Expression]:
+def _flat(node: exp.Expr) -> Iterator[exp.Expr]:
     """The parts of a chain of ANDs, or of ORs, so that long ones are not deep."""
     kind, pending = type(node), [node]
     while pending:
@@ -324,7 +324,7 @@ def _flat(node: exp.Expression) -> Iterator[exp.Expression]:
             yield part
 
 
-def _literal(node: exp.Expression) -> Operand:
+def _literal(node: exp.Expr) -> Operand:
     if isinstance(node, exp.Null):
         return constant("null", None)
     if isinstance(node, exp.Boolean):

@@ -1,0 +1,75 @@
+"""``databus relay`` as an operator runs it, over a generator, for the time of a benchmark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from databus.cli.guardian import Guardian
+from databus.cli.servers import free_port
+
+START_S = 120
+
+
+class RelayProcess:
+    """A relay with one database, ``gen``; entered, it has served windows up to ``until_scn``.
+
+    Owner: the benchmark, as a context manager.
+    """
+
+    def __init__(self, source: str, ring_bytes: int, *, until_scn: int) -> None:
+        self._source = source
+        self._ring_bytes = ring_bytes
+        self._until_scn = until_scn
+        self._folder = tempfile.TemporaryDirectory(prefix="databus-bench-")
+
+    def __enter__(self) -> RelayProcess:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        folder = Path(self._folder.name)
+        config = folder / "databus.toml"
+        config.write_text(
+            f'[relay]\nlisten = "127.0.0.1:{self.port}"\ndata_dir = "{folder}/relay"\n'
+            f'[[database]]\nname = "gen"\nurl = "{self._source}"\n'
+            f"ring_bytes = {self._ring_bytes}\n"
+        )
+        command = "from databus.cli.main import app; app()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", command, "relay", "-c", str(config)], start_new_session=True
+        )
+        self._guardian = Guardian(self._process.pid, group=True)
+        try:
+            self._wait()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+        self._guardian.release()
+        self._folder.cleanup()
+
+    def range(self) -> dict[str, Any]:
+        """The range of SCNs that it serves now."""
+        with urllib.request.urlopen(f"{self.url}/v1/gen/sources", timeout=5) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+        return found
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            try:
+                if self.range()["max"]["scn"] >= self._until_scn:
+                    return
+            except OSError:
+                pass
+            time.sleep(0.1)
+        raise TimeoutError(f"the relay has not reached scn {self._until_scn} within {START_S} s")
