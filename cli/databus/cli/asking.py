@@ -48,7 +48,7 @@ async def check(config: Config) -> None:
             console.print(f"[{colour}]{database.name}[/]: {escape(str(finding))}", highlight=False)
         if any(finding.fatal for finding in findings):
             failed.append(database.name)
-        elif not findings:
+        else:
             console.print(
                 f"[green]{database.name}[/]: ready ({escape(str(database.url))})", highlight=False
             )

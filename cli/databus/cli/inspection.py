@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from databus.common.errors import StoreError
+from databus.common.errors import FormatError, StoreError
 
 cli = typer.Typer(
     help="""Look into rings, logs, runs and checkpoints; `--check` verifies every byte of them.
@@ -112,5 +112,5 @@ def _cell(value: Any) -> str:
 
 def _report(title: str, problems: list[str]) -> None:
     if problems:
-        raise StoreError(f"{title}: {len(problems)} problems: " + "; ".join(problems[:20]))
+        raise FormatError(f"{title}: {len(problems)} problems: " + "; ".join(problems[:20]))
     print(f"{title}: everything in order")

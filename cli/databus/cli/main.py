@@ -66,7 +66,7 @@ def app() -> NoReturn:
 
     end_on_sigterm(EXIT_TERMINATED)
     try:
-        cli()
+        cli(prog_name="databus")
     except DatabusError as error:
         print(f"databus: {error.code}: {error}", file=sys.stderr)
         print(f"  {advice(error)}", file=sys.stderr)

@@ -1,0 +1,199 @@
+"""What a person meets first: help with examples, and errors in one clear line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from databus.cli.main import advice, exit_code
+from databus.common.errors import (
+    BadFilter,
+    BadRequest,
+    ConfigError,
+    DumpFailed,
+    PreflightFailed,
+    ServerUnavailable,
+)
+
+COMMANDS = ("relay", "bootstrap", "apply", "check", "tail", "dump", "status", "demo", "inspect")
+INSPECTIONS = ("ring", "log", "runs", "checkpoint")
+
+RELAY = '[relay]\nlisten = "127.0.0.1:{port}"\ndata_dir = "relay"\n'
+DATABASE = '[[database]]\nname = "made"\nurl = "{url}"\n'
+
+
+def config(folder: Path, text: str) -> Path:
+    path = folder / "databus.toml"
+    path.write_text(text)
+    return path
+
+
+def assert_one_clear_line(done: Any, code: int, *fragments: str) -> None:
+    """The error, and below it what to do; no traceback."""
+    assert done.code == code, done.err
+    lines = done.err.splitlines()
+    assert len(lines) == 2, done.err
+    assert lines[0].startswith("databus: ")
+    assert lines[1].startswith("  ")
+    for fragment in fragments:
+        assert fragment in lines[0]
+
+
+@pytest.mark.parametrize(
+    "words", [(one,) for one in COMMANDS] + [("inspect", one) for one in INSPECTIONS]
+)
+def test_the_help_of_each_command_shows_an_example_of_it(
+    databus: Any, words: tuple[str, ...]
+) -> None:
+    done = databus(*words, "--help")
+    assert done.code == 0
+    _, _, examples = done.out.partition("Example")
+    assert f"databus {' '.join(words)}" in examples
+    assert done.err == ""
+
+
+def test_the_help_lists_every_command(databus: Any) -> None:
+    done = databus("--help")
+    assert done.code == 0
+    for command in COMMANDS:
+        assert f" {command} " in done.out
+
+
+def test_the_command_line_is_there_before_anything_heavy_is_loaded() -> None:
+    heavy = ("numpy", "numba", "pydantic", "aiohttp", "pyarrow", "pyspark", "lmdb", "asyncio")
+    code = f"import sys, databus.cli.main; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("relay",),
+        ("relay", "-c"),
+        ("nosuch",),
+        ("tail",),
+        ("tail", "http://127.0.0.1:9/shop", "--bogus"),
+        ("status",),
+        ("dump", "http://127.0.0.1:9/shop", "--chunk-rows", "many"),
+        ("inspect", "ring", "/no/such/folder"),
+    ],
+)
+def test_a_wrong_command_line_is_explained_with_exit_code_2(
+    databus: Any, words: tuple[str, ...]
+) -> None:
+    done = databus(*words)
+    assert done.code == 2, done.err
+    assert "Error" in done.err
+    assert not {"databus:", "Traceback"} & set(done.err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "fragment"),
+    [
+        (("relay", "-c", "missing.toml"), "missing.toml: No such file"),
+        (("bootstrap", "-c", "missing.toml"), "missing.toml: No such file"),
+        (("check", "missing.toml"), "missing.toml: No such file"),
+        (("apply", "-c", "missing.toml"), "either --once or --every"),
+        (("apply", "-c", "missing.toml", "--once", "--every", "1s"), "either --once or --every"),
+        (("apply", "-c", "missing.toml", "--every", "soon"), "--every: 'soon' is not a duration"),
+        (("bootstrap", "-c", "missing.toml", "--role", "chief"), "--role 'chief' is none of"),
+        (("tail", "http://127.0.0.1:9/shop", "--format", "xml"), "--format 'xml' is neither"),
+        (("tail", "http://127.0.0.1:9/shop", "--from", "then"), "--from 'then' is none of"),
+        (("tail", "http://127.0.0.1:9/shop", "--from", "bootstrap"), "needs --bootstrap URL"),
+        (("tail", "http://127.0.0.1:9/shop", "--until-idle", "2"), "--until-idle: '2' is not"),
+        (("tail", "http://127.0.0.1:9/shop", "--partition", "odd"), "partition 'odd' is neither"),
+        (("tail", "http://127.0.0.1:9/shop", "--ops", "c,x"), "'x'"),
+        (("tail", "127.0.0.1:9/shop"), "is not RELAY_URL/DATABASE"),
+        (("tail", "http://127.0.0.1:9"), "is not RELAY_URL/DATABASE"),
+        (("dump", "http://127.0.0.1:9/shop", "--list", "--pause", "x"), "say one of --list"),
+        (("status", "127.0.0.1:9"), "is not an http:// or https:// URL"),
+        (("demo", "--db", "oracle"), "--db 'oracle' is none of sqlite"),
+        (("demo", "--duration", "3"), "--duration 3.0 is too short"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_with_exit_code_2(
+    databus: Any, words: tuple[str, ...], fragment: str
+) -> None:
+    assert_one_clear_line(databus(*words), 2, fragment)
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "fragment"),
+    [
+        ("relay", '[relay]\nlistn = "127.0.0.1:1"\n', "relay.listn; did you mean listen?"),
+        ("relay", "[relay]\nworkers = 0\n", "relay.workers"),
+        ("relay", "[relay\n", "not TOML"),
+        ("relay", "[relay]\n", "at least one [[database]]"),
+        ("relay", "[bootstrap]\n", "needs [relay]"),
+        ("bootstrap", "[relay]\n", "there is no [bootstrap] section"),
+        ("relay", RELAY.format(port=1) + DATABASE.format(url="oracle://x"), "scheme is 'oracle'"),
+    ],
+)
+def test_a_wrong_configuration_names_the_file_and_the_key_with_exit_code_2(
+    databus: Any, tmp_path: Path, command: str, text: str, fragment: str
+) -> None:
+    path = config(tmp_path, text)
+    assert_one_clear_line(databus(command, "-c", path), 2, str(path), fragment)
+
+
+def test_apply_without_a_bootstrap_section_is_a_wrong_configuration(
+    databus: Any, tmp_path: Path
+) -> None:
+    path = config(tmp_path, "[relay]\n")
+    assert_one_clear_line(databus("apply", "-c", path, "--once"), 2, "no [bootstrap] section")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("status", "{}"), ("tail", "{}/shop"), ("dump", "{}/shop"), ("dump", "{}/shop", "--list")],
+)
+def test_nobody_listening_is_one_line_with_the_address_and_exit_code_1(
+    databus: Any, free_port: Callable[[], int], words: tuple[str, ...]
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    done = databus(*(word.format(url) for word in words))
+    assert_one_clear_line(done, 1, "server_unavailable", url, "Connection refused")
+
+
+def test_status_shows_the_error_of_every_server_that_does_not_answer(
+    databus: Any, free_port: Callable[[], int]
+) -> None:
+    urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
+    assert_one_clear_line(databus("status", *urls), 1, *urls)
+
+
+def test_a_password_is_in_no_message(
+    databus: Any, tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    url = f"mariadb://reader:hunter2@127.0.0.1:{free_port()}/shop"
+    path = config(tmp_path, RELAY.format(port=1) + DATABASE.format(url=url))
+    done = databus("check", path)
+    assert_one_clear_line(done, 1)
+    assert "hunter2" not in done.out + done.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (BadRequest("x"), 2),
+        (BadFilter("x"), 2),
+        (PreflightFailed("x"), 3),
+        (DumpFailed("x"), 1),
+        (ServerUnavailable("x"), 1),
+    ],
+)
+def test_the_kind_of_an_error_is_in_the_exit_code(error: Any, code: int) -> None:
+    assert exit_code(error) == code
+
+
+def test_advice_speaks_to_the_person_at_the_terminal() -> None:
+    assert "--help" in advice(BadRequest("x"))
+    assert "again with back-off" not in advice(ServerUnavailable("x"))
+    assert advice(DumpFailed("x")) == DumpFailed.hint
