@@ -8,9 +8,11 @@ import urllib.error
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import psutil
 import pytest
 
+from databus.common.errors import SourceUnavailable
 from databus.common.frame import Op
 from databus.relay.relay import LocalRelay
 from tests.support.chain import QUICK, get_json, poll, relay_config, relay_text
@@ -54,14 +56,17 @@ async def test_a_database_that_cannot_be_captured_is_shown_and_the_others_stream
                 document = await get_json(relay.url, "/v1/databases")
                 states = {d["name"]: d["state"] for d in document["databases"]}
                 assert states.pop("bad") in ("failed", "reconnecting")
-                assert scn_of(document, "good") > 0
                 return states == {
                     "steady": "streaming", "good": "streaming", "away": "reconnecting",
                 }  # fmt: skip
 
             await eventually(told)
-            rows = [view for view in (await poll(relay.url, "good")).frames if not view.is_control]
-            assert [view.op for view in rows] == [Op.INSERT]
+
+            async def good_arrived() -> bool:
+                views = (await poll(relay.url, "good")).frames
+                return [view.op for view in views if not view.is_control] == [Op.INSERT]
+
+            await eventually(good_arrived)
             first = scn_of(await get_json(relay.url, "/v1/databases"), "steady")
 
             async def grows() -> bool:
@@ -74,6 +79,36 @@ async def test_a_database_that_cannot_be_captured_is_shown_and_the_others_stream
             assert errors["good"] is None
             assert errors["away"]["code"] == "source_unavailable"
             assert "no.db" in errors["bad"]["detail"]
+
+
+async def test_a_relay_is_ready_without_the_database_that_has_failed_unless_it_is_the_only_one(
+    tmp_path: Path,
+) -> None:
+    wrong = "generator://?evnts=5"
+
+    async def readiness(relay: LocalRelay) -> tuple[int, str]:
+        async with aiohttp.ClientSession() as session, session.get(relay.url + "/readyz") as answer:
+            return answer.status, await answer.text()
+
+    both = relay_config(tmp_path / "two", {"steady": STEADY, "wrong": wrong})
+    async with LocalRelay(both, pace=QUICK) as relay:
+
+        async def is_ready() -> bool:
+            return (await readiness(relay))[0] == 200
+
+        await eventually(lambda: relay.fetchers["wrong"].status.state == "failed")
+        await eventually(is_ready)
+        with pytest.raises(SourceUnavailable, match="did you mean events"):
+            await poll(relay.url, "wrong")
+        assert (await poll(relay.url, "steady")).clock
+    async with LocalRelay(relay_config(tmp_path / "one", {"wrong": wrong}), pace=QUICK) as relay:
+        await eventually(lambda: relay.fetchers["wrong"].status.state == "failed")
+
+        async def says_why() -> bool:
+            status, text = await readiness(relay)
+            return status == 503 and "wrong has not opened its source yet (state failed)" in text
+
+        await eventually(says_why)
 
 
 @pytest.mark.faults

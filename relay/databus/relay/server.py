@@ -98,12 +98,20 @@ class RelayServer:
             yield web.route(method, "/v1/{db}/dumps/{id}", self.dumps)
 
     def missing(self) -> list[str]:
-        """What keeps the relay from being ready."""
-        return [
-            f"the fetcher of {database.name} has not opened its source yet "
-            f"(state {database.fetcher_state().name})"
+        """What keeps the relay from being ready.
+
+        A database that cannot be captured does not keep the others from their readers.
+        """
+        waiting = {
+            database.name: database.fetcher_state().name
             for database in self.databases.values()
             if not database.is_ready
+        }
+        if len(waiting) < len(self.databases):
+            waiting = {name: state for name, state in waiting.items() if state != "failed"}
+        return [
+            f"the fetcher of {name} has not opened its source yet (state {state})"
+            for name, state in waiting.items()
         ]
 
     def _database(self, request: web.Request) -> ServedDatabase:
