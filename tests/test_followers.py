@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.followers import EVENTS, GAPS, walk
-from databus.common.frame import HEADER_BYTES, Op, WindowBuilder
+from databus.common.frame import HEADER_BYTES, Op
+from databus.common.window import WindowBuilder
 
 
 def body_of(scns: list[int]) -> bytes:
