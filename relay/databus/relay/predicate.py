@@ -9,6 +9,7 @@ upper, length, literals, with the three-valued logic of SQL.  How two values com
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -112,6 +113,7 @@ class Predicate:
     expression: exp.Expr = field(compare=False, repr=False)
 
 
+@functools.lru_cache(maxsize=256)
 def parse_where(text: str) -> Predicate:
     """The predicate in a text.
 
@@ -255,9 +257,14 @@ class _Compiler:
             right = self.operand(node.expression, depth + 1)
             return _compared(_COMPARISONS[type(node)], *unified(left, right, node.sql()))
         if isinstance(node, exp.Between):
-            low = exp.GTE(this=node.this, expression=node.args["low"])
-            high = exp.LTE(this=node.this, expression=node.args["high"])
-            return _all([self._truth(low, depth + 1), self._truth(high, depth + 1)])
+            left = self.operand(node.this, depth + 1)
+            low, high = (self.operand(node.args[end], depth + 1) for end in ("low", "high"))
+            return _all(
+                [
+                    _compared(operator.ge, *unified(left, low, node.sql())),
+                    _compared(operator.le, *unified(left, high, node.sql())),
+                ]
+            )
         if isinstance(node, exp.In):
             return self._in(node, depth)
         if isinstance(node, exp.Is):

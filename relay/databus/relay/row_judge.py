@@ -28,6 +28,7 @@ JUDGED_BLOCK_BYTES = 128 << 10
 CHUNK_BYTES = 64 << 10
 MAX_CHUNKS = 256
 MAX_JUDGES = 32
+MAX_CHECKED = 256
 
 _UNKNOWN, _LEFT_OUT, _TAKEN = -1, 0, 1
 Verdicts = npt.NDArray[np.int8]
@@ -92,6 +93,7 @@ class RowJudge:
         self.judged_count = 0
         self._schemas = schemas
         self._known_schemas = -1
+        self._checked: set[tuple[str, ...]] = set()
         self._rules: dict[int, _Rule] = {}
         self._chunks: OrderedDict[int, Verdicts] = OrderedDict()
 
@@ -103,6 +105,8 @@ class RowJudge:
                 newest version of one that has, two things do not compare.
         """
         self._forget_old_rules()
+        if tuple(sources) in self._checked:
+            return
         columns = {source: self._column_names(source) for source in sources}
         everywhere = set().union(*columns.values())
         for name in self.predicate.names:
@@ -116,6 +120,8 @@ class RowJudge:
             latest = self._schemas.latest(source)
             if latest is not None:
                 compile_predicate(self.predicate, latest.columns, columns[source])
+        if len(self._checked) < MAX_CHECKED:
+            self._checked.add(tuple(sources))
 
     def refine(
         self,
@@ -177,6 +183,7 @@ class RowJudge:
         """A new version of a table may bring a column that was unknown."""
         if self._known_schemas != len(self._schemas):
             self._known_schemas = len(self._schemas)
+            self._checked.clear()
             self._rules.clear()
             self._chunks.clear()
 
