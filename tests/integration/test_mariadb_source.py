@@ -1,4 +1,4 @@
-"""The MariaDB source on a real server: windows, restarts, DDL, domains, dumps, faults."""
+"""The MariaDB source on a real server: windows, restarts, DDL, domains, faults."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import asyncio
 import re
 import resource
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from databus.cli.servers import MariaDBServer
 from databus.common.errors import (
-    BadRequest,
     FormatError,
-    PreflightFailed,
     SourcePositionLost,
     SourceUnavailable,
-    UnknownSource,
     UnsupportedChange,
 )
 from databus.common.frame import Op, iter_frames
@@ -28,7 +24,13 @@ from databus.relay.sources.mysql import MySqlSource
 from databus.relay.sources.source import ChunkRequest
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.fixtures import FreshDatabase
-from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end
+from tests.support.mariadb_stream import (
+    Streamed,
+    mariadb_config,
+    opened_mariadb,
+    read_to_end,
+    sql_rows,
+)
 from tests.support.waiting import eventually_sync
 
 Proxies = Callable[[str, int], Awaitable[FaultyProxy]]
@@ -39,29 +41,6 @@ async def source(mariadb_database: FreshDatabase) -> AsyncIterator[MySqlSource]:
     opened = MySqlSource(mariadb_config(mariadb_database.url, f"{mariadb_database.name}.*"))
     yield opened
     await opened.close()
-
-
-@pytest.fixture
-def own_mariadb(tmp_path: Path) -> Iterator[MariaDBServer]:
-    with MariaDBServer(tmp_path / "own") as server:
-        server.create_database("shop")
-        yield server
-
-
-async def _opened(server: MariaDBServer, *sources: str, **options: Any) -> MySqlSource:
-    source = MySqlSource(
-        mariadb_config(server.url("shop"), *(sources or ("shop.*",)), options=options)
-    )
-    await source.open()
-    return source
-
-
-def _sql_rows(database: FreshDatabase, table: str) -> list[dict[str, Any]]:
-    names = [row[0] for row in database.execute(f"SHOW COLUMNS FROM {table}")]
-    return [
-        dict(zip(map(str, names), row, strict=True))
-        for row in database.execute(f"SELECT * FROM {table} ORDER BY 1")
-    ]
 
 
 # -- windows
@@ -230,8 +209,7 @@ async def test_the_kernel_and_the_python_decoder_give_the_same_bytes(
     assert bytes(compiled.data) == bytes(plain.data)
     assert len(compiled.events()) > 2000
     rows = [
-        {name: str(value) for name, value in row.items()}
-        for row in _sql_rows(mariadb_database, "n")
+        {name: str(value) for name, value in row.items()} for row in sql_rows(mariadb_database, "n")
     ]
     streamed = compiled.tables()[f"{mariadb_database.name}.n"].values()
     assert sorted(row["id"] for row in streamed) == [int(row["id"]) for row in rows]
@@ -321,8 +299,8 @@ async def test_another_domain_is_passed_over_and_counted(own_mariadb: MariaDBSer
             cursor.execute(f"SET gtid_domain_id = {1 + number % 2}")
             cursor.execute(f"INSERT INTO t VALUES ({number})")
         connection.close()
-    first = await _opened(own_mariadb)
-    second = await _opened(own_mariadb, domain_id=2)
+    first = await opened_mariadb(own_mariadb)
+    second = await opened_mariadb(own_mariadb, domain_id=2)
     assert (first.clock, second.clock) == ("mariadb:1:shop", "mariadb:2:shop")
     ours = await read_to_end(first, 0)
     theirs = await read_to_end(second, 0)
@@ -339,7 +317,7 @@ async def test_a_purged_binlog_is_named_with_what_is_left(own_mariadb: MariaDBSe
     for number in range(3):
         own_mariadb.execute(f"INSERT INTO t VALUES ({number})", database="shop")
         own_mariadb.execute("FLUSH BINARY LOGS")
-    source = await _opened(own_mariadb)
+    source = await opened_mariadb(own_mariadb)
     last = str(own_mariadb.execute("SHOW MASTER STATUS")[0][0])
 
     def purged() -> bool:
@@ -357,7 +335,7 @@ async def test_a_purged_binlog_is_named_with_what_is_left(own_mariadb: MariaDBSe
 
 async def test_reset_master_is_named_and_not_read_as_progress(own_mariadb: MariaDBServer) -> None:
     own_mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY)", database="shop")
-    source = await _opened(own_mariadb)
+    source = await opened_mariadb(own_mariadb)
     before = await source.first_scn()
     own_mariadb.execute("RESET MASTER")
     own_mariadb.execute("INSERT INTO t VALUES (1)", database="shop")
@@ -585,7 +563,7 @@ async def test_a_killed_server_surfaces_at_once_and_the_stream_goes_on_after_its
 ) -> None:
     own_mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY)", database="shop")
     own_mariadb.execute("INSERT INTO t VALUES (1)", database="shop")
-    source = await _opened(own_mariadb)
+    source = await opened_mariadb(own_mariadb)
     resolved = 0
     with pytest.raises(SourceUnavailable):
         async with asyncio.timeout(20):
@@ -598,7 +576,7 @@ async def test_a_killed_server_surfaces_at_once_and_the_stream_goes_on_after_its
         await (MySqlSource(mariadb_config(own_mariadb.url("shop"), "shop.*"))).open()
     own_mariadb.start()
     own_mariadb.execute("INSERT INTO t VALUES (2)", database="shop")
-    source = await _opened(own_mariadb)
+    source = await opened_mariadb(own_mariadb)
     streamed = await read_to_end(source, resolved)
     assert [event.key["id"] for event in streamed.events()] == [2]
     await source.close()
@@ -634,205 +612,3 @@ async def test_a_cut_connection_surfaces_and_a_new_stream_gives_the_rest(
     assert sorted(keys + [e.key["id"] for e in rest.events()]) == list(range(1, 5001))
     await source.close()
     await rest_of.close()
-
-
-# -- dumps
-
-
-async def _dump(source: MySqlSource, table: str, limit: int, **more: Any) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    after = None
-    while True:
-        chunk = await source.read_chunk(ChunkRequest(table, limit, after=after, **more))
-        rows += [chunk.schema.decode_row(row.row) for row in chunk.rows]
-        if chunk.done:
-            return rows
-        after = chunk.last_key
-
-
-@pytest.mark.parametrize(
-    ("columns", "values"),
-    [
-        ("a INT", "n - 10"),
-        ("a BIGINT UNSIGNED", "18446744073709551580 + seq"),
-        ("a DECIMAL(30,3)", "(n - 10) / 8"),
-        ("a VARCHAR(20) COLLATE utf8mb4_unicode_ci", "CONCAT(CHAR(96 + seq % 5), 'ż', seq)"),
-        ("a VARCHAR(20) CHARACTER SET latin1", "CONCAT(CHAR(96 + seq % 5), seq)"),
-        ("a VARBINARY(9)", "CONCAT(CHAR(seq * 12 % 256), x'00ff', CHAR(seq))"),
-        ("a UUID", "CONCAT('00112233-4455-6677-8899-0000000000', HEX(seq + 16))"),
-        ("a DATETIME(3)", "'2000-01-01' + INTERVAL seq * 1.5 SECOND"),
-        ("a TIMESTAMP(3)", "'2000-01-01' + INTERVAL seq * 1.5 SECOND"),
-        ("a TIME(2)", "SEC_TO_TIME((n - 10) * 1234.5)"),
-        ("a DATE, b INT", "'2000-01-01' + INTERVAL seq % 3 DAY, seq"),
-        ("a ENUM('z','y','x'), b INT", "1 + seq % 3, seq"),
-        ("b VARCHAR(9), a INT, c BINARY(2)", "CONCAT('k', seq % 3), seq % 4, CHAR(seq)"),
-    ],
-)
-async def test_a_dump_in_small_chunks_gives_every_row_once_for_every_kind_of_key(
-    mariadb_database: FreshDatabase, source: MySqlSource, columns: str, values: str
-) -> None:
-    names = ", ".join(part.split()[0] for part in columns.split(", "))
-    if columns.startswith("a ENUM"):
-        names = "a, b"
-    mariadb_database.execute(f"CREATE TABLE t ({columns}, v INT, PRIMARY KEY ({names}))")
-    mariadb_database.execute(
-        f"INSERT INTO t SELECT {values}, seq FROM (SELECT seq, CAST(seq AS SIGNED) AS n "
-        "FROM seq_1_to_20) x"
-    )
-    await source.open()
-    table = f"{mariadb_database.name}.t"
-    wanted = [int(str(v)) for (v,) in mariadb_database.execute(f"SELECT v FROM t ORDER BY {names}")]
-    assert [row["v"] for row in await _dump(source, table, 3)] == wanted
-    largest = await source.largest_key(table)
-    mariadb_database.execute("DELETE FROM t WHERE v = 1")
-    upto = await _dump(source, table, 4, upto=largest)
-    assert [row["v"] for row in upto] == [v for v in wanted if v != 1]
-
-
-async def test_a_chunk_takes_a_condition_and_a_list_of_keys_and_names_the_missing_ones(
-    mariadb_database: FreshDatabase, source: MySqlSource
-) -> None:
-    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
-    mariadb_database.execute("INSERT INTO t SELECT seq, seq % 10 FROM seq_1_to_100")
-    await source.open()
-    table = f"{mariadb_database.name}.t"
-    some = await _dump(source, table, 3, where="v = 5 OR v = 6")
-    assert [row["id"] for row in some] == [n for n in range(1, 101) if n % 10 in (5, 6)]
-    chunk = await source.read_chunk(ChunkRequest(table, 10, keys=[[5], [500], [7]]))
-    assert [chunk.schema.decode_row(row.row)["id"] for row in chunk.rows] == [5, 7]
-    assert (chunk.missing, chunk.done) == ([[500]], True)
-    with pytest.raises(BadRequest, match="no_such_column"):
-        await source.read_chunk(ChunkRequest(table, 10, where="no_such_column = 1"))
-    with pytest.raises(BadRequest, match="1 key columns"):
-        await source.read_chunk(ChunkRequest(table, 10, keys=[[5, 6]]))
-    with pytest.raises(UnknownSource, match="nothing"):
-        await source.read_chunk(ChunkRequest(f"{mariadb_database.name}.nothing", 10))
-    with pytest.raises(UnknownSource, match="not among"):
-        await source.read_chunk(ChunkRequest("mysql.user", 10))
-
-
-async def test_a_chunk_names_the_exact_point_of_the_clock_at_which_it_was_read(
-    mariadb_database: FreshDatabase, source: MySqlSource
-) -> None:
-    """A writer counts a row up, one commit at a time: value and scn must tell of one moment."""
-    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
-    mariadb_database.execute("INSERT INTO t VALUES (1, 0)")
-    await source.open()
-    start = await source.first_scn()
-    table = f"{mariadb_database.name}.t"
-
-    def write() -> None:
-        connection = mariadb_database.server.connect(mariadb_database.name)
-        with connection.cursor() as cursor:
-            for _ in range(400):
-                cursor.execute("UPDATE t SET v = v + 1")
-        connection.close()
-
-    async with asyncio.TaskGroup() as group:
-        writer = group.create_task(asyncio.to_thread(write))
-        seen = []
-        while not writer.done() or not seen:
-            chunk = await source.read_chunk(ChunkRequest(table, 10))
-            seen.append((chunk.schema.decode_row(chunk.rows[0].row)["v"], chunk.snapshot.high))
-            assert chunk.snapshot.sees(chunk.snapshot.high, "")
-            assert not chunk.snapshot.sees(chunk.snapshot.high + 1, "")
-    assert [high - value for value, high in seen] == [start] * len(seen)
-
-
-async def test_status_names_version_positions_and_the_binlogs_size(source: MySqlSource) -> None:
-    await source.open()
-    facts = await source.status()
-    assert "MariaDB" in facts["version"]
-    assert facts["scn"] == await source.first_scn()
-    assert facts["binlog_files"] >= 1
-    assert facts["binlog_bytes"] > 0
-
-
-# -- the preflight
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("binlog_format", "MIXED"),
-        ("binlog_row_image", "MINIMAL"),
-        ("binlog_row_metadata", "MINIMAL"),
-        ("log_bin_compress", "ON"),
-    ],
-)
-async def test_the_preflight_names_a_wrong_setting_and_its_statement_mends_it(
-    own_mariadb: MariaDBServer, setting: str, value: str
-) -> None:
-    own_mariadb.execute(f"SET GLOBAL {setting} = {value}")
-    source = MySqlSource(mariadb_config(own_mariadb.url("shop"), "shop.*"))
-    (finding,) = await source.preflight()
-    assert (finding.setting, finding.fatal) == (setting, True)
-    assert value in finding.problem
-    with pytest.raises(PreflightFailed, match=setting):
-        await source.open()
-    own_mariadb.execute(finding.remedy.partition(";")[0])
-    assert await source.preflight() == []
-    await source.close()
-
-
-async def test_the_preflight_names_a_missing_binlog(tmp_path: Path) -> None:
-    with MariaDBServer(tmp_path / "own", options=("--skip-log-bin",)) as server:
-        server.create_database("shop")
-        source = MySqlSource(mariadb_config(server.url("shop"), "shop.*"))
-        (finding,) = await source.preflight()
-        assert finding.setting == "log_bin"
-        assert "log_bin=binlog" in finding.remedy
-        await source.close()
-
-
-async def test_the_preflight_names_each_missing_privilege_and_its_grant_mends_it(
-    mariadb_database: FreshDatabase,
-) -> None:
-    name = mariadb_database.name
-    mariadb_database.execute(f"CREATE USER {name} IDENTIFIED BY 'x'")
-    url = mariadb_database.url.replace("databus:databus@", f"{name}:x@")
-    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
-    for named in ("SELECT", "BINLOG MONITOR", "REPLICATION SLAVE"):
-        source = MySqlSource(mariadb_config(url, f"{name}.*"))
-        finding = {found.setting: found for found in await source.preflight()}[named]
-        mariadb_database.execute(finding.remedy)
-        await source.close()
-    source = MySqlSource(mariadb_config(url, f"{name}.*"))
-    await source.open()
-    start = await source.first_scn()
-    mariadb_database.execute("INSERT INTO t VALUES (1)")
-    assert len((await read_to_end(source, start)).events()) == 1
-    assert (await source.read_chunk(ChunkRequest(f"{name}.t", 10))).done
-    await source.close()
-    mariadb_database.execute(f"DROP USER {name}")
-
-
-async def test_the_preflight_names_a_table_without_a_key_and_the_ways_out(
-    mariadb_database: FreshDatabase, source: MySqlSource
-) -> None:
-    mariadb_database.execute("CREATE TABLE keyless (id INT NOT NULL, UNIQUE KEY (id, v), v INT)")
-    mariadb_database.execute("CREATE TABLE unique_one (id INT NOT NULL, v INT, UNIQUE KEY (id))")
-    (finding,) = await source.preflight()
-    name = mariadb_database.name
-    assert f"{name}.keyless" in finding.setting
-    assert f"ALTER TABLE {name}.keyless ADD PRIMARY KEY" in finding.remedy
-    assert "sources" in finding.remedy
-    mariadb_database.execute("DROP TABLE keyless")
-    await source.open()
-    assert [schema.key for schema in await source.schemas()] == [("id",)]
-
-
-async def test_a_wrong_password_is_refused_and_a_wrong_domain_is_named(
-    mariadb_database: FreshDatabase,
-) -> None:
-    url = mariadb_database.url.replace("databus:databus@", "databus:wrong@")
-    with pytest.raises(PreflightFailed, match="refuses us: error 1045"):
-        await MySqlSource(mariadb_config(url, "*")).open()
-    source = MySqlSource(
-        mariadb_config(
-            mariadb_database.url, f"{mariadb_database.name}.*", options={"domain_id": 77}
-        )
-    )
-    with pytest.raises(PreflightFailed, match="domain 77 is configured"):
-        await source.open()
-    await source.close()

@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark a test by the servers that its fixtures start."""
     for item in items:
         used = set(getattr(item, "fixturenames", ()))
-        if used & {"mariadb", "mariadb_database"}:
+        if used & {"mariadb", "mariadb_database", "own_mariadb"}:
             item.add_marker(pytest.mark.mariadb)
         if used & {"postgres", "postgres_database"}:
             item.add_marker(pytest.mark.postgres)
@@ -124,6 +124,14 @@ def mariadb_database(mariadb: MariaDBServer) -> Iterator[FreshDatabase]:
 def postgres_database(postgres: PostgresServer) -> Iterator[FreshDatabase]:
     """An empty database on the shared PostgreSQL."""
     yield from _fresh(postgres)
+
+
+@pytest.fixture
+def own_mariadb(tmp_path: Path) -> Iterator[MariaDBServer]:
+    """A MariaDB that the test may kill and reconfigure, with a database ``shop``."""
+    with MariaDBServer(tmp_path / "own") as server:
+        server.create_database("shop")
+        yield server
 
 
 @pytest.fixture

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from databus.cli.servers import MariaDBServer
 from databus.common.config import DatabaseConfig
 from databus.common.frame import FrameView, Op, iter_frames
 from databus.common.schema import SchemaSet, SourceSchema
 from databus.relay.sources.mysql import MySqlSource
-from databus.relay.sources.mysql.fast_path import compile_kernel
+from databus.relay.sources.mysql.fast_path import warm_up
+from tests.support.fixtures import FreshDatabase
 
-compile_kernel()  # before any test's clock runs: without a cache it takes half a minute
+warm_up()  # before any test's clock runs: without a cache it takes half a minute
 
 
 @dataclass(frozen=True)
@@ -130,3 +132,21 @@ async def read_to_end(
     finally:
         await stream.aclose()  # type: ignore[attr-defined]
     raise AssertionError("the stream ended by itself")
+
+
+async def opened_mariadb(server: MariaDBServer, *sources: str, **options: Any) -> MySqlSource:
+    """A source on the database ``shop`` of a server, opened."""
+    source = MySqlSource(
+        mariadb_config(server.url("shop"), *(sources or ("shop.*",)), options=options)
+    )
+    await source.open()
+    return source
+
+
+def sql_rows(database: FreshDatabase, table: str) -> list[dict[str, Any]]:
+    """The rows of a table by SQL, in the order of the first column."""
+    names = [row[0] for row in database.execute(f"SHOW COLUMNS FROM {table}")]
+    return [
+        dict(zip(map(str, names), row, strict=True))
+        for row in database.execute(f"SELECT * FROM {table} ORDER BY 1")
+    ]

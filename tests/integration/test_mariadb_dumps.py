@@ -1,0 +1,233 @@
+"""The MariaDB source on a real server: chunks, status, and the preflight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from databus.cli.servers import MariaDBServer
+from databus.common.errors import (
+    BadRequest,
+    PreflightFailed,
+    UnknownSource,
+)
+from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.source import ChunkRequest
+from tests.support.faulty_proxy import FaultyProxy
+from tests.support.fixtures import FreshDatabase
+from tests.support.mariadb_stream import mariadb_config, read_to_end
+
+Proxies = Callable[[str, int], Awaitable[FaultyProxy]]
+
+
+@pytest.fixture
+async def source(mariadb_database: FreshDatabase) -> AsyncIterator[MySqlSource]:
+    opened = MySqlSource(mariadb_config(mariadb_database.url, f"{mariadb_database.name}.*"))
+    yield opened
+    await opened.close()
+
+
+# -- dumps
+
+
+async def _dump(source: MySqlSource, table: str, limit: int, **more: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    after = None
+    while True:
+        chunk = await source.read_chunk(ChunkRequest(table, limit, after=after, **more))
+        rows += [chunk.schema.decode_row(row.row) for row in chunk.rows]
+        if chunk.done:
+            return rows
+        after = chunk.last_key
+
+
+@pytest.mark.parametrize(
+    ("columns", "values"),
+    [
+        ("a INT", "n - 10"),
+        ("a BIGINT UNSIGNED", "18446744073709551580 + seq"),
+        ("a DECIMAL(30,3)", "(n - 10) / 8"),
+        ("a VARCHAR(20) COLLATE utf8mb4_unicode_ci", "CONCAT(CHAR(96 + seq % 5), 'ż', seq)"),
+        ("a VARCHAR(20) CHARACTER SET latin1", "CONCAT(CHAR(96 + seq % 5), seq)"),
+        ("a VARBINARY(9)", "CONCAT(CHAR(seq * 12 % 256), x'00ff', CHAR(seq))"),
+        ("a UUID", "CONCAT('00112233-4455-6677-8899-0000000000', HEX(seq + 16))"),
+        ("a DATETIME(3)", "'2000-01-01' + INTERVAL seq * 1.5 SECOND"),
+        ("a TIMESTAMP(3)", "'2000-01-01' + INTERVAL seq * 1.5 SECOND"),
+        ("a TIME(2)", "SEC_TO_TIME((n - 10) * 1234.5)"),
+        ("a DATE, b INT", "'2000-01-01' + INTERVAL seq % 3 DAY, seq"),
+        ("a ENUM('z','y','x'), b INT", "1 + seq % 3, seq"),
+        ("b VARCHAR(9), a INT, c BINARY(2)", "CONCAT('k', seq % 3), seq % 4, CHAR(seq)"),
+    ],
+)
+async def test_a_dump_in_small_chunks_gives_every_row_once_for_every_kind_of_key(
+    mariadb_database: FreshDatabase, source: MySqlSource, columns: str, values: str
+) -> None:
+    names = ", ".join(part.split()[0] for part in columns.split(", "))
+    if columns.startswith("a ENUM"):
+        names = "a, b"
+    mariadb_database.execute(f"CREATE TABLE t ({columns}, v INT, PRIMARY KEY ({names}))")
+    mariadb_database.execute(
+        f"INSERT INTO t SELECT {values}, seq FROM (SELECT seq, CAST(seq AS SIGNED) AS n "
+        "FROM seq_1_to_20) x"
+    )
+    await source.open()
+    table = f"{mariadb_database.name}.t"
+    wanted = [int(str(v)) for (v,) in mariadb_database.execute(f"SELECT v FROM t ORDER BY {names}")]
+    assert [row["v"] for row in await _dump(source, table, 3)] == wanted
+    largest = await source.largest_key(table)
+    mariadb_database.execute("DELETE FROM t WHERE v = 1")
+    upto = await _dump(source, table, 4, upto=largest)
+    assert [row["v"] for row in upto] == [v for v in wanted if v != 1]
+
+
+async def test_a_chunk_takes_a_condition_and_a_list_of_keys_and_names_the_missing_ones(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    mariadb_database.execute("INSERT INTO t SELECT seq, seq % 10 FROM seq_1_to_100")
+    await source.open()
+    table = f"{mariadb_database.name}.t"
+    some = await _dump(source, table, 3, where="v = 5 OR v = 6")
+    assert [row["id"] for row in some] == [n for n in range(1, 101) if n % 10 in (5, 6)]
+    chunk = await source.read_chunk(ChunkRequest(table, 10, keys=[[5], [500], [7]]))
+    assert [chunk.schema.decode_row(row.row)["id"] for row in chunk.rows] == [5, 7]
+    assert (chunk.missing, chunk.done) == ([[500]], True)
+    with pytest.raises(BadRequest, match="no_such_column"):
+        await source.read_chunk(ChunkRequest(table, 10, where="no_such_column = 1"))
+    with pytest.raises(BadRequest, match="1 key columns"):
+        await source.read_chunk(ChunkRequest(table, 10, keys=[[5, 6]]))
+    with pytest.raises(UnknownSource, match="nothing"):
+        await source.read_chunk(ChunkRequest(f"{mariadb_database.name}.nothing", 10))
+    with pytest.raises(UnknownSource, match="not among"):
+        await source.read_chunk(ChunkRequest("mysql.user", 10))
+
+
+async def test_a_chunk_names_the_exact_point_of_the_clock_at_which_it_was_read(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    """A writer counts a row up, one commit at a time: value and scn must tell of one moment."""
+    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    mariadb_database.execute("INSERT INTO t VALUES (1, 0)")
+    await source.open()
+    start = await source.first_scn()
+    table = f"{mariadb_database.name}.t"
+
+    def write() -> None:
+        connection = mariadb_database.server.connect(mariadb_database.name)
+        with connection.cursor() as cursor:
+            for _ in range(400):
+                cursor.execute("UPDATE t SET v = v + 1")
+        connection.close()
+
+    async with asyncio.TaskGroup() as group:
+        writer = group.create_task(asyncio.to_thread(write))
+        seen = []
+        while not writer.done() or not seen:
+            chunk = await source.read_chunk(ChunkRequest(table, 10))
+            seen.append((chunk.schema.decode_row(chunk.rows[0].row)["v"], chunk.snapshot.high))
+            assert chunk.snapshot.sees(chunk.snapshot.high, "")
+            assert not chunk.snapshot.sees(chunk.snapshot.high + 1, "")
+    assert [high - value for value, high in seen] == [start] * len(seen)
+
+
+async def test_status_names_version_positions_and_the_binlogs_size(source: MySqlSource) -> None:
+    await source.open()
+    facts = await source.status()
+    assert "MariaDB" in facts["version"]
+    assert facts["scn"] == await source.first_scn()
+    assert facts["binlog_files"] >= 1
+    assert facts["binlog_bytes"] > 0
+
+
+# -- the preflight
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("binlog_format", "MIXED"),
+        ("binlog_row_image", "MINIMAL"),
+        ("binlog_row_metadata", "MINIMAL"),
+        ("log_bin_compress", "ON"),
+    ],
+)
+async def test_the_preflight_names_a_wrong_setting_and_its_statement_mends_it(
+    own_mariadb: MariaDBServer, setting: str, value: str
+) -> None:
+    own_mariadb.execute(f"SET GLOBAL {setting} = {value}")
+    source = MySqlSource(mariadb_config(own_mariadb.url("shop"), "shop.*"))
+    (finding,) = await source.preflight()
+    assert (finding.setting, finding.fatal) == (setting, True)
+    assert value in finding.problem
+    with pytest.raises(PreflightFailed, match=setting):
+        await source.open()
+    own_mariadb.execute(finding.remedy.partition(";")[0])
+    assert await source.preflight() == []
+    await source.close()
+
+
+async def test_the_preflight_names_a_missing_binlog(tmp_path: Path) -> None:
+    with MariaDBServer(tmp_path / "own", options=("--skip-log-bin",)) as server:
+        server.create_database("shop")
+        source = MySqlSource(mariadb_config(server.url("shop"), "shop.*"))
+        (finding,) = await source.preflight()
+        assert finding.setting == "log_bin"
+        assert "log_bin=binlog" in finding.remedy
+        await source.close()
+
+
+async def test_the_preflight_names_each_missing_privilege_and_its_grant_mends_it(
+    mariadb_database: FreshDatabase,
+) -> None:
+    name = mariadb_database.name
+    mariadb_database.execute(f"CREATE USER {name} IDENTIFIED BY 'x'")
+    url = mariadb_database.url.replace("databus:databus@", f"{name}:x@")
+    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
+    for named in ("SELECT", "BINLOG MONITOR", "REPLICATION SLAVE"):
+        source = MySqlSource(mariadb_config(url, f"{name}.*"))
+        finding = {found.setting: found for found in await source.preflight()}[named]
+        mariadb_database.execute(finding.remedy)
+        await source.close()
+    source = MySqlSource(mariadb_config(url, f"{name}.*"))
+    await source.open()
+    start = await source.first_scn()
+    mariadb_database.execute("INSERT INTO t VALUES (1)")
+    assert len((await read_to_end(source, start)).events()) == 1
+    assert (await source.read_chunk(ChunkRequest(f"{name}.t", 10))).done
+    await source.close()
+    mariadb_database.execute(f"DROP USER {name}")
+
+
+async def test_the_preflight_names_a_table_without_a_key_and_the_ways_out(
+    mariadb_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mariadb_database.execute("CREATE TABLE keyless (id INT NOT NULL, UNIQUE KEY (id, v), v INT)")
+    mariadb_database.execute("CREATE TABLE unique_one (id INT NOT NULL, v INT, UNIQUE KEY (id))")
+    (finding,) = await source.preflight()
+    name = mariadb_database.name
+    assert f"{name}.keyless" in finding.setting
+    assert f"ALTER TABLE {name}.keyless ADD PRIMARY KEY" in finding.remedy
+    assert "sources" in finding.remedy
+    mariadb_database.execute("DROP TABLE keyless")
+    await source.open()
+    assert [schema.key for schema in await source.schemas()] == [("id",)]
+
+
+async def test_a_wrong_password_is_refused_and_a_wrong_domain_is_named(
+    mariadb_database: FreshDatabase,
+) -> None:
+    url = mariadb_database.url.replace("databus:databus@", "databus:wrong@")
+    with pytest.raises(PreflightFailed, match="refuses us: error 1045"):
+        await MySqlSource(mariadb_config(url, "*")).open()
+    source = MySqlSource(
+        mariadb_config(
+            mariadb_database.url, f"{mariadb_database.name}.*", options={"domain_id": 77}
+        )
+    )
+    with pytest.raises(PreflightFailed, match="domain 77 is configured"):
+        await source.open()
+    await source.close()
