@@ -319,6 +319,29 @@ async def test_a_parent_that_falls_silent_is_given_up(
                             proxy.stall()
 
 
+async def test_a_child_that_is_too_slow_is_cut_off_behind_its_last_whole_frame(
+    tmp_path: Path,
+) -> None:
+    with relay(tmp_path, [], ring_bytes=256 << 10) as live:
+        async with live.served(), opened(live.url) as source:
+            stream = source.stream_from(Position(0, 0))
+            large = [(Op.INSERT, ORDERS, number) for number in range(20)]
+            live.append(window(1, large, text="x" * 4_000))
+            async with asyncio.timeout(30), contextlib.aclosing(stream):
+                data = (await anext(stream)).data
+                # It does not read on, and the parent writes more than all buffers between hold.
+                for scn in range(2, 400):
+                    live.append(window(scn, large, text="x" * 4_000))
+                    for _ in range(5):
+                        await asyncio.sleep(0)
+                with pytest.raises(SourcePositionLost, match="overtaken"):
+                    async for batch in stream:
+                        data += batch.data
+            found = [view.position for view in frame.iter_frames(data)]
+            assert found == [Position(1 + n // 21, n % 21) for n in range(len(found))]
+            assert 0 < len(found) < 399 * 21
+
+
 # -- several parents --
 
 
