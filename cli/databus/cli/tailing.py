@@ -122,10 +122,12 @@ async def _until_idle(
     try:
         while True:
             following = asyncio.ensure_future(anext(windows))
+            was_flowing = client.status.is_flowing
             while not (await asyncio.wait({following}, timeout=until_idle_s))[0]:
-                # Silence counts only once a relay answers: before, we are on the way there.
-                if client.status.is_flowing:
+                # Silence counts only while a relay answers: before, we are on the way there.
+                if was_flowing and client.status.is_flowing:
                     return
+                was_flowing = client.status.is_flowing
             yield following.result()
     finally:
         # Whoever waits inside it has to leave before the generator can be closed.

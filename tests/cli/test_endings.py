@@ -1,0 +1,141 @@
+"""How servers begin and how processes end: addresses, signals, nothing left behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import DatabusProcess, Processes, http_status, wait_process_gone
+from tests.support.waiting import eventually_sync
+
+CONFIG = """
+[relay]
+listen = "127.0.0.1:{relay}"
+data_dir = "relay"
+
+[[database]]
+name = "made"
+url = "generator://?events_per_second=50&seed=1"
+ring_bytes = "1MiB"
+
+[bootstrap]
+listen = "127.0.0.1:{bootstrap}"
+data_dir = "bootstrap"
+relays = ["http://127.0.0.1:{relay}"]
+spark_master = "local[1]"
+apply_every = "1s"
+"""
+SECONDS = 10.0
+"""A process has ended long before."""
+
+
+class Servers:
+    """A configuration, and the processes that run by it."""
+
+    def __init__(self, folder: Path, processes: Processes, relay: int, bootstrap: int) -> None:
+        self.config = folder / "databus.toml"
+        self.config.write_text(CONFIG.format(relay=relay, bootstrap=bootstrap))
+        self.relay_url = f"http://127.0.0.1:{relay}"
+        self.bootstrap_url = f"http://127.0.0.1:{bootstrap}"
+        self.processes = processes
+
+    def relay(self) -> DatabusProcess:
+        relay = self.processes.start("relay", "-c", self.config, name="relay")
+        relay.wait_ready(f"{self.relay_url}/readyz", 40.0)
+        return relay
+
+    def bootstrap(self) -> DatabusProcess:
+        bootstrap = self.processes.start(
+            "bootstrap", "-c", self.config, "--no-apply", name="bootstrap"
+        )
+        bootstrap.wait_ready(f"{self.bootstrap_url}/healthz", 40.0)
+        return bootstrap
+
+
+@pytest.fixture
+def servers(tmp_path: Path, processes: Processes, free_port: Callable[[], int]) -> Servers:
+    return Servers(tmp_path, processes, free_port(), free_port())
+
+
+def end(process: DatabusProcess, number: signal.Signals) -> int:
+    """Its exit code after the signal; it and all below it are gone within seconds."""
+    below = [one.pid for one in process.descendants()]
+    assert process.process is not None
+    process.process.send_signal(number)
+    code = process.wait(SECONDS)
+    for pid in below:
+        wait_process_gone(pid)
+    return code
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_relay_and_bootstrap_say_where_they_are_and_end_with_0(
+    servers: Servers, number: signal.Signals
+) -> None:
+    relay, bootstrap = servers.relay(), servers.bootstrap()
+    assert f"relay at {servers.relay_url} serves made (generator://" in relay.log
+    assert f"status page {servers.relay_url}/status" in relay.log
+    assert http_status(f"{servers.relay_url}/status") == 200
+    assert f"bootstrap server at {servers.bootstrap_url} serves every database" in bootstrap.log
+    assert f"status {servers.bootstrap_url}/v1/status" in bootstrap.log
+    assert http_status(f"{servers.bootstrap_url}/v1/status") == 200
+    assert end(bootstrap, number) == 0, bootstrap.log
+    assert end(relay, number) == 0, relay.log
+    assert "Traceback" not in relay.log + bootstrap.log
+    assert http_status(f"{servers.relay_url}/healthz") is None
+
+
+def test_a_port_in_use_is_one_line_with_the_address(servers: Servers) -> None:
+    servers.relay()
+    servers.bootstrap()
+    for command, url in (("relay", servers.relay_url), ("bootstrap", servers.bootstrap_url)):
+        done = servers.processes.run(command, "-c", servers.config)
+        address = url.removeprefix("http://")
+        assert done.returncode == 1
+        assert f"cannot listen at {address}: Address already in use" in done.stderr
+        assert len(done.stderr.splitlines()) == 2, done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_tail_ends_on_a_signal_without_a_complaint(
+    servers: Servers, number: signal.Signals, code: int
+) -> None:
+    servers.relay()
+    tail = servers.processes.start("tail", f"{servers.relay_url}/made", name="tail")
+    eventually_sync(lambda: '"op"' in tail.log, 40.0, "tail prints")
+    assert end(tail, number) == code
+    printed = [line for line in tail.log.splitlines() if not line.startswith("{")]
+    assert printed == []
+
+
+def test_tail_waits_for_a_relay_that_is_away_for_a_moment(servers: Servers) -> None:
+    relay = servers.relay()
+    tail = servers.processes.start("tail", f"{servers.relay_url}/made", name="tail")
+    eventually_sync(lambda: '"op"' in tail.log, 40.0, "tail prints")
+    relay.kill9()
+    eventually_sync(lambda: "server_unavailable" in tail.log or "; " in tail.log, 20.0, "a word")
+    seen = tail.log.count('"op"')
+    relay.start().wait_ready(f"{servers.relay_url}/readyz", 40.0)
+    eventually_sync(lambda: tail.log.count('"op"') > seen, 30.0, "tail goes on")
+    assert tail.running
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_apply_every_ends_on_sigterm_with_0_and_takes_its_java_with_it(servers: Servers) -> None:
+    servers.relay()
+    servers.bootstrap()
+    apply = servers.processes.start("apply", "-c", servers.config, "--every", "1s", name="apply")
+    eventually_sync(
+        lambda: any("java" in one.name() for one in apply.descendants()), 60.0, "Spark starts"
+    )
+    eventually_sync(lambda: " base up to " in apply.log, 90.0, "a merge")
+    try:
+        assert end(apply, signal.SIGTERM) == 0, apply.log
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(apply.log) from error
