@@ -242,3 +242,11 @@ def multiplier_and_inverse(seed: int, keys: int) -> tuple[int, int]:
     while np.gcd(candidate, keys) != 1:
         candidate = (candidate + 1) % keys
     return candidate, pow(candidate, -1, keys)
+
+
+def warm_up() -> None:
+    """Compile the loops, or load them from the cache."""
+    out = np.empty(64, dtype=np.uint8)
+    multiplier_and_inverse(1, 2)
+    last_event_of_row(1, 0, 0, 1, 1, 1)
+    put_events(out, 0, 0, 0, 1, 1, 1, 1, 0, 1, _U64(0), 0, 0, 0)

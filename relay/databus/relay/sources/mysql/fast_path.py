@@ -5,21 +5,22 @@ from __future__ import annotations
 import numpy as np
 
 from databus.common.kernels import COMPILED, I64Array
-from databus.relay.sources.mysql import kernels as k
+from databus.relay.sources.mysql import cells as c
 from databus.relay.sources.mysql.decoder import BinlogDecoder, Group
 from databus.relay.sources.mysql.packets import PacketBuffer
 from databus.relay.sources.mysql.plan import KernelTables
+from databus.relay.sources.mysql.walk import walk
 
 _FIRST_IMAGE_BYTES = 1 << 18
 
 
-def compile_kernel() -> None:
-    """Compile the kernel, or load it from numba's cache: half a minute once, then no time."""
+def warm_up() -> None:
+    """Compile the kernels, or load it from numba's cache: half a minute once, then no time."""
     if not COMPILED:
         return
     tables = KernelTables()
     out = np.frombuffer(bytearray(64), dtype=np.uint8)
-    k.walk(
+    walk(
         np.frombuffer(bytearray(64), dtype=np.uint8),
         0,
         0,
@@ -61,7 +62,7 @@ class FastPath:
         cells = tables.plan
         self._load(cells)
         out = np.frombuffer(self._decoder.out.data, dtype=np.uint8)
-        reason = k.walk(
+        reason = walk(
             np.frombuffer(packets.data, dtype=np.uint8),
             packets.start,
             packets.stop,
@@ -71,12 +72,12 @@ class FastPath:
             tables.blob,
             cells,
         )
-        self._store(cells[: k.HEAD].tolist())
-        packets.start = int(cells[k.PLACE])
-        self._decoder.rows_done = int(cells[k.ROWS_DONE]) if reason == k.NEED_DECODER else 0
-        if reason == k.NEED_ROOM:
-            return int(cells[k.NEED_BYTES])
-        cells[k.RESUME_AT] = cells[k.ROWS_DONE] = 0
+        self._store(cells[: c.HEAD].tolist())
+        packets.start = int(cells[c.PLACE])
+        self._decoder.rows_done = int(cells[c.ROWS_DONE]) if reason == c.NEED_DECODER else 0
+        if reason == c.NEED_ROOM:
+            return int(cells[c.NEED_BYTES])
+        cells[c.RESUME_AT] = cells[c.ROWS_DONE] = 0
         return 0
 
     def make_room(self, need_bytes: int) -> None:
@@ -88,46 +89,46 @@ class FastPath:
     def _load(self, cells: I64Array) -> None:
         decoder = self._decoder
         group = decoder.group
-        cells[k.IN_GROUP] = group is not None
-        cells[k.WANTED] = group is not None and group.wanted
+        cells[c.IN_GROUP] = group is not None
+        cells[c.WANTED] = group is not None and group.wanted
         if group is not None:
-            cells[k.SCN] = group.scn
-            cells[k.SEQ] = group.seq
-            cells[k.EVENT_COUNT] = group.event_count
-            cells[k.COMMIT_US] = group.commit_us
-            cells[k.GROUP_FLAGS] = group.flags
-            cells[k.GROUP_DOMAIN] = group.domain_id
-            cells[k.GROUP_SERVER] = group.server_id
-        cells[k.RESOLVED] = decoder.resolved
-        cells[k.LAST_SEQ_NO] = decoder.last_seq_no
-        cells[k.DOMAIN] = decoder.domain_id
-        cells[k.CHECKSUMS] = decoder.checksums
-        cells[k.END_OFFSET] = decoder.offset
-        cells[k.FOREIGN_GROUPS] = decoder.foreign_groups
-        cells[k.OTHER_GROUPS] = decoder.other_groups
-        cells[k.FILL] = decoder.out.fill
-        cells[k.GROUP_START] = decoder.out.window_start
-        cells[k.SENT_PART] = decoder.sent_part
+            cells[c.SCN] = group.scn
+            cells[c.SEQ] = group.seq
+            cells[c.EVENT_COUNT] = group.event_count
+            cells[c.COMMIT_US] = group.commit_us
+            cells[c.GROUP_FLAGS] = group.flags
+            cells[c.GROUP_DOMAIN] = group.domain_id
+            cells[c.GROUP_SERVER] = group.server_id
+        cells[c.RESOLVED] = decoder.resolved
+        cells[c.LAST_SEQ_NO] = decoder.last_seq_no
+        cells[c.DOMAIN] = decoder.domain_id
+        cells[c.CHECKSUMS] = decoder.checksums
+        cells[c.END_OFFSET] = decoder.offset
+        cells[c.FOREIGN_GROUPS] = decoder.foreign_groups
+        cells[c.OTHER_GROUPS] = decoder.other_groups
+        cells[c.FILL] = decoder.out.fill
+        cells[c.GROUP_START] = decoder.out.window_start
+        cells[c.SENT_PART] = decoder.sent_part
 
     def _store(self, cells: list[int]) -> None:
         decoder = self._decoder
         decoder.group = None
-        if cells[k.IN_GROUP]:
+        if cells[c.IN_GROUP]:
             decoder.group = Group(
-                cells[k.SCN],
-                cells[k.GROUP_DOMAIN],
-                cells[k.GROUP_SERVER],
-                cells[k.COMMIT_US],
-                cells[k.GROUP_FLAGS],
-                bool(cells[k.WANTED]),
-                cells[k.SEQ],
-                cells[k.EVENT_COUNT],
+                cells[c.SCN],
+                cells[c.GROUP_DOMAIN],
+                cells[c.GROUP_SERVER],
+                cells[c.COMMIT_US],
+                cells[c.GROUP_FLAGS],
+                bool(cells[c.WANTED]),
+                cells[c.SEQ],
+                cells[c.EVENT_COUNT],
             )
-        decoder.resolved = cells[k.RESOLVED]
-        decoder.last_seq_no = cells[k.LAST_SEQ_NO]
-        decoder.offset = cells[k.END_OFFSET]
-        decoder.foreign_groups = cells[k.FOREIGN_GROUPS]
-        decoder.other_groups = cells[k.OTHER_GROUPS]
-        decoder.out.fill = cells[k.FILL]
-        decoder.out.window_start = cells[k.GROUP_START]
-        decoder.sent_part = bool(cells[k.SENT_PART])
+        decoder.resolved = cells[c.RESOLVED]
+        decoder.last_seq_no = cells[c.LAST_SEQ_NO]
+        decoder.offset = cells[c.END_OFFSET]
+        decoder.foreign_groups = cells[c.FOREIGN_GROUPS]
+        decoder.other_groups = cells[c.OTHER_GROUPS]
+        decoder.out.fill = cells[c.FILL]
+        decoder.out.window_start = cells[c.GROUP_START]
+        decoder.sent_part = bool(cells[c.SENT_PART])

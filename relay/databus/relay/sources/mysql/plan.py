@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from databus.common.schema import Kind
+from databus.relay.sources.mysql import cells as c
 from databus.relay.sources.mysql import columns as types
-from databus.relay.sources.mysql import kernels as k
 from databus.relay.sources.mysql.columns import StreamColumn
 from databus.relay.sources.mysql.events import ENUM, SET, STRING
 from databus.relay.sources.mysql.mapped import MappedTable
@@ -45,51 +45,51 @@ class KernelTables:
 
     def add(self, table_id: int, body: bytes, mapped: MappedTable | None) -> None:
         """Add a table, or the new definition of one; None is a table that is not captured."""
-        row = [0] * k.TABLE_FIELDS
-        row[k.T_ID], row[k.T_BODY], row[k.T_BODY_BYTES] = table_id, len(self._blob), len(body)
+        row = [0] * c.TABLE_FIELDS
+        row[c.T_ID], row[c.T_BODY], row[c.T_BODY_BYTES] = table_id, len(self._blob), len(body)
         self._blob += body
         if mapped is not None:
             self._add_columns(row, mapped)
-        self._rows = [old for old in self._rows if old[k.T_ID] != table_id]
+        self._rows = [old for old in self._rows if old[c.T_ID] != table_id]
         self._rows.append(row)
         self._freeze()
 
     def _add_columns(self, row: list[int], mapped: MappedTable) -> None:
         coded = [self._column(column) for column in mapped.columns]
-        row[k.T_MODE] = k.MODE_PYTHON if None in coded else k.MODE_KERNEL
-        row[k.T_COLUMN], row[k.T_COLUMNS] = len(self._columns), len(coded)
-        row[k.T_KEY], row[k.T_KEYS] = len(self._keys), len(mapped.key_indices)
-        row[k.T_SOURCE] = mapped.schema.source_id
-        row[k.T_SCHEMA] = _signed(mapped.schema.fingerprint)
-        row[k.T_EXTRA] = sum(code[k.C_EXTRA] for code in coded if code)
-        self._columns += [code or [0] * k.COLUMN_FIELDS for code in coded]
+        row[c.T_MODE] = c.MODE_PYTHON if None in coded else c.MODE_KERNEL
+        row[c.T_COLUMN], row[c.T_COLUMNS] = len(self._columns), len(coded)
+        row[c.T_KEY], row[c.T_KEYS] = len(self._keys), len(mapped.key_indices)
+        row[c.T_SOURCE] = mapped.schema.source_id
+        row[c.T_SCHEMA] = _signed(mapped.schema.fingerprint)
+        row[c.T_EXTRA] = sum(code[c.C_EXTRA] for code in coded if code)
+        self._columns += [code or [0] * c.COLUMN_FIELDS for code in coded]
         self._keys += mapped.key_indices
 
     def _freeze(self) -> None:
-        at_tables = k.HEAD
-        at_columns = at_tables + k.TABLE_FIELDS * len(self._rows)
-        at_keys = at_columns + k.COLUMN_FIELDS * len(self._columns)
+        at_tables = c.HEAD
+        at_columns = at_tables + c.TABLE_FIELDS * len(self._rows)
+        at_keys = at_columns + c.COLUMN_FIELDS * len(self._columns)
         at_lists = at_keys + len(self._keys)
         at_slots = at_lists + len(self._lists)
         slot_count = 1 << (2 * len(self._rows) + 1).bit_length()
         at_spans = at_slots + slot_count
-        most_columns = max((row[k.T_COLUMNS] for row in self._rows), default=0)
+        most_columns = max((row[c.T_COLUMNS] for row in self._rows), default=0)
         plan = [0] * (at_spans + 4 * most_columns)
-        plan[k.AT_SLOTS], plan[k.SLOT_MASK], plan[k.AT_SPANS] = at_slots, slot_count - 1, at_spans
+        plan[c.AT_SLOTS], plan[c.SLOT_MASK], plan[c.AT_SPANS] = at_slots, slot_count - 1, at_spans
         for index, row in enumerate(self._rows):
-            place = at_tables + k.TABLE_FIELDS * index
-            plan[place : place + k.TABLE_FIELDS] = row
-            plan[place + k.T_COLUMN] = at_columns + k.COLUMN_FIELDS * row[k.T_COLUMN]
-            plan[place + k.T_KEY] = at_keys + row[k.T_KEY]
-            slot = row[k.T_ID] & (slot_count - 1)
+            place = at_tables + c.TABLE_FIELDS * index
+            plan[place : place + c.TABLE_FIELDS] = row
+            plan[place + c.T_COLUMN] = at_columns + c.COLUMN_FIELDS * row[c.T_COLUMN]
+            plan[place + c.T_KEY] = at_keys + row[c.T_KEY]
+            slot = row[c.T_ID] & (slot_count - 1)
             while plan[at_slots + slot]:
                 slot = (slot + 1) & (slot_count - 1)
             plan[at_slots + slot] = place
         for index, column in enumerate(self._columns):
-            place = at_columns + k.COLUMN_FIELDS * index
-            plan[place : place + k.COLUMN_FIELDS] = column
-            if column[k.C_OP] in (k.OP_ENUM, k.OP_SET):
-                plan[place + k.C_B] += at_lists
+            place = at_columns + c.COLUMN_FIELDS * index
+            plan[place : place + c.COLUMN_FIELDS] = column
+            if column[c.C_OP] in (c.OP_ENUM, c.OP_SET):
+                plan[place + c.C_B] += at_lists
         plan[at_keys:at_lists] = self._keys
         plan[at_lists:at_slots] = self._lists
         self.plan = np.array(plan, dtype=np.int64)
@@ -112,47 +112,47 @@ class KernelTables:
         if code in types.INTEGER_BYTES:
             width = types.INTEGER_BYTES[code]
             if not column.unsigned:
-                return k.OP_SIGNED, width, 0, fixed
-            return (k.OP_UINT64, 0, 0, fixed) if width == 8 else (k.OP_UNSIGNED, width, 0, fixed)
+                return c.OP_SIGNED, width, 0, fixed
+            return (c.OP_UINT64, 0, 0, fixed) if width == 8 else (c.OP_UNSIGNED, width, 0, fixed)
         if code in (types.VARCHAR, types.VAR_STRING, STRING, types.BLOB, types.GEOMETRY):
             return self._sized(column)
         if code in (ENUM, SET):
-            op = k.OP_ENUM if code == ENUM else k.OP_SET
+            op = c.OP_ENUM if code == ENUM else c.OP_SET
             sizes = [len(member.encode()) + 1 for member in column.members]
             longest = max(sizes, default=0) if code == ENUM else sum(sizes)
             return op, meta & 255, self._members(column.members), fixed + longest
         if code == types.BIT:
             width = (meta >> 8) + (meta & 255 > 0)
-            return k.OP_BIT64 if column.column.kind is Kind.UINT64 else k.OP_BIT, width, 0, fixed
+            return c.OP_BIT64 if column.column.kind is Kind.UINT64 else c.OP_BIT, width, 0, fixed
         simple = {
-            types.FLOAT: k.OP_FLOAT,
-            types.DOUBLE: k.OP_DOUBLE,
-            types.YEAR: k.OP_YEAR,
-            types.DATE: k.OP_DATE,
-            types.DATETIME2: k.OP_DATETIME,
-            types.TIMESTAMP2: k.OP_TIMESTAMP,
-            types.TIME2: k.OP_TIME,
+            types.FLOAT: c.OP_FLOAT,
+            types.DOUBLE: c.OP_DOUBLE,
+            types.YEAR: c.OP_YEAR,
+            types.DATE: c.OP_DATE,
+            types.DATETIME2: c.OP_DATETIME,
+            types.TIMESTAMP2: c.OP_TIMESTAMP,
+            types.TIME2: c.OP_TIME,
         }
         if code in simple:
             return simple[code], meta, 0, fixed
         if code == types.NEWDECIMAL:
-            return k.OP_DECIMAL, meta >> 8, meta & 255, fixed
+            return c.OP_DECIMAL, meta >> 8, meta & 255, fixed
         return None
 
     def _sized(self, column: StreamColumn) -> tuple[int, int, int, int] | None:
         name, length_bytes = column.column.type_name, column.length_bytes
         if name == "uuid":
-            return k.OP_UUID, length_bytes, 0, _LONGEST_FIXED_BYTES
+            return c.OP_UUID, length_bytes, 0, _LONGEST_FIXED_BYTES
         if name in ("inet6", "inet4"):
             return None
         if column.code == STRING and column.column.kind is Kind.BYTES:
             width = types.char_bytes(column.meta)
-            return k.OP_PADDED, length_bytes, width, width + _LONGEST_FIXED_BYTES
+            return c.OP_PADDED, length_bytes, width, width + _LONGEST_FIXED_BYTES
         charset = column.charset
         if column.column.kind is Kind.BYTES or charset is None or charset.is_utf8:
-            return k.OP_BYTES, length_bytes, 0, _LONGEST_FIXED_BYTES
+            return c.OP_BYTES, length_bytes, 0, _LONGEST_FIXED_BYTES
         if charset.table:
-            return k.OP_SINGLE_BYTE, length_bytes, self._text(charset.table), _LONGEST_FIXED_BYTES
+            return c.OP_SINGLE_BYTE, length_bytes, self._text(charset.table), _LONGEST_FIXED_BYTES
         return None
 
     def _text(self, table: str) -> int:

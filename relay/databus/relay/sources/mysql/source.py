@@ -15,7 +15,7 @@ from databus.relay.sources.mysql import chunks
 from databus.relay.sources.mysql.charsets import Charsets, load_charsets
 from databus.relay.sources.mysql.connection import Connection
 from databus.relay.sources.mysql.decoder import PART_BYTES, BinlogDecoder
-from databus.relay.sources.mysql.fast_path import FastPath, compile_kernel
+from databus.relay.sources.mysql.fast_path import FastPath, warm_up
 from databus.relay.sources.mysql.packets import PacketBuffer
 from databus.relay.sources.mysql.positions import FIRST_OFFSET, file_after, head_scn
 from databus.relay.sources.mysql.preflight import (
@@ -113,7 +113,7 @@ class MySqlSource:
         """Connect, run the preflight, learn the tables."""
         raise_findings(self._settings.name, await self.preflight())
         if self.use_kernels:
-            await asyncio.to_thread(compile_kernel)
+            await asyncio.to_thread(warm_up)
 
     async def close(self) -> None:
         """Close both connections."""

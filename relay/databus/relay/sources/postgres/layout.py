@@ -6,22 +6,22 @@ import numpy as np
 
 from databus.common.kernels import I64Array
 from databus.common.schema import Column, Kind, SourceSchema
-from databus.relay.sources.postgres import kernels
+from databus.relay.sources.postgres import kernels, text_values
 
 _KINDS: dict[Kind, int] = {
-    Kind.BOOL: kernels.BOOL,
-    Kind.INT: kernels.INT,
-    Kind.FLOAT: kernels.FLOAT,
-    Kind.DECIMAL: kernels.DECIMAL,
-    Kind.NUMERIC: kernels.NUMERIC,
-    Kind.STRING: kernels.STRING,
-    Kind.BYTES: kernels.BYTES,
-    Kind.DATE: kernels.DATE,
-    Kind.TIME: kernels.TIME,
-    Kind.TIMESTAMP: kernels.TIMESTAMP,
-    Kind.TIMESTAMPTZ: kernels.TIMESTAMPTZ,
-    Kind.UUID: kernels.STRING,  # an Avro string in PostgreSQL's own form
-    Kind.JSON: kernels.JSON,
+    Kind.BOOL: text_values.BOOL,
+    Kind.INT: text_values.INT,
+    Kind.FLOAT: text_values.FLOAT,
+    Kind.DECIMAL: text_values.DECIMAL,
+    Kind.NUMERIC: text_values.NUMERIC,
+    Kind.STRING: text_values.STRING,
+    Kind.BYTES: text_values.BYTES,
+    Kind.DATE: text_values.DATE,
+    Kind.TIME: text_values.TIME,
+    Kind.TIMESTAMP: text_values.TIMESTAMP,
+    Kind.TIMESTAMPTZ: text_values.TIMESTAMPTZ,
+    Kind.UUID: text_values.STRING,  # an Avro string in PostgreSQL's own form
+    Kind.JSON: text_values.JSON,
 }
 
 Arrays = tuple[I64Array, I64Array, I64Array, I64Array, I64Array]
@@ -92,7 +92,7 @@ def _column(column: Column, schema: SourceSchema) -> tuple[int, int, int, int]:
     )  # fmt: skip
 
 
-def compile_kernels() -> None:
+def warm_up() -> None:
     """Compile them, or read them from the cache on disk: seconds that no stream should wait."""
     nothing = np.zeros(8, dtype=np.uint8)
     state = np.zeros(kernels.STATE_COUNT, dtype=np.int64)

@@ -21,7 +21,7 @@ from databus.common.schema import SourceSchema
 from databus.relay.sources.postgres import preflight
 from databus.relay.sources.postgres.catalogue import Catalogue
 from databus.relay.sources.postgres.chunks import ChunkReader
-from databus.relay.sources.postgres.layout import compile_kernels
+from databus.relay.sources.postgres.layout import warm_up
 from databus.relay.sources.postgres.lsn import format_lsn, parse_lsn, scn_before
 from databus.relay.sources.postgres.replication import Connection, PostgresError
 from databus.relay.sources.postgres.schema import Table, matches, quote
@@ -70,7 +70,7 @@ class PostgresSource:
         """Examine the server, see to the publication, learn the clock's identity."""
         raise_findings(self._settings.name, await self.preflight())
         if COMPILED:
-            await asyncio.to_thread(compile_kernels)
+            await asyncio.to_thread(warm_up)
         try:
             await self._publish()
             self._clock = f"postgresql:{await preflight.system_identifier(self._settings)}"
