@@ -28,6 +28,7 @@ from databus.relay.ring import Ring
 from databus.relay.ring_format import RingState
 from databus.relay.ring_reader import RingReader
 from databus.relay.row_judge import Judges
+from databus.relay.shared_reads import SharedReads
 from databus.relay.wakeup import WakeupReceiver
 
 STALE_FETCHER_S = 10.0
@@ -69,6 +70,7 @@ class ServedDatabase:
         self._registry = RegistryReader(folder.registry)
         self._fetcher: tuple[int, dict[str, Any]] = (0, {})
         self.judges = Judges(self._registry.schemas)
+        self.reads = SharedReads()
 
     @property
     def ring(self) -> RingReader:

@@ -119,7 +119,7 @@ class StreamAnswer:
         if self._ring_position < 0 and not self._find():
             return None
         try:
-            block, after = ring.read(self._ring_position, self._block_bytes)
+            block, after = self.database.reads.read(ring, self._ring_position, self._block_bytes)
         except ReaderOvertaken:
             self._ring_position = -1  # the next step looks it up again, in a new ring maybe
             return b""
