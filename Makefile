@@ -9,7 +9,7 @@ DURATION ?= 60
 BIN := .venv/bin
 ROOMS := relay bootstrap client common cli
 CODE := $(ROOMS) tests benchmarks
-FIGURES := $(basename $(notdir $(wildcard benchmarks/fig_*.py)))
+FIGURES := $(basename $(notdir $(wildcard benchmarks/fig_*.py benchmarks/capture_*.py)))
 PYTEST := $(BIN)/python -m pytest
 # Each test file stays with one process, so that its servers are started once.
 PARALLEL := -n 2 --dist loadfile
