@@ -14,17 +14,9 @@ import numpy.typing as npt
 from databus.common.checkpoint import SEQ_END, Latest, Oldest, Position, StartPoint
 from databus.common.errors import ClockMismatch, ScnTooOld
 from databus.common.filters import ModPartition, RangePartition, StreamFilter
-from databus.common.frame import (
-    FIRST_CONTROL_OP,
-    OFFSETS,
-    Buffer,
-    FrameColumns,
-    Op,
-    WindowBuilder,
-    heartbeat,
-    scan,
-)
+from databus.common.frame import FIRST_CONTROL_OP, OFFSETS, Buffer, FrameColumns, Op, scan
 from databus.common.selection import close_windows, gather
+from databus.common.window import WindowBuilder, heartbeat
 from databus.relay.ring_format import RingState
 from databus.relay.row_judge import RowJudge
 
