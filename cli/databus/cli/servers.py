@@ -227,6 +227,8 @@ class PrivateServer(ABC):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
+            # A MariaDB that starts deletes the temporary tables of others in a shared folder.
+            env={**os.environ, "TMPDIR": str(self.directory)},
             **self._identity(),
         )
         if done.returncode != 0:
@@ -358,6 +360,7 @@ class MariaDBServer(PrivateServer):
             self._binary("mariadbd", "mysqld"),
             "--no-defaults",
             f"--datadir={self.data_dir}",
+            f"--tmpdir={self.directory}",
             f"--port={self.port}",
             "--bind-address=127.0.0.1",
             f"--socket={self._socket()}",
