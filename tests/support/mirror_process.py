@@ -160,7 +160,7 @@ def main(settings: dict[str, Any]) -> None:
         consumer=mirror,
         checkpoints=ApplicationCheckpoints(mirror.load),
         start=settings["start"],
-        checkpoint_every_s=0.05,
+        **{"checkpoint_every_s": 0.05, **settings.get("options", {})},
     ).run()
 
 

@@ -179,7 +179,9 @@ class BootstrapStream:
         finally:
             opened.close()
         self.position = max(self.position, run.stop)
-        yield Piece(b"", self._checkpoint(run.id, run.rows), 0)
+        # Row 0: behind this position the reader has nothing.  Rows that it had would make it
+        # take the beginning of the next run for a run that was replaced, and roll back.
+        yield Piece(b"", self._checkpoint(run.id, 0), 0)
 
     def _may_match(self, group: RowGroup) -> bool:
         """Whether a source that is wanted lies in the group's range of source numbers."""

@@ -210,7 +210,6 @@ class Machine:
         self.resume: Resume = resume
         self.error: DatabusError | None = None
         self.gap_count = 0
-        self.bootstrap_count = 0
         self._turn = {State.REGISTER: self._rng.randrange(len(self._relays))}
         self._turn[State.REGISTER_BOOTSTRAP] = 0
         self._failures = 0
@@ -218,6 +217,7 @@ class Machine:
         self._returned_at: Position | None = None
         self._wait_s = 0.0
         self.restart(resume)
+        self.bootstrap_count = int(self.reads_bootstrap)
 
     @classmethod
     def of_options(
