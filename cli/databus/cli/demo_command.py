@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,9 @@ def demo(
     duration: Annotated[float, typer.Option(help="Seconds, from start to verdict.")] = 60.0,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
     keep: Annotated[bool, typer.Option(help="Keep the folder with logs and data.")] = False,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save the picture as SVG.")
+    ] = None,
 ) -> None:
     """Show the whole system at work on a small shop, and compare the results.
 
@@ -41,7 +45,7 @@ def demo(
         raise BadRequest(f"--db {db!r} is none of {', '.join(DIALECTS)}")
     if duration < SHORTEST_S:
         raise BadRequest(f"--duration {duration} is too short: it takes {SHORTEST_S:.0f} or more")
-    equal = asyncio.run(Demo(db, duration_s=duration, seed=seed, keep=keep).run())
+    equal = asyncio.run(Demo(db, duration_s=duration, seed=seed, keep=keep, picture=picture).run())
     if not equal:
         raise typer.Exit(EXIT_DIFFERENT)
 

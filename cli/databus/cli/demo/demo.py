@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
+import re
 import shutil
 import sys
 import tempfile
@@ -66,7 +68,17 @@ class Demo:
     Raises: DatabusError where a part cannot be started; everything is ended before.
     """
 
-    def __init__(self, database: str, *, duration_s: float, seed: int, keep: bool) -> None:
+    def __init__(
+        self,
+        database: str,
+        *,
+        duration_s: float,
+        seed: int,
+        keep: bool,
+        picture: Path | None = None,
+    ) -> None:
+        """``picture``: save what is to be seen while one consumer sleeps, as SVG."""
+        self._picture_path = picture
         self._kind = database
         self._duration_s = duration_s
         self._seed = seed
@@ -154,6 +166,7 @@ class Demo:
                 self._step = "the report's consumer sleeps until the relay has forgotten its place"
                 await self._until(lambda: self._forgotten(second), 0.75)
                 await self._until(lambda: False, 0.5)
+                self._save_picture()
                 self._step = "it wakes: too old for the relay, so it catches up from the bootstrap"
                 serving.append(group.create_task(self._serve(second, folder)))
                 await self._until(lambda: False, 0.82)
@@ -252,6 +265,14 @@ class Demo:
         while True:
             self._console.print(draw(self._picture()))
             await asyncio.sleep(5)
+
+    def _save_picture(self) -> None:
+        if self._picture_path is not None:
+            paper = Console(record=True, file=io.StringIO(), width=110)
+            paper.print(draw(self._picture()))
+            svg = paper.export_svg(title="make demo")
+            # A picture in a README must not ask other sites for fonts.
+            self._picture_path.write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL))
 
     def _picture(self) -> Picture:
         elapsed_s = time.monotonic() - self._started
