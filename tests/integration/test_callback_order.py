@@ -125,11 +125,11 @@ async def dump(relay: LocalRelay) -> None:
         async with session.post("/v1/shop/dumps", json={"sources": ["*"]}) as answer:
             asked = await answer.json()
 
-        async def ended() -> bool:
+        async def is_completed() -> bool:
             async with session.get(f"/v1/shop/dumps/{asked['id']}") as answer:
                 return bool((await answer.json())["state"] == "completed")
 
-        await eventually(ended, 30.0, "the dump has ended")
+        await eventually(is_completed, 30.0, "the dump has ended")
 
 
 async def until_equal(source: Source, watcher: Watcher) -> None:

@@ -229,10 +229,10 @@ class BootstrapStream:
         if run.kind is not RunKind.SEGMENT:
             checkpoint = self._checkpoint(run.id, row + cut)
         elif columns.op[-1] == Op.END_OF_WINDOW:
-            # Inside a segment every window's end is a consistent point.
+            # Inside a segment every window's end is a consistent point: no rows behind it.
             last = position_at(columns, len(columns) - 1)
             self.position = max(self.position, last)
-            checkpoint = self._checkpoint(run.id, row + cut)
+            checkpoint = self._checkpoint(run.id, 0)
         floor = ORIGIN if group.first > after else after
         return Piece(self._selected(columns, part.data, floor), checkpoint, cut - at)
 
