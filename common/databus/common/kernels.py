@@ -50,13 +50,13 @@ else:
         return numba.njit(cache=True, nogil=True)(function) if COMPILED else function
 
 
-def _crc_tables() -> I64Array:
-    """Slicing-by-8 tables of CRC-32C (Castagnoli polynomial, reflected 0x82F63B78)."""
+def crc_tables(polynomial: int) -> I64Array:
+    """Slicing-by-8 tables of a 32-bit CRC with this reflected polynomial: (8, 256)."""
     tables = np.zeros((8, 256), dtype=np.int64)
     for byte in range(256):
         crc = byte
         for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+            crc = (crc >> 1) ^ (polynomial if crc & 1 else 0)
         tables[0, byte] = crc
     for slice_ in range(1, 8):
         previous = tables[slice_ - 1]
@@ -64,7 +64,7 @@ def _crc_tables() -> I64Array:
     return tables
 
 
-CRC_TABLES = _crc_tables()
+CRC32C_TABLES = crc_tables(0x82F63B78)
 
 
 @jit
@@ -86,9 +86,8 @@ def load_i64(buf: U8Array, at: int) -> int:
 
 
 @jit
-def _crc_by_tables(buf: U8Array, at: int, stop: int, crc: int) -> int:
-    """The state ``crc`` after ``buf[at:stop]``, eight bytes a step by the tables."""
-    tables = CRC_TABLES
+def crc_by_tables(tables: I64Array, buf: U8Array, at: int, stop: int, crc: int) -> int:
+    """The state ``crc`` after ``buf[at:stop]``, eight bytes a step."""
     while at + 8 <= stop:
         low = crc ^ load_u32(buf, at)
         crc = (
@@ -111,7 +110,7 @@ def _crc_by_tables(buf: U8Array, at: int, stop: int, crc: int) -> int:
 @jit
 def crc32c_by_tables(buf: U8Array, start: int, stop: int) -> int:
     """CRC-32C of ``buf[start:stop]`` on any processor, 2 GB/s compiled."""
-    return _crc_by_tables(buf, start, stop, i64(0xFFFFFFFF)) ^ 0xFFFFFFFF
+    return crc_by_tables(CRC32C_TABLES, buf, start, stop, i64(0xFFFFFFFF)) ^ 0xFFFFFFFF
 
 
 if COMPILED and intrinsics.HAS_CRC:
@@ -121,7 +120,7 @@ if COMPILED and intrinsics.HAS_CRC:
         """CRC-32C of ``buf[start:stop]`` by the processor's instruction, 6 GB/s."""
         words = (stop - start) >> 3
         crc = intrinsics.crc_words(buf, start, words, i64(0xFFFFFFFF))
-        return _crc_by_tables(buf, start + 8 * words, stop, crc) ^ 0xFFFFFFFF
+        return crc_by_tables(CRC32C_TABLES, buf, start + 8 * words, stop, crc) ^ 0xFFFFFFFF
 
 else:
     crc32c = crc32c_by_tables
