@@ -63,7 +63,9 @@ def _put_big(out: U8Array, at: int, magnitude: np.uint64, negative: bool) -> int
     if magnitude == np.uint64(0):
         negative = False
     inverted = magnitude - np.uint64(1) if negative else magnitude
-    count = _bit_count(inverted) // 8 + 1
+    count = 1
+    while count < 9 and inverted >> np.uint64(8 * count - 1):
+        count += 1
     turn = 0xFF if negative else 0
     at = _put_long(out, at, count)
     for index in range(count):
@@ -83,10 +85,9 @@ def _load_big_endian(buf: U8Array, at: int, width: int) -> int:
 
 @jit
 def _load_little_endian(buf: U8Array, at: int, width: int) -> int:
-    value = i64(0)
-    for index in range(width):
-        value |= i64(buf[at + index]) << 8 * index
-    return value
+    """A number of 1 to 8 bytes, without a loop: behind the last event there is slack."""
+    word = load_i64(buf, at)
+    return word if width == 8 else word & (i64(1) << 8 * width) - 1
 
 
 @jit
@@ -304,9 +305,7 @@ def put_value(
     width = plan[column + c.C_A]
     if op == c.OP_SIGNED:
         shift = 64 - 8 * width
-        return at + width, _put_long(
-            out, to, (_load_little_endian(buf, at, width) << shift) >> shift
-        )
+        return at + width, _put_long(out, to, (load_i64(buf, at) << shift) >> shift)
     if op == c.OP_UNSIGNED:
         return at + width, _put_long(out, to, _load_little_endian(buf, at, width))
     if c.OP_BYTES <= op <= c.OP_SINGLE_BYTE or op == c.OP_UUID:
