@@ -335,3 +335,20 @@ async def test_the_other_endpoints_say_what_is_there(bench: Bench) -> None:
     async with bench.session.get(f"{bench.url}/metrics") as answer:
         metrics = await answer.text()
     assert f'databus_bootstrap_snapshot_scn{{database="shop"}} {end["scn"]}.0' in metrics
+
+
+async def test_before_the_writer_has_read_a_relay_no_database_is_called_unknown(
+    tmp_path: Path,
+) -> None:
+    logs, stop = OpenLogs(), asyncio.Event()
+    config = BootstrapConfig(data_dir=tmp_path, listen="127.0.0.1:0")
+    listener = listening_socket(config.listen)
+    url = "http://{}:{}/v1/shop/register".format(*listener.getsockname()[:2])
+    serving = asyncio.create_task(serve_bootstrap(config, listener, stop, logs))
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        problem = await answer.json(content_type=None)
+    stop.set()
+    await serving
+    logs.close()
+    assert (answer.status, problem["code"]) == (503, "server_unavailable")
+    assert problem["retry"]

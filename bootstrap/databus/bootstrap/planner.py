@@ -7,7 +7,7 @@ range, its rows after t are exactly the net changes since t, for any t inside th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from databus.bootstrap.manifest import Manifest
@@ -36,8 +36,8 @@ class Step:
 def plan(manifest: Manifest, since: Position, log_start: Position) -> tuple[Step, ...]:
     """The cheapest chain of runs from ``since`` to where the hot log begins.
 
-    Empty if the hot log alone covers it.  From the origin the base may be used; from anywhere
-    else it may not, because it has no tombstones.  Costs are bytes of frames.
+    Empty if the hot log alone covers it.  From the origin the base is used if there is one;
+    from anywhere else it may not, because it has no tombstones.  Costs are bytes of frames.
 
     Raises:
         LogTooYoung: the runs do not reach back to ``since``.
@@ -46,10 +46,11 @@ def plan(manifest: Manifest, since: Position, log_start: Position) -> tuple[Step
         return ()
     if since != ORIGIN:
         return chain(manifest, since, log_start)
-    first = manifest.chain[0].start if manifest.chain else log_start
-    starts: dict[Position, tuple[Step, ...]] = {first: ()}
-    if manifest.base is not None:
-        starts[manifest.base.stop] = (Step(manifest.base, ORIGIN),)
+    if manifest.base is None:
+        first = manifest.chain[0].start if manifest.chain else log_start
+        return chain(manifest, first, log_start)
+    # Retention may have taken the chain's beginning, so that it cannot replace the base.
+    starts = {manifest.base.stop: (Step(manifest.base, ORIGIN),)}
     return _cheapest(manifest, starts, log_start)
 
 
@@ -87,6 +88,99 @@ def _cheapest(
             oldest=oldest.to_json(),
         )
     return min(reached, key=lambda found: found[0])[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Read the rows of ``run`` in (after, upto]."""
+
+    run: Run
+    after: Position
+    upto: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """Everything in (``start``, ``stop``], in order; what follows ``stop`` is in the hot log."""
+
+    start: Position
+    parts: tuple[Part, ...]
+
+    @property
+    def stop(self) -> Position:
+        """Where the runs end."""
+        return self.parts[-1].upto if self.parts else self.start
+
+
+def cover(
+    manifest: Manifest,
+    starts: Mapping[Position, tuple[Part, ...]],
+    until: Position,
+    log_start: Position,
+    *,
+    every_change: bool,
+) -> Cover:
+    """The cheapest runs from one of ``starts`` to ``until``, or to where the hot log begins.
+
+    A segment may be cut at ``until``.  A compacted run may not: the state of a key at
+    ``until`` is gone from it if the key changed again inside the run.  With ``every_change``
+    only segments serve.  Runs that have retired serve while they are kept.
+
+    Raises:
+        LogTooYoung: there is no such chain; with the oldest position there is one from, or
+            with the positions next to ``until`` that can be asked for.
+    """
+    goal = min(until, log_start)
+    best = {start: (sum(p.run.frame_bytes for p in ps), start, ps) for start, ps in starts.items()}
+    kept = {run.id: run for run in (*manifest.chain, *(r.run for r in manifest.retired))}
+    for run in sorted(kept.values(), key=lambda run: (run.stop, run.start)):
+        cut = not run.is_compacted
+        if run.kind is RunKind.BASE or not (cut or (run.stop <= until and not every_change)):
+            continue
+        upto = min(run.stop, until)
+        for position, (cost, start, parts) in sorted(best.items()):
+            total = cost + run.bytes_after(position)
+            if run.start <= position < upto and (upto not in best or total < best[upto][0]):
+                best[upto] = (total, start, (*parts, Part(run, position, upto)))
+    reached = [found for position, found in best.items() if position >= goal]
+    if reached:
+        _, start, parts = min(reached, key=lambda found: found[0])
+        return Cover(start, parts)
+    raise _not_covered(manifest, best, until, log_start, every_change=every_change)
+
+
+def _not_covered(
+    manifest: Manifest,
+    reached: Collection[Position],
+    until: Position,
+    log_start: Position,
+    *,
+    every_change: bool,
+) -> LogTooYoung:
+    since = min(reached, default=ORIGIN)
+    oldest = manifest.chain[0].start if manifest.chain else log_start
+    if every_change:
+        oldest = log_start
+        for run in reversed(manifest.chain):
+            if run.is_compacted:
+                break
+            oldest = run.start
+    if not reached or since < oldest:
+        what = "all changes are kept" if every_change else "the log reaches back"
+        return LogTooYoung(
+            f"{since} is too old: {what} to {oldest}, no further",
+            since=since.to_json(),
+            oldest=oldest.to_json(),
+        )
+    before = max(reached)
+    after = min((run.stop for run in manifest.chain if run.stop > until), default=log_start)
+    return LogTooYoung(
+        f"the state at {until} is gone: the changes after {before} up to {after} have been "
+        f"merged; ask for {before} or {after}",
+        oldest=oldest.to_json(),
+        before=before.to_json(),
+        after=after.to_json(),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,8 @@ def _file_name(value: Any) -> str:
 class RowGroup:
     """A piece of a run that is read at once: its rows begin at ``first_row`` of the run.
 
-    No row of it lies before ``first`` or after ``last``.
+    No row of it lies before ``first`` or after ``last``, none was committed after
+    ``last_commit_us``.
     """
 
     file: int
@@ -201,6 +202,7 @@ class RowGroup:
     first: Position
     last: Position
     source_ids: tuple[int, int]
+    last_commit_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,11 @@ class FrameBlock:
     def columns(self) -> FrameColumns:
         """The headers as columns."""
         return FrameColumns(self.data.view(np.uint64), self.edges[:-1], len(self.data))
+
+
+def blocks_of(table: Any) -> list[FrameBlock]:
+    """The ``frame`` column of an Arrow table, where it lies."""
+    return [_as_block(chunk) for chunk in table.column("frame").chunks]
 
 
 def _as_block(chunk: Any) -> FrameBlock:
@@ -289,6 +296,7 @@ class OpenRun:
                 group = file.metadata.row_group(index)
                 first, last = bounds(group)
                 sources = group.column(COLUMNS.index("source_id")).statistics
+                times = group.column(COLUMNS.index("commit_us")).statistics
                 yield RowGroup(
                     file=number,
                     index=index,
@@ -297,12 +305,13 @@ class OpenRun:
                     first=first,
                     last=last,
                     source_ids=(sources.min, sources.max),
+                    last_commit_us=times.max if times and times.has_min_max else SCN_LIMIT,
                 )
                 first_row += group.num_rows
 
     def frames(self, group: RowGroup) -> list[FrameBlock]:
         """The frames of a row group, back to back, in one or a few blocks."""
-        return [_as_block(chunk) for chunk in self._read(group, ["frame"]).column(0).chunks]
+        return blocks_of(self.table(group, ["frame"]))
 
     def check(self) -> None:
         """Read everything and compare it with itself and with the run's range.
@@ -312,8 +321,8 @@ class OpenRun:
         """
         last = self.run.start
         for group in self.row_groups:
-            table = self._read(group, list(COLUMNS)).combine_chunks()
-            for block in map(_as_block, table.column("frame").chunks):
+            table = self.table(group, list(COLUMNS)).combine_chunks()
+            for block in blocks_of(table):
                 columns = scan(block.data)
                 for name in ("scn", "seq", "source_id", "op", "flags", "commit_us", "key_hash"):
                     stored = table.column(name).to_numpy()
@@ -327,7 +336,8 @@ class OpenRun:
                         )
                     last = Position(scn, seq)
 
-    def _read(self, group: RowGroup, names: list[str]) -> Any:
+    def table(self, group: RowGroup, names: list[str]) -> Any:
+        """Columns of a row group, by their names, as an Arrow table."""
         try:
             return self._files[group.file].read_row_group(group.index, columns=names)
         except (OSError, pa.ArrowException) as error:

@@ -158,6 +158,9 @@ class BootstrapServer:
             return databases[name]
         if name in databases or name in self.config.databases:
             raise ServerUnavailable(f"the log of {name} has not begun yet", database=name)
+        if not databases and not self.config.databases:
+            # Which databases there are is the relays' word, and the writer has not had it yet.
+            raise ServerUnavailable("no database has a log yet", database=name)
         raise UnknownDatabase(
             f"there is no database {name!r} here{nearest(name, databases)}", database=name
         )
