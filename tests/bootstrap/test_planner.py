@@ -75,9 +75,11 @@ def test_a_reader_within_the_hot_log_reads_no_run() -> None:
     assert planner.plan(manifest, Position(25, 0), Position(20, 0)) == ()
 
 
-def test_the_base_is_left_where_the_chain_costs_less() -> None:
-    manifest = Manifest(runs=(run_of(0, 40, 500, RunKind.BASE), run_of(10, 40, 100)))
-    assert spans(planner.plan(manifest, ORIGIN, Position(40, 0))) == [(10, 40, 10)]
+def test_the_base_is_read_though_the_rest_of_the_chain_costs_less() -> None:
+    """Retention has taken the chain's beginning; what is left of it is not the whole state."""
+    manifest = Manifest(runs=(run_of(0, 30, 500, RunKind.BASE), run_of(20, 40, 100)))
+    steps = planner.plan(manifest, ORIGIN, Position(40, 0))
+    assert spans(steps) == [(0, 30, 0), (20, 40, 30)]
 
 
 def test_a_position_before_the_chain_is_too_young_a_log() -> None:
