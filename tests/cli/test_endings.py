@@ -12,6 +12,8 @@ import pytest
 from tests.support.processes import DatabusProcess, Processes, http_status, wait_process_gone
 from tests.support.waiting import eventually_sync
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
 CONFIG = """
 [relay]
 listen = "127.0.0.1:{relay}"
@@ -125,7 +127,6 @@ def test_tail_waits_for_a_relay_that_is_away_for_a_moment(servers: Servers) -> N
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_apply_every_ends_on_sigterm_with_0_and_takes_its_java_with_it(servers: Servers) -> None:
     servers.relay()
