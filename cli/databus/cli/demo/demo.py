@@ -105,6 +105,8 @@ class Demo:
                 verdict = await self._run(folder, shop, url, processes)
             show(verdict, self._console)
             return verdict.equal
+        except BaseExceptionGroup as group:
+            raise _first_leaf(group) from group
         finally:
             if self._keep:
                 self._console.print(f"kept: {folder}")
@@ -355,3 +357,9 @@ async def _stop(client: DatabusClient, serving: asyncio.Task[Any]) -> None:
 
 def _scn(position: Any) -> int | None:
     return int(position["scn"]) if isinstance(position, dict) else None
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
