@@ -18,7 +18,8 @@ class Mirror(Consumer):
 
     Invariants:
         I1. ``tables`` is what the events so far make of empty tables.
-        I2. ``regressions`` counts rows that went back to an older state outside a replay.
+        I2. ``regressions`` counts rows that went back to an older state, other than in a replay
+            that ``onRollback`` announced or a restart brought.
 
     Owner: the client's event loop; others may read numbers.
     """
@@ -74,7 +75,8 @@ class Mirror(Consumer):
         self._newest.clear()
 
     def sleeping(self) -> None:
-        """The application is away from now on."""
+        """The application is away from now on; what its checkpoint lacks will come again."""
+        self._newest.clear()
         self._moved("asleep", self.position.scn)
 
     def _moved(self, mode: str, scn: int) -> None:
