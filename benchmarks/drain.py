@@ -128,6 +128,8 @@ async def _stream(backlog: Backlog, stream: AsyncIterator[Batch], intake: Intake
             if batch.resolved >= backlog.upto_scn:
                 seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
                 break
+    # Before the look at what came, which is none of capture's work.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if intake is not None:
         state = intake.ring.state
         rows = state.frames - state.windows
@@ -136,7 +138,6 @@ async def _stream(backlog: Backlog, stream: AsyncIterator[Batch], intake: Intake
             while place < reader.snapshot().tail:
                 data, place = reader.read(place, 4 << 20)
                 newest = bytes(data)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Drained(rows, seconds, cpu_seconds, peak, _content(newest))
 
 
