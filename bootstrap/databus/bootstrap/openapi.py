@@ -19,8 +19,44 @@ from databus.common.errors import (
 )
 from databus.common.formats import FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE
 from databus.common.openapi import Endpoint
-from databus.common.query import CHECKPOINT, FORMAT, MAX_BYTES, OPS, PARTITION, SCN, SOURCES
+from databus.common.query import (
+    CHECKPOINT,
+    FORMAT,
+    MAX_BYTES,
+    OPS,
+    PARTITION,
+    SCN,
+    SOURCES,
+    Parameter,
+)
 
+SINCE = Parameter(
+    "since",
+    "What happened after this: SCN (everything at it), SCN:SEQ, or a commit time in ISO 8601; "
+    "without it from the oldest change that is kept.",
+    {"type": "string"},
+    "1004",
+)
+UNTIL = Parameter(
+    "until",
+    "And up to this, in the same forms; without it to the log's end.",
+    {"type": "string"},
+    "2026-03-01T12:00:00Z",
+)
+MODE = Parameter(
+    "mode",
+    "net: the last state of each key that changed; all: every change.",
+    {"type": "string", "enum": ["net", "all"], "default": "net"},
+)
+AS_OF = Parameter(
+    "scn",
+    "The state as of this SCN, SCN:SEQ or commit time; without it at the log's end. In the "
+    "middle of a transaction it means before that.",
+    {"type": "string"},
+    "1004",
+)
+CHANGES_PARAMETERS = (SINCE, UNTIL, MODE, SOURCES, OPS, PARTITION, FORMAT)
+SNAPSHOT_PARAMETERS = (AS_OF, SOURCES, OPS, PARTITION, FORMAT)
 BOOTSTRAP_PARAMETERS = (SOURCES, CHECKPOINT, SCN, PARTITION, OPS, MAX_BYTES, FORMAT)
 SCN_PARAMETERS = (SOURCES, CHECKPOINT)
 
@@ -35,6 +71,10 @@ _RANGE = {
     "max": _POSITION,
     "snapshot": {"oneOf": [_POSITION, {"type": "null"}]},
     "state": {"type": "string", "enum": ["seeding", "seeded"]},
+}
+_RANGE_HEADERS = {
+    "Databus-Clock": "Identity of the stream's clock.",
+    "Databus-Max": "SCN:SEQ of the target.",
 }
 _DATABASE = (UnknownDatabase, ServerUnavailable)
 
@@ -93,10 +133,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "The state of the sources, or what changed since a checkpoint, up to the target.",
         parameters=BOOTSTRAP_PARAMETERS,
         produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
-        headers={
-            "Databus-Clock": "Identity of the stream's clock.",
-            "Databus-Max": "SCN:SEQ of the target.",
-        },
+        headers=_RANGE_HEADERS,
         errors=(
             BadFilter,
             BadCheckpoint,
@@ -104,6 +141,34 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             UnknownSource,
             NotAcceptable,
             ClockMismatch,
+            LogTooYoung,
+            NotSeeded,
+            StoreError,
+        ),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/changes",
+        "changes",
+        "What changed between two positions or commit times, then a checkpoint at the second.",
+        parameters=CHANGES_PARAMETERS,
+        produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
+        headers=_RANGE_HEADERS,
+        errors=(BadFilter, *_DATABASE, UnknownSource, NotAcceptable, LogTooYoung, StoreError),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/snapshot",
+        "snapshot",
+        "The state of the sources as of a position, all of one moment, then a checkpoint at it.",
+        parameters=SNAPSHOT_PARAMETERS,
+        produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
+        headers=_RANGE_HEADERS,
+        errors=(
+            BadFilter,
+            *_DATABASE,
+            UnknownSource,
+            NotAcceptable,
             LogTooYoung,
             NotSeeded,
             StoreError,

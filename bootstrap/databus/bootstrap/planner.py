@@ -149,6 +149,16 @@ def cover(
     raise _not_covered(manifest, best, until, log_start, every_change=every_change)
 
 
+def oldest_of(manifest: Manifest, log_start: Position, *, every_change: bool) -> Position:
+    """From where on the net changes, or all of them, are kept up to the log's end."""
+    oldest = manifest.stop or log_start
+    for run in reversed(manifest.chain):
+        if every_change and run.is_compacted:
+            break
+        oldest = run.start
+    return oldest
+
+
 def _not_covered(
     manifest: Manifest,
     reached: Collection[Position],
@@ -158,13 +168,7 @@ def _not_covered(
     every_change: bool,
 ) -> LogTooYoung:
     since = min(reached, default=ORIGIN)
-    oldest = manifest.chain[0].start if manifest.chain else log_start
-    if every_change:
-        oldest = log_start
-        for run in reversed(manifest.chain):
-            if run.is_compacted:
-                break
-            oldest = run.start
+    oldest = oldest_of(manifest, log_start, every_change=every_change)
     if not reached or since < oldest:
         what = "all changes are kept" if every_change else "the log reaches back"
         return LogTooYoung(

@@ -17,8 +17,9 @@ import numpy.typing as npt
 from databus.bootstrap.log import FOLDER as LOG_FOLDER
 from databus.bootstrap.log import HotLog, LogState
 from databus.bootstrap.manifest import Manifest, Store
-from databus.common.checkpoint import ORIGIN, Position
-from databus.common.errors import NotSeeded, StoreError, UnknownSource
+from databus.bootstrap.ranges import at_time
+from databus.common.checkpoint import ORIGIN, AtTime, Position, decode_position
+from databus.common.errors import LogTooYoung, NotSeeded, StoreError, UnknownSource
 from databus.common.filters import StreamFilter, matches, matching_ids
 from databus.common.query import nearest
 from databus.common.schema import SchemaSet, SourceSchema
@@ -153,6 +154,35 @@ class ServedDatabase:
                 database=self.name,
                 sources=missing,
             )
+
+    def require_whole(self, names: list[str], at: Position) -> None:
+        """Refuse the state at a position before a source's rows had all been read.
+
+        Raises:
+            LogTooYoung: with the position from which on the sources are whole.
+        """
+        ends = [self.seeding().get(name, {}).get("end") for name in names]
+        whole = max((decode_position(end) for end in ends if end), default=ORIGIN)
+        if at < whole:
+            raise LogTooYoung(
+                f"{self.name}: the sources asked for are whole from {whole} on, not at {at}",
+                oldest=whole.to_json(),
+            )
+
+    def origin(self) -> Position | None:
+        """Where the log began, or began again after a gap; None if nobody has noted it."""
+        noted = self.log.note("origin")
+        return decode_position(noted) if noted else None
+
+    def resolved(self, point: Position | AtTime | None) -> Position | None:
+        """A commit time as the position that everything up to it lies at or before.
+
+        Raises:
+            LogTooYoung: everything that is kept was committed later.
+        """
+        if isinstance(point, AtTime):
+            return at_time(self.store, self.log, point.commit_us)
+        return point
 
     # -- documents ----------------------------------------------------------------------
 

@@ -6,101 +6,45 @@ It is stateless: everything is in the store, and a reader may go on at any other
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from databus.bootstrap import openapi
+from databus.bootstrap.changes import Content, RangeStream
 from databus.bootstrap.metrics import BootstrapCollector
-from databus.bootstrap.served import OpenLogs, ServedDatabase, database_folders, is_origin
-from databus.bootstrap.stream import PIECE_BYTES, BootstrapStream, Piece
-from databus.common.checkpoint import ORIGIN, BootstrapCheckpoint, Position
+from databus.bootstrap.ranges import FrameRange, changes_from, state_from
+from databus.bootstrap.requests import (
+    BootstrapRequest,
+    RangeRequest,
+    parse_bootstrap_request,
+    parse_changes_request,
+    parse_snapshot_request,
+)
+from databus.bootstrap.sending import CHECKPOINT_BYTES, answer
+from databus.bootstrap.served import OpenLogs, ServedDatabase, database_folders
+from databus.bootstrap.stream import PIECE_BYTES, BootstrapStream
+from databus.common.checkpoint import ORIGIN, SEQ_END, Position
 from databus.common.config import BootstrapConfig
 from databus.common.errors import (
     BadRequest,
     ClockMismatch,
-    DatabusError,
-    InternalError,
     ServerUnavailable,
     UnknownDatabase,
 )
-from databus.common.filters import StreamFilter, parse_sources
-from databus.common.formats import Format, choose_format, error_frame, make_format
-from databus.common.http import (
-    STOPPING,
-    json_response,
-    make_app,
-    operation_routes,
-    query_of,
-    serve,
-)
+from databus.common.filters import parse_sources
+from databus.common.formats import make_format
+from databus.common.http import json_response, make_app, operation_routes, query_of, serve
 from databus.common.openapi import version
-from databus.common.query import (
-    SOURCES,
-    nearest,
-    parse_checkpoint,
-    parse_count,
-    parse_filter,
-    parse_position,
-)
+from databus.common.query import SOURCES, nearest
 from databus.common.rendering import Renderer
 
 AHEAD_WAIT_S = 5.0
 AHEAD_POLL_S = 0.1
-CHECKPOINT_BYTES = 1 << 10
-
-_log = logging.getLogger("databus.bootstrap.server")
-
-
-@dataclass(frozen=True, slots=True)
-class BootstrapRequest:
-    """What a reader asks for: the state after ``since``, going on at ``resume`` if given."""
-
-    since: Position
-    clock: str | None
-    resume: BootstrapCheckpoint | None
-    filter: StreamFilter
-    format: str
-    max_bytes: int | None
-
-    @property
-    def has_state(self) -> bool:
-        """Whether the reader has a consistent state already."""
-        return not is_origin(self.resume.position if self.resume else self.since)
-
-
-def parse_bootstrap_request(
-    query: Mapping[str, str], headers: Mapping[str, str], database: str
-) -> BootstrapRequest:
-    """The request in a query whose names are known; no start point means from nothing.
-
-    Raises:
-        BadRequest, BadFilter, BadCheckpoint, NotAcceptable.
-    """
-    if "checkpoint" in query and "scn" in query:
-        raise BadRequest("give one of checkpoint and scn, not both", parameter="scn")
-    checkpoint = parse_checkpoint(query, database)
-    resume = checkpoint if isinstance(checkpoint, BootstrapCheckpoint) else None
-    if resume is not None:
-        since = resume.since
-    elif checkpoint is not None:
-        since = checkpoint.position
-    else:
-        since = parse_position(query["scn"]) if "scn" in query else ORIGIN
-    return BootstrapRequest(
-        since=ORIGIN if is_origin(since) else since,
-        clock=checkpoint.clock if checkpoint else None,
-        resume=resume,
-        filter=parse_filter(query),
-        format=choose_format(headers.get("Accept", "*/*"), query.get("format")),
-        max_bytes=parse_count(query, "max_bytes", 0, least=1) or None,
-    )
 
 
 class BootstrapServer:
@@ -139,6 +83,8 @@ class BootstrapServer:
         yield web.get("/v1/{db}/startSCN", self.start_scn)
         yield web.get("/v1/{db}/targetSCN", self.target_scn)
         yield web.get("/v1/{db}/bootstrap", self.bootstrap, allow_head=False)
+        yield web.get("/v1/{db}/changes", self.changes, allow_head=False)
+        yield web.get("/v1/{db}/snapshot", self.snapshot, allow_head=False)
 
     def missing(self) -> list[str]:
         """What keeps the server from being ready: a source that is not whole, or no log."""
@@ -222,29 +168,39 @@ class BootstrapServer:
         database = self._database(request)
         query = query_of(request, openapi.BOOTSTRAP_PARAMETERS)
         asked = parse_bootstrap_request(query, request.headers, database.name)
-        database.requests += 1
         stream = await self._open(database, asked)
         form = make_format(asked.format, Renderer(database.name, database.schema_of))
-        sender = _Sender(database, stream, form, asked.max_bytes)
-        # Whatever forbids the answer is found out before its headers are sent.
-        first = await sender.read()
-        response = web.StreamResponse(
-            headers={
-                "Content-Type": form.content_type,
-                "Cache-Control": "no-store",
-                "Databus-Clock": stream.clock,
-                "Databus-Max": f"{stream.target.scn}:{stream.target.seq}",
-            }
-        )
-        await response.prepare(request)
-        database.readers += 1
-        try:
-            await sender.send(response, first, request.app[STOPPING])
-        except ConnectionError:
-            response.force_close()
-        finally:
-            database.readers -= 1
-        return response
+        return await answer(request, database, stream, form, asked.max_bytes)
+
+    async def changes(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/{db}/changes"""
+        database = self._database(request)
+        query = query_of(request, openapi.CHANGES_PARAMETERS)
+        return await self._range(request, database, parse_changes_request(query, request.headers))
+
+    async def snapshot(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/{db}/snapshot"""
+        database = self._database(request)
+        query = query_of(request, openapi.SNAPSHOT_PARAMETERS)
+        return await self._range(request, database, parse_snapshot_request(query, request.headers))
+
+    async def _range(
+        self, request: web.Request, database: ServedDatabase, asked: RangeRequest
+    ) -> web.StreamResponse:
+        names = database.require_sources(asked.filter.sources)
+        points = [await asyncio.to_thread(database.resolved, p) for p in (asked.since, asked.until)]
+        ahead = max((Position(p.scn, p.seq % SEQ_END) for p in points if p), default=ORIGIN)
+        window = await self._target(database, ahead)
+        since, until = (min(p, window) if p and p.seq == SEQ_END else p for p in points)
+        until = until or window
+        if since is not None and since > until:
+            raise BadRequest(f"since={since} lies after until={until}", parameter="since")
+        if asked.content is Content.STATE:
+            database.require_seeded(asked.filter.sources)
+            database.require_whole(names, until)
+        form = make_format(asked.format, Renderer(database.name, database.schema_of))
+        stream = _range_stream(database, asked, since, until, form.block_bytes)
+        return await answer(request, database, stream, form)
 
     async def _open(self, database: ServedDatabase, asked: BootstrapRequest) -> BootstrapStream:
         state = database.state()
@@ -288,77 +244,33 @@ class BootstrapServer:
         return target
 
 
-class _Sender:
-    """Writes one bootstrap, reading the next piece while the last one is being sent."""
+def _range_stream(
+    database: ServedDatabase,
+    asked: RangeRequest,
+    since: Position | None,
+    until: Position,
+    piece_bytes: int,
+) -> RangeStream:
+    every_change = asked.content is Content.ALL
+    if asked.content is Content.STATE:
+        starts = state_from(until, database.origin())
+    else:
+        starts = changes_from(since, every_change=every_change)
 
-    def __init__(
-        self,
-        database: ServedDatabase,
-        stream: BootstrapStream,
-        form: Format,
-        max_bytes: int | None,
-    ) -> None:
-        self._database = database
-        self._stream = stream
-        self._pieces = stream.pieces()
-        self._format = form
-        self._max_bytes = max_bytes
-        self._sent_bytes = 0
+    def opening() -> FrameRange:
+        return FrameRange(database.store, database.log, starts, until, every_change=every_change)
 
-    async def read(self) -> Piece | None:
-        """The next piece; None at the end."""
-        return await asyncio.to_thread(next, self._pieces, None)
-
-    async def send(
-        self, response: web.StreamResponse, piece: Piece | None, stopping: asyncio.Event
-    ) -> None:
-        """Send ``piece`` and all that follow; an error becomes the last frame."""
-        try:
-            await self._send(response, piece, stopping)
-        except ConnectionError:
-            raise
-        except DatabusError as error:
-            await self._fail(response, error)
-        except Exception:
-            _log.exception("the bootstrap of %s failed", self._database.name)
-            await self._fail(response, InternalError("the bootstrap failed"))
-        finally:
-            await asyncio.to_thread(self._pieces.close)
-        await response.write_eof()
-
-    async def _send(
-        self, response: web.StreamResponse, piece: Piece | None, stopping: asyncio.Event
-    ) -> None:
-        while piece is not None:
-            following = asyncio.ensure_future(self.read())
-            try:
-                await self._write(response, piece)
-                ended = piece.checkpoint is not None and (self._is_full or stopping.is_set())
-                piece = await following
-                if ended:
-                    return
-            finally:
-                # The thread that reads cannot be interrupted; its piece is waited for.
-                await asyncio.gather(following, return_exceptions=True)
-
-    @property
-    def _is_full(self) -> bool:
-        if self._max_bytes is None:
-            return False
-        return self._sent_bytes + CHECKPOINT_BYTES >= self._max_bytes
-
-    async def _write(self, response: web.StreamResponse, piece: Piece) -> None:
-        for frames in (piece.frames, piece.checkpoint_frame):
-            if len(frames):
-                data = self._format.render(frames)
-                await response.write(data)
-                self._sent_bytes += len(data)
-                self._database.bytes_served += len(data)
-        self._database.rows_served += piece.rows
-
-    async def _fail(self, response: web.StreamResponse, error: DatabusError) -> None:
-        await response.write(self._format.render(error_frame(error, self._stream.position)))
-        response.force_close()
+    return RangeStream(
+        database=database.name,
+        clock=database.state().clock,
+        since=since or ORIGIN,
+        until=until,
+        content=asked.content,
+        opening=opening,
+        stream_filter=asked.filter,
+        source_ids=database.source_ids(asked.filter),
+        piece_bytes=piece_bytes,
+    )
 
 
 def bootstrap_app(config: BootstrapConfig, logs: OpenLogs | None = None) -> web.Application:

@@ -107,7 +107,10 @@ class LogWriter:
     async def _bind(self, relay: RelayApi) -> None:
         document = await relay.sources(self.database)
         start = decode_position(document["prev"])
+        is_new = self.log.is_new()
         self.log.bind(self.database, str(document["clock"]), start)
+        if is_new:
+            self.log.put_note("origin", start.to_json())
         self._note("running", "")
 
     async def _read(self) -> None:
@@ -170,6 +173,7 @@ class LogWriter:
         gap = {"from": last.to_json(), "to": oldest.to_json(), "at_us": _now_us()}
         states = self.log.note("seeding") or {}
         notes = {
+            "origin": oldest.to_json(),
             "gaps": [*(self.log.note("gaps") or []), gap],
             "seeding": {name: {"state": seeding.UNSEEDED} for name in states},
         }

@@ -1,0 +1,132 @@
+"""What readers ask the bootstrap server for, parsed out of their queries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from databus.bootstrap.changes import Content
+from databus.bootstrap.served import is_origin
+from databus.common.checkpoint import ORIGIN, AtTime, BootstrapCheckpoint, Position
+from databus.common.errors import BadRequest
+from databus.common.filters import StreamFilter
+from databus.common.formats import choose_format
+from databus.common.query import (
+    parse_checkpoint,
+    parse_count,
+    parse_filter,
+    parse_position,
+    parse_time,
+)
+
+_POSITION = re.compile(r"\d+(:.*)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapRequest:
+    """What a reader asks for: the state after ``since``, going on at ``resume`` if given."""
+
+    since: Position
+    clock: str | None
+    resume: BootstrapCheckpoint | None
+    filter: StreamFilter
+    format: str
+    max_bytes: int | None
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the reader has a consistent state already."""
+        return not is_origin(self.resume.position if self.resume else self.since)
+
+
+def parse_bootstrap_request(
+    query: Mapping[str, str], headers: Mapping[str, str], database: str
+) -> BootstrapRequest:
+    """The request in a query whose names are known; no start point means from nothing.
+
+    Raises:
+        BadRequest, BadFilter, BadCheckpoint, NotAcceptable.
+    """
+    if "checkpoint" in query and "scn" in query:
+        raise BadRequest("give one of checkpoint and scn, not both", parameter="scn")
+    checkpoint = parse_checkpoint(query, database)
+    resume = checkpoint if isinstance(checkpoint, BootstrapCheckpoint) else None
+    if resume is not None:
+        since = resume.since
+    elif checkpoint is not None:
+        since = checkpoint.position
+    else:
+        since = parse_position(query["scn"]) if "scn" in query else ORIGIN
+    return BootstrapRequest(
+        since=ORIGIN if is_origin(since) else since,
+        clock=checkpoint.clock if checkpoint else None,
+        resume=resume,
+        filter=parse_filter(query),
+        format=choose_format(headers.get("Accept", "*/*"), query.get("format")),
+        max_bytes=parse_count(query, "max_bytes", 0, least=1) or None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRequest:
+    """What a reader asks for of (``since``, ``until``].
+
+    No ``since`` is the oldest that is kept, no ``until`` the log's end.
+    """
+
+    content: Content
+    since: Position | AtTime | None
+    until: Position | AtTime | None
+    filter: StreamFilter
+    format: str
+
+
+def parse_changes_request(query: Mapping[str, str], headers: Mapping[str, str]) -> RangeRequest:
+    """The request for what changed; ``net`` unless ``mode`` says otherwise.
+
+    Raises:
+        BadRequest, BadFilter, NotAcceptable.
+    """
+    mode = query.get("mode", Content.NET)
+    if mode not in (Content.ALL, Content.NET):
+        raise BadRequest(f"mode={mode!r} is neither net nor all", parameter="mode")
+    return RangeRequest(
+        content=Content(mode),
+        since=_point(query, "since"),
+        until=_point(query, "until"),
+        filter=parse_filter(query),
+        format=choose_format(headers.get("Accept", "*/*"), query.get("format")),
+    )
+
+
+def parse_snapshot_request(query: Mapping[str, str], headers: Mapping[str, str]) -> RangeRequest:
+    """The request for the state at ``scn``.
+
+    Raises:
+        BadRequest, BadFilter, NotAcceptable.
+    """
+    return RangeRequest(
+        content=Content.STATE,
+        since=None,
+        until=_point(query, "scn"),
+        filter=parse_filter(query),
+        format=choose_format(headers.get("Accept", "*/*"), query.get("format")),
+    )
+
+
+def _point(query: Mapping[str, str], name: str) -> Position | AtTime | None:
+    """A position, or a time in ISO 8601: plain numbers are SCNs here."""
+    text = query.get(name)
+    if text is None:
+        return None
+    try:
+        if _POSITION.fullmatch(text) and not re.match(r"\d{4}-", text):
+            return parse_position(text)
+        return AtTime(parse_time(text))
+    except BadRequest as error:
+        message = error.message.replace(", or microseconds since 1970", "")
+        raise BadRequest(
+            f"{name}: {message}" + (", or SCN, SCN:SEQ" if "no time" in message else ""),
+            parameter=name,
+        ) from None

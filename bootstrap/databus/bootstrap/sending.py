@@ -1,0 +1,139 @@
+"""An answer of many frames on its way into the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Generator
+from typing import Protocol
+
+from aiohttp import web
+
+from databus.bootstrap.served import ServedDatabase
+from databus.bootstrap.stream import Piece
+from databus.common.checkpoint import Position
+from databus.common.errors import DatabusError, InternalError
+from databus.common.formats import Format, error_frame
+from databus.common.http import STOPPING
+
+CHECKPOINT_BYTES = 1 << 10
+
+_log = logging.getLogger("databus.bootstrap.server")
+
+
+class PieceStream(Protocol):
+    """What is sent: ``BootstrapStream`` or ``RangeStream``."""
+
+    clock: str
+    target: Position
+    position: Position
+
+    def pieces(self) -> Generator[Piece, None, None]:
+        """All of it, in order."""
+
+
+async def answer(
+    request: web.Request,
+    database: ServedDatabase,
+    stream: PieceStream,
+    form: Format,
+    max_bytes: int | None = None,
+) -> web.StreamResponse:
+    """Send all pieces of ``stream``, the first of which is awaited before the headers.
+
+    Raises:
+        DatabusError: what forbids the answer is found out before anything is sent.
+    """
+    sender = Sender(database, stream, form, max_bytes)
+    database.requests += 1
+    first = await sender.read()
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": form.content_type,
+            "Cache-Control": "no-store",
+            "Databus-Clock": stream.clock,
+            "Databus-Max": f"{stream.target.scn}:{stream.target.seq}",
+        }
+    )
+    await response.prepare(request)
+    database.readers += 1
+    try:
+        await sender.send(response, first, request.app[STOPPING])
+    except ConnectionError:
+        response.force_close()
+    finally:
+        database.readers -= 1
+    return response
+
+
+class Sender:
+    """Writes one answer, reading the next piece while the last one is being sent."""
+
+    def __init__(
+        self,
+        database: ServedDatabase,
+        stream: PieceStream,
+        form: Format,
+        max_bytes: int | None,
+    ) -> None:
+        self._database = database
+        self._stream = stream
+        self._pieces = stream.pieces()
+        self._format = form
+        self._max_bytes = max_bytes
+        self._sent_bytes = 0
+
+    async def read(self) -> Piece | None:
+        """The next piece; None at the end."""
+        return await asyncio.to_thread(next, self._pieces, None)
+
+    async def send(
+        self, response: web.StreamResponse, piece: Piece | None, stopping: asyncio.Event
+    ) -> None:
+        """Send ``piece`` and all that follow; an error becomes the last frame."""
+        try:
+            await self._send(response, piece, stopping)
+        except ConnectionError:
+            raise
+        except DatabusError as error:
+            await self._fail(response, error)
+        except Exception:
+            _log.exception("an answer about %s failed", self._database.name)
+            await self._fail(response, InternalError("the answer failed"))
+        finally:
+            await asyncio.to_thread(self._pieces.close)
+        await response.write_eof()
+
+    async def _send(
+        self, response: web.StreamResponse, piece: Piece | None, stopping: asyncio.Event
+    ) -> None:
+        while piece is not None:
+            following = asyncio.ensure_future(self.read())
+            try:
+                await self._write(response, piece)
+                ended = piece.checkpoint is not None and (self._is_full or stopping.is_set())
+                piece = await following
+                if ended:
+                    return
+            finally:
+                # The thread that reads cannot be interrupted; its piece is waited for.
+                await asyncio.gather(following, return_exceptions=True)
+
+    @property
+    def _is_full(self) -> bool:
+        if self._max_bytes is None:
+            return False
+        return self._sent_bytes + CHECKPOINT_BYTES >= self._max_bytes
+
+    async def _write(self, response: web.StreamResponse, piece: Piece) -> None:
+        for frames in (piece.frames, piece.checkpoint_frame):
+            if len(frames):
+                data = self._format.render(frames)
+                await response.write(data)
+                self._sent_bytes += len(data)
+                self._database.bytes_served += len(data)
+        self._database.rows_served += piece.rows
+
+    async def _fail(self, response: web.StreamResponse, error: DatabusError) -> None:
+        await response.write(self._format.render(error_frame(error, self._stream.position)))
+        response.force_close()
