@@ -123,7 +123,9 @@ def test_killing_one_databases_fetcher_again_and_again_leaves_the_other_alone(
         relay.ready()
 
         def fetcher_pid(name: str) -> int:
-            return int(relay.state(name)["fetcher"].get("pid", 0))
+            return int(
+                eventually_sync(lambda: relay.state(name)["fetcher"].get("pid", 0), 30, "a pid")
+            )
 
         steady_pid = fetcher_pid("steady")
         for _ in range(5):
