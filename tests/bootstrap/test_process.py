@@ -9,15 +9,16 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from databus.bootstrap.process import APPLIER_CHILD, bootstrap_config, run_applier, run_bootstrap
-from databus.common.config import Config, parse
+from databus.common.config import BootstrapConfig, Config, parse
 from databus.common.errors import ConfigError, ServerUnavailable
 from tests.bootstrap.test_writer import relay_of
 from tests.support.processes import wait_process_gone
@@ -164,6 +165,26 @@ def test_a_configuration_without_the_section_is_refused() -> None:
         run_bootstrap(Config())
     with pytest.raises(ConfigError):
         run_applier(Config())
+
+
+def test_the_applier_keeps_what_the_configuration_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from databus.bootstrap import applier
+
+    (tmp_path / "shop" / "log").mkdir(parents=True)
+    (tmp_path / "shop" / "log" / "data.mdb").touch()
+    seen: list[tuple[int, int]] = []
+
+    class Noting(applier.Applier):
+        def apply(self, *, full: bool = False) -> list[Mapping[str, Any]]:
+            seen.append((self.retention_bytes, self.grace_us))
+            return []
+
+    monkeypatch.setattr(applier, "Applier", Noting)
+    monkeypatch.setattr(applier, "start_spark", lambda *_: SimpleNamespace(stop=lambda: None))
+    run_applier(BootstrapConfig(data_dir=tmp_path, retention_bytes=1 << 30, run_grace=2.0))
+    assert seen == [(1 << 30, 2_000_000)]
 
 
 def test_an_address_that_is_taken_is_one_clear_error(

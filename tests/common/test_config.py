@@ -26,6 +26,8 @@ listen = "127.0.0.1:8701"
 data_dir = "var/bootstrap"
 relays = ["http://127.0.0.1:8700"]
 apply_every = "30s"
+retention_bytes = "64GiB"   # merged changes kept for those who come back
+run_grace = "10min"         # how long what was merged is kept as it was
 """
 
 
@@ -38,6 +40,7 @@ def test_the_documented_file_is_read(tmp_path: Path) -> None:
     assert found.database[0].ring_bytes == 256 << 20
     assert found.database[0].sources == ("shop.*",)
     assert found.bootstrap.apply_every == 30.0
+    assert (found.bootstrap.retention_bytes, found.bootstrap.run_grace) == (64 << 30, 600.0)
 
 
 def test_a_password_never_prints_but_reaches_the_driver() -> None:
@@ -62,6 +65,11 @@ def test_a_password_never_prints_but_reaches_the_driver() -> None:
         ('[relay]\n[[database]]\nname="s"', "database.url: Field required"),
         ('[[database]]\nname="s"\nurl="sqlite:///x"', r"needs a \[relay\] section"),
         ('[bootstrap]\napply_every = "soon"', "not a duration"),
+        ('[bootstrap]\nrun_grace = "-1s"', "not a duration"),
+        ("[bootstrap]\nrun_grace = -1", "bootstrap.run_grace"),
+        ('[bootstrap]\nretention_bytes = "lots"', "not a size"),
+        ('[bootstrap]\nretention_bytes = "1MiB"', "1048576 is less than one segment"),
+        ('[bootstrap]\nretention = "1GiB"', "mean retention_bytes"),
         ("[relay", "not TOML"),
     ],
 )  # fmt: skip

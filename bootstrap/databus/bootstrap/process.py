@@ -163,7 +163,12 @@ def run_applier(
         while True:
             began_s = time.monotonic()
             for name, folder in database_folders(Path(section.data_dir)).items():
-                applier = Applier(Store(folder), spark)
+                applier = Applier(
+                    Store(folder),
+                    spark,
+                    retention_bytes=section.retention_bytes,
+                    grace_us=int(section.run_grace * 10**6),
+                )
                 try:
                     for record in applier.apply(full=full):
                         report(name, record)

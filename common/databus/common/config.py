@@ -132,7 +132,12 @@ class DatabaseConfig(_Model):
 
 
 class BootstrapConfig(_Model):
-    """``[bootstrap]``: the log writer, the applier and the server over one store."""
+    """``[bootstrap]``: the log writer, the applier and the server over one store.
+
+    ``retention_bytes`` bounds the runs that readers who come back need, on disk, beside the
+    base.  ``run_grace`` is how long a run is kept after a merge took its place: for readers
+    inside it, and as the reach of all changes and of past states.
+    """
 
     listen: Address = "127.0.0.1:8701"
     data_dir: Path = Path("var/bootstrap")
@@ -142,8 +147,19 @@ class BootstrapConfig(_Model):
     apply_every: Seconds = 30.0
     segment_bytes: Bytes = Field(default=64 << 20, ge=4 << 10)
     segment_every: Seconds = 30.0
+    retention_bytes: Bytes = 64 << 30
+    run_grace: Seconds = Field(default=600.0, ge=0)
     spark_master: str = "local[*]"
     spark_driver_memory: str = "1g"
+
+    @pydantic.model_validator(mode="after")
+    def _retention_holds_segments(self) -> BootstrapConfig:
+        if self.retention_bytes < self.segment_bytes:
+            raise ValueError(
+                f"retention_bytes {self.retention_bytes} is less than one segment of "
+                f"segment_bytes {self.segment_bytes}"
+            )
+        return self
 
 
 class Config(_Model):
