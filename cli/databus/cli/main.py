@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import typer
 
-from databus.cli import commands, demo_command, inspection
+from databus.cli import commands, demo_command, inspection, runs_command
 from databus.common.errors import (
     BadRequest,
     ConfigError,
@@ -34,6 +34,7 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 commands.add_to(cli)
+runs_command.add_to(cli)
 demo_command.add_to(cli)
 cli.add_typer(inspection.cli, name="inspect")
 

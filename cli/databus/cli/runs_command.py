@@ -1,0 +1,132 @@
+"""``databus runs``: which runs a bootstrap store holds, and what the last applies did."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from databus.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from databus.bootstrap.manifest import Manifest
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def runs(
+    config: Annotated[
+        Path, typer.Option("--config", "-c", metavar="FILE", help="The TOML file; see the README.")
+    ],
+    json_: Annotated[bool, typer.Option("--json", help="As JSON, one object a database.")] = False,
+) -> None:
+    """Show the runs of a bootstrap store and what the last applies did.
+
+    Reads the files; no server needs to be up.  `tier` is how many runs a merge took.
+
+    Examples:
+
+        databus runs -c databus.toml
+        databus runs -c databus.toml --json
+    """
+    from databus.bootstrap.manifest import Store
+    from databus.bootstrap.served import database_folders
+    from databus.common import config as configuration
+
+    section = configuration.load(config).bootstrap
+    if section is None:
+        raise ConfigError(f"{config}: there is no [bootstrap] section")
+    folders = database_folders(section.data_dir)
+    console = Console(soft_wrap=True)
+    for name, folder in folders.items():
+        manifest = Store(folder).read()
+        if json_:
+            print(json.dumps({"database": name, **_document(manifest)}))
+        else:
+            console.print(_runs_table(name, manifest))
+            console.print(_applies_table(name, manifest))
+    if not folders and not json_:
+        console.print(f"{section.data_dir} holds no database yet", markup=False)
+
+
+def add_to(cli: typer.Typer) -> None:
+    """Add the command to the command line."""
+    cli.command()(runs)
+
+
+def _document(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "manifest": manifest.version,
+        "runs": [
+            {
+                "id": run.id,
+                "kind": run.kind.value,
+                "start": run.start.to_json(),
+                "stop": run.stop.to_json(),
+                "rows": run.rows,
+                "files": len(run.files),
+                "file_bytes": run.file_bytes,
+                "created_us": run.created_us,
+            }
+            for run in manifest.runs
+        ],
+        "retired": [retired.run.id for retired in manifest.retired],
+        "applies": list(manifest.applies),
+    }
+
+
+def _runs_table(name: str, manifest: Manifest) -> Table:
+    retired = f", {len(manifest.retired)} more retired" if manifest.retired else ""
+    table = Table(title=f"{name}: {len(manifest.runs)} runs{retired}", title_justify="left")
+    for column in ("kind", "from", "to", "rows", "files", "size", "created"):
+        table.add_column(column, no_wrap=True)
+    for run in manifest.runs:
+        table.add_row(
+            run.kind.value,
+            str(run.start),
+            str(run.stop),
+            f"{run.rows:,}",
+            str(len(run.files)),
+            _size(run.file_bytes),
+            _time(run.created_us),
+        )
+    return table
+
+
+def _applies_table(name: str, manifest: Manifest) -> Table:
+    title = f"{name}: the last {len(manifest.applies)} applies"
+    table = Table(title=title, title_justify="left")
+    for column in ("finished", "kind", "from", "to", "tier", "rows", "size", "seconds"):
+        table.add_column(column, no_wrap=True)
+    for record in manifest.applies:
+        table.add_row(
+            _time(record["finished_us"]),
+            record["kind"],
+            _position(record["start"]),
+            _position(record["stop"]),
+            str(record["tier"]),
+            f"{record['rows_in']:,} -> {record['rows_out']:,}",
+            f"{_size(record['bytes_in'])} -> {_size(record['bytes_out'])}",
+            f"{record['seconds']:.1f}",
+        )
+    return table
+
+
+def _position(document: dict[str, int]) -> str:
+    return f"{document['scn']}:{document.get('seq', 'end')}"
+
+
+def _size(count: int) -> str:
+    power = 0
+    while count >= 1024 ** (power + 1) and power < len(_UNITS) - 1:
+        power += 1
+    return f"{count / 1024**power:.1f} {_UNITS[power]}" if power else f"{count} B"
+
+
+def _time(time_us: int) -> str:
+    return dt.datetime.fromtimestamp(time_us / 1e6, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
