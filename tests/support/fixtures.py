@@ -19,7 +19,9 @@ import pytest
 
 from databus.cli import servers
 from databus.cli.servers import MariaDBServer, PostgresServer, PrivateServer
+from databus.common.errors import MissingDependency
 from tests.support.faulty_proxy import FaultyProxy
+from tests.support.mysql_server import MySQLServer, mysql_launcher
 from tests.support.processes import Processes
 
 _numbers = itertools.count(1)
@@ -118,6 +120,25 @@ def _fresh(server: PrivateServer) -> Iterator[FreshDatabase]:
 def mariadb_database(mariadb: MariaDBServer) -> Iterator[FreshDatabase]:
     """An empty database on the shared MariaDB."""
     yield from _fresh(mariadb)
+
+
+@pytest.fixture(scope="session")
+def mysql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MySQLServer]:
+    """A private MySQL for the whole run; the only server that a machine may be without."""
+    _skip_if_unwanted()
+    try:
+        mysql_launcher()
+    except MissingDependency as error:
+        pytest.skip(error.message)
+    with MySQLServer(tmp_path_factory.mktemp("mysql") / "server") as server:
+        _versions.add(f"MySQL {server.version}")
+        yield server
+
+
+@pytest.fixture
+def mysql_database(mysql: MySQLServer) -> Iterator[FreshDatabase]:
+    """An empty database on the shared MySQL."""
+    yield from _fresh(mysql)
 
 
 @pytest.fixture

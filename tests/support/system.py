@@ -52,8 +52,8 @@ def sqlite_shop(path: Path) -> tuple[Shop, str]:
 
 def server_shop(kind: str, database: FreshDatabase) -> tuple[Shop, str]:
     """A shop in an empty database of a private server, with the URL of the source."""
-    dialect = shops.DIALECTS[kind]
-    if kind == "mariadb":
+    dialect = shops.DIALECTS["mariadb" if kind == "mysql" else kind]
+    if kind in ("mariadb", "mysql"):
         dialect = replace(dialect, namespace=database.name)
     shop = Shop(dialect, lambda: database.server.connect(database.name))
     shop.create()

@@ -1,4 +1,4 @@
-"""The source for MariaDB: row-format binlog with GTIDs, read as a replica reads it."""
+"""The source for MariaDB and MySQL: row-format binlog with GTIDs, read as a replica reads it."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ from __future__ import annotations
     AT_SLOTS,
     SLOT_MASK,
     AT_SPANS,
-) = range(26)
+    GROUPS,
+) = range(27)
 LIMB, LIMBS = 32, 16
 HEAD = LIMB + LIMBS
 

@@ -13,37 +13,24 @@ import datetime as dt
 import decimal
 import re
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from databus.common.errors import BadRequest, FormatError, UnknownSource, UnsupportedChange
 from databus.common.schema import Column, Kind, SourceSchema
 from databus.relay.sources.mysql.connection import Connection, ServerError
-from databus.relay.sources.mysql.positions import scn_of_snapshot
+from databus.relay.sources.mysql.numbering import Numbering, transaction
 from databus.relay.sources.mysql.settings import Settings
 from databus.relay.sources.mysql.tables import TRANSACTIONAL_ENGINES, Table, load_catalogue
-from databus.relay.sources.source import Chunk, ChunkRequest, Row
+from databus.relay.sources.source import Chunk, ChunkRequest, Row, Snapshot
 
 _TABLE_CHANGED = 1412
 _NO_SUCH_TABLE = 1146
 _ATTEMPTS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class GtidSnapshot:
-    """The snapshot just after the commit with the sequence number ``high``."""
-
-    high: int
-
-    def sees(self, scn: int, txid: str) -> bool:
-        """Whether a commit shows in the snapshot."""
-        return scn <= self.high
-
-
 def read_chunk(
-    connection: Connection, settings: Settings, domain_id: int, request: ChunkRequest
+    connection: Connection, settings: Settings, numbering: Numbering, request: ChunkRequest
 ) -> Chunk:
     """The next rows of a table in key order, or those with the asked-for keys.
 
@@ -55,7 +42,7 @@ def read_chunk(
     """
     for _ in range(_ATTEMPTS):
         try:
-            with _snapshot(connection, domain_id) as snapshot:
+            with numbering.snapshot(connection) as snapshot:
                 table = _locked_table(connection, settings, request.source)
                 return _Reader(connection, table, settings).chunk(request, snapshot)
         except ServerError as error:
@@ -68,30 +55,9 @@ def read_chunk(
 
 def largest_key(connection: Connection, settings: Settings, source: str) -> list[Any] | None:
     """The largest key of a table, None when it is empty."""
-    with _transaction(connection, "START TRANSACTION READ ONLY"):
+    with transaction(connection, "START TRANSACTION READ ONLY"):
         table = _locked_table(connection, settings, source)
         return _Reader(connection, table, settings).largest()
-
-
-@contextmanager
-def _transaction(connection: Connection, begin: str) -> Iterator[None]:
-    connection.query(begin)
-    try:
-        yield
-    finally:
-        connection.query("ROLLBACK")
-
-
-@contextmanager
-def _snapshot(connection: Connection, domain_id: int) -> Iterator[GtidSnapshot]:
-    connection.query("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    with _transaction(connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT"):
-        place = {
-            str(name).lower(): value
-            for name, value in connection.query("SHOW STATUS LIKE 'binlog_snapshot_%'")
-        }
-        file, offset = str(place["binlog_snapshot_file"]), int(place["binlog_snapshot_position"])
-        yield GtidSnapshot(scn_of_snapshot(connection, file, offset, domain_id))
 
 
 def _locked_table(connection: Connection, settings: Settings, source: str) -> Table:
@@ -138,7 +104,7 @@ class _Reader:
         ]
         self._from = f"{quoted(table.schema)}.{quoted(table.name)}"
 
-    def chunk(self, request: ChunkRequest, snapshot: GtidSnapshot) -> Chunk:
+    def chunk(self, request: ChunkRequest, snapshot: Snapshot) -> Chunk:
         conditions = [f"({request.where})"] if request.where else []
         if request.keys is not None:
             return self._by_keys(request.keys, conditions, snapshot)
@@ -163,9 +129,7 @@ class _Reader:
         )
         return self._position(rows[0]) if rows else None
 
-    def _by_keys(
-        self, keys: list[list[Any]], conditions: list[str], snapshot: GtidSnapshot
-    ) -> Chunk:
+    def _by_keys(self, keys: list[list[Any]], conditions: list[str], snapshot: Snapshot) -> Chunk:
         rows: dict[bytes, Row] = {}
         missing = []
         for key in keys:

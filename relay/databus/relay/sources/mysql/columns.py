@@ -1,4 +1,4 @@
-"""Columns: from a MariaDB type to a ``Column``, and from binlog bytes to Python values.
+"""Columns: from a MariaDB or MySQL type to a ``Column``, and from binlog bytes to Python values.
 
 A type has one canonical name (``varchar(64)``, ``int unsigned``, ``enum('a','b')``) to which
 the catalogue and the binlog both lead, so that a table read in a dump and the same table in
@@ -9,7 +9,6 @@ not part of it, nor is the character set: all text is UTF-8 behind this module.
 from __future__ import annotations
 
 import datetime as dt
-import decimal
 import ipaddress
 import re
 import struct
@@ -20,12 +19,15 @@ from typing import Any
 
 from databus.common.errors import FormatError, UnsupportedChange
 from databus.common.schema import Column, Kind
+from databus.relay.sources.mysql.binary_json import json_text
 from databus.relay.sources.mysql.charsets import Charset, Charsets
+from databus.relay.sources.mysql.decimals import Decoder, packed_decimal
 from databus.relay.sources.mysql.events import ENUM, SET, STRING, TableMap
 
 TINY, SHORT, LONG, FLOAT, DOUBLE = 1, 2, 3, 4, 5
 LONGLONG, INT24, DATE, YEAR, VARCHAR, BIT = 8, 9, 10, 13, 15, 16
 TIMESTAMP2, DATETIME2, TIME2 = 17, 18, 19
+JSON = 245
 NEWDECIMAL, BLOB, VAR_STRING, GEOMETRY = 246, 252, 253, 255
 
 INTEGER_BYTES = {TINY: 1, SHORT: 2, INT24: 3, LONG: 4, LONGLONG: 8}
@@ -90,6 +92,7 @@ _GEOMETRIES = frozenset(
         "multilinestring",
         "multipolygon",
         "geometrycollection",
+        "geomcollection",
     }
 )
 
@@ -167,7 +170,7 @@ def stream_type(table: TableMap, index: int, charsets: Charsets) -> str:
         return _TEMPORAL_NAMES[code] + (f"({meta})" if meta else "")
     if code == BIT:
         return f"bit({(meta >> 8) * 8 + (meta & 255)})"
-    plain = {DATE: "date", YEAR: "year", GEOMETRY: "geometry"}.get(code)
+    plain = {DATE: "date", YEAR: "year", GEOMETRY: "geometry", JSON: "json"}.get(code)
     if plain is None:
         advice = (
             "it is stored in the format before MariaDB 10.1; rebuild the table with "
@@ -198,9 +201,6 @@ def _textual_type(code: int, meta: int, charset: Charset) -> str:
     return f"{'varbinary' if binary else 'varchar'}({meta // charset.max_bytes})"
 
 
-Decoder = Callable[[memoryview, int], tuple[Any, int]]
-
-
 @dataclass(frozen=True, slots=True)
 class StreamColumn:
     """One column of a table map: how its values lie in a row image."""
@@ -226,7 +226,7 @@ class StreamColumn:
         simple: dict[int, Callable[[], Decoder]] = {
             FLOAT: lambda: _packed(struct.Struct("<f")),
             DOUBLE: lambda: _packed(struct.Struct("<d")),
-            NEWDECIMAL: lambda: _decimal(self.meta >> 8, self.meta & 255),
+            NEWDECIMAL: lambda: packed_decimal(self.meta >> 8, self.meta & 255),
             ENUM: lambda: _enum(self.meta & 255, self.members),
             SET: lambda: _set(self.meta & 255, self.members),
             BIT: lambda: _bits((self.meta >> 8) + (self.meta & 255 > 0)),
@@ -236,6 +236,7 @@ class StreamColumn:
             TIMESTAMP2: lambda: _dated(_timestamp(self.meta), self._zero),
             TIME2: lambda: _time(self.meta),
             GEOMETRY: lambda: _sized(self.meta, bytes),
+            JSON: lambda: _sized(self.meta, json_text),
         }
         if self.code not in simple:
             raise UnsupportedChange(f"no decoder for binlog type {self.code}")
@@ -327,40 +328,6 @@ def _bits(width: int) -> Decoder:
 
 def _year(data: memoryview, at: int) -> tuple[Any, int]:
     return data[at] + 1900 if data[at] else 0, at + 1
-
-
-DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
-
-
-def _decimal(precision: int, scale: int) -> Decoder:
-    """Groups of nine digits in four bytes, big-endian, the first bit turned over."""
-    whole, whole_rest = divmod(precision - scale, 9)
-    part, part_rest = divmod(scale, 9)
-    groups = (
-        ([(DIGIT_BYTES[whole_rest], whole_rest)] if whole_rest else [])
-        + [(4, 9)] * (whole + part)
-        + ([(DIGIT_BYTES[part_rest], part_rest)] if part_rest else [])
-    )
-    width = sum(size for size, _ in groups)
-
-    def decode(data: memoryview, at: int) -> tuple[Any, int]:
-        raw = bytearray(data[at : at + width])
-        negative = not raw[0] & 0x80
-        raw[0] ^= 0x80
-        value = place = 0
-        for size, digits in groups:
-            group = int.from_bytes(raw[place : place + size], "big")
-            if negative:
-                group ^= (1 << 8 * size) - 1
-            value = value * 10**digits + group
-            place += size
-        number = decimal.Decimal(-value if negative else value)
-        return number.scaleb(-scale, _WIDE), at + width
-
-    return decode
-
-
-_WIDE = decimal.Context(prec=100)
 
 
 def _enum(width: int, members: tuple[str, ...]) -> Decoder:

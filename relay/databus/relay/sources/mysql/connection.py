@@ -1,4 +1,4 @@
-"""Connections to MariaDB: the one place that touches PyMySQL and its insides."""
+"""Connections to MariaDB and MySQL: the one place that touches PyMySQL and its insides."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pymysql
@@ -65,6 +66,15 @@ def _number_and_text(error: BaseException) -> tuple[int, str]:
     return number, str(error.args[1] if len(error.args) > 1 else error)
 
 
+@dataclass(frozen=True, slots=True)
+class BinlogRequest:
+    """From where the binlog is wanted: a place, or what lies outside of a set of GTIDs."""
+
+    file: str
+    offset: int
+    seen: bytes | None = None
+
+
 class Connection:
     """A blocking connection for queries; used from a worker thread.
 
@@ -73,7 +83,8 @@ class Connection:
         in; ServerError for anything else the server refuses.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, for_stream: bool = False) -> None:
+        """``for_stream``: without TLS, because the binlog is read from the bare socket."""
         self._settings = settings
         with _translated(settings):
             self._connection = pymysql.connect(
@@ -82,6 +93,7 @@ class Connection:
                 user=settings.user,
                 password=settings.password,
                 charset="utf8mb4",
+                ssl_disabled=for_stream,
                 autocommit=True,
                 connect_timeout=_CONNECT_TIMEOUT_S,
                 read_timeout=_READ_TIMEOUT_S,
@@ -90,6 +102,11 @@ class Connection:
                 init_command="SET SESSION sql_mode='', time_zone='+00:00', "
                 "character_set_results=utf8mb4, wait_timeout=2147483",
             )
+
+    @property
+    def is_mysql(self) -> bool:
+        """Whether the server is a MySQL and not a MariaDB."""
+        return "mariadb" not in self.server_version.lower()
 
     @property
     def server_version(self) -> str:
@@ -117,18 +134,35 @@ class Connection:
             self._connection._force_close()
 
     def start_binlog(
-        self, file: str, offset: int, server_id: int, heartbeat_s: float
+        self, request: BinlogRequest, server_id: int, heartbeat_s: float
     ) -> socket.socket:
         """Ask for the binlog from a place on; the socket then carries nothing else.
 
         The connection is used up by it.  The socket comes back non-blocking.
         """
-        self.query("SET @master_binlog_checksum = @@global.binlog_checksum")
+        self.query(
+            "SET @master_binlog_checksum = @@global.binlog_checksum, "
+            "@source_binlog_checksum = @@global.binlog_checksum"
+        )
         self.query(f"SET @mariadb_slave_capability = {_MARIADB_SLAVE_CAPABILITY_GTID}")
-        self.query(f"SET @master_heartbeat_period = {int(heartbeat_s * 1e9)}")
-        command = struct.pack("<IHI", offset, 0, server_id) + file.encode()
+        period_ns = int(heartbeat_s * 1e9)
+        self.query(
+            f"SET @master_heartbeat_period = {period_ns}, @source_heartbeat_period = {period_ns}"
+        )
+        file = request.file.encode()
+        if request.seen is None:
+            kind = COMMAND.COM_BINLOG_DUMP
+            command = struct.pack("<IHI", request.offset, 0, server_id) + file
+        else:
+            kind = COMMAND.COM_BINLOG_DUMP_GTID
+            command = (
+                struct.pack("<HII", 0, server_id, len(file))
+                + file
+                + struct.pack("<QI", request.offset, len(request.seen))
+                + request.seen
+            )
         with _translated(self._settings):
-            self._connection._execute_command(COMMAND.COM_BINLOG_DUMP, command)
+            self._connection._execute_command(kind, command)
             raw: socket.socket = self._connection._sock
         raw.setblocking(False)
         return raw

@@ -41,6 +41,9 @@ _PASSED_OVER = frozenset(
         EventType.BINLOG_CHECKPOINT,
         EventType.GTID_LIST,
         EventType.START_ENCRYPTION,
+        EventType.PREVIOUS_GTIDS,
+        EventType.TRANSACTION_CONTEXT,
+        EventType.VIEW_CHANGE,
     }
 )
 _TRUNCATE = re.compile(
@@ -62,11 +65,6 @@ class Group:
     wanted: bool
     seq: int = 0
     event_count: int = 0
-
-    @property
-    def txid(self) -> str:
-        """The whole GTID."""
-        return f"{self.domain_id}-{self.server_id}-{self.scn}"
 
     @property
     def standalone(self) -> bool:
@@ -123,10 +121,14 @@ class BinlogDecoder:
             of the server cut off is forgotten, unless it was larger.
         I4. Every event's checksum was verified before anything of it was used.
 
+    ``groups_in_kernel`` says whether the kernel knows how groups begin and end here.
+
     Owner: the task that reads the stream.
     Raises: FormatError for bytes that are no events; UnsupportedChange for events that cannot
         be carried; SourcePositionLost where the domain's numbers go back.
     """
+
+    groups_in_kernel = True
 
     def __init__(
         self,
@@ -167,6 +169,7 @@ class BinlogDecoder:
             EventType.ROTATE: self._rotate,
             EventType.FORMAT_DESCRIPTION: self._format,
             EventType.HEARTBEAT: self._heartbeat,
+            EventType.HEARTBEAT_V2: self._heartbeat,
             EventType.INCIDENT: self._incident,
         }
 
@@ -241,6 +244,10 @@ class BinlogDecoder:
 
     # -- groups
 
+    def txid(self, group: Group) -> str:
+        """The whole GTID of a group."""
+        return f"{group.domain_id}-{group.server_id}-{group.scn}"
+
     def _gtid(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
         gtid = events.read_gtid(body)
         if self.group is not None:
@@ -265,7 +272,7 @@ class BinlogDecoder:
             self.foreign_groups += 1
         if self.group.wanted and gtid.flags & GtidFlag.PREPARED_XA:
             raise UnsupportedChange(
-                f"GTID {self.group.txid} is an XA PREPARE; distributed transactions are not "
+                f"GTID {self.txid(self.group)} is an XA PREPARE; distributed transactions are not "
                 "carried, because their commit comes under another GTID"
             )
         return True
@@ -277,7 +284,7 @@ class BinlogDecoder:
             if group.seq:
                 self.out.append(
                     end_of_window(
-                        group.scn, group.seq, group.commit_us, group.event_count, group.txid
+                        group.scn, group.seq, group.commit_us, group.event_count, self.txid(group)
                     )
                 )
             else:
@@ -293,7 +300,7 @@ class BinlogDecoder:
         assert group is not None
         if self.sent_part:
             raise SourcePositionLost(
-                f"{why} before GTID {group.txid} has ended, of which "
+                f"{why} before GTID {self.txid(group)} has ended, of which "
                 f"{group.event_count} events have been handed on"
             )
         self.out.fill = self.out.window_start
@@ -327,8 +334,8 @@ class BinlogDecoder:
         elif word == "ROLLBACK" or word.startswith("ROLLBACK TO"):
             if group.event_count:
                 raise UnsupportedChange(
-                    f"GTID {group.txid}: {statement!r} follows {group.event_count} rows in the "
-                    "binlog; a transaction changed tables with and without transactions"
+                    f"GTID {self.txid(group)}: {statement!r} follows {group.event_count} rows in "
+                    "the binlog; a transaction changed tables with and without transactions"
                 )
             if word == "ROLLBACK":
                 self._end_group()
@@ -407,7 +414,7 @@ class BinlogDecoder:
         for source, table in self.catalogue.items():
             if table.name.lower() in words:
                 raise UnsupportedChange(
-                    f"GTID {group.txid} changes {source} by a statement instead of rows "
+                    f"GTID {self.txid(group)} changes {source} by a statement instead of rows "
                     f"({statement[:80]!r}); a session wrote with binlog_format other than ROW"
                 )
 
@@ -454,6 +461,7 @@ class BinlogDecoder:
         group = self.group
         if group is None or not group.wanted:
             return
+        kind, start = events.rows_event(header.type, body)
         table_id = int.from_bytes(body[0:6], "little")
         if table_id not in self.tables:
             raise FormatError(f"{self._place(header)}: rows of table {table_id} without its map")
@@ -461,13 +469,13 @@ class BinlogDecoder:
         if mapped is None:
             return
         schema = mapped.schema
-        update = header.type == EventType.UPDATE_ROWS
-        rows = itertools.islice(mapped.rows(body, update=update), self.rows_done, None)
+        update = kind == EventType.UPDATE_ROWS
+        rows = itertools.islice(mapped.rows(body, start, update=update), self.rows_done, None)
         self.rows_done = 0
         if update:
             for before, after in rows:
                 self._update(mapped, schema, before, after)
-        elif header.type == EventType.WRITE_ROWS:
+        elif kind == EventType.WRITE_ROWS:
             for row, _ in rows:
                 self._event(Op.INSERT, schema, mapped.key(row), None, schema.encode_row(row))
         else:

@@ -33,7 +33,19 @@ class EventType(IntEnum):
     DELETE_ROWS = 25
     INCIDENT = 26
     HEARTBEAT = 27
+    WRITE_ROWS_V2 = 30
+    UPDATE_ROWS_V2 = 31
+    DELETE_ROWS_V2 = 32
+    MYSQL_GTID = 33
+    ANONYMOUS_GTID = 34
+    PREVIOUS_GTIDS = 35
+    TRANSACTION_CONTEXT = 36
+    VIEW_CHANGE = 37
     XA_PREPARE = 38
+    PARTIAL_UPDATE_ROWS = 39
+    TRANSACTION_PAYLOAD = 40
+    HEARTBEAT_V2 = 41
+    TAGGED_GTID = 42
     ANNOTATE_ROWS = 160
     BINLOG_CHECKPOINT = 161
     GTID = 162
@@ -44,11 +56,16 @@ class EventType(IntEnum):
     DELETE_ROWS_COMPRESSED = 168
 
 
-ROWS_EVENTS = frozenset({EventType.WRITE_ROWS, EventType.UPDATE_ROWS, EventType.DELETE_ROWS})
+_ROWS_V2 = {
+    EventType.WRITE_ROWS_V2: EventType.WRITE_ROWS,
+    EventType.UPDATE_ROWS_V2: EventType.UPDATE_ROWS,
+    EventType.DELETE_ROWS_V2: EventType.DELETE_ROWS,
+}
+ROWS_EVENTS = frozenset({*_ROWS_V2.keys(), *_ROWS_V2.values()})
 COMPRESSED_EVENTS = frozenset(
     range(EventType.QUERY_COMPRESSED, EventType.DELETE_ROWS_COMPRESSED + 1)
 )
-OTHER_ROWS_EVENTS = frozenset({20, 21, 22, 30, 31, 32, 39, 40, 169, 170, 171})
+OTHER_ROWS_EVENTS = frozenset({20, 21, 22, 39, 40, 169, 170, 171})
 
 
 class GtidFlag(IntEnum):
@@ -141,6 +158,17 @@ def packed_int(data: memoryview, at: int) -> tuple[int, int]:
     if width is None:
         raise FormatError(f"{first} does not begin a packed number")
     return int.from_bytes(data[at + 1 : at + 1 + width], "little"), at + 1 + width
+
+
+def rows_event(kind: int, body: memoryview) -> tuple[EventType, int]:
+    """What rows do, and where in the body their number of columns lies.
+
+    MySQL's form has a block of extra data there first, whose length counts itself.
+    """
+    v1 = _ROWS_V2.get(EventType(kind))
+    if v1 is None:
+        return EventType(kind), 8
+    return v1, 8 + int.from_bytes(body[8:10], "little")
 
 
 def table_map_names(body: memoryview) -> tuple[int, str, str]:

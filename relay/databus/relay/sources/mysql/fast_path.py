@@ -103,6 +103,7 @@ class FastPath:
         cells[c.LAST_SEQ_NO] = decoder.last_seq_no
         cells[c.DOMAIN] = decoder.domain_id
         cells[c.CHECKSUMS] = decoder.checksums
+        cells[c.GROUPS] = decoder.groups_in_kernel
         cells[c.END_OFFSET] = decoder.offset
         cells[c.FOREIGN_GROUPS] = decoder.foreign_groups
         cells[c.OTHER_GROUPS] = decoder.other_groups

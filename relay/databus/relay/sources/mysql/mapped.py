@@ -10,12 +10,12 @@ from databus.common.errors import FormatError, UnsupportedChange
 from databus.common.schema import Column, SourceSchema
 from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.columns import (
-    Decoder,
     StreamColumn,
     column_of,
     stream_columns,
     stream_type,
 )
+from databus.relay.sources.mysql.decimals import Decoder
 from databus.relay.sources.mysql.events import TableMap, packed_int
 from databus.relay.sources.mysql.tables import Catalogue, Table
 
@@ -47,17 +47,17 @@ class MappedTable:
         """Avro bytes of a row's key."""
         return self.schema.encode_key([row[index] for index in self.key_indices])
 
-    def rows(self, body: memoryview, *, update: bool) -> Iterator[tuple[Row, Row]]:
+    def rows(self, body: memoryview, start: int, *, update: bool) -> Iterator[tuple[Row, Row]]:
         """(row, row) of an insert or delete, (before, after) of an update, one by one.
 
-        ``body`` is a rows event without header and checksum.
+        ``body`` is a rows event without header and checksum, its columns counted at ``start``.
 
         Raises:
             FormatError: it does not fit the table map.
             UnsupportedChange: an image lacks columns.
         """
         where = self.schema.source
-        count, at = packed_int(body, 8)
+        count, at = packed_int(body, start)
         if count != len(self.columns):
             raise FormatError(
                 f"{where}: a rows event has {count} columns, its table map {len(self.columns)}"
@@ -154,7 +154,8 @@ def _agrees(table: TableMap, types: list[str], known: Table) -> bool:
     described = [
         (c.name, _STORED_AS.get(c.type_name, c.type_name), c.nullable) for c in known.columns
     ]
-    streamed = list(zip(table.names, types, table.nullable, strict=True))
+    stored = [_STORED_AS.get(type_name, type_name) for type_name in types]
+    streamed = list(zip(table.names, stored, table.nullable, strict=True))
     return described == streamed and _primary_key(table) in ((), known.key)
 
 

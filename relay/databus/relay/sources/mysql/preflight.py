@@ -10,30 +10,50 @@ import re
 from databus.common.errors import UnsupportedChange
 from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.connection import Connection, ServerError
+from databus.relay.sources.mysql.numbering import (
+    DomainNumbering,
+    Numbering,
+    UuidNumbering,
+    executed_gtids,
+    own_uuid,
+)
 from databus.relay.sources.mysql.settings import Settings
 from databus.relay.sources.mysql.tables import TRANSACTIONAL_ENGINES, Catalogue, Table
 from databus.relay.sources.source import Finding
 
 OLDEST_VERSION = (10, 5)
+OLDEST_MYSQL = (8, 4)
 
 
 def server_findings(connection: Connection, settings: Settings) -> list[Finding]:
     """The server's version, settings and our privileges on it."""
-    version = _version_findings(connection.server_version)
+    is_mysql = connection.is_mysql
+    version = _version_findings(connection.server_version, is_mysql)
     if version:
         return version
-    return [*_setting_findings(connection), *_privilege_findings(connection, settings)]
+    found = _mysql_settings(connection) if is_mysql else _setting_findings(connection)
+    return [*found, *_privilege_findings(connection, settings)]
 
 
-def _version_findings(text: str) -> list[Finding]:
-    numbers = re.search(r"(\d+)\.(\d+)\.(\d+)-MariaDB", text)
+def _version_findings(text: str, is_mysql: bool) -> list[Finding]:
+    numbers = re.search(r"(\d+)\.(\d+)\.(\d+)" + ("" if is_mysql else "-MariaDB"), text)
+    oldest = "{}.{}".format(*(OLDEST_MYSQL if is_mysql else OLDEST_VERSION))
     if numbers is None:
         return [
             Finding(
                 "version",
-                f"the server is {text}, not a MariaDB; MySQL's own GTIDs and events are not read "
-                "by this version of Databus",
-                f"use a MariaDB server of version {OLDEST_VERSION[0]}.{OLDEST_VERSION[1]} or later",
+                f"the server is {text}, neither a MariaDB nor a MySQL",
+                "use a MariaDB or MySQL server",
+            )
+        ]
+    if is_mysql:
+        if (int(numbers[1]), int(numbers[2])) >= OLDEST_MYSQL:
+            return []
+        return [
+            Finding(
+                "version",
+                f"MySQL {numbers[1]}.{numbers[2]} is older than what is read here",
+                f"upgrade to MySQL {oldest} or later",
             )
         ]
     if (int(numbers[1]), int(numbers[2])) < OLDEST_VERSION:
@@ -41,7 +61,7 @@ def _version_findings(text: str) -> list[Finding]:
             Finding(
                 "version",
                 f"MariaDB {numbers[1]}.{numbers[2]} does not write column names to its binlog",
-                f"upgrade to MariaDB {OLDEST_VERSION[0]}.{OLDEST_VERSION[1]} or later",
+                f"upgrade to MariaDB {oldest} or later",
             )
         ]
     return []
@@ -56,32 +76,10 @@ _WANTED: tuple[tuple[str, str, str], ...] = (
 
 
 def _setting_findings(connection: Connection) -> list[Finding]:
-    names = ", ".join(f"'{name}'" for name in ("log_bin", "gtid_strict_mode", *_names()))
-    found = {
-        str(name).lower(): str(value).upper()
-        for name, value in connection.query(
-            f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})"
-        )
-    }
+    found = _variables(connection, "log_bin", "gtid_strict_mode", *_names(_WANTED))
     if found.get("log_bin") != "ON":
-        return [
-            Finding(
-                "log_bin",
-                "the server writes no binlog",
-                "put log_bin=binlog and server_id=1 under [mariadbd] in the server's "
-                "configuration and restart it",
-            )
-        ]
-    findings = [
-        Finding(
-            name,
-            f"it is {found.get(name, 'unknown')}, not {wanted}: {why}",
-            f"SET GLOBAL {name} = {wanted}; and the same under [mariadbd] in its configuration; "
-            "sessions that are open keep the old value until they reconnect",
-        )
-        for name, wanted, why in _WANTED
-        if found.get(name) != wanted
-    ]
+        return [_no_binlog("[mariadbd]")]
+    findings = _not_as_wanted(found, _WANTED, "[mariadbd]")
     if found.get("gtid_strict_mode") != "ON":
         findings.append(
             Finding(
@@ -94,8 +92,71 @@ def _setting_findings(connection: Connection) -> list[Finding]:
     return findings
 
 
-def _names() -> list[str]:
-    return [name for name, _, _ in _WANTED]
+_WANTED_OF_MYSQL: tuple[tuple[str, str, str], ...] = (
+    *_WANTED[:3],
+    ("binlog_row_value_options", "", "updates of JSON would come in parts"),
+    ("binlog_transaction_compression", "OFF", "compressed transactions are not read"),
+)
+_GTIDS_ON = (
+    "SET GLOBAL enforce_gtid_consistency = ON; SET GLOBAL gtid_mode = OFF_PERMISSIVE; "
+    "SET GLOBAL gtid_mode = ON_PERMISSIVE; SET GLOBAL gtid_mode = ON; and gtid_mode=ON and "
+    "enforce_gtid_consistency=ON under [mysqld] in its configuration"
+)
+
+
+def _mysql_settings(connection: Connection) -> list[Finding]:
+    found = _variables(connection, "log_bin", "gtid_mode", *_names(_WANTED_OF_MYSQL))
+    if found.get("log_bin") != "ON":
+        return [_no_binlog("[mysqld]")]
+    findings = _not_as_wanted(found, _WANTED_OF_MYSQL, "[mysqld]")
+    if found.get("gtid_mode") != "ON":
+        findings.append(
+            Finding(
+                "gtid_mode",
+                f"it is {found.get('gtid_mode', 'unknown')}, not ON: transactions would have no "
+                "place in the clock",
+                _GTIDS_ON,
+            )
+        )
+    return findings
+
+
+def _variables(connection: Connection, *names: str) -> dict[str, str]:
+    listed = ", ".join(f"'{name}'" for name in names)
+    return {
+        str(name).lower(): str(value).upper()
+        for name, value in connection.query(
+            f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({listed})"
+        )
+    }
+
+
+def _no_binlog(section: str) -> Finding:
+    return Finding(
+        "log_bin",
+        "the server writes no binlog",
+        f"put log_bin=binlog and server_id=1 under {section} in the server's configuration and "
+        "restart it",
+    )
+
+
+def _not_as_wanted(
+    found: dict[str, str], all_wanted: tuple[tuple[str, str, str], ...], section: str
+) -> list[Finding]:
+    return [
+        Finding(
+            name,
+            f"it is {found.get(name, 'unknown')}, not {wanted or 'empty'}: {why}",
+            f"SET GLOBAL {name} = {wanted or repr(wanted)}; and the same under {section} in its "
+            "configuration; sessions that are open keep the old value until they reconnect",
+        )
+        for name, wanted, why in all_wanted
+        if found.get(name) != wanted
+    ]
+
+
+def _names(all_wanted: tuple[tuple[str, str, str], ...]) -> list[str]:
+    return [name for name, _, _ in all_wanted]
 
 
 _ALL = "ALL PRIVILEGES"
@@ -120,12 +181,13 @@ def _privilege_findings(connection: Connection, settings: Settings) -> list[Find
                 f"GRANT REPLICATION SLAVE ON *.* TO {who}",
             )
         )
+    monitor = "REPLICATION CLIENT" if connection.is_mysql else "BINLOG MONITOR"
     if not everywhere & {_ALL, "BINLOG MONITOR", "REPLICATION CLIENT", "SUPER"}:
         findings.append(
             Finding(
-                "BINLOG MONITOR",
+                monitor,
                 f"{who} may not ask for binlog positions",
-                f"GRANT BINLOG MONITOR ON *.* TO {who}",
+                f"GRANT {monitor} ON *.* TO {who}",
             )
         )
     return findings + _select_findings(grants, everywhere, settings, who)
@@ -202,7 +264,37 @@ def _one_table(table: Table, charsets: Charsets, settings: Settings) -> list[Fin
     return findings
 
 
-def domain_findings(connection: Connection, domain_id: int, configured: bool) -> list[Finding]:
+def choose_numbering(connection: Connection, settings: Settings) -> tuple[Numbering, list[Finding]]:
+    """How this server numbers its transactions, and what is wrong with the choice."""
+    if connection.is_mysql:
+        own = own_uuid(connection)
+        uuids = settings.uuids or (own,)
+        return UuidNumbering(uuids), _uuid_findings(connection, uuids, own)
+    domain_id = settings.domain_id
+    configured = domain_id is not None
+    if domain_id is None:
+        domain_id = int(connection.row("SELECT @@global.gtid_domain_id")[0])
+    findings = _domain_findings(connection, domain_id, configured)
+    return DomainNumbering(domain_id), findings
+
+
+def _uuid_findings(connection: Connection, uuids: tuple[str, ...], own: str) -> list[Finding]:
+    """Servers that have written, or may write, and whose transactions are passed over."""
+    written = {name.partition(":")[0] for name in executed_gtids(connection)}
+    missing = sorted((written | {own}) - set(uuids))
+    if not missing:
+        return []
+    return [
+        Finding(
+            "uuids",
+            f"transactions of the servers {', '.join(missing)} are passed over",
+            'if they wrote what is captured, list all in the order of their writing: uuids = "a,b"',
+            fatal=False,
+        )
+    ]
+
+
+def _domain_findings(connection: Connection, domain_id: int, configured: bool) -> list[Finding]:
     """Whether the chosen domain is one that the server knows."""
     try:
         state = str(connection.row("SELECT @@gtid_binlog_state")[0] or "")

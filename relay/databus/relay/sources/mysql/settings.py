@@ -1,10 +1,11 @@
-"""What the configuration says about one MariaDB server, checked and typed."""
+"""What the configuration says about one MariaDB or MySQL server, checked and typed."""
 
 from __future__ import annotations
 
 import fnmatch
 import os
 import socket
+import uuid
 import zlib
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
@@ -12,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from databus.common.config import DatabaseConfig
 from databus.common.errors import ConfigError
 
-OPTIONS = ("clock_name", "domain_id", "server_id", "zero_dates")
+OPTIONS = ("clock_name", "domain_id", "server_id", "uuids", "zero_dates")
 ZERO_DATES = ("error", "null")
 SYSTEM_SCHEMAS = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
 
@@ -22,11 +23,12 @@ _OWN_SERVER_IDS = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One upstream MariaDB and what is captured of it.
+    """One upstream server and what is captured of it.
 
-    ``domain_id`` None means the server's own ``gtid_domain_id``.  ``zero_dates`` says what
-    becomes of 0000-00-00 and its relatives: "error" stops the stream and names the row's
-    table, "null" carries them as null.
+    ``domain_id`` (MariaDB) None means the server's own ``gtid_domain_id``; ``uuids`` (MySQL) are
+    the servers that have written, in that order, and empty means the server itself.
+    ``zero_dates`` says what becomes of 0000-00-00 and its relatives: "error" stops the stream
+    and names the row's table, "null" carries them as null.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Settings:
     server_id: int
     clock_name: str
     zero_dates: str
+    uuids: tuple[str, ...] = ()
 
     def captures(self, schema: str, table: str) -> bool:
         """Whether a table is among the configured sources; the server's own never are."""
@@ -63,7 +66,7 @@ def read_settings(config: DatabaseConfig) -> Settings:
     if unknown:
         raise ConfigError(
             f"database {config.name}: unknown option {unknown[0]!r}; "
-            f"a MariaDB source knows {', '.join(OPTIONS)}"
+            f"a MariaDB or MySQL source knows {', '.join(OPTIONS)}"
         )
     try:
         port = parts.port or _DEFAULT_PORT
@@ -91,7 +94,23 @@ def read_settings(config: DatabaseConfig) -> Settings:
         else _own_server_id(config.name),
         clock_name=str(options.get("clock_name", config.name)),
         zero_dates=zero_dates,
+        uuids=_uuids(config.name, options.get("uuids", "")),
     )
+
+
+def _uuids(database: str, value: object) -> tuple[str, ...]:
+    names = [name.strip().lower() for name in str(value).split(",") if name.strip()]
+    for name in names:
+        try:
+            canonical = str(uuid.UUID(name)) == name
+        except ValueError:
+            canonical = False
+        if not canonical or names.count(name) > 1:
+            raise ConfigError(
+                f"database {database}: uuids has {name!r}, which is "
+                + ("listed twice" if canonical else "not a server UUID (SELECT @@server_uuid)")
+            )
+    return tuple(names)
 
 
 def _number(database: str, option: str, value: object) -> int:

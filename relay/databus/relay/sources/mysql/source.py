@@ -1,4 +1,4 @@
-"""A MariaDB server as a source: its binlog as a stream, its tables in chunks."""
+"""A MariaDB or MySQL server as a source: its binlog as a stream, its tables in chunks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from databus.common.kernels import COMPILED
 from databus.common.schema import SourceSchema
 from databus.relay.sources.mysql import chunks
 from databus.relay.sources.mysql.charsets import Charsets, load_charsets
-from databus.relay.sources.mysql.connection import Connection
+from databus.relay.sources.mysql.connection import BinlogRequest, Connection
 from databus.relay.sources.mysql.decoder import PART_BYTES, BinlogDecoder
 from databus.relay.sources.mysql.fast_path import FastPath, warm_up
+from databus.relay.sources.mysql.numbering import DomainNumbering, Numbering
 from databus.relay.sources.mysql.packets import PacketBuffer
-from databus.relay.sources.mysql.positions import FIRST_OFFSET, file_after, head_scn
 from databus.relay.sources.mysql.preflight import (
-    domain_findings,
+    choose_numbering,
     server_findings,
     table_findings,
 )
@@ -35,16 +35,18 @@ _BATCH_AT_LEAST_EVERY_S = 0.4
 
 
 class MySqlSource:
-    """One MariaDB server, read as a replica reads it.
+    """One MariaDB or MySQL server, read as a replica reads it.
 
-    An scn is the sequence number of a GTID of the chosen domain; the other domains are passed
-    over and counted.  Nothing is written to the server.
+    An scn is the sequence number of a GTID of the chosen domain, or on MySQL the number of a
+    GTID of one of the chosen servers; the others are passed over and counted.  Nothing is
+    written to the server.
 
     Invariants:
-        I1. Windows come in the order of the domain's GTIDs, one window a GTID group.
+        I1. Windows come in the order of the GTIDs, one window a GTID group.
         I2. The stream's place, and only it, decides what a window holds: a window read again
             has the same events with the same seqs.
-        I3. A chunk is read in one snapshot whose place in the binlog the server names.
+        I3. A chunk is read in one snapshot whose place in the binlog the server names; MySQL
+            cannot, so there two places enclose it.
 
     Owner: one fetcher's event loop.  The stream has a connection of its own; chunks and
         everything else share one, one at a time.
@@ -59,13 +61,16 @@ class MySqlSource:
         self._stream_connection: Connection | None = None
         self._charsets: Charsets | None = None
         self._catalogue: Catalogue = {}
-        self._domain_id = 0
+        self._numbering: Numbering = DomainNumbering(0)
         self._decoder: BinlogDecoder | None = None
 
     @property
     def clock(self) -> str:
-        """``mariadb:<domain>:<clock name>``; it does not change with the server's address."""
-        return f"mariadb:{self._domain_id}:{self._settings.clock_name}"
+        """``mariadb:<domain>:<clock name>`` or ``mysql:<first uuid>:<clock name>``.
+
+        It does not change with the server's address.
+        """
+        return self._numbering.clock(self._settings.clock_name)
 
     # -- opening
 
@@ -79,14 +84,12 @@ class MySqlSource:
         findings = server_findings(connection, settings)
         if any(finding.fatal for finding in findings):
             return findings
-        (own_domain,) = connection.row("SELECT @@global.gtid_domain_id")
-        configured = settings.domain_id is not None
-        self._domain_id = settings.domain_id if settings.domain_id is not None else int(own_domain)
+        self._numbering, numbering = choose_numbering(connection, settings)
         self._charsets = load_charsets(connection)
         self._catalogue = load_catalogue(connection, settings)
         return [
             *findings,
-            *domain_findings(connection, self._domain_id, configured),
+            *numbering,
             *table_findings(self._catalogue, self._charsets, settings),
         ]
 
@@ -125,31 +128,29 @@ class MySqlSource:
     # -- the stream
 
     async def first_scn(self) -> int:
-        """The domain's last sequence number."""
-        return await self._ask(lambda: head_scn(self._query_connection(), self._domain_id))
+        """The scn of the server's last transaction."""
+        return await self._ask(lambda: self._numbering.head(self._query_connection()))
 
     async def stream(self, after_scn: int) -> AsyncIterator[Batch]:
         """All windows after ``after_scn``; see ``Source.stream``."""
         settings = self._settings
-        file = await self._ask(
-            lambda: file_after(self._query_connection(), settings, self._domain_id, after_scn)
+        request = await self._ask(
+            lambda: self._numbering.dump_after(self._query_connection(), settings, after_scn)
         )
         assert self._charsets is not None, "open() comes before stream()"
-        decoder = BinlogDecoder(
-            settings, self._charsets, self._catalogue, self._domain_id, after_scn
-        )
+        decoder = self._numbering.decoder(settings, self._charsets, self._catalogue, after_scn)
         decoder.assume(await self.schemas())
         self._decoder = decoder
-        connection = await asyncio.to_thread(Connection, settings)
+        connection = await asyncio.to_thread(Connection, settings, for_stream=True)
         self._stream_connection = connection
         try:
-            async for batch in self._batches(connection, decoder, file):
+            async for batch in self._batches(connection, decoder, request):
                 yield batch
         finally:
             connection.close()
 
     async def _batches(
-        self, connection: Connection, decoder: BinlogDecoder, file: str
+        self, connection: Connection, decoder: BinlogDecoder, request: BinlogRequest
     ) -> AsyncIterator[Batch]:
         settings = self._settings
         where = f"{settings.host}:{settings.port} (database={settings.name})"
@@ -157,7 +158,7 @@ class MySqlSource:
             await asyncio.to_thread(connection.row, "SELECT @@global.binlog_checksum")
         )[0] == "CRC32"
         raw = await asyncio.to_thread(
-            connection.start_binlog, file, FIRST_OFFSET, settings.server_id, _HEARTBEAT_S
+            connection.start_binlog, request, settings.server_id, _HEARTBEAT_S
         )
         loop = asyncio.get_running_loop()
         packets = PacketBuffer(where)
@@ -236,7 +237,7 @@ class MySqlSource:
             lambda: chunks.read_chunk(
                 self._query_connection(),
                 self._table_settings(request.source),
-                self._domain_id,
+                self._numbering,
                 request,
             )
         )
@@ -268,10 +269,9 @@ class MySqlSource:
         files = connection.query("SHOW BINARY LOGS")
         return {
             "version": connection.row("SELECT VERSION()")[0],
-            "domain_id": self._domain_id,
+            **self._numbering.facts(connection),
             "server_id": self._settings.server_id,
-            "gtid_binlog_pos": connection.row("SELECT @@global.gtid_binlog_pos")[0],
-            "scn": head_scn(connection, self._domain_id),
+            "scn": self._numbering.head(connection),
             "binlog_files": len(files),
             "binlog_bytes": sum(int(row[1]) for row in files),
         }

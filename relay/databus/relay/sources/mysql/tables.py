@@ -116,14 +116,7 @@ def _schemas(connection: Connection, settings: Settings) -> list[str]:
 
 
 def _columns(connection: Connection, inside: str) -> dict[tuple[str, str], list[TableColumn]]:
-    checked = {
-        (str(schema), str(table), str(clause))
-        for schema, table, clause in connection.query(
-            "SELECT CONSTRAINT_SCHEMA, TABLE_NAME, CHECK_CLAUSE "
-            "FROM information_schema.CHECK_CONSTRAINTS "
-            f"WHERE CONSTRAINT_SCHEMA IN {inside} AND CHECK_CLAUSE LIKE 'json_valid(%'"
-        )
-    }
+    checked = _json_checks(connection, inside)
     found: dict[tuple[str, str], list[TableColumn]] = {}
     for schema, table, name, type_, null, charset, collation in connection.query(
         "SELECT TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, "
@@ -141,6 +134,20 @@ def _columns(connection: Connection, inside: str) -> dict[tuple[str, str], list[
             )
         )
     return found
+
+
+def _json_checks(connection: Connection, inside: str) -> set[tuple[str, str, str]]:
+    """MariaDB's JSON is a LONGTEXT with a check; MySQL's is a type of its own."""
+    if connection.is_mysql:
+        return set()
+    return {
+        (str(schema), str(table), str(clause))
+        for schema, table, clause in connection.query(
+            "SELECT CONSTRAINT_SCHEMA, TABLE_NAME, CHECK_CLAUSE "
+            "FROM information_schema.CHECK_CONSTRAINTS "
+            f"WHERE CONSTRAINT_SCHEMA IN {inside} AND CHECK_CLAUSE LIKE 'json_valid(%'"
+        )
+    }
 
 
 def _keys(connection: Connection, inside: str) -> dict[tuple[str, str], tuple[str, ...]]:

@@ -26,6 +26,8 @@ _HEADER_BYTES = 19
 _CRC_BYTES = 4
 _LONGEST_PACKET = 0xFFFFFF
 _XID, _TABLE_MAP, _WRITE, _UPDATE, _DELETE, _HEARTBEAT, _GTID = 16, 19, 23, 24, 25, 27, 162
+_WRITE_V2, _DELETE_V2 = 30, 32
+_V2 = _WRITE_V2 - _WRITE
 _PREPARED_XA = 64
 _ARTIFICIAL = 0x20
 _SINGLE_BYTE_GROWTH = 3
@@ -161,6 +163,7 @@ def _all_present(buf: U8Array, at: int, count: int) -> bool:
 def _rows(
     buf: U8Array,
     at: int,
+    extra: int,
     end: int,
     kind: int,
     out: U8Array,
@@ -169,18 +172,22 @@ def _rows(
     blob: U8Array,
     plan: I64Array,
 ) -> int:
-    """The rows event whose body is ``buf[at:end]``, from RESUME_AT on if that is set."""
+    """The rows event whose body is ``buf[at:end]``, from RESUME_AT on if that is set.
+
+    ``extra`` bytes lie between its flags and its number of columns.
+    """
     table = _find_table(load_u32(buf, at) | load_u16(buf, at + 4) << 32, plan)
     if table < 0:
         return c.NEED_DECODER
     if plan[table + c.T_MODE] == c.MODE_SKIP:
         return _DONE
     count = plan[table + c.T_COLUMNS]
-    if plan[table + c.T_MODE] == c.MODE_PYTHON or count > 250 or buf[at + 8] != count:
+    if plan[table + c.T_MODE] == c.MODE_PYTHON or count > 250 or buf[at + extra + 8] != count:
         return c.NEED_DECODER
     bitmap_bytes = (count + 7) // 8
-    place = at + 9 + bitmap_bytes
-    if not _all_present(buf, at + 9, count):
+    first = at + extra + 9
+    place = first + bitmap_bytes
+    if not _all_present(buf, first, count):
         return c.NEED_DECODER
     if kind == _UPDATE:
         if not _all_present(buf, place, count):
@@ -249,8 +256,9 @@ def _event(
     """One event; only what is wanted and intact is used here."""
     if end - at < _HEADER_BYTES + _CRC_BYTES or load_u32(buf, at + 9) != end - at:
         return c.NEED_DECODER
-    kind = buf[at + 4]
-    is_rows = _WRITE <= kind <= _DELETE
+    kind = i64(buf[at + 4])
+    is_v2 = _WRITE_V2 <= kind <= _DELETE_V2
+    is_rows = is_v2 or _WRITE <= kind <= _DELETE
     if not (is_rows or kind in (_GTID, _TABLE_MAP, _XID)):
         return c.NEED_DECODER
     if (is_rows or kind == _TABLE_MAP) and not plan[c.WANTED]:
@@ -267,7 +275,7 @@ def _event(
     if kind == _TABLE_MAP:
         return _known_table_map(buf, body, end, blob, plan)
     if kind == _XID:
-        if not plan[c.IN_GROUP]:
+        if not (plan[c.IN_GROUP] and plan[c.GROUPS]):
             return c.NEED_DECODER
         if len(out) - plan[c.FILL] < END_FRAME_BYTES:
             plan[c.NEED_BYTES] = END_FRAME_BYTES
@@ -276,7 +284,11 @@ def _event(
         return _DONE
     if end - body < 10:
         return c.NEED_DECODER
-    return _rows(buf, body, end, kind, out, words, images, blob, plan)
+    extra = load_u16(buf, body + 8) if is_v2 else i64(0)
+    if body + 10 + extra > end:
+        return c.NEED_DECODER
+    kind -= _V2 if is_v2 else 0
+    return _rows(buf, body, extra, end, kind, out, words, images, blob, plan)
 
 
 @jit

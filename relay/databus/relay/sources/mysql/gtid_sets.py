@@ -1,0 +1,129 @@
+"""MySQL's sets of GTIDs, and their numbers as scns: pure functions.
+
+A MySQL GTID is the UUID of the server that first wrote the transaction, and a number that this
+server counts up.  An scn puts the UUID's place among the configured ones, its generation, above
+the number: 16 bits and 48 bits.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Mapping, Sequence
+
+from databus.common.errors import FormatError
+
+NUMBER_BITS = 48
+_NUMBER = (1 << NUMBER_BITS) - 1
+
+Intervals = tuple[tuple[int, int], ...]
+"""Numbers in ascending intervals, both ends included."""
+
+GtidSet = dict[str, Intervals]
+"""Intervals by UUID; a tagged GTID's are under ``uuid:tag``."""
+
+
+def scn_of(generation: int, number: int) -> int:
+    """The scn of a GTID number of a generation."""
+    if not 0 <= number <= _NUMBER:
+        raise FormatError(f"GTID number {number} does not fit in {NUMBER_BITS} bits")
+    return generation << NUMBER_BITS | number
+
+
+def generation_of(scn: int) -> int:
+    """The generation that an scn belongs to."""
+    return scn >> NUMBER_BITS
+
+
+def number_of(scn: int) -> int:
+    """The GTID number of an scn."""
+    return scn & _NUMBER
+
+
+def parse_gtid_set(text: str) -> GtidSet:
+    """A set as MySQL writes it, such as ``<uuid>:1-5:7,<uuid>:1-9:tag:1-3``."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for part in text.replace("\n", "").split(","):
+        name, *pieces = part.strip().split(":")
+        owner = name.lower()
+        for piece in pieces:
+            first, _, last = piece.partition("-")
+            if first.isdigit():
+                found.setdefault(owner, []).append((int(first), int(last or first)))
+            else:
+                owner = f"{name.lower()}:{piece.lower()}"
+    return {owner: tuple(sorted(intervals)) for owner, intervals in found.items()}
+
+
+def parse_owned(text: str) -> dict[str, int]:
+    """The largest number by UUID of ``@@gtid_owned``: ``<uuid>:23#12:24#13``."""
+    largest: dict[str, int] = {}
+    for part in text.replace("\n", "").split(","):
+        name, *pieces = part.strip().split(":")
+        for piece in pieces:
+            number = piece.partition("#")[0]
+            if number.isdigit():
+                largest[name.lower()] = max(largest.get(name.lower(), 0), int(number))
+    return largest
+
+
+def holds(intervals: Intervals, number: int) -> bool:
+    """Whether a number is in one of the intervals."""
+    return any(first <= number <= last for first, last in intervals)
+
+
+def clipped(intervals: Intervals, last: int) -> Intervals:
+    """The numbers up to ``last``."""
+    return tuple((low, min(high, last)) for low, high in intervals if low <= last)
+
+
+def largest(intervals: Intervals) -> int:
+    """The largest number, 0 if there is none."""
+    return max((last for _, last in intervals), default=0)
+
+
+def head_of(executed: Mapping[str, Intervals], uuids: Sequence[str]) -> int:
+    """The scn of the newest GTID of the last generation that has any; 0 if none has."""
+    for generation in reversed(range(len(uuids))):
+        number = largest(executed.get(uuids[generation], ()))
+        if number:
+            return scn_of(generation, number)
+    return 0
+
+
+def seen_at(executed: GtidSet, purged: GtidSet, uuids: Sequence[str], scn: int) -> GtidSet:
+    """What a reader that is at ``scn`` needs not be sent of what the server has executed.
+
+    Of the generations before, everything; of its own, what is up to its number; of the later
+    ones, nothing; and of what is no generation of ours, everything.  Tagged GTIDs of our servers
+    have no place in the clock: they are to be sent, so that they are refused and not lost; but
+    not those that are purged.
+    """
+    seen = dict(executed)
+    for name in executed:
+        if ":" in name and name.partition(":")[0] in uuids:
+            seen[name] = purged.get(name, ())
+    for generation, name in enumerate(uuids):
+        if generation == generation_of(scn):
+            seen[name] = clipped(executed.get(name, ()), number_of(scn))
+        elif generation > generation_of(scn):
+            seen[name] = ()
+    return {name: intervals for name, intervals in seen.items() if intervals}
+
+
+_TAGGED = 1
+
+
+def encode_gtid_set(gtids: GtidSet) -> bytes:
+    """A set in the form of COM_BINLOG_DUMP_GTID: the old one, unless it holds tagged GTIDs."""
+    tagged = any(":" in name for name in gtids)
+    count = _TAGGED << 56 | len(gtids) << 8 | _TAGGED if tagged else len(gtids)
+    encoded = [struct.pack("<Q", count)]
+    for name, intervals in sorted(gtids.items()):
+        owner, _, tag = name.partition(":")
+        encoded.append(uuid.UUID(owner).bytes)
+        if tagged:
+            encoded.append(bytes([len(tag) << 1]) + tag.encode())
+        encoded.append(struct.pack("<Q", len(intervals)))
+        encoded += [struct.pack("<QQ", first, last + 1) for first, last in intervals]
+    return b"".join(encoded)

@@ -1,0 +1,499 @@
+"""The MySQL source on a real server; skipped, with the reason, where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from databus.common.errors import PreflightFailed, SourcePositionLost, UnsupportedChange
+from databus.common.frame import Op, iter_frames
+from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.source import ChunkRequest
+from databus.relay.watermark import ChunkWindow, Spliced
+from tests.support.fixtures import FreshDatabase
+from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end
+
+
+@pytest.fixture
+async def source(mysql_database: FreshDatabase) -> AsyncIterator[MySqlSource]:
+    opened = MySqlSource(mariadb_config(mysql_database.url, f"{mysql_database.name}.*"))
+    yield opened
+    await opened.close()
+
+
+def _own_uuid(database: FreshDatabase) -> str:
+    return str(database.execute("SELECT @@server_uuid")[0][0])
+
+
+def _pairs(database: FreshDatabase, sql: str) -> dict[Any, Any]:
+    return {row[0]: row[1] for row in database.execute(sql)}
+
+
+# -- windows
+
+
+async def test_a_transaction_over_several_tables_is_one_window_in_statement_order(
+    mysql_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mysql_database.execute("CREATE TABLE a (id INT PRIMARY KEY, v TEXT)")
+    mysql_database.execute("CREATE TABLE b (id INT PRIMARY KEY, v TEXT)")
+    await source.open()
+    start = await source.first_scn()
+    mysql_database.transaction(
+        "INSERT INTO a VALUES (1, 'ż'), (2, '😀')",
+        "INSERT INTO b VALUES (1, NULL)",
+        "UPDATE a SET v = 'x' WHERE id = 2",
+        "DELETE FROM a WHERE id = 1",
+    )
+    streamed = await read_to_end(source, start)
+    (window,) = streamed.windows()
+    name = mysql_database.name
+    assert [(e.op, e.source, e.key["id"], e.before, e.after) for e in streamed.events()] == [
+        (Op.INSERT, f"{name}.a", 1, None, {"id": 1, "v": "ż"}),
+        (Op.INSERT, f"{name}.a", 2, None, {"id": 2, "v": "😀"}),
+        (Op.INSERT, f"{name}.b", 1, None, {"id": 1, "v": None}),
+        (Op.UPDATE, f"{name}.a", 2, {"id": 2, "v": "😀"}, {"id": 2, "v": "x"}),
+        (Op.DELETE, f"{name}.a", 1, {"id": 1, "v": "ż"}, None),
+    ]
+    assert {view.scn for view in window} == {start + 1}
+    assert bytes(window[-1].key) == f"{_own_uuid(mysql_database)}:{start + 1}".encode()
+    assert source.clock == f"mysql:{_own_uuid(mysql_database)}:shop"
+    (now_us,) = mysql_database.execute("SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1e6 AS SIGNED)")[0]
+    assert abs(int(str(now_us)) - window[0].commit_us) < 60_000_000
+    assert window[0].commit_us % 1000, "the commit's time has microseconds"
+
+
+async def test_an_update_of_a_key_is_a_delete_and_an_insert_in_one_window(
+    mysql_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mysql_database.execute("CREATE TABLE t (a INT, b CHAR(3), v INT, PRIMARY KEY (b, a))")
+    mysql_database.execute("INSERT INTO t VALUES (1, 'x', 10), (2, 'y', 20)")
+    await source.open()
+    start = await source.first_scn()
+    mysql_database.execute("UPDATE t SET a = a + 100, v = v + 1 WHERE a = 1")
+    streamed = await read_to_end(source, start)
+    assert [(e.op, e.key, e.before, e.after) for e in streamed.events()] == [
+        (Op.DELETE, {"b": "x", "a": 1}, {"a": 1, "b": "x", "v": 10}, None),
+        (Op.INSERT, {"b": "x", "a": 101}, None, {"a": 101, "b": "x", "v": 11}),
+    ]
+    assert len(streamed.windows()) == 1
+
+
+async def test_rolled_back_work_and_rolled_back_savepoints_leave_no_event(
+    mysql_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
+    await source.open()
+    start = await source.first_scn()
+    mysql_database.transaction("INSERT INTO t VALUES (1)", "ROLLBACK")
+    mysql_database.transaction(
+        "INSERT INTO t VALUES (2)",
+        "SAVEPOINT s",
+        "INSERT INTO t VALUES (3)",
+        "ROLLBACK TO s",
+        "INSERT INTO t VALUES (4)",
+    )
+    streamed = await read_to_end(source, start)
+    assert [event.key["id"] for event in streamed.events()] == [2, 4]
+
+
+async def test_definitions_change_and_tables_are_emptied_in_the_order_of_the_log(
+    mysql_database: FreshDatabase, source: MySqlSource
+) -> None:
+    await source.open()
+    start = await source.first_scn()
+    for statement in (
+        "CREATE TABLE t (id INT PRIMARY KEY, a INT)",
+        "INSERT INTO t VALUES (1, -1)",
+        "ALTER TABLE t ADD COLUMN b VARCHAR(9) DEFAULT 'new'",
+        "UPDATE t SET a = 2",
+        "TRUNCATE TABLE t",
+        "CREATE TABLE copied (PRIMARY KEY (id)) SELECT 7 AS id",
+        "INSERT INTO t VALUES (3, 3, 'x')",
+    ):
+        mysql_database.execute(statement)
+    streamed = await read_to_end(source, start)
+    assert [(e.op, e.after) for e in streamed.events()] == [
+        (Op.INSERT, {"id": 1, "a": -1}),
+        (Op.UPDATE, {"id": 1, "a": 2, "b": "new"}),
+        (Op.INSERT, {"id": 7}),
+        (Op.INSERT, {"id": 3, "a": 3, "b": "x"}),
+    ]
+    assert sum(view.op == Op.TRUNCATE for view in streamed.frames()) == 1
+
+
+# -- values
+
+_TYPES = """CREATE TABLE types (
+    id BIGINT UNSIGNED PRIMARY KEY, t TINYINT, s SMALLINT UNSIGNED, m MEDIUMINT, b BIGINT,
+    f FLOAT, d DOUBLE, n DECIMAL(30,10), y YEAR, bits BIT(10), all_bits BIT(64),
+    da DATE, dt DATETIME, dt6 DATETIME(6), ts TIMESTAMP(3) NULL, ti TIME(2),
+    c CHAR(10), v VARCHAR(300), l VARCHAR(20) CHARACTER SET latin1,
+    bi BINARY(4), vb VARBINARY(300), tx MEDIUMTEXT, bl BLOB,
+    e ENUM('a','ß','it''s'), se SET('x','y','z'), g POINT, j JSON)"""
+_ROWS = (
+    "(18446744073709551615, -128, 65535, -8388608, -9223372036854775808, 1.5, -2.25e-10, "
+    "-12345678901234567890.0123456789, 1999, b'1000000001', 0xffffffffffffffff, '2024-02-29', "
+    "'1000-01-01 00:00:00', '9999-12-31 23:59:59.999999', '2038-01-01 00:00:00.123', "
+    "'-838:59:59', 'ż😀', REPEAT('é', 300), 'äöü', 'ab', x'00ff', REPEAT('q', 70000), x'', 'ß', "
+    """'x,z', POINT(1, -2), '{"k": [1, 2.5, null, true, "ż"]}')""",
+    "(1, " + ", ".join(["NULL"] * 26) + ")",
+    "(0, 0, 0, 0, 0, 0, 0, 0, 2155, 0, 0, '1000-01-01', '2000-01-01 12:00:00', "
+    "'2000-01-01 00:00:00.000001', '1970-01-02 00:00:01', '00:00:00.01', '', '', '', '', '', "
+    "'', '', 'a', '', POINT(0, 0), '[]')",
+)
+
+
+async def test_every_type_has_the_same_value_in_the_stream_by_both_readers_and_in_a_chunk(
+    mysql_database: FreshDatabase, source: MySqlSource
+) -> None:
+    await source.open()
+    start = await source.first_scn()
+    mysql_database.execute(_TYPES)
+    mysql_database.execute(f"INSERT INTO types VALUES {', '.join(_ROWS)}")
+    streamed = await read_to_end(source, start)
+    source.use_kernels = False
+    slowly = await read_to_end(source, start)
+    assert bytes(slowly.data) == bytes(streamed.data)
+    name = f"{mysql_database.name}.types"
+    chunk = await source.read_chunk(ChunkRequest(name, 100))
+    (table,) = streamed.tables().values()
+    assert chunk.schema.fingerprint in {schema.fingerprint for schema in streamed.schemas}
+    assert {row.key: chunk.schema.decode_row(row.row) for row in chunk.rows} == table
+    first = next(row for row in table.values() if row["id"] == 2**64 - 1)
+    assert (first["c"], first["e"], first["se"], first["all_bits"]) == (
+        "ż😀",
+        "ß",
+        "x,z",
+        2**64 - 1,
+    )
+
+
+_JSON = (
+    "null", "true", "0", "-1", "32767", "32768", "-32769", "65536", "4294967296",
+    "18446744073709551615", "-9223372036854775808", "1.0", "-0.0", "1.5", "1e100", "1e15",
+    "1e14", "123456789012345.6", "1234567890123456.7", "0.1", "0.00001", "1.5e-7", "1e-14",
+    "1e-15", "1e-16", "2.2250738585072014e-308", "1.7976931348623157e308", "5e-324",
+    '""', '"ż😀 \\u0001\\u001f\\u007f\\\\ \\" / \\b\\f\\n\\r\\t"', "[]", "{}", "[[[]], {}]",
+    '{"b": 1, "a": {"c": [1, 70000, -70000, "x"]}, "": null, "long key": false}',
+)  # fmt: skip
+_JSON_SQL = (
+    "CAST(1.50 AS JSON)", "CAST(-99999999999999999999.25 AS JSON)",
+    "CAST(DATE'2024-02-29' AS JSON)", "CAST(TIMESTAMP'2024-02-29 23:59:58.000001' AS JSON)",
+    "CAST(TIME'-838:59:59' AS JSON)", "CAST(x'00ff' AS JSON)", "CAST(b'101' AS JSON)",
+    "JSON_ARRAY(CAST(0.1e0 AS DOUBLE), CAST(3 AS DOUBLE), CAST(1.5 AS FLOAT))",
+    "CAST(CAST('2024-01-01' AS DATETIME(3)) AS JSON)", "JSON_OBJECT('k', REPEAT('x', 70000))",
+    "JSON_OBJECT('a', 40000, 'b', JSON_ARRAY(3000000000, -3), 'c', REPEAT('ä', 40000))",
+)  # fmt: skip
+
+
+async def test_json_is_the_text_that_the_server_writes_in_the_stream_and_in_chunks(
+    mysql_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mysql_database.execute("CREATE TABLE j (id INT PRIMARY KEY AUTO_INCREMENT, v JSON)")
+    await source.open()
+    start = await source.first_scn()
+    rng = random.Random(7)
+    doubles = [repr(rng.uniform(-1, 1) * 10 ** rng.randint(-30, 30)) for _ in range(300)]
+    for text in (*_JSON, *doubles):
+        mysql_database.execute("INSERT INTO j (v) VALUES (%s)", text)
+    for sql in _JSON_SQL:
+        mysql_database.execute(f"INSERT INTO j (v) VALUES ({sql})")
+    written = _pairs(mysql_database, "SELECT id, CAST(v AS CHAR) FROM j")
+    streamed = await read_to_end(source, start)
+    assert {e.key["id"]: e.after["v"] for e in streamed.events() if e.after} == written
+    chunk = await source.read_chunk(ChunkRequest(f"{mysql_database.name}.j", 10_000))
+    rows = [chunk.schema.decode_row(row.row) for row in chunk.rows]
+    assert {row["id"]: row["v"] for row in rows} == written
+    assert all(json.loads(str(text)) is not ... for text in written.values())
+
+
+# -- positions
+
+
+async def test_a_stream_can_begin_at_every_scn_and_gives_the_same_rest(
+    mysql_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    await source.open()
+    start = await source.first_scn()
+    for number in range(12):
+        mysql_database.transaction(
+            f"INSERT INTO t VALUES ({number}, 0)", f"UPDATE t SET v = v + 1 WHERE id <= {number}"
+        )
+        if number % 4 == 3:
+            mysql_database.execute("FLUSH BINARY LOGS")
+    whole = await read_to_end(source, start)
+    ends: dict[int, int] = {}
+    at = 0
+    for view in iter_frames(bytes(whole.data)):
+        at += view.length
+        ends[view.scn] = at
+    assert len(ends) == 12
+    for scn in range(start, start + 12):
+        rest = await read_to_end(source, scn)
+        assert bytes(rest.data) == bytes(whole.data[ends.get(scn, 0) :])
+
+
+async def test_servers_before_and_after_a_failover_are_generations_of_one_clock(
+    mysql_database: FreshDatabase,
+) -> None:
+    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
+    old, new, stranger = (str(uuid.uuid4()) for _ in range(3))
+    for number, gtid in enumerate((f"{old}:1", f"{old}:2", f"{stranger}:1", f"{new}:1")):
+        _insert_as(mysql_database, number, gtid)
+    options: dict[str, Any] = {"uuids": f"{old},{new}"}
+    sources = f"{mysql_database.name}.*"
+    source = MySqlSource(mariadb_config(mysql_database.url, sources, options=options))
+    findings = await source.preflight()
+    assert [(f.setting, f.fatal) for f in findings] == [("uuids", False)]
+    await source.open()
+    assert source.clock == f"mysql:{old}:shop"
+    streamed = await read_to_end(source, 0)
+    assert [(e.scn, e.key["id"]) for e in streamed.events()] == [(1, 0), (2, 1), ((1 << 48) + 1, 3)]
+    assert [e.key["id"] for e in (await read_to_end(source, 2)).events()] == [3]
+    _insert_as(mysql_database, 4, f"{old}:3")
+    with pytest.raises(SourcePositionLost, match="order in which the servers have written"):
+        await asyncio.wait_for(_endless(source, 0), 20)
+    await source.close()
+
+
+def _insert_as(database: FreshDatabase, number: int, gtid: str) -> None:
+    connection = database.server.connect(database.name)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET gtid_next = '{gtid}'")
+        cursor.execute(f"INSERT INTO t VALUES ({number})")
+        cursor.execute("SET gtid_next = AUTOMATIC")
+    connection.close()
+
+
+async def _endless(source: MySqlSource, after_scn: int) -> None:
+    async for _ in source.stream(after_scn):
+        pass
+
+
+async def test_a_purged_binlog_and_a_future_scn_are_named(
+    mysql_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
+    await source.open()
+    start = await source.first_scn()
+    mysql_database.execute("INSERT INTO t VALUES (1)")
+    _purge(mysql_database)
+    head = await source.first_scn()
+    with pytest.raises(SourcePositionLost, match=f"purged its binlog up to .*:{head}"):
+        await read_to_end(source, start)
+    with pytest.raises(SourcePositionLost, match="has only come to"):
+        await _endless(source, head + 1)
+    mysql_database.execute("INSERT INTO t VALUES (2)")
+    assert [e.key["id"] for e in (await read_to_end(source, head)).events()] == [2]
+
+
+# -- dumps
+
+
+async def test_chunks_under_load_end_in_the_tables_state(
+    mysql_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    values = ", ".join(f"({number}, 0)" for number in range(300))
+    mysql_database.execute(f"INSERT INTO t VALUES {values}")
+    await source.open()
+    start = await source.first_scn()
+    name = f"{mysql_database.name}.t"
+    writers = [_Writer(mysql_database, seed) for seed in range(3)]
+    copy: dict[bytes, dict[str, Any]] = {}
+    judge = ChunkWindow()
+    state = _Follower(source, start, judge, copy)
+    task = asyncio.create_task(state.follow())
+    after: list[Any] | None = None
+    spliced_rows = dropped = 0
+    for _ in range(4):
+        after = None
+        while True:
+            judge.begin()
+            chunk = await source.read_chunk(ChunkRequest(name, 40, after=after))
+            judge.arrived(chunk)
+            verdict = await state.verdict()
+            if not isinstance(verdict, Spliced):
+                continue
+            for row in verdict.rows:
+                copy[row.key] = chunk.schema.decode_row(row.row)
+            spliced_rows += len(verdict.rows)
+            dropped += verdict.dropped_count
+            after = chunk.last_key
+            if chunk.done:
+                break
+    for writer in writers:
+        writer.stop()
+    await state.reach(await source.first_scn())
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert {row["id"]: row["v"] for row in copy.values()} == _pairs(
+        mysql_database, "SELECT id, v FROM t"
+    )
+    assert spliced_rows > 300
+
+
+class _Writer:
+    """Changes rows of ``t`` in a thread until stopped."""
+
+    def __init__(self, database: FreshDatabase, seed: int) -> None:
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, args=(database, seed), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join(20)
+
+    def _work(self, database: FreshDatabase, seed: int) -> None:
+        rng = random.Random(seed)
+        connection = database.server.connect(database.name)
+        cursor = connection.cursor()
+        while not self._ended.wait(0.001):
+            key = rng.randrange(100) * 3 + seed
+            if rng.random() < 0.3:
+                cursor.execute(f"DELETE FROM t WHERE id = {key}")
+            else:
+                cursor.execute(f"INSERT INTO t VALUES ({key}, 1) ON DUPLICATE KEY UPDATE v = v + 1")
+        connection.close()
+
+
+class _Follower:
+    """Applies the stream to a copy and shows it to the judge of chunks."""
+
+    def __init__(
+        self, source: MySqlSource, start: int, judge: ChunkWindow, copy: dict[bytes, Any]
+    ) -> None:
+        self._source = source
+        self._start = start
+        self._judge = judge
+        self._copy = copy
+        self._schemas = Streamed().schemas
+        self._moved = asyncio.Event()
+        self.resolved = start
+
+    async def follow(self) -> None:
+        async for batch in self._source.stream(self._start):
+            for schema in batch.schemas:
+                self._schemas.add(schema)
+            for view in iter_frames(batch.data):
+                if view.op == Op.END_OF_WINDOW:
+                    self._judge.end_window(view.scn, bytes(view.key).decode())
+                    continue
+                self._judge.touch(bytes(view.key), view.schema_fp)
+                if view.op == Op.DELETE:
+                    self._copy.pop(bytes(view.key), None)
+                elif view.after is not None:
+                    schema = self._schemas.by_fingerprint(view.schema_fp)
+                    self._copy[bytes(view.key)] = schema.decode_row(view.after)
+            self.resolved = batch.resolved
+            self._moved.set()
+
+    async def verdict(self) -> object:
+        async with asyncio.timeout(20):
+            while True:
+                verdict = self._judge.take(self.resolved)
+                if verdict is not None:
+                    return verdict
+                self._moved.clear()
+                await self._moved.wait()
+
+    async def reach(self, scn: int) -> None:
+        async with asyncio.timeout(20):
+            while self.resolved < scn:
+                self._moved.clear()
+                await self._moved.wait()
+
+
+# -- what cannot be carried
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        ("binlog_row_image", "MINIMAL", "binlog_row_image.*MINIMAL"),
+        ("binlog_row_metadata", "MINIMAL", "binlog_row_metadata"),
+        ("binlog_row_value_options", "'PARTIAL_JSON'", "binlog_row_value_options.*empty"),
+        ("binlog_transaction_compression", "ON", "binlog_transaction_compression"),
+    ],
+)
+async def test_a_server_set_up_differently_is_refused_with_the_statement_that_mends_it(
+    mysql_database: FreshDatabase, source: MySqlSource, variable: str, value: str, named: str
+) -> None:
+    mysql_database.execute(f"SET GLOBAL {variable} = {value}")
+    try:
+        with pytest.raises(PreflightFailed, match=rf"(?s){named}.*SET GLOBAL {variable}"):
+            await source.open()
+    finally:
+        mysql_database.execute(f"SET GLOBAL {variable} = DEFAULT")
+        if variable == "binlog_row_metadata":
+            mysql_database.execute(f"SET GLOBAL {variable} = FULL")
+    await source.open()
+
+
+@pytest.mark.parametrize(
+    ("statements", "named"),
+    [
+        (("SET binlog_row_image = MINIMAL", "UPDATE t SET v = 5"), "binlog_row_image"),
+        (("SET binlog_format = STATEMENT", "UPDATE t SET v = 5"), "binlog_format"),
+        (
+            ("SET binlog_transaction_compression = ON", "UPDATE t SET v = 5"),
+            "binlog_transaction_compression",
+        ),
+        (
+            (
+                "SET binlog_row_value_options = 'PARTIAL_JSON'",
+                "UPDATE t SET j = JSON_SET(j, '$.a', 2)",
+            ),
+            "binlog_row_value_options",
+        ),
+        (("SET gtid_next = 'AUTOMATIC:tag'", "UPDATE t SET v = 5"), "tagged GTID"),
+        (
+            (
+                "XA START 'x'",
+                "UPDATE t SET v = 5",
+                "XA END 'x'",
+                "XA PREPARE 'x'",
+                "XA COMMIT 'x'",
+            ),
+            "XA transaction",
+        ),
+    ],
+)
+async def test_a_session_that_hides_its_changes_stops_the_stream_by_name(
+    mysql_database: FreshDatabase, source: MySqlSource, statements: tuple[str, ...], named: str
+) -> None:
+    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT, w INT, j JSON)")
+    long = json.dumps({"a": 1, "b": "x" * 5000})
+    mysql_database.execute("INSERT INTO t VALUES (1, 1, 1, %s)", long)
+    await source.open()
+    start = await source.first_scn()
+    connection = mysql_database.server.connect(mysql_database.name)
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+        cursor.execute("SET gtid_next = AUTOMATIC")
+        cursor.execute("INSERT INTO t VALUES (2, 2, 2, NULL)")
+    connection.close()
+    with pytest.raises(UnsupportedChange, match=named):
+        await read_to_end(source, start)
+    _purge(mysql_database)
+    head = await source.first_scn()
+    mysql_database.execute("INSERT INTO t VALUES (3, 3, 3, NULL)")
+    assert [event.key["id"] for event in (await read_to_end(source, head)).events()] == [3]
+
+
+def _purge(database: FreshDatabase) -> None:
+    """Leave the binlog with nothing that was written before."""
+    database.execute("FLUSH BINARY LOGS")
+    last = database.execute("SHOW BINARY LOG STATUS")[0][0]
+    database.execute(f"PURGE BINARY LOGS TO '{last}'")
