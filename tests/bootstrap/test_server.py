@@ -493,6 +493,36 @@ async def test_a_snapshot_needs_tables_that_are_whole(bench: Bench) -> None:
     assert (status, problem["code"]) == (503, "not_seeded")
 
 
+async def test_positions_are_those_of_the_sources_asked_for(bench: Bench) -> None:
+    bench.bind()
+    bench.write()
+    bench.seal()
+    bench.rebase()
+    snapshot = bench.history.position
+    bench.write()
+    end = bench.history.position
+    late = {"state": "seeded", "end": end.to_json()}
+    states = {name: {"state": "seeded"} for name in SOURCES[:1]}
+    bench.log.put_note("seeding", {**states, SOURCES[1]: late, SOURCES[2]: {"state": "dumping"}})
+    answers = {
+        name: (await bench.get("/v1/shop/startSCN", sources=name))[1] for name in (*SOURCES, "*")
+    }
+    nothing = {"scn": 0, "seq": 0}
+    assert answers == {
+        SOURCES[0]: snapshot.to_json(),
+        SOURCES[1]: nothing,
+        SOURCES[2]: nothing,
+        "*": nothing,
+    }
+    assert await bench.get("/v1/shop/targetSCN", sources=SOURCES[0]) == (200, end.to_json())
+    strange = checkpoints.encode(OnlineCheckpoint("shop", "another", snapshot))
+    for endpoint in ("startSCN", "targetSCN"):
+        status, problem = await bench.get(f"/v1/shop/{endpoint}", sources="shop.unknown")
+        assert (status, problem["code"]) == (404, "unknown_source")
+        status, problem = await bench.get(f"/v1/shop/{endpoint}", checkpoint=strange)
+        assert (status, problem["code"]) == (409, "clock_mismatch")
+
+
 def test_every_route_is_described_and_nothing_else_is(tmp_path: Path) -> None:
     app = bootstrap_app(BootstrapConfig(data_dir=tmp_path))
     routes = {

@@ -77,6 +77,7 @@ _RANGE_HEADERS = {
     "Databus-Max": "SCN:SEQ of the target.",
 }
 _DATABASE = (UnknownDatabase, ServerUnavailable)
+_SCN_ERRORS = (BadFilter, BadCheckpoint, *_DATABASE, UnknownSource, ClockMismatch)
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
@@ -112,10 +113,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/{db}/startSCN",
         "start_scn",
-        "The position of the snapshot; scn 0 while there is none.",
+        "The position of the snapshot; scn 0 while it does not hold the sources whole.",
         parameters=SCN_PARAMETERS,
         answer=_POSITION,
-        errors=_DATABASE,
+        errors=_SCN_ERRORS,
     ),
     Endpoint(
         "GET",
@@ -124,7 +125,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "Up to where a bootstrap goes that begins now.",
         parameters=SCN_PARAMETERS,
         answer=_POSITION,
-        errors=_DATABASE,
+        errors=_SCN_ERRORS,
     ),
     Endpoint(
         "GET",

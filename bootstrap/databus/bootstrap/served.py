@@ -161,13 +161,18 @@ class ServedDatabase:
         Raises:
             LogTooYoung: with the position from which on the sources are whole.
         """
-        ends = [self.seeding().get(name, {}).get("end") for name in names]
-        whole = max((decode_position(end) for end in ends if end), default=ORIGIN)
+        whole = self._whole_from(names)
         if at < whole:
             raise LogTooYoung(
                 f"{self.name}: the sources asked for are whole from {whole} on, not at {at}",
                 oldest=whole.to_json(),
             )
+
+    def _whole_from(self, names: list[str]) -> Position:
+        """Where the dumps that seeded these sources ended."""
+        seeding = self.seeding()
+        ends = [seeding.get(name, {}).get("end") for name in names]
+        return max((decode_position(end) for end in ends if end), default=ORIGIN)
 
     def origin(self) -> Position | None:
         """Where the log began, or began again after a gap; None if nobody has noted it."""
@@ -278,9 +283,12 @@ class ServedDatabase:
             document["state"] = "down"
         return document
 
-    def start_position(self) -> Position:
-        """The snapshot's position; the origin while there is none."""
-        return self.store.read().snapshot
+    def start_position(self, names: list[str]) -> Position:
+        """The snapshot's position; the origin while it does not hold these sources whole."""
+        snapshot = self.store.read().snapshot
+        seeding = self.seeding()
+        seeded = all(seeding.get(name, {}).get("state") == SEEDED for name in names)
+        return snapshot if seeded and self._whole_from(names) <= snapshot else ORIGIN
 
     def target_position(self) -> Position:
         """Up to where a bootstrap that begins now goes."""

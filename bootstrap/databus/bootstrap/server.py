@@ -40,7 +40,7 @@ from databus.common.filters import parse_sources
 from databus.common.formats import make_format
 from databus.common.http import json_response, make_app, operation_routes, query_of, serve
 from databus.common.openapi import version
-from databus.common.query import SOURCES, nearest
+from databus.common.query import SOURCES, nearest, parse_checkpoint
 from databus.common.rendering import Renderer
 
 AHEAD_WAIT_S = 5.0
@@ -141,14 +141,24 @@ class BootstrapServer:
         return json_response(database.register_document(patterns))
 
     async def start_scn(self, request: web.Request) -> web.Response:
-        """GET /v1/{db}/startSCN: the snapshot's position."""
-        query_of(request, openapi.SCN_PARAMETERS)
-        return json_response(self._database(request).start_position().to_json())
+        """GET /v1/{db}/startSCN: the snapshot's position, for the sources asked for."""
+        database, names = self._asked_for(request)
+        return json_response(database.start_position(names).to_json())
 
     async def target_scn(self, request: web.Request) -> web.Response:
         """GET /v1/{db}/targetSCN: up to where a bootstrap goes that begins now."""
-        query_of(request, openapi.SCN_PARAMETERS)
-        return json_response(self._database(request).target_position().to_json())
+        database, _ = self._asked_for(request)
+        return json_response(database.target_position().to_json())
+
+    def _asked_for(self, request: web.Request) -> tuple[ServedDatabase, list[str]]:
+        """The database and the sources of a question about positions."""
+        query = query_of(request, openapi.SCN_PARAMETERS)
+        database = self._database(request)
+        checkpoint = parse_checkpoint(query, database.name)
+        if checkpoint is not None:
+            _check_clock(database, checkpoint.clock)
+        patterns = parse_sources(query["sources"]) if "sources" in query else ()
+        return database, database.require_sources(patterns)
 
     async def status(self, request: web.Request) -> web.Response:
         """GET /v1/status"""
@@ -203,12 +213,8 @@ class BootstrapServer:
         return await answer(request, database, stream, form)
 
     async def _open(self, database: ServedDatabase, asked: BootstrapRequest) -> BootstrapStream:
-        state = database.state()
-        if asked.clock is not None and asked.clock != state.clock:
-            raise ClockMismatch(
-                f"the checkpoint belongs to the clock {asked.clock}, the log of "
-                f"{database.name} to {state.clock}"
-            )
+        if asked.clock is not None:
+            _check_clock(database, asked.clock)
         database.require_sources(asked.filter.sources)
         if not asked.has_state:
             database.require_seeded(asked.filter.sources)
@@ -242,6 +248,14 @@ class BootstrapServer:
                 )
             await asyncio.sleep(AHEAD_POLL_S)
         return target
+
+
+def _check_clock(database: ServedDatabase, clock: str) -> None:
+    ours = database.state().clock
+    if clock != ours:
+        raise ClockMismatch(
+            f"the checkpoint belongs to the clock {clock}, the log of {database.name} to {ours}"
+        )
 
 
 def _range_stream(
