@@ -13,7 +13,7 @@ from databus.bootstrap.served import SEEDED, ServedDatabase
 _GAUGES: Mapping[str, tuple[str, Callable[[ServedDatabase], float]]] = {
     "log_scn": ("SCN of the last whole window in the log.", lambda d: d.state().window.scn),
     "log_bytes": ("Bytes of frames in the hot log.", lambda d: d.state().frame_bytes),
-    "snapshot_scn": ("SCN of the base run.", lambda d: d.start_position().scn),
+    "snapshot_scn": ("SCN of the base run.", lambda d: d.store.read().snapshot.scn),
     "runs": ("Live runs, segments included.", lambda d: len(d.store.read().runs)),
     "run_bytes": (
         "Bytes of live runs on disk.",
