@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
 MakeSystem = Callable[..., System]
 
 
-@pytest.fixture(params=["sqlite", "mariadb", "postgres"])
+@pytest.fixture(params=["sqlite", "mariadb", "postgres", "mysql"])
 def make_system(request: pytest.FixtureRequest, tmp_path: Path, processes: Processes) -> MakeSystem:
     """Makes the system over a shop in a database of the parameter's kind."""
 
