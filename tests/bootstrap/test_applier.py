@@ -12,11 +12,13 @@ from databus.bootstrap import planner, segments
 from databus.bootstrap.applier import Applier, start_spark
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Store
+from databus.bootstrap.net import NetChanges
 from databus.bootstrap.planner import Merge
+from databus.bootstrap.ranges import FrameRange, Starts, at_time, changes_from, state_from
 from databus.bootstrap.runs import RunKind
-from databus.common.checkpoint import ORIGIN
+from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import MissingDependency, StoreBusy, StoreError
-from databus.common.frame import FrameView
+from databus.common.frame import FrameView, Op, iter_frames, read_frame
 from tests.bootstrap.model import START, History, compact, frames_between, frames_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
@@ -197,6 +199,43 @@ def test_retention_deletes_old_runs_that_the_base_has(bench: Bench, spark: objec
     assert manifest.base is not None
     assert planner.plan(manifest, ORIGIN, bench.log.state().start)[0].run == manifest.base
     assert as_bytes(frames_of(bench.store, manifest.base)) == bench.truth(base=True)
+
+
+def test_changes_times_and_states_are_read_from_runs_that_spark_wrote(
+    bench: Bench, spark: object
+) -> None:
+    for _ in range(5):
+        bench.segment()
+    applier = Applier(bench.store, spark, grace_us=0)
+    applier.apply()
+    merged = bench.history.position
+    assert [run.kind for run in bench.store.read().runs] == [RunKind.BASE, RunKind.DELTA]
+    bench.segment()
+    until = bench.history.position
+    middle = frames_between(bench.blocks, START, merged)[40].position
+
+    def read(starts: Starts, upto: Position) -> list[bytes]:
+        found = FrameRange(bench.store, bench.log, starts, upto, every_change=False)
+        net = NetChanges(found.units, pass_rows=50)
+        kept = [
+            bytes(one.bytes)
+            for _, block, mask in net.blocks()
+            for one, is_kept in zip(iter_frames(block.data.data), mask, strict=True)
+            if is_kept
+        ]
+        found.close()
+        return kept
+
+    for since in (START, middle, merged):
+        frames = frames_between(bench.blocks, since, until)
+        starts = changes_from(since, every_change=False)
+        assert read(starts, until) == as_bytes(compact(frames, base=False))
+    gone = (Op.DELETE, Op.TRUNCATE)
+    for upto in (merged, until):
+        rows = [b for b in read(state_from(upto, None), upto) if read_frame(b).op not in gone]
+        frames = frames_between(bench.blocks, START, upto)
+        assert rows == as_bytes(compact(frames, base=True))
+    assert at_time(bench.store, bench.log, 1_700_000_000_000_000 + merged.scn) >= merged
 
 
 def test_without_java_the_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

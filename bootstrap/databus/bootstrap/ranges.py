@@ -257,7 +257,7 @@ def at_time(store: Store, log: HotLog, commit_us: int) -> Position:
         finally:
             opened.close()
     window = log.state().window
-    at = manifest.stop or log_start
+    at = max(manifest.stop or log_start, log_start)
     while at < window:
         part = log.read(at, window, SPOOL_BYTES)
         if part is None:
