@@ -126,6 +126,7 @@ async def test_a_writer_goes_on_where_it_was(tmp_path: Path) -> None:
         for _ in range(3):
             async with writing(tmp_path, relay.url) as (log, _):
                 await eventually(lambda log=log: not log.is_new() and log.state().window.scn, 20.0)
+                assert log.note("origin") == log.state().start.to_json()
         end = await relay_end(relay)
         async with writing(tmp_path, relay.url) as (log, _):
             await eventually(lambda: log.state().window >= end, 20.0)
@@ -153,6 +154,7 @@ async def test_a_range_that_the_relay_has_lost_is_recorded_and_seeded_anew(
             (gap,) = log.note("gaps")
             assert gap["from"] == {"scn": 1, "seq": 0}
             assert gap["to"]["scn"] > 1
+            assert log.note("origin") == gap["to"], "past states go back to here, no further"
             await eventually(
                 lambda: seeding_of(log).get("gen.events", {}).get("end") is not None, 30.0
             )

@@ -199,6 +199,7 @@ class BootstrapServer:
     ) -> web.StreamResponse:
         names = database.require_sources(asked.filter.sources)
         points = [await asyncio.to_thread(database.resolved, p) for p in (asked.since, asked.until)]
+        # "Everything at an scn" is there as soon as anything at it is.
         ahead = max((Position(p.scn, p.seq % SEQ_END) for p in points if p), default=ORIGIN)
         window = await self._target(database, ahead)
         since, until = (min(p, window) if p and p.seq == SEQ_END else p for p in points)
