@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -122,8 +123,13 @@ async def test_the_applier_ends_when_its_parent_is_killed_and_returns_when_it_is
         child = start("run_bootstrap", config_of(tmp_path, relay.url, port))
 
         def appliers() -> list[psutil.Process]:
-            found = psutil.Process(child.pid).children()
-            return [one for one in found if APPLIER_CHILD in one.cmdline()]
+            found = []
+            for one in psutil.Process(child.pid).children():
+                # It may be gone, or not yet reaped, by the time it is looked at.
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if APPLIER_CHILD in one.cmdline():
+                        found.append(one)
+            return found
 
         await eventually(appliers, 20.0)
         first = appliers()[0]
