@@ -33,6 +33,7 @@ url = "{URL}"
 ring_bytes = "128MiB"
 sync_every = "20ms"
 """
+KEYS_INSERTED_SCN = 3000 // 50
 KILLS = 10
 
 
@@ -63,6 +64,8 @@ def test_ten_kills_leave_no_gap_no_double_and_nothing_older_after_something_newe
     path.write_text(CONFIG)
     with RelayProcess(path) as relay:
         relay.ready()
+        # A chunk that is read before every key is inserted rightly holds fewer rows.
+        eventually_sync(lambda: relay.state("gen")["max"]["scn"] >= KEYS_INSERTED_SCN, 60)
         request = {"sources": ["gen.*"], "chunk_rows": 25, "delay_ms": 5}
         dump = relay.send("POST", "/v1/gen/dumps", request)
         for number in range(KILLS):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,20 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for version in sorted(_versions):
         terminalreporter.write_line(f"private server: {version}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Under a failed test, what its processes logged last and how those that ended did."""
+    report = yield
+    started = getattr(item, "funcargs", {}).get("processes")
+    if report.failed and isinstance(started, Processes):
+        for process in started.started:
+            state = "runs" if process.running else f"ended with {process.exit_code}"
+            report.sections.append((f"{process.log_path.name}: {state}", process.log[-2000:]))
+    return report
 
 
 def _skip_if_unwanted() -> None:

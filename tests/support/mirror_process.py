@@ -21,10 +21,10 @@ from databus.common import checkpoint as checkpoints
 from databus.common.checkpoint import Checkpoint, Position
 
 _TABLES = """
-CREATE TABLE IF NOT EXISTS state (source TEXT, key BLOB, row BLOB, scn INTEGER, seq INTEGER,
+CREATE TABLE state (source TEXT, key BLOB, row BLOB, scn INTEGER, seq INTEGER,
     PRIMARY KEY (source, key));
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value);
-CREATE TABLE IF NOT EXISTS faults (what TEXT);
+CREATE TABLE facts (name TEXT PRIMARY KEY, value);
+CREATE TABLE faults (what TEXT);
 """
 
 
@@ -36,8 +36,9 @@ class StoredMirror(Consumer):
     """
 
     def __init__(self, path: str) -> None:
+        _create(Path(path))
         self._db = sqlite3.connect(path, isolation_level=None, timeout=30)
-        self._db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF;" + _TABLES)
+        self._db.execute("PRAGMA synchronous = OFF")
         self._mode = ""
         self._reload()
         self._db.execute("BEGIN")
@@ -125,13 +126,25 @@ class StoredMirror(Consumer):
         self._db.execute("INSERT INTO faults VALUES (?)", (what,))
 
 
+def _create(path: Path) -> None:
+    """Make the file whole before it has its name: a test may look into it at any moment, and
+    the switch to WAL fails at once if anybody does."""
+    if path.exists():
+        return
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    db = sqlite3.connect(new, isolation_level=None)
+    db.executescript("PRAGMA journal_mode = WAL;" + _TABLES)
+    db.close()
+    new.rename(path)
+
+
 def stored_rows(path: Path) -> dict[str, Rows]:
     """What the mirror's file holds now, by source and key."""
     found: dict[str, Rows] = {}
     if not path.exists():
         return found
     with sqlite3.connect(path, timeout=30) as db:
-        db.executescript(_TABLES)
         for source, key, row in db.execute("SELECT source, key, row FROM state"):
             found.setdefault(source, {})[pickle.loads(key)] = pickle.loads(row)
     db.close()
@@ -143,7 +156,6 @@ def stored_facts(path: Path) -> tuple[dict[str, Any], list[str]]:
     if not path.exists():
         return {}, []
     with sqlite3.connect(path, timeout=30) as db:
-        db.executescript(_TABLES)
         facts = dict(db.execute("SELECT name, value FROM facts"))
         faults = [what for (what,) in db.execute("SELECT what FROM faults")]
     db.close()

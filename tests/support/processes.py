@@ -76,6 +76,11 @@ class DatabusProcess:
         return self.process is not None and self.process.poll() is None
 
     @property
+    def exit_code(self) -> int | None:
+        """None while it runs, or before it was started."""
+        return None if self.process is None else self.process.poll()
+
+    @property
     def log(self) -> str:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
