@@ -42,7 +42,7 @@ from databus.relay.registry import Registry
 from databus.relay.ring import Ring
 from databus.relay.ring_format import RING_NAME
 from databus.relay.sources.catalogue import create_source
-from databus.relay.sources.source import Batch, RelayingSource, Source
+from databus.relay.sources.source import Batch, Chunk, ChunkRequest, RelayingSource, Source
 from databus.relay.wakeup import WakeupSender
 
 RECENT_BYTES = 2 << 20
@@ -335,6 +335,18 @@ class Fetcher:
             await self._streaming.wait()
             if self._source is not None and self.intake is not None:
                 return self._source, self.intake
+
+    async def read_chunk(self, request: ChunkRequest) -> tuple[Position, Chunk]:
+        """A chunk for somebody who compares, and the end of the last window that it shows.
+
+        Raises:
+            ServerUnavailable: the source is not connected now.
+        """
+        source, intake = self._source, self.intake
+        if source is None or intake is None or not self._streaming.is_set():
+            raise ServerUnavailable(f"the source of {self.config.name} is not connected now")
+        low = intake.complete
+        return low, await source.read_chunk(request)
 
     def recent(self) -> Iterable[bytes]:
         """The batches of the last moment, the oldest first."""

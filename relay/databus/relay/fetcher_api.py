@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any, Protocol
 from urllib.parse import quote
 
 from aiohttp import web
 
-from databus.common.errors import UnknownSource
+from databus.common.checkpoint import Position
+from databus.common.errors import BadRequest, UnknownSource
 from databus.common.filters import matches
 from databus.common.http import PROBLEM_TYPE, Handler, json_body, json_response, make_app
+from databus.relay.chunk_reads import CHUNK_TYPE, pack_answer, parse_question
 from databus.relay.dumps import FINISHED, Dump, DumpBook, DumpState, change_dump, new_dump
 from databus.relay.layout import DatabaseFolder, SocketName
-from databus.relay.sources.source import RelayingSource
+from databus.relay.sources.source import Chunk, ChunkRequest, RelayingSource
 
 
 class Fetching(Protocol):
@@ -31,6 +34,9 @@ class Fetching(Protocol):
 
     async def dumps_changed(self) -> None:
         """Put the dumps' records on disk and let the runner look at them."""
+
+    async def read_chunk(self, request: ChunkRequest) -> tuple[Position, Chunk]:
+        """A chunk, and the end of the last window that it surely shows."""
 
     def origin(self) -> RelayingSource | None:
         """Who runs this database's dumps instead of us; None where they are run here."""
@@ -60,6 +66,7 @@ class FetcherApi:
     def _routes(self) -> Iterator[web.AbstractRouteDef]:
         yield web.get("/status", self._status)
         for prefix in ("", "/v1/{db}"):
+            yield web.post(f"{prefix}/chunks", self._chunk)
             yield web.get(f"{prefix}/dumps", self._at_origin(self._list))
             yield web.post(f"{prefix}/dumps", self._at_origin(self._create))
             yield web.get(f"{prefix}/dumps/{{id}}", self._at_origin(self._one))
@@ -121,6 +128,14 @@ class FetcherApi:
             dump.state = DumpState.CANCELLED
             await self._fetching.dumps_changed()
         return json_response(dump.to_json())
+
+    async def _chunk(self, request: web.Request) -> web.Response:
+        if self._fetching.origin() is not None:
+            raise BadRequest("this relay reads another one; ask that one for chunks of a table")
+        question = parse_question(await json_body(request))
+        low, chunk = await self._fetching.read_chunk(question.request)
+        body = await asyncio.to_thread(pack_answer, question, chunk, low)
+        return web.Response(body=body, content_type=CHUNK_TYPE)
 
     def _dump(self, request: web.Request) -> Dump:
         return self._fetching.book.get(request.match_info["id"])

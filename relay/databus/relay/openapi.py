@@ -22,6 +22,7 @@ from databus.common.errors import (
 from databus.common.formats import FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE
 from databus.common.openapi import Endpoint
 from databus.common.query import SOURCES
+from databus.relay.chunk_reads import CHUNK_TYPE, CONTENTS
 from databus.relay.stream_request import STREAM_PARAMETERS
 
 _INTEGER = {"type": "integer"}
@@ -74,6 +75,19 @@ _DUMP_CHANGE = {
         "state": {"type": "string", "enum": ["paused", "running"]},
         "chunk_rows": _INTEGER,
         "delay_ms": _INTEGER,
+    },
+    "additionalProperties": False,
+}
+_CHUNK_REQUEST = {
+    "type": "object",
+    "required": ["source"],
+    "properties": {
+        "source": _TEXT,
+        "limit": _INTEGER,
+        "after": {"type": ["array", "null"]},
+        "upto": {"type": ["array", "null"]},
+        "keys": {"type": ["array", "null"], "items": {"type": "array"}},
+        "content": {"type": "string", "enum": list(CONTENTS)},
     },
     "additionalProperties": False,
 }
@@ -150,6 +164,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             ScnTooOld,
             ReaderOvertaken,
         ),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/{db}/chunks",
+        "chunks",
+        "Rows of a table as the source has them now, or their digests, past the stream.",
+        body=_CHUNK_REQUEST,
+        produces=(CHUNK_TYPE,),
+        errors=(*_DUMPS, UnknownSource),
     ),
     Endpoint(
         "POST",

@@ -92,6 +92,7 @@ class RelayServer:
         yield web.get("/v1/{db}/sources", self.sources)
         yield web.get("/v1/{db}/register", self.register)
         yield web.get("/v1/{db}/stream", self.stream, allow_head=False)
+        yield web.post("/v1/{db}/chunks", self.chunks)
         for method in ("GET", "POST"):
             yield web.route(method, "/v1/{db}/dumps", self.dumps)
         for method in ("GET", "PATCH", "DELETE"):
@@ -167,6 +168,11 @@ class RelayServer:
 
     async def dumps(self, request: web.Request) -> web.Response:
         """/v1/{db}/dumps and below"""
+        query_of(request)
+        return await pass_on(request, self._database(request))
+
+    async def chunks(self, request: web.Request) -> web.Response:
+        """POST /v1/{db}/chunks"""
         query_of(request)
         return await pass_on(request, self._database(request))
 
