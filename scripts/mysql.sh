@@ -1,28 +1,55 @@
-#!/bin/sh
-# mysql.sh FOLDER: unpack a MySQL server into FOLDER, for tests/integration/test_mysql_*.py.
+#!/usr/bin/env bash
+# mysql.sh [FOLDER]: unpack a MySQL server into FOLDER for the tests; `make test` calls it.
 #
-# Debian's stable releases carry MariaDB alone, so this is Debian sid's package in a folder of its
-# own (a chroot); nothing is installed on this machine.  Needs root, and a few minutes.
-# Then: DATABUS_MYSQL_ROOT=FOLDER pytest tests/integration/test_mysql_source.py
-set -eu
+# Debian's stable releases carry MariaDB alone, so this takes the package of Debian's unstable
+# release, and the libraries that it needs, out of Debian's pool: apt resolves, downloads and
+# verifies them with lists and a cache of its own, and they are unpacked, not installed. The
+# server runs with that folder's loader and libraries. Neither root nor a chroot is needed.
+# FOLDER is ~/.cache/databus-mysql unless it is given; the tests find it there, or where
+# DATABUS_MYSQL_ROOT says. What is there already is left alone.
+set -euo pipefail
 
-root=${1:?usage: scripts/mysql.sh FOLDER}
-mirror=${DEBIAN_MIRROR:-$(sed -n 's/^URIs: *//p' /etc/apt/sources.list.d/debian.sources | head -n 1)}
+folder=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/databus-mysql}
+mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
-tools=$(mktemp -d)
-trap 'rm -rf "$tools"' EXIT
-if command -v debootstrap >/dev/null; then
-  debootstrap=debootstrap
-else
-  (cd "$tools" && apt-get download -q debootstrap && dpkg-deb -x debootstrap_*.deb .)
-  DEBOOTSTRAP_DIR=$tools/usr/share/debootstrap
-  export DEBOOTSTRAP_DIR
-  debootstrap=$tools/usr/sbin/debootstrap
-fi
+[ -x "$folder/usr/sbin/mysqld" ] && exit 0
+command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || {
+    echo "mysql.sh: apt-get and dpkg-deb are needed" >&2
+    exit 1
+}
 
-"$debootstrap" --variant=minbase sid "$root" "$mirror"
-printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d" # starts no services
-chmod +x "$root/usr/sbin/policy-rc.d"
-DEBIAN_FRONTEND=noninteractive chroot "$root" \
-  apt-get install -y --no-install-recommends mysql-server-core
-chroot "$root" mysqld --version
+mkdir -p "${folder%/*}"
+work=$(mktemp -d "$folder.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' INT TERM
+mkdir -p "$work"/{state/lists/partial,cache/archives/partial,none} "$work/root"/{usr/lib,usr/bin,usr/sbin,usr/lib64}
+# The links of a merged /usr, which the packages expect to find.
+for name in lib bin sbin lib64; do ln -s "usr/$name" "$work/root/$name"; done
+: >"$work/status"
+signed=
+[ -e "$keyring" ] && signed=" signed-by=$keyring"
+echo "deb [arch=$(dpkg --print-architecture)$signed] $mirror sid main" >"$work/sources.list"
+
+own=(
+    -qq
+    -o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts="$work/none"
+    -o Dir::Etc::Preferences="$work/none/preferences" -o Dir::Etc::PreferencesParts="$work/none"
+    -o Dir::State="$work/state" -o Dir::State::status="$work/status" -o Dir::Cache="$work/cache"
+    -o APT::Sandbox::User= -o Acquire::Languages=none -o Acquire::PDiffs=false
+    -o Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled=false
+    -o Acquire::Retries=2 -o Acquire::http::Timeout=20
+)
+apt-get "${own[@]}" update
+apt-get "${own[@]}" --yes --no-install-recommends --download-only install mysql-server-core
+for package in "$work"/cache/archives/*.deb; do
+    case ${package##*/} in perl* | libperl* | debconf* | dpkg* | tar* | libgdbm*) continue ;; esac
+    dpkg-deb --fsys-tarfile "$package" |
+        tar -x -C "$work/root" --keep-directory-symlink --no-same-owner \
+            --exclude='./usr/share/doc' --exclude='./usr/share/man' --exclude='./usr/share/locale' \
+            --exclude='./usr/lib/*/gconv'
+done
+find "$work/root/usr/bin" ! -name mysqlbinlog -type f -delete
+rm -rf "$folder"
+mv "$work/root" "$folder"
+echo "mysql.sh: $folder holds a MySQL server ($(du -sm "$folder" | cut -f1) MB)" >&2

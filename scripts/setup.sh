@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prepares this folder for a command: Debian packages, virtual environment, editable install.
 #
-#   scripts/setup.sh [java] [mariadb] [postgres]
+#   scripts/setup.sh [java] [mariadb] [postgres] [mysql] [sysbench]
 #
 # The words name what is needed beside Python. Nothing is done twice: what is there is left
 # alone, and the Python packages are installed again only when pyproject.toml or their versions
@@ -95,8 +95,9 @@ collect_missing() {
             has_program initdb /usr/lib/postgresql/*/bin ||
                 need postgresql "PostgreSQL, started privately"
             ;;
+        mysql | sysbench) ;; # may be missing: see below
         *)
-            say "unknown word '$wanted'; known: java mariadb postgres"
+            say "unknown word '$wanted'; known: java mariadb postgres mysql sysbench"
             exit 1
             ;;
         esac
@@ -215,6 +216,38 @@ compile_kernels() {
     touch "$stamp"
 }
 
+# --- What may be missing --------------------------------------------------------------------
+
+OPTIONAL_LIMIT_S=120
+
+# Without it some tests are skipped and say why; after a failure a day passes to the next try.
+optional() { # name command...
+    local name=$1 failed=$VENV/.$1-failed
+    shift
+    [ -z "$(find "$failed" -mmin -1440 2>/dev/null)" ] || return 0
+    if ! timeout --kill-after=5 "$OPTIONAL_LIMIT_S" "$@" >"$VENV/$name.log" 2>&1 </dev/null; then
+        touch "$failed"
+        say "there is no $name (see $VENV/$name.log): the tests that need it will be skipped"
+    fi
+}
+
+fetch_optional() {
+    local wanted
+    for wanted in "$@"; do
+        case $wanted in
+        mysql)
+            [ -n "${DATABUS_MYSQL_ROOT:-}" ] || optional mysql scripts/mysql.sh
+            ;;
+        sysbench)
+            has_program sysbench || { become_root &&
+                optional sysbench "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive sh -c \
+                    'apt-get -qq update; apt-get -y -qq install --no-install-recommends sysbench'; } ||
+                true
+            ;;
+        esac
+    done
+}
+
 # --------------------------------------------------------------------------------------------
 
 # Two make commands at once wait for each other instead of installing over each other.
@@ -226,3 +259,4 @@ install_missing
 install_python_packages
 # What runs servers is spared the compilation at its first start.
 [ $# -eq 0 ] || compile_kernels
+fetch_optional "$@"

@@ -22,7 +22,7 @@ def mysql_launcher() -> list[str]:
     Raises:
         MissingDependency: there is none; the message says where it was looked for.
     """
-    root = os.environ.get(ROOT_VARIABLE)
+    root = os.environ.get(ROOT_VARIABLE) or _unpacked()
     if root:
         loaders = sorted(Path(root).glob("lib64/ld-linux*.so.*"))
         server = Path(root, "usr/sbin/mysqld")
@@ -43,10 +43,17 @@ def mysql_launcher() -> list[str]:
     found = shutil.which("mysqld")
     if found is None or "MariaDB" in _version(found):
         raise MissingDependency(
-            f"there is no MySQL server: {ROOT_VARIABLE} is not set, and no MySQL's mysqld is on "
-            "the PATH; scripts/mysql.sh unpacks one"
+            f"there is no MySQL server: {ROOT_VARIABLE} is not set, scripts/mysql.sh has not "
+            "unpacked one, and no MySQL's mysqld is on the PATH"
         )
     return [found]
+
+
+def _unpacked() -> str | None:
+    """Where scripts/mysql.sh puts a server if it is not told where."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(cache, "databus-mysql")
+    return str(folder) if (folder / "usr/sbin/mysqld").exists() else None
 
 
 def _version(binary: str) -> str:
