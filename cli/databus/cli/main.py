@@ -1,7 +1,7 @@
 """The command line.
 
 Exit codes: 0 done, 1 it failed, 2 wrong usage or configuration, 3 the preflight found the
-database not ready, 4 the demo's comparison found differences, 130 ended by ctrl-C, 143 ended
+database not ready, 4 a comparison (demo, verify) found differences, 130 ended by ctrl-C, 143 ended
 by SIGTERM.  ``relay``, ``bootstrap`` and ``apply --every`` serve until they are told to end:
 for them SIGTERM is no failure and gives 0, and so does ctrl-C for the first two.
 
@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import typer
 
-from databus.cli import commands, demo_command, inspection, runs_command
+from databus.cli import commands, demo_command, inspection, runs_command, verify_command
 from databus.common.errors import (
     BadRequest,
     ConfigError,
@@ -35,6 +35,7 @@ cli = typer.Typer(
 )
 commands.add_to(cli)
 runs_command.add_to(cli)
+verify_command.add_to(cli)
 demo_command.add_to(cli)
 cli.add_typer(inspection.cli, name="inspect")
 

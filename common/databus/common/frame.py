@@ -424,6 +424,14 @@ class FrameColumns:
     def key_len(self) -> npt.NDArray[np.uint32]:
         return self._half("key_len")
 
+    @property
+    def before_len(self) -> npt.NDArray[np.uint32]:
+        return self._half("before_len")
+
+    @property
+    def after_len(self) -> npt.NDArray[np.uint32]:
+        return self._half("after_len")
+
 
 @kernels.jit
 def _walk(buf: kernels.U8Array, start: int, stop: int, out: kernels.I64Array) -> tuple[int, int]:

@@ -7,7 +7,7 @@ dump reads it, and answered instead of appended.  The answer is
 
 with the header's ``low`` (position that the ring had reached before the chunk was read: the rows
 show every commit up to it), ``high`` (scn at or after every commit that they show), ``rows``,
-``last_key``, ``done`` and ``missing`` of source.py's ``Chunk``.  The content is, with ``"content":
+``schema``, ``last_key``, ``done`` and ``missing`` of source.py's ``Chunk``.  The content is, with ``"content":
 "digests"``, a u64 LE key hash and a u64 LE xxh3 of the row's Avro bytes for each row; with
 ``"frames"``, a READ frame for each row.
 """
@@ -77,7 +77,7 @@ def pack_answer(question: ChunkQuestion, chunk: Chunk, low: Position) -> bytes:
     """The answer's body; see the module's text."""
     header = {
         "source": chunk.schema.source,
-        "schema": f"{chunk.schema.fingerprint:016x}",
+        "schema": chunk.schema.to_json(),
         "low": low.to_json(),
         "high": chunk.snapshot.high,
         "rows": len(chunk.rows),
