@@ -25,7 +25,11 @@ from databus.relay import supervisor as relay_supervisor
 logging.basicConfig(level=logging.INFO)
 # A test kills more often than any child dies in earnest.
 relay_supervisor.RESTART_MOST_S = 0.2
-relay_supervisor.run_relay(load(sys.argv[1]), lambda supervisor: print(supervisor.url, flush=True))
+relay_supervisor.run_relay(
+    load(sys.argv[1]),
+    lambda supervisor: print(supervisor.url, flush=True),
+    lambda: load(sys.argv[1]),
+)
 """
 
 

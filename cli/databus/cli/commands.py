@@ -33,7 +33,37 @@ def relay(config: ConfigPath) -> None:
         raise ConfigError(f"{config}: a relay needs [relay] and at least one [[database]]")
     from databus.relay.supervisor import run_relay
 
-    run_relay(loaded, lambda supervisor: serving.announce_relay(supervisor.url, loaded.database))
+    run_relay(
+        loaded,
+        lambda supervisor: serving.announce_relay(supervisor.url, loaded.database),
+        lambda: _load(config),
+    )
+
+
+def reload(config: ConfigPath) -> None:
+    """Let a running relay read its file again: databases come, change and go.
+
+    The other databases go on undisturbed, and their readers keep their connections. What is
+    wrong, or needs a restart, is refused, and the relay goes on as before. SIGHUP to
+    `databus relay` does the same.
+
+    Example:
+
+        databus reload -c databus.toml
+    """
+    import asyncio
+
+    loaded = _load(config)
+    if loaded.relay is None:
+        raise ConfigError(f"{config}: there is no [relay] section")
+    from databus.relay.reload import ask_reload
+
+    done = asyncio.run(ask_reload(loaded.relay.data_dir))
+    for what, names in done.items():
+        for name in names:
+            print(f"{what} {name}")
+    if not any(done.values()):
+        print("nothing has changed")
 
 
 def bootstrap(
@@ -219,7 +249,7 @@ def status(
 
 def add_to(cli: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (relay, bootstrap, apply, check, tail, dump, status):
+    for command in (relay, reload, bootstrap, apply, check, tail, dump, status):
         cli.command()(command)
 
 

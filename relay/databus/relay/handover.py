@@ -27,7 +27,8 @@ class Handover:
 
     A worker gets its own listening socket (bound with SO_REUSEPORT; it belongs to the
     supervisor, so connections wait in it while the worker is restarted) and one wake-up for
-    each database.  A fetcher gets the name of its database and one wake-up for each worker.
+    each database, and the channel on which it is told of databases that come and go.  A fetcher
+    gets the name of its database and one wake-up for each worker.
     """
 
     config: Config
@@ -37,12 +38,13 @@ class Handover:
     listen_fd: int = -1
     wakeups: dict[str, int] = field(default_factory=dict)
     wakeup_fds: tuple[int, ...] = ()
+    channel_fd: int = -1
 
     @property
     def fds(self) -> tuple[int, ...]:
         """All inherited descriptors that it names."""
-        listening = (self.listen_fd,) if self.listen_fd >= 0 else ()
-        return (*listening, *self.wakeups.values(), *self.wakeup_fds)
+        own = tuple(fd for fd in (self.listen_fd, self.channel_fd) if fd >= 0)
+        return (*own, *self.wakeups.values(), *self.wakeup_fds)
 
     def listening_socket(self) -> socket.socket:
         """The worker's socket, listening already; for aiohttp's SockSite."""
@@ -58,6 +60,7 @@ class Handover:
             "listen_fd": self.listen_fd,
             "wakeups": self.wakeups,
             "wakeup_fds": list(self.wakeup_fds),
+            "channel_fd": self.channel_fd,
         }
 
     @staticmethod
@@ -71,6 +74,7 @@ class Handover:
             listen_fd=int(document["listen_fd"]),
             wakeups={str(name): int(fd) for name, fd in document["wakeups"].items()},
             wakeup_fds=tuple(int(fd) for fd in document["wakeup_fds"]),
+            channel_fd=int(document["channel_fd"]),
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -28,7 +28,7 @@ class RelayCollector(Collector):
     Owner: one worker; it reads what all of them write.
     """
 
-    def __init__(self, data_dir: Path, workers: int, databases: list[ServedDatabase]) -> None:
+    def __init__(self, data_dir: Path, workers: int, databases: Collection[ServedDatabase]) -> None:
         self.data_dir = data_dir
         self.workers = workers
         self.databases = databases

@@ -16,7 +16,8 @@ from databus.common.config import Config, DatabaseConfig
 from databus.common.errors import ConfigError, ServerUnavailable
 from databus.common.http import listening_socket, serve
 from databus.relay.fetcher import Fetcher, Pace
-from databus.relay.server import make_relay_app
+from databus.relay.reload import Changes, changes
+from databus.relay.server import SERVER, RelayServer, make_relay_app
 from databus.relay.sources.catalogue import create_source
 from databus.relay.sources.source import Source
 from databus.relay.wakeup import WakeupSender, make_wakeup
@@ -54,7 +55,9 @@ class LocalRelay:
         self._make_source = make_source
         self._jitter = jitter
         self._stop = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._server: RelayServer | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._fetching: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
         listener = listening_socket(self.relay_config.listen)
@@ -62,24 +65,53 @@ class LocalRelay:
         self.url = f"http://{host}:{port}"
         wakeups = {database.name: make_wakeup() for database in self.config.database}
         for database in self.config.database:
-            # Both sides close their own descriptor.
-            sender = WakeupSender((os.dup(wakeups[database.name]),))
-            self.fetchers[database.name] = Fetcher(
-                database,
-                self.relay_config.data_dir,
-                wakeup=sender,
-                make_source=self._make_source,
-                pace=self._pace,
-                jitter=self._jitter,
-            )
+            self._make_fetcher(database, wakeups[database.name])
         app = make_relay_app(self.config, wakeups=wakeups)
+        self._server = app[SERVER]
         started = asyncio.Event()
-        self._tasks = [
-            asyncio.create_task(serve(app, listener, self._stop, started=started.set)),
-            *(asyncio.create_task(fetcher.run()) for fetcher in self.fetchers.values()),
-        ]
+        self._serving = asyncio.create_task(serve(app, listener, self._stop, started=started.set))
+        for database in self.config.database:
+            self._start_fetcher(database.name)
         await started.wait()
         return self
+
+    def _make_fetcher(self, database: DatabaseConfig, wakeup_fd: int) -> None:
+        self.fetchers[database.name] = Fetcher(
+            database,
+            self.relay_config.data_dir,
+            # Both sides close their own descriptor.
+            wakeup=WakeupSender((os.dup(wakeup_fd),)),
+            make_source=self._make_source,
+            pace=self._pace,
+            jitter=self._jitter,
+        )
+
+    def _start_fetcher(self, name: str) -> None:
+        self._fetching[name] = asyncio.create_task(self.fetchers[name].run())
+
+    async def reload(self, config: Config) -> Changes:
+        """Go over to another configuration: databases come, change and go.
+
+        Raises:
+            ConfigError: it needs a restart; everything goes on as before.
+        """
+        found = changes(self.config, config)
+        self.config = config
+        server = self._server
+        assert server is not None
+        for name in found.removed:
+            server.remove(name)
+        for name in (*found.removed, *(database.name for database in found.changed)):
+            self.fetchers.pop(name).stop()
+            await self._fetching.pop(name)
+        for database in (*found.added, *found.changed):
+            # A wake-up is shared with the server; of a database that it has, its own is kept.
+            known = server.databases.get(database.name)
+            fd = make_wakeup() if known is None else known.wakeup.fileno()
+            self._make_fetcher(database, fd)
+            server.add(database, fd if known is None else -1)
+            self._start_fetcher(database.name)
+        return found
 
     async def __aexit__(
         self,
@@ -90,7 +122,8 @@ class LocalRelay:
         self._stop.set()
         for fetcher in self.fetchers.values():
             fetcher.stop()
-        outcomes = await asyncio.gather(*self._tasks, return_exceptions=True)
+        tasks = [*self._fetching.values(), *([self._serving] if self._serving else [])]
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         if error is None:
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):

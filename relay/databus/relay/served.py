@@ -6,8 +6,10 @@ empty when the worker starts, and whatever is missing is looked for again when i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,13 @@ import numpy.typing as npt
 
 from databus.common.checkpoint import Position
 from databus.common.config import DatabaseConfig
-from databus.common.errors import BadRequest, SourceUnavailable, StoreError, UnknownSource
+from databus.common.errors import (
+    BadRequest,
+    SourceUnavailable,
+    StoreError,
+    UnknownDatabase,
+    UnknownSource,
+)
 from databus.common.filters import StreamFilter, matches, matching_ids
 from databus.common.frame import source_id
 from databus.common.query import nearest
@@ -56,9 +64,12 @@ class ServedDatabase:
     Invariants:
         I1. A schema is known here before a frame that uses it can have been read from the
             ring, as long as ``refresh_schemas`` is called after the read.
+        I2. After ``retire`` no reader is served, and the ring's files are let go when the last
+            of those that were being served has ended.
 
     Owner: one worker's event loop.
-    Raises: SourceUnavailable while the fetcher has not made the ring yet.
+    Raises: SourceUnavailable while the fetcher has not made the ring yet; UnknownDatabase
+    after ``retire``.
     """
 
     def __init__(self, config: DatabaseConfig, folder: DatabaseFolder, wakeup: WakeupReceiver):
@@ -67,6 +78,8 @@ class ServedDatabase:
         self.folder = folder
         self.wakeup = wakeup
         self._ring: RingReader | None = None
+        self._is_retired = False
+        self._answer_count = 0
         self._registry = RegistryReader(folder.registry)
         self._fetcher: tuple[int, dict[str, Any]] = (0, {})
         self.judges = Judges(self._registry.schemas)
@@ -75,6 +88,8 @@ class ServedDatabase:
     @property
     def ring(self) -> RingReader:
         """The ring, mapped when it is there."""
+        if self._is_retired:
+            raise UnknownDatabase(f"{self.name} is no longer served here", database=self.name)
         if self._ring is None:
             try:
                 ring = Ring.open_reader(self.folder.path)
@@ -110,6 +125,24 @@ class ServedDatabase:
         if self._ring is not None:
             self._ring.close()
             self._ring = None
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """Around an answer that reads the ring more than once."""
+        self._answer_count += 1
+        try:
+            yield
+        finally:
+            self._answer_count -= 1
+            if self._is_retired and not self._answer_count:
+                self.close()
+
+    def retire(self) -> None:
+        """Serve nobody any more: those who are being served are woken, and end."""
+        self._is_retired = True
+        self.wakeup.close()
+        if not self._answer_count:
+            self.close()
 
     # -- schemas --
 

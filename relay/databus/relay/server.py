@@ -18,7 +18,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from databus.common.config import Config, RelayConfig
+from databus.common.config import Config, DatabaseConfig, RelayConfig
 from databus.common.errors import ConfigError, DatabusError, ScnTooOld, UnknownDatabase
 from databus.common.filters import parse_sources
 from databus.common.http import (
@@ -41,8 +41,10 @@ from databus.relay.stream_request import STREAM_PARAMETERS, parse_stream_request
 from databus.relay.streaming import StreamSender
 from databus.relay.tallies import WorkerTallies, read_tallies
 from databus.relay.wakeup import WakeupReceiver
+from databus.relay.worker_channel import WorkerChannel
 
 STATUS_PAGE = "status.html"
+SERVER: web.AppKey[RelayServer] = web.AppKey("databus_relay_server")
 
 
 class RelayServer:
@@ -72,7 +74,7 @@ class RelayServer:
         self.sender = StreamSender(self.config, self.tallies)
         self.registry = CollectorRegistry()
         self.registry.register(
-            RelayCollector(self.config.data_dir, self.config.workers, list(self.databases.values()))
+            RelayCollector(self.config.data_dir, self.config.workers, self.databases.values())
         )
 
     def close(self) -> None:
@@ -80,6 +82,25 @@ class RelayServer:
         for database in self.databases.values():
             database.close()
         self.tallies.close()
+
+    def add(self, database: DatabaseConfig, wakeup_fd: int = -1) -> None:
+        """Serve one more database, or, without a wake-up, a known one as configured now."""
+        known = self.databases.get(database.name)
+        if known is not None:
+            known.config = database
+            return
+        self.tallies.add_database(database.name)
+        self.databases[database.name] = ServedDatabase(
+            database,
+            DatabaseFolder.of(self.config.data_dir, database.name),
+            WakeupReceiver(wakeup_fd),
+        )
+
+    def remove(self, name: str) -> None:
+        """Serve a database no longer; its readers are told so, at once."""
+        database = self.databases.pop(name, None)
+        if database is not None:
+            database.retire()
 
     def routes(self) -> Iterator[web.AbstractRouteDef]:
         """What the worker answers to."""
@@ -159,7 +180,8 @@ class RelayServer:
         try:
             query = query_of(request, STREAM_PARAMETERS)
             asked = parse_stream_request(query, request.headers, database.name)
-            return await self.sender.send(request, database, asked)
+            with database.answering():
+                return await self.sender.send(request, database, asked)
         except DatabusError as error:
             self.tallies.add(database.name, "errors")
             if isinstance(error, ScnTooOld):
@@ -229,6 +251,7 @@ def make_relay_app(
     """
     server = RelayServer(config, worker, wakeups)
     app = make_app(server.routes())
+    app[SERVER] = server
 
     async def wake_readers(_: web.Application) -> None:
         for database in server.databases.values():
@@ -249,7 +272,8 @@ async def run_worker(handover: Handover) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     app = make_relay_app(handover.config, worker=handover.worker, wakeups=handover.wakeups)
-    await serve(app, handover.listening_socket(), stop)
+    with WorkerChannel(handover.channel_fd, app[SERVER]):
+        await serve(app, handover.listening_socket(), stop)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,7 +1,9 @@
 """The relay's parent process: one fetcher process per database and N HTTP workers.
 
 It binds the sockets, makes the wake-ups, starts the children and restarts whichever dies,
-with back-off, while the others go on.  It reads no source and serves no request.
+with back-off, while the others go on.  When the configuration is read again it starts and ends
+the fetchers of the databases that came and went, and tells the workers.  It reads no source and
+serves no request.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from databus.common.config import Config, RelayConfig
-from databus.common.errors import ConfigError
+from databus.common.config import Config, DatabaseConfig, RelayConfig
+from databus.common.errors import ConfigError, DatabusError
 from databus.common.http import listening_socket
 from databus.relay.handover import HANDOVER_FLAG, Handover
+from databus.relay.reload import Changes, ReloadSocket, changes
 from databus.relay.wakeup import make_wakeup
+from databus.relay.worker_channel import SupervisorChannel
 
 FETCHER_MODULE = "databus.relay.fetcher"
 WORKER_MODULE = "databus.relay.server"
@@ -35,13 +39,18 @@ STOP_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Child:
-    """A process that is kept running: its module and what it is told."""
+    """A process that is kept running: its module and what it is told at each start."""
 
     name: str
     module: str
-    handover: Handover
+    handover: Callable[[], Handover]
+    channel: SupervisorChannel | None = None
+    process: asyncio.subprocess.Process | None = None
+    again: asyncio.Event = field(default_factory=asyncio.Event)
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 def free_address(address: str) -> str:
@@ -56,65 +65,92 @@ def free_address(address: str) -> str:
 
 
 class Supervisor:
-    """Keeps the relay's processes running.
+    """Keeps the relay's processes running, and lets databases come and go among them.
 
     Invariants:
         I1. There is at most one process per child: the next starts when the last is reaped.
         I2. A child that dies takes no other with it.
         I3. No child outlives this process.
+        I4. What ``reload`` does to one database touches no process of another one, and no
+            worker; a configuration that it refuses changes nothing.
 
     Owner: one event loop in the main thread, for the kernel ties the children to the thread
     that started them.
     Raises: ServerUnavailable from the constructor where the address is taken.
     """
 
-    def __init__(self, config: Config, *, jitter: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        read_again: Callable[[], Config] | None = None,
+        jitter: random.Random | None = None,
+    ) -> None:
         if config.relay is None:
             raise ConfigError("the configuration has no [relay] section")
         if not config.database:
             raise ConfigError("the configuration has no [[database]] section to serve")
-        self.pids: dict[str, int] = {}
+        self.config = config
+        self.relay: RelayConfig = config.relay
         self.restart_count = 0
+        self._read_again = read_again
         self._jitter = jitter or random.Random()
         self._stopping = asyncio.Event()
-        relay: RelayConfig = config.relay
-        self.address = free_address(relay.listen)
+        self._reloading = asyncio.Lock()
+        self._group: asyncio.TaskGroup | None = None
+        self.address = free_address(self.relay.listen)
         self._sockets: list[socket.socket] = []
-        self._wakeups: list[int] = []
+        self._wakeups: dict[str, list[int]] = {}
+        self._workers: list[Child] = []
+        self._fetchers: dict[str, Child] = {}
         try:
-            self.children = self._make_children(config, relay)
+            for number in range(self.relay.workers):
+                self._sockets.append(listening_socket(self.address, reuse_port=True))
+                self._workers.append(self._worker(number))
+            for database in config.database:
+                self._make_fetcher(database.name)
         except BaseException:
             self._close()
             raise
 
-    def _make_children(self, config: Config, relay: RelayConfig) -> list[Child]:
-        names = [database.name for database in config.database]
-        of_database: dict[str, list[int]] = {name: [] for name in names}
-        workers = []
-        for number in range(relay.workers):
-            listener = listening_socket(self.address, reuse_port=True)
-            self._sockets.append(listener)
-            wakeups = {name: make_wakeup() for name in names}
-            self._wakeups.extend(wakeups.values())
-            for name, fd in wakeups.items():
-                of_database[name].append(fd)
-            handover = Handover(
-                config,
+    def _worker(self, number: int) -> Child:
+        def handover() -> Handover:
+            child.channel = SupervisorChannel()
+            return Handover(
+                self.config,
                 os.getpid(),
                 worker=number,
-                listen_fd=listener.fileno(),
-                wakeups=wakeups,
+                listen_fd=self._sockets[number].fileno(),
+                wakeups={name: fds[number] for name, fds in self._wakeups.items()},
+                channel_fd=child.channel.worker_fd,
             )
-            workers.append(Child(f"worker {number}", WORKER_MODULE, handover))
-        fetchers = [
-            Child(
-                f"fetcher {name}",
-                FETCHER_MODULE,
-                Handover(config, os.getpid(), database=name, wakeup_fds=tuple(of_database[name])),
-            )
-            for name in names
-        ]
-        return [*fetchers, *workers]
+
+        child = Child(f"worker {number}", WORKER_MODULE, handover)
+        return child
+
+    def _make_fetcher(self, name: str) -> Child:
+        fds = self._wakeups[name] = [make_wakeup() for _ in range(self.relay.workers)]
+
+        def handover() -> Handover:
+            return Handover(self.config, os.getpid(), database=name, wakeup_fds=tuple(fds))
+
+        child = self._fetchers[name] = Child(f"fetcher {name}", FETCHER_MODULE, handover)
+        return child
+
+    @property
+    def children(self) -> list[Child]:
+        """All that are kept running."""
+        return [*self._fetchers.values(), *self._workers]
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes that run now."""
+        running = {child.name: child.process for child in self.children}
+        return {
+            name: process.pid
+            for name, process in running.items()
+            if process is not None and process.returncode is None
+        }
 
     @property
     def url(self) -> str:
@@ -129,34 +165,117 @@ class Supervisor:
     async def run(self) -> None:
         """Start all children and keep them running until ``stop``."""
         try:
-            async with asyncio.TaskGroup() as group:
-                for child in self.children:
-                    group.create_task(self._keep(child))
+            async with ReloadSocket(self.relay.data_dir, self.reload):
+                async with asyncio.TaskGroup() as group:
+                    self._group = group
+                    for child in self.children:
+                        group.create_task(self._keep(child))
         finally:
+            self._group = None
             self._close()
 
     def _close(self) -> None:
         for listener in self._sockets:
             listener.close()
-        for fd in self._wakeups:
+        for name in list(self._wakeups):
+            self._close_wakeups(name)
+        self._sockets = []
+
+    def _close_wakeups(self, name: str) -> None:
+        for fd in self._wakeups.pop(name):
             os.close(fd)
-        self._sockets, self._wakeups = [], []
+
+    # -- databases come and go --
+
+    async def reload(self) -> Changes:
+        """Read the configuration again and make it hold; what has been done.
+
+        Raises:
+            ConfigError: it is wrong, or needs a restart; everything goes on as before.
+        """
+        if self._read_again is None:
+            raise ConfigError("this relay was not started from a file; nothing is changed")
+        async with self._reloading:
+            new = await asyncio.to_thread(self._read_again)
+            found = changes(self.config, new)
+            self.config = self.config.model_copy(update={"database": new.database})
+            for database in found.added:
+                fetcher = self._make_fetcher(database.name)
+                self._tell_workers("add", database, self._wakeups[database.name])
+                if self._group is not None and not self._stopping.is_set():
+                    self._group.create_task(self._keep(fetcher))
+            for database in found.changed:
+                self._tell_workers("change", database)
+                self._restart(self._fetchers[database.name])
+            for name in found.removed:
+                self._tell_workers("remove", name)
+            await asyncio.gather(*(self._remove(name) for name in found.removed))
+        _log.info("reloaded: %s", ", ".join(f"{k} {v}" for k, v in found.to_json().items() if v))
+        return found
+
+    async def reload_or_log(self) -> None:
+        """``reload``, for a signal that nobody waits for."""
+        try:
+            await self.reload()
+        except DatabusError as error:
+            _log.error("not reloaded: %s", error.message)
+
+    def _tell_workers(
+        self, what: str, database: DatabaseConfig | str, wakeups: list[int] | None = None
+    ) -> None:
+        for number, worker in enumerate(self._workers):
+            channel = worker.channel
+            if channel is None:
+                continue  # it is told everything when it starts
+            try:
+                if isinstance(database, str):
+                    channel.remove(database)
+                else:
+                    channel.add(database, wakeups[number] if wakeups else -1)
+            except OSError as error:
+                _log.warning(
+                    "%s cannot be told to %s and is restarted: %s", worker.name, what, error
+                )
+                self._restart(worker)
+
+    def _restart(self, child: Child) -> None:
+        """Let its process end and another begin at once."""
+        child.again.set()
+
+    async def _remove(self, name: str) -> None:
+        child = self._fetchers.pop(name)
+        child.ending.set()
+        await child.ended.wait()
+        self._close_wakeups(name)
+
+    # -- keeping a child running --
 
     async def _keep(self, child: Child) -> None:
+        try:
+            await self._keep_running(child)
+        finally:
+            child.ended.set()
+
+    async def _keep_running(self, child: Child) -> None:
         delay_s = RESTART_FIRST_S
-        while not self._stopping.is_set():
+        while not (self._stopping.is_set() or child.ending.is_set()):
             started_s = time.monotonic()
-            process = await self._start(child)
+            child.again.clear()  # what it is told is put together right after
+            child.process = process = await self._start(child)
             try:
-                code = await self._until_end(process)
+                code = await self._until_end(child, process)
             finally:
-                self.pids.pop(child.name, None)
                 if process.returncode is None:
                     process.kill()
-            if self._stopping.is_set():
+                if child.channel is not None:
+                    child.channel.close()
+                    child.channel = None
+            if self._stopping.is_set() or child.ending.is_set():
                 return
-            if time.monotonic() - started_s >= STEADY_S:
+            if child.again.is_set() or time.monotonic() - started_s >= STEADY_S:
                 delay_s = RESTART_FIRST_S
+            if child.again.is_set():
+                continue
             pause_s = delay_s * self._jitter.uniform(0.5, 1.0)
             delay_s = min(RESTART_MOST_S, delay_s * 2)
             self.restart_count += 1
@@ -164,12 +283,11 @@ class Supervisor:
                 "%s (pid %d) ended with %s; restart in %.1f s",
                 child.name, process.pid, _describe(code), pause_s,
             )  # fmt: skip
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._stopping.wait()
+            await self._first_of(self._stopping, child.ending, child.again, timeout_s=pause_s)
 
     async def _start(self, child: Child) -> asyncio.subprocess.Process:
         read_fd, write_fd = os.pipe()
+        handover = child.handover()
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -178,7 +296,7 @@ class Supervisor:
                 HANDOVER_FLAG,
                 str(read_fd),
                 stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(read_fd, *child.handover.fds),
+                pass_fds=(read_fd, *handover.fds),
                 process_group=0,  # ctrl-C in a terminal is for this process alone
             )
         except BaseException:
@@ -186,17 +304,32 @@ class Supervisor:
             raise
         finally:
             os.close(read_fd)
-        self.pids[child.name] = process.pid
-        text = json.dumps(child.handover.to_json()).encode()
+        if child.channel is not None:
+            child.channel.started()
+        text = json.dumps(handover.to_json()).encode()
         await asyncio.to_thread(_tell, write_fd, text)
         return process
 
-    async def _until_end(self, process: asyncio.subprocess.Process) -> int:
-        """The exit code; after ``stop`` the process is asked to end, and then made to."""
-        ended = asyncio.create_task(process.wait())
-        stopping = asyncio.create_task(self._stopping.wait())
+    async def _first_of(
+        self, *what: asyncio.Event | asyncio.Task[int], timeout_s: float | None = None
+    ) -> None:
+        """Wait until one of these events is set or tasks is done, or the time is over."""
+        tasks = [
+            asyncio.create_task(one.wait()) if isinstance(one, asyncio.Event) else one
+            for one in what
+        ]
         try:
-            await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task, one in zip(tasks, what, strict=True):
+                if task is not one:
+                    task.cancel()
+
+    async def _until_end(self, child: Child, process: asyncio.subprocess.Process) -> int:
+        """The exit code; when its time has come the process is asked to end, and then made to."""
+        ended = asyncio.create_task(process.wait())
+        try:
+            await self._first_of(ended, self._stopping, child.ending, child.again)
             if not ended.done():
                 process.terminate()
                 await asyncio.wait({ended}, timeout=STOP_S)
@@ -205,7 +338,6 @@ class Supervisor:
                 process.kill()
             return await ended
         finally:
-            stopping.cancel()
             ended.cancel()
 
 
@@ -219,10 +351,25 @@ def _describe(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-async def supervise(config: Config, started: Callable[[Supervisor], None]) -> None:
-    """Run the relay until SIGTERM or SIGINT; ``started`` is called once the address is bound."""
-    supervisor = Supervisor(config)
+async def supervise(
+    config: Config,
+    started: Callable[[Supervisor], None],
+    read_again: Callable[[], Config] | None = None,
+) -> None:
+    """Run the relay until SIGTERM or SIGINT; ``started`` is called once the address is bound.
+
+    At SIGHUP it reads its configuration again.
+    """
+    supervisor = Supervisor(config, read_again=read_again)
     loop = asyncio.get_running_loop()
+    reloads: set[asyncio.Task[None]] = set()
+
+    def reload() -> None:
+        task = loop.create_task(supervisor.reload_or_log())
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop)
     started(supervisor)
@@ -230,12 +377,16 @@ async def supervise(config: Config, started: Callable[[Supervisor], None]) -> No
 
 
 def run_relay(
-    config: Config, started: Callable[[Supervisor], None] = lambda supervisor: None
+    config: Config,
+    started: Callable[[Supervisor], None] = lambda supervisor: None,
+    read_again: Callable[[], Config] | None = None,
 ) -> None:
     """The relay's process: returns after SIGTERM or SIGINT, when all children have ended.
+
+    ``read_again`` gives the configuration as it is now, for SIGHUP and ``databus reload``.
 
     Raises:
         ConfigError: there is nothing to serve.
         ServerUnavailable: the address is taken.
     """
-    asyncio.run(supervise(config, started))
+    asyncio.run(supervise(config, started, read_again))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from databus.common.errors import StoreError
 
@@ -34,7 +35,15 @@ class WorkerTallies:
     """
 
     def __init__(self, data_dir: Path, worker: int, databases: Sequence[str]) -> None:
-        path = _path(data_dir, worker)
+        self._data_path = _path(data_dir, worker)
+        self._place: dict[tuple[str, str], int] = {}
+        self._rows: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._map: mmap.mmap | None = None
+        self._make(databases)
+
+    def _make(self, databases: Sequence[str]) -> None:
+        """Put a file with rows for these databases in the old one's place, its counts kept."""
+        path = self._data_path
         header = json.dumps({"databases": list(databases)}).encode()
         if len(header) > _HEADER_BYTES:
             raise StoreError(f"{len(databases)} databases have names too long for {path}")
@@ -44,14 +53,24 @@ class WorkerTallies:
             header.ljust(_HEADER_BYTES) + bytes(8 * len(COUNTERS) * max(1, len(databases)))
         )
         with beside.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
-        beside.replace(path)
-        self._rows = np.frombuffer(self._map, dtype=np.int64, offset=_HEADER_BYTES)
-        self._place = {
+            new_map = mmap.mmap(file.fileno(), 0)
+        rows = np.frombuffer(new_map, dtype=np.int64, offset=_HEADER_BYTES)
+        places = {
             (database, counter): row * len(COUNTERS) + column
             for row, database in enumerate(databases)
             for column, counter in enumerate(COUNTERS)
         }
+        for key in places.keys() & self._place.keys():
+            rows[places[key]] = self._rows[self._place[key]]
+        beside.replace(path)
+        old_map, self._map, self._rows, self._place = self._map, new_map, rows, places
+        if old_map is not None:
+            old_map.close()
+
+    def add_database(self, name: str) -> None:
+        """Count for one more database; one that was removed goes on at its counts."""
+        if (name, COUNTERS[0]) not in self._place:
+            self._make([*dict.fromkeys(database for database, _ in self._place), name])
 
     def add(self, database: str, counter: str, count: int = 1) -> None:
         """Count; ``count`` is negative when a reader leaves."""
@@ -63,7 +82,9 @@ class WorkerTallies:
             if counter == "readers":
                 self._rows[place] = 0
         self._rows = np.empty(0, dtype=np.int64)
-        self._map.close()
+        if self._map is not None:
+            self._map.close()
+            self._map = None
 
 
 def read_tallies(data_dir: Path, workers: int, database: str) -> dict[str, int]:

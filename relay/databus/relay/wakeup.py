@@ -57,6 +57,10 @@ class WakeupReceiver:
         self._next: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(fd, self._on_readable)
 
+    def fileno(self) -> int:
+        """The descriptor that it listens to; -1 when it is closed."""
+        return self._fd
+
     def _on_readable(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)

@@ -1,0 +1,117 @@
+"""How a running HTTP worker is told which databases come, change and go.
+
+The supervisor has one end of a socket pair, the worker the other.  A message is about one
+database; the wake-up of a database that is new to the worker travels with it as a descriptor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from databus.common.config import DatabaseConfig
+
+MESSAGE_BYTES = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class Serving(Protocol):
+    """Who serves the databases."""
+
+    def add(self, database: DatabaseConfig, wakeup_fd: int = -1) -> None:
+        """Serve one more database, or, without a wake-up, a known one as configured now."""
+
+    def remove(self, name: str) -> None:
+        """Serve a database no longer."""
+
+
+class SupervisorChannel:
+    """The supervisor's end; a new pair for each worker process.
+
+    Owner: the supervisor's loop.
+    Raises: OSError where the worker does not take what it is told: it has to be restarted.
+    """
+
+    def __init__(self) -> None:
+        self._socket, self._other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+
+    @property
+    def worker_fd(self) -> int:
+        """The descriptor that the worker inherits."""
+        return self._other.fileno()
+
+    def started(self) -> None:
+        """The worker has its end."""
+        self._other.close()
+
+    def close(self) -> None:
+        """The worker has ended."""
+        self._socket.close()
+        self._other.close()
+
+    def add(self, database: DatabaseConfig, wakeup_fd: int = -1) -> None:
+        """Let the worker serve one more database, or a known one as configured now."""
+        fds = [wakeup_fd] if wakeup_fd >= 0 else []
+        self._tell({"add": database.model_dump(mode="json")}, fds)
+
+    def remove(self, name: str) -> None:
+        """Let the worker serve a database no longer."""
+        self._tell({"remove": name}, [])
+
+    def _tell(self, message: dict[str, Any], fds: list[int]) -> None:
+        socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
+
+
+class WorkerChannel:
+    """The worker's end, inside ``with``.
+
+    Owner: the worker's event loop, in which it is entered.
+    """
+
+    def __init__(self, fd: int, serving: Serving) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(False)
+        self._serving = serving
+
+    def __enter__(self) -> Self:
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._on_readable)
+        return self
+
+    def _on_readable(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, 1)
+            if not data:
+                asyncio.get_running_loop().remove_reader(self._socket.fileno())
+                return
+            try:
+                self._obey(json.loads(data), fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+
+    def _obey(self, message: dict[str, Any], fds: list[int]) -> None:
+        if "remove" in message:
+            self._serving.remove(message["remove"])
+            _log.info("%s is no longer served", message["remove"])
+            return
+        database = DatabaseConfig.model_validate(message["add"])
+        # The descriptor is taken over; the one that came is ours to close.
+        self._serving.add(database, os.dup(fds[0]) if fds else -1)
+        _log.info("%s is served", database.name)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        self._socket.close()
