@@ -7,10 +7,12 @@ sizes and durations are written with their units ("256MiB", "30s"), and secrets 
 from __future__ import annotations
 
 import difflib
+import fnmatch
+import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 import pydantic
@@ -94,10 +96,60 @@ def _source_url(value: Any) -> SourceUrl:
     return SourceUrl(value)
 
 
+class Secret(str):
+    """A text that does not show when printed or logged; ``env:NAME`` stands for a variable."""
+
+    __slots__ = ()
+
+    @property
+    def reveal(self) -> str:
+        """The secret itself.
+
+        Raises:
+            ConfigError: the variable that it names is not set.
+        """
+        text = str.__str__(self)
+        if not text.startswith("env:"):
+            return text
+        name = text.removeprefix("env:")
+        if not os.environ.get(name):
+            raise ConfigError(f"the environment variable {name}, which holds a secret, is not set")
+        return os.environ[name]
+
+    def __str__(self) -> str:
+        return "***" if self else ""
+
+    def __repr__(self) -> str:
+        return repr(str(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+def _secret(value: Any) -> Secret:
+    if not isinstance(value, str):
+        raise ValueError("it is not a text")
+    return Secret(str.__str__(value))
+
+
 class _Model(pydantic.BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
     )
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _key_columns(value: Any) -> tuple[str, ...]:
+    """The columns of a configured key: "*" is a list of one, and so is a single name."""
+    names = [value] if isinstance(value, str) else list(value)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError('a key is a list of columns, or "*" for all of them')
+    if len(set(names)) != len(names) or ("*" in names and len(names) > 1):
+        raise ValueError(f'the key {names} names a column twice, or more than "*"')
+    return tuple(names)
 
 
 def _address(value: Any) -> str:
@@ -121,14 +173,66 @@ class RelayConfig(_Model):
 
 
 class DatabaseConfig(_Model):
-    """``[[database]]``: one upstream database, its sources and its ring."""
+    """``[[database]]``: one upstream database, its sources and its ring.
+
+    The rules for columns and operations are told in docs/columns.md; ``keys`` names the key
+    columns, "*" for all, of tables that have no key of their own.  ``retention`` is how long a
+    window is served after its commit, where ``ring_bytes`` would keep it longer.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
     url: Annotated[SourceUrl, BeforeValidator(_source_url)]
     sources: tuple[str, ...] = ("*",)
+    exclude_sources: tuple[str, ...] = ()
+    include_columns: tuple[str, ...] = ()
+    exclude_columns: tuple[str, ...] = ()
+    hash_columns: tuple[str, ...] = ()
+    hash_salt: Annotated[Secret, BeforeValidator(_secret)] = Secret("")
+    mask_columns: dict[str, str | Annotated[int, Field(strict=True, ge=1, le=1000)]] = Field(
+        default_factory=dict
+    )
+    null_columns: tuple[str, ...] = ()
+    truncate_columns: dict[str, Annotated[int, Field(strict=True, ge=1)]] = Field(
+        default_factory=dict
+    )
+    skipped_operations: tuple[Literal["c", "u", "d", "t"], ...] = ()
+    keys: dict[str, Annotated[tuple[str, ...], BeforeValidator(_key_columns)]] = Field(
+        default_factory=dict
+    )
     ring_bytes: Bytes = Field(default=256 << 20, ge=64 << 10)
+    retention: Seconds | None = Field(default=None, gt=0)
     sync_every: Seconds = 0.5
     options: dict[str, str | int | float | bool] = Field(default_factory=dict)
+
+    def captures(self, source: str) -> bool:
+        """Whether ``sources`` takes a table and ``exclude_sources`` does not."""
+        return _matches(source, self.sources) and not _matches(source, self.exclude_sources)
+
+    @property
+    def column_patterns(self) -> dict[str, tuple[str, ...]]:
+        """The patterns of every rule for columns, by the rule's key."""
+        return {
+            "include_columns": self.include_columns,
+            "exclude_columns": self.exclude_columns,
+            "hash_columns": self.hash_columns,
+            "mask_columns": tuple(self.mask_columns),
+            "null_columns": self.null_columns,
+            "truncate_columns": tuple(self.truncate_columns),
+        }
+
+    @pydantic.model_validator(mode="after")
+    def _rules_are_whole(self) -> DatabaseConfig:
+        for rule, patterns in self.column_patterns.items():
+            for pattern in patterns:
+                if "." not in pattern:
+                    raise ValueError(
+                        f"{rule} has {pattern!r}, which is not SCHEMA.TABLE.COLUMN, globs allowed"
+                    )
+        if self.hash_columns and not self.hash_salt:
+            raise ValueError('hash_columns needs a hash_salt, a text or "env:NAME"')
+        if self.hash_salt and not self.hash_columns:
+            raise ValueError("hash_salt is given, but no hash_columns")
+        return self
 
 
 class BootstrapConfig(_Model):

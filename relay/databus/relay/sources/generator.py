@@ -25,15 +25,16 @@ import numpy as np
 
 from databus.common.config import DatabaseConfig
 from databus.common.errors import BadRequest, ConfigError, UnknownSource
-from databus.common.filters import matches
 from databus.common.schema import Column, Kind, SourceSchema
 from databus.relay.sources import generator_kernels as kernels
+from databus.relay.sources.rows import Rows
 from databus.relay.sources.source import (
     Batch,
     Chunk,
     ChunkRequest,
     Finding,
     Row,
+    TableSize,
     raise_findings,
 )
 
@@ -145,7 +146,7 @@ class GeneratorSource:
     def __init__(self, config: DatabaseConfig) -> None:
         self.shape = parse_url(config.url.reveal)
         self._database = config.name
-        self._wanted = matches(SCHEMA.source, config.sources)
+        self._wanted = config.captures(SCHEMA.source)
         self._multiplier, self._inverse = kernels.multiplier_and_inverse(
             self.shape.seed, self.shape.keys
         )
@@ -241,6 +242,17 @@ class GeneratorSource:
         rows = self._rows_after(-1, self.shape.keys, self.shape.keys, count)
         return [rows[-1][0]] if rows else None
 
+    async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
+        """Where a chunk of ``limit`` rows ends; None if there are fewer."""
+        chunk = await self.read_chunk(request)
+        return None if chunk.done else chunk.last_key
+
+    async def table_size(self, source: str) -> TableSize:
+        """All keys will have a row in the end."""
+        self._require(source)
+        count = self.shape.event_count(self.shape.last_scn(self._next_event))
+        return TableSize(min(self.shape.keys, count))
+
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
         """Rows as they are after the last window that was yielded whole.
 
@@ -258,14 +270,14 @@ class GeneratorSource:
             found = [pair for pair in pairs if pair[1] >= 0]
             missing = [[row] for row, event in pairs if event < 0]
             rows = [self._row(row, event) for row, event in found]
-            return Chunk(SCHEMA, rows, GeneratorSnapshot(scn), None, True, missing)
+            return Chunk(SCHEMA, Rows.of(rows), GeneratorSnapshot(scn), None, True, missing)
         after = self._id(request.after) if request.after else -1
         upto = self._id(request.upto) if request.upto else self.shape.keys - 1
         found = self._rows_after(after, upto + 1, request.limit, count)
         done = len(found) < request.limit
         last_key = [found[-1][0]] if found else request.after
         rows = [self._row(row, event) for row, event in found]
-        return Chunk(SCHEMA, rows, GeneratorSnapshot(scn), last_key, done)
+        return Chunk(SCHEMA, Rows.of(rows), GeneratorSnapshot(scn), last_key, done)
 
     def _rows_after(self, after: int, stop: int, limit: int, count: int) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []

@@ -29,7 +29,7 @@ from databus.common.errors import (
 )
 from databus.common.schema import SourceSchema
 from databus.relay.sources.parent import Following, Parent, Received, Registration
-from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding
+from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding, TableSize
 
 DEFAULT_PORT = 8700
 TICK_S = 0.5
@@ -71,6 +71,12 @@ def read_settings(config: DatabaseConfig) -> RelaySettings:
             f"database {config.name}: the URL {config.url} {wrong}; "
             "it is relay+http://HOST:PORT[,HOST:PORT...]/DATABASE"
         )
+    for key in ("exclude_sources", "skipped_operations", "keys", *config.column_patterns):
+        if getattr(config, key):
+            raise ConfigError(
+                f"database {config.name}: {key} belongs to the relay that reads the database; "
+                f"what comes from {config.url} is passed on as it is"
+            )
     scheme = parts.scheme.removeprefix("relay+")
     for option in config.options:
         if option not in OPTIONS:
@@ -333,6 +339,14 @@ class RelaySource:
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
         """Refused: dumps run where the database is read."""
         raise self._no_dumps(request.source)
+
+    async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
+        """Refused: dumps run where the database is read."""
+        raise self._no_dumps(request.source)
+
+    async def table_size(self, source: str) -> TableSize:
+        """Refused: dumps run where the database is read."""
+        raise self._no_dumps(source)
 
     def _no_dumps(self, source: str) -> DumpFailed:
         return DumpFailed(

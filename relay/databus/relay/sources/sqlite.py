@@ -7,6 +7,7 @@ transaction found new: one or several whole transactions of the database.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable
@@ -18,17 +19,18 @@ from urllib.parse import unquote
 
 from databus.common.config import DatabaseConfig
 from databus.common.errors import ConfigError, SourcePositionLost, SourceUnavailable
-from databus.common.filters import matches
 from databus.common.frame import Op
 from databus.common.schema import SourceSchema
 from databus.common.window import WindowBuilder
 from databus.relay.sources import sqlite_log as log
+from databus.relay.sources.rows import EMPTY, Rows
 from databus.relay.sources.source import (
     Batch,
     Chunk,
     ChunkRequest,
     Finding,
     Row,
+    TableSize,
     raise_findings,
 )
 
@@ -165,6 +167,14 @@ class SqliteSource:
 
         return await self._run(read, self._chunk_thread)
 
+    async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
+        """See ``Source.chunk_end``."""
+        return await self._run(partial(self._chunk_end, request), self._chunk_thread)
+
+    async def table_size(self, source: str) -> TableSize:
+        """The largest rowid, or else the number of rows."""
+        return await self._run(partial(self._table_size, source), self._chunk_thread)
+
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
         """See ``Source.read_chunk``; the log's last id is read in the same transaction."""
         return await self._run(partial(self._read_chunk, request), self._chunk_thread)
@@ -214,7 +224,7 @@ class SqliteSource:
         return self._chunk_connection
 
     def _captures(self, table: str) -> bool:
-        return matches(f"main.{table}", self._config.sources)
+        return self._config.captures(f"main.{table}")
 
     def _current_schemas(self) -> list[SourceSchema]:
         schemas = (
@@ -340,6 +350,26 @@ class SqliteSource:
             raise SourceUnavailable(f"{source} is not there, or has no primary key any more")
         return schema, table
 
+    def _chunk_end(self, request: ChunkRequest) -> list[Any] | None:
+        schema, table = self._schema(request.source)
+        condition, parameters = _condition(schema, dataclasses.replace(request, where=None))
+        key = ", ".join(log.quoted(name) for name in schema.key)
+        row = self._chunk_db.execute(
+            f"SELECT {key} FROM {log.quoted(table)} {condition} ORDER BY {key} LIMIT 1 OFFSET ?",
+            (*parameters, request.limit - 1),
+        ).fetchone()
+        return None if row is None else [_to_json(value) for value in row]
+
+    def _table_size(self, source: str) -> TableSize:
+        _, table = self._schema(source)
+        try:
+            query = f"SELECT max(rowid) FROM {log.quoted(table)}"
+            (rows,) = self._chunk_db.execute(query).fetchone()
+        except sqlite3.OperationalError:  # WITHOUT ROWID
+            query = f"SELECT count(*) FROM {log.quoted(table)}"
+            (rows,) = self._chunk_db.execute(query).fetchone()
+        return TableSize(rows)
+
     def _read_chunk(self, request: ChunkRequest) -> Chunk:
         db = self._chunk_db
         db.execute("BEGIN")
@@ -349,7 +379,7 @@ class SqliteSource:
             if request.keys is not None:
                 found, missing = self._rows_of_keys(schema, table, request.keys[: request.limit])
                 done = len(request.keys) <= request.limit
-                return Chunk(schema, found, snapshot, None, done, missing)
+                return Chunk(schema, Rows.of(found), snapshot, None, done, missing)
             condition, parameters = _condition(schema, request)
             order = ", ".join(log.quoted(name) for name in schema.key)
             names = ", ".join(log.quoted(column.name) for column in schema.columns)
@@ -360,10 +390,10 @@ class SqliteSource:
         finally:
             db.execute("COMMIT")
         if not rows:
-            return Chunk(schema, [], snapshot, None, done=True)
+            return Chunk(schema, EMPTY, snapshot, None, done=True)
         at = [i for n in schema.key for i, c in enumerate(schema.columns) if c.name == n]
         last_key = [_to_json(rows[-1][index]) for index in at]
-        packed = [_chunk_row(schema, row) for row in rows]
+        packed = Rows.of(_chunk_row(schema, row) for row in rows)
         return Chunk(schema, packed, snapshot, last_key, len(rows) < request.limit)
 
     def _rows_of_keys(

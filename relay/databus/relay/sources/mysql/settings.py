@@ -43,15 +43,14 @@ class Settings:
     clock_name: str
     zero_dates: str
     uuids: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
 
     def captures(self, schema: str, table: str) -> bool:
         """Whether a table is among the configured sources; the server's own never are."""
         if schema in SYSTEM_SCHEMAS:
             return False
         source = f"{schema}.{table}"
-        return any(
-            source == pattern or fnmatch.fnmatchcase(source, pattern) for pattern in self.sources
-        )
+        return _among(source, self.sources) and not _among(source, self.excluded)
 
 
 def read_settings(config: DatabaseConfig) -> Settings:
@@ -95,7 +94,12 @@ def read_settings(config: DatabaseConfig) -> Settings:
         clock_name=str(options.get("clock_name", config.name)),
         zero_dates=zero_dates,
         uuids=_uuids(config.name, options.get("uuids", "")),
+        excluded=config.exclude_sources,
     )
+
+
+def _among(source: str, patterns: tuple[str, ...]) -> bool:
+    return any(source == pattern or fnmatch.fnmatchcase(source, pattern) for pattern in patterns)
 
 
 def _uuids(database: str, value: object) -> tuple[str, ...]:

@@ -132,8 +132,10 @@ def key_remedy(table: Table) -> str:
 
 
 def matches(source: str, globs: Sequence[str]) -> bool:
-    """Whether a table is among those that the configuration names."""
-    return any(fnmatch.fnmatchcase(source, glob) for glob in globs)
+    """Whether a table is among those that the configuration names; "!GLOB" leaves tables out."""
+    return any(fnmatch.fnmatchcase(source, glob) for glob in globs) and not any(
+        fnmatch.fnmatchcase(source, glob[1:]) for glob in globs if glob.startswith("!")
+    )
 
 
 def tables_of(rows: Iterable[Any], domains: Iterable[Any]) -> dict[int, Table]:

@@ -18,7 +18,8 @@ from databus.common.config import DatabaseConfig
 from databus.common.errors import SourceUnavailable, UnknownSource
 from databus.common.kernels import COMPILED
 from databus.common.schema import SourceSchema
-from databus.relay.sources.postgres import preflight
+from databus.relay.sources import rows
+from databus.relay.sources.postgres import chunk_kernels, preflight
 from databus.relay.sources.postgres.catalogue import Catalogue
 from databus.relay.sources.postgres.chunks import ChunkReader
 from databus.relay.sources.postgres.layout import warm_up
@@ -27,7 +28,14 @@ from databus.relay.sources.postgres.replication import Connection, PostgresError
 from databus.relay.sources.postgres.schema import Table, matches, quote
 from databus.relay.sources.postgres.settings import read_settings
 from databus.relay.sources.postgres.stream import SlotStream
-from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding, raise_findings
+from databus.relay.sources.source import (
+    Batch,
+    Chunk,
+    ChunkRequest,
+    Finding,
+    TableSize,
+    raise_findings,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +57,7 @@ class PostgresSource:
 
     def __init__(self, config: DatabaseConfig) -> None:
         self._settings = read_settings(config)
-        self._globs = config.sources
+        self._globs = (*config.sources, *(f"!{glob}" for glob in config.exclude_sources))
         self._catalogue = Catalogue(self._settings)
         self._chunks = ChunkReader(self._settings, self._catalogue)
         self._clock = ""
@@ -71,6 +79,8 @@ class PostgresSource:
         raise_findings(self._settings.name, await self.preflight())
         if COMPILED:
             await asyncio.to_thread(warm_up)
+            await asyncio.to_thread(chunk_kernels.warm_up)
+            await asyncio.to_thread(rows.warm_up)
         try:
             await self._publish()
             self._clock = f"postgresql:{await preflight.system_identifier(self._settings)}"
@@ -143,6 +153,18 @@ class PostgresSource:
         """See chunks.py."""
         return await self._chunks.read(await self._table(request.source), request)
 
+    async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
+        """See chunks.py."""
+        return await self._chunks.chunk_end(await self._table(request.source), request)
+
+    async def table_size(self, source: str) -> TableSize:
+        """See chunks.py."""
+        return await self._chunks.size(await self._table(source))
+
+    async def write_watermark(self, table: str, token: str) -> None:
+        """See ``WatermarkingSource``."""
+        await self._chunks.write_watermark(await self._table(table), token)
+
     async def status(self) -> dict[str, Any]:
         """Server version, current scn, slot and retained log, tables that are left out."""
         facts = await self._catalogue.facts()
@@ -170,7 +192,7 @@ class PostgresSource:
         """End the stream and the SQL session; the slot stays."""
         if self._stream is not None:
             await self._stream.close()
-        self._chunks.close()
+        await self._chunks.close()
         await self._catalogue.close()
 
     async def _tables(self) -> list[Table]:
