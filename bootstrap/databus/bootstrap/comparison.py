@@ -113,7 +113,7 @@ class TableDigests:
 
     def left_over(self) -> list[int]:
         """The chunks with rows of which the copy has not shown the key."""
-        return np.unique(self._chunks[~self._seen]).tolist()
+        return [int(number) for number in np.unique(self._chunks[~self._seen])]
 
     def is_left_over(self, key: bytes) -> bool:
         """Whether the source has a row with this key of which the copy has shown nothing."""

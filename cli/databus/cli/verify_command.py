@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
 from databus.common.config import Config
@@ -16,7 +17,8 @@ from databus.common.errors import ConfigError, UnknownSource
 from databus.common.filters import matches
 
 if TYPE_CHECKING:
-    from databus.bootstrap.verify import Report, Verifier
+    from databus.bootstrap.copies import ServedCopy
+    from databus.bootstrap.verify import Report
 
 EXIT_DIFFERENT = 4
 SHOWN_KEYS = 5
@@ -65,6 +67,7 @@ def add_to(cli: typer.Typer) -> None:
 async def _verify(
     config: Config, path: str, database: str, pattern: str, repair: bool, as_json: bool
 ) -> list[Report]:
+    from databus.bootstrap.copies import HttpPeer, ServedCopy
     from databus.bootstrap.verify import Verifier
 
     if config.bootstrap is None:
@@ -77,15 +80,18 @@ async def _verify(
     console = Console(soft_wrap=True)
     reports: list[Report] = []
     for name in names:
-        bootstrap = f"http://{config.bootstrap.listen}"
         with console.status(f"{name}: comparing") as status:
-            async with Verifier(
-                name,
-                relay,
-                bootstrap,
-                progress=lambda table, rows: status.update(f"{table}: {rows:,} rows of the source"),
-            ) as verifier:
-                found = await _tables(verifier, name, pattern)
+
+            def show(table: str, rows: int, status: Status = status) -> None:
+                status.update(f"{table}: {rows:,} rows of the source")
+
+            async with (
+                HttpPeer(relay, name) as source,
+                HttpPeer(f"http://{config.bootstrap.listen}", name) as server,
+            ):
+                copy = ServedCopy(server)
+                verifier = Verifier(source, copy, progress=show)
+                found = await _tables(copy, name, pattern)
                 here = [await verifier.verify(table, repair=repair) for table in found]
         reports += here
         if as_json:
@@ -98,8 +104,8 @@ async def _verify(
     return reports
 
 
-async def _tables(verifier: Verifier, database: str, pattern: str) -> list[str]:
-    known = await verifier.sources()
+async def _tables(copy: ServedCopy, database: str, pattern: str) -> list[str]:
+    known = await copy.sources()
     found = [table for table in known if matches(table, (pattern,))]
     if not found:
         raise UnknownSource(
