@@ -202,6 +202,24 @@ def test_a_restart_after_a_gap_keeps_its_record_in_the_same_commit(log: HotLog) 
     assert log.note("gaps") == [{"to": 5000}]
 
 
+def test_a_bridged_gap_keeps_whole_windows_and_drops_the_one_that_lost_its_end(log: HotLog) -> None:
+    history = History(10)
+    written, torn = history.block(5), history.window(3)
+    whole = list(iter_frames(written))[-1].position
+    log.append(written, 1)
+    log.append(b"".join(bytes(view.bytes) for view in list(iter_frames(torn))[:2]), 1)
+    state = log.state()
+    assert state.window == whole < state.last
+    log.bridge_to(Position(5000, 2), {"gaps": [{"to": 5000}]})
+    state = log.state()
+    assert (state.start, state.window, state.last) == (START, Position(5000, 2), Position(5000, 2))
+    assert log.note("gaps") == [{"to": 5000}]
+    kept = log.read(START, state.window, 1 << 20)
+    assert kept is not None
+    assert list(iter_frames(kept.data))[-1].position == whole
+    log.check()
+
+
 def test_a_log_that_is_missing_or_empty_says_so(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no log yet"):
         HotLog(tmp_path / "nowhere", read_only=True)

@@ -440,9 +440,36 @@ class HotLog:
             self._put_checkpoint(
                 transaction, OnlineCheckpoint(state.database, state.clock, position)
             )
-            for name, document in notes.items():
-                data = json.dumps(document).encode()
-                transaction.put(b"note." + name.encode(), data, db=self._facts)
+            _put_notes(transaction, self._facts, notes)
+
+        self._write(change)
+
+    def bridge_to(self, position: Position, notes: dict[str, Any]) -> None:
+        """Go on after ``position`` with all that is there: what lies between is not known.
+
+        The beginning of a window whose end is lost is dropped.  ``notes`` (the record of the
+        gap, the sources that are to be repaired) are written in the same commit.
+        """
+
+        def change(transaction: Any) -> None:
+            state = self._state(transaction)
+            cursor = transaction.cursor(self._frames)
+            dropped = 0
+            found = cursor.set_range(_pack(state.window))
+            while found:
+                if _unpack(bytes(cursor.key())) > state.window:
+                    dropped += len(cursor.value())
+                    cursor.delete()
+                    found = len(cursor.key()) > 0
+                else:
+                    found = cursor.next()
+            kept = state.frame_bytes - dropped
+            since_us = state.since_us if kept else 0
+            self._put_range(transaction, state.start, position, kept, since_us)
+            self._put_checkpoint(
+                transaction, OnlineCheckpoint(state.database, state.clock, position)
+            )
+            _put_notes(transaction, self._facts, notes)
 
         self._write(change)
 
@@ -485,6 +512,12 @@ class HotLog:
     def map_bytes(self) -> int:
         """Size of the memory map, which grows by itself."""
         return int(self._env.info()["map_size"])
+
+
+def _put_notes(transaction: Any, facts: Any, notes: dict[str, Any]) -> None:
+    for name, document in notes.items():
+        data = json.dumps(document).encode()
+        transaction.put(b"note." + name.encode(), data, db=facts)
 
 
 def describe_log(folder: Path) -> dict[str, Any]:
