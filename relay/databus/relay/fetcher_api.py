@@ -10,7 +10,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from databus.common.checkpoint import Position
-from databus.common.errors import BadRequest, UnknownSource
+from databus.common.errors import UnknownSource
 from databus.common.filters import matches
 from databus.common.http import PROBLEM_TYPE, Handler, json_body, json_response, make_app
 from databus.relay.chunk_reads import CHUNK_TYPE, pack_answer, parse_question
@@ -66,7 +66,7 @@ class FetcherApi:
     def _routes(self) -> Iterator[web.AbstractRouteDef]:
         yield web.get("/status", self._status)
         for prefix in ("", "/v1/{db}"):
-            yield web.post(f"{prefix}/chunks", self._chunk)
+            yield web.post(f"{prefix}/chunks", self._at_origin(self._chunk))
             yield web.get(f"{prefix}/dumps", self._at_origin(self._list))
             yield web.post(f"{prefix}/dumps", self._at_origin(self._create))
             yield web.get(f"{prefix}/dumps/{{id}}", self._at_origin(self._one))
@@ -74,16 +74,20 @@ class FetcherApi:
             yield web.delete(f"{prefix}/dumps/{{id}}", self._at_origin(self._cancel))
 
     def _at_origin(self, handler: Handler) -> Handler:
-        """``handler``, unless the dumps are another relay's business: then that one's answer."""
+        """``handler``, unless the tables are another relay's business: then that one's answer."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
             origin = self._fetching.origin()
             if origin is None:
                 return await handler(request)
-            dump_id = request.match_info.get("id")
-            path = f"/{quote(dump_id, safe='')}" if dump_id else ""
-            status, body = await origin.forward_dump(request.method, path, await request.read())
-            kind = "application/json" if status < 400 else PROBLEM_TYPE
+            if handler == self._chunk:
+                path, kind = "/chunks", CHUNK_TYPE
+            else:
+                dump_id = request.match_info.get("id")
+                path = f"/dumps/{quote(dump_id, safe='')}" if dump_id else "/dumps"
+                kind = "application/json"
+            status, body = await origin.forward(request.method, path, await request.read())
+            kind = kind if status < 400 else PROBLEM_TYPE
             return web.Response(status=status, body=body, content_type=kind)
 
         return answer
@@ -130,8 +134,6 @@ class FetcherApi:
         return json_response(dump.to_json())
 
     async def _chunk(self, request: web.Request) -> web.Response:
-        if self._fetching.origin() is not None:
-            raise BadRequest("this relay reads another one; ask that one for chunks of a table")
         question = parse_question(await json_body(request))
         low, chunk = await self._fetching.read_chunk(question.request)
         body = await asyncio.to_thread(pack_answer, question, chunk, low)

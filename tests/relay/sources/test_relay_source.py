@@ -386,7 +386,7 @@ async def test_a_chain_runs_no_dumps_itself_and_names_who_does(tmp_path: Path) -
             with pytest.raises(DumpFailed, match=r"shop\.orders"):
                 await source.largest_key("shop.orders")
             # This parent has no fetcher; its own word comes back.
-            status, body = await source.forward_dump("GET", "", b"")
+            status, body = await source.forward("GET", "/dumps", b"")
             assert status == 503
             assert json.loads(body)["code"] == "server_unavailable"
             await source.ack(5)

@@ -187,11 +187,11 @@ class Parent:
         response = await self._get(session, "stream", {**query, "follow": "true"}, timeout)
         return Following(self.url, response)
 
-    async def forward_dump(
+    async def forward(
         self, session: aiohttp.ClientSession, method: str, path: str, body: bytes
     ) -> tuple[int, bytes]:
-        """The parent's answer to a request below its /dumps, whatever its status."""
-        address = f"{self._base}/dumps{path}"
+        """The parent's answer to a request for its fetcher, whatever its status."""
+        address = f"{self._base}{path}"
         headers = {"Content-Type": "application/json"}
         timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
         try:

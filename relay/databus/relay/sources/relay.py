@@ -328,9 +328,9 @@ class RelaySource:
 
     # -- dumps --
 
-    async def forward_dump(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        """The answer of the parent that is followed to a request below its /dumps."""
-        return await self._parent.forward_dump(self._connections(), method, path, body)
+    async def forward(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """The answer of the parent that is followed to a request."""
+        return await self._parent.forward(self._connections(), method, path, body)
 
     async def largest_key(self, source: str) -> list[Any] | None:
         """Refused: dumps run where the database is read."""

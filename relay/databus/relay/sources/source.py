@@ -182,5 +182,5 @@ class RelayingSource(Protocol):
     def stream_from(self, position: Position) -> AsyncIterator[Batch]:
         """Every frame after ``position``, be it inside a window, instead of ``stream``."""
 
-    async def forward_dump(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        """The origin's answer (status, JSON) to a request to ``/dumps`` + ``path``."""
+    async def forward(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """The origin's answer (status, body) to a request such as ``/dumps/1`` or ``/chunks``."""
