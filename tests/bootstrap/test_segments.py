@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 import pytest
 
-from databus.bootstrap import runs, segments
+from databus.bootstrap import runs, segments, storage
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Store
 from databus.bootstrap.runs import OpenRun, RunKind
@@ -137,7 +137,7 @@ def test_a_disk_that_refuses_leaves_the_log_as_it_was(
 
     log.append(History(8).block(5), 1)
     before = log.state()
-    monkeypatch.setattr(segments, "sync_folder", refuse)
+    monkeypatch.setattr(storage, "sync_folder", refuse)
     with pytest.raises(StoreError, match="No space left"):
         segments.seal(log, store, 7)
     assert log.state() == before

@@ -10,19 +10,23 @@ Two cases, one contract (rows in the order of their positions over files of boun
 Order matters to those who read: rows are served in it, and row groups whose positions lie
 before a client's checkpoint are skipped by their statistics.
 
-Executors run DataFrame operators only; they need nothing of this package.
+Executors need nothing of this package.  On folders they run DataFrame operators only; on S3
+they read and write through ``spark_tasks``, whose functions are sent to them by value.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -34,19 +38,21 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from databus.bootstrap import failpoints, planner
+from databus.bootstrap import failpoints, planner, spark_tasks
 from databus.bootstrap.manifest import Store, new_run_id
 from databus.bootstrap.planner import Merge
 from databus.bootstrap.runs import (
     COLUMNS,
     COMPRESSION,
+    PARQUET,
     ROW_GROUP_BYTES,
     Run,
     RunKind,
-    describe_file,
+    describe,
     in_order,
-    sync_folder,
 )
+from databus.bootstrap.s3 import S3Storage
+from databus.bootstrap.storage import LocalFiles, RunFiles
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import MissingDependency, StoreError
 from databus.common.frame import FIRST_CONTROL_OP, Flag, Op
@@ -71,6 +77,9 @@ _TYPES: Mapping[str, DataType] = {
 _SCHEMA = StructType([StructField(name, _TYPES.get(name, LongType())) for name in COLUMNS])
 _KEY = ["source_id", "key"]
 
+# Workers need not have this package, and a namespace package does not import from a zip.
+cloudpickle.register_pickle_by_value(spark_tasks)  # type: ignore[no-untyped-call]
+
 
 def start_spark(master: str = "local[*]", driver_memory: str = "1g") -> SparkSession:
     """A quiet session that listens on the loopback interface alone.
@@ -85,6 +94,7 @@ def start_spark(master: str = "local[*]", driver_memory: str = "1g") -> SparkSes
             "apt install openjdk-17-jre-headless"
         )
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = {
         "spark.driver.memory": driver_memory,
         "spark.driver.bindAddress": "127.0.0.1",
@@ -94,6 +104,8 @@ def start_spark(master: str = "local[*]", driver_memory: str = "1g") -> SparkSes
         "spark.log.level": "ERROR",
         "spark.driver.extraJavaOptions": "-Djava.net.preferIPv4Stack=true -XX:+UseSerialGC",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(spark_tasks.BATCH_ROWS),
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(spark_tasks.BATCH_BYTES),
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.autoBroadcastJoinThreshold": "-1",
         "spark.sql.files.maxPartitionBytes": str(1 << 40),
@@ -156,24 +168,15 @@ class Applier:
         failpoints.reach("merge.begun")
         began_s = time.monotonic()
         run_id = new_run_id(merge.kind, merge.inputs[-1].stop)
-        folder = self.store.run_folder(run_id)
-        folder.mkdir()
+        files = self.store.files(run_id)
         try:
-            self._rows(merge).write.mode("append").options(
-                **{
-                    "compression": COMPRESSION + "_raw" if COMPRESSION == "lz4" else COMPRESSION,
-                    "parquet.block.size": str(ROW_GROUP_BYTES),
-                    "parquet.enable.dictionary": "false",
-                    "parquet.page.size": str(1 << 20),
-                    "parquet.page.write-checksum.enabled": "true",
-                }
-            ).parquet(folder.as_uri())
+            names = self._write(self._rows(merge), files)
         except Exception as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            self._drop(run_id)
             raise StoreError(
                 f"merging {[run.id for run in merge.inputs]} failed: {_first_line(error)}"
             ) from error
-        run = self._described(merge, run_id, folder)
+        run = self._described(merge, run_id, files, names)
         failpoints.reach("merge.files_written")
         record = _record(merge, run, time.monotonic() - began_s)
         self.store.switch(
@@ -185,17 +188,43 @@ class Applier:
         _LOG.info("merged %s", record)
         return record
 
-    def _described(self, merge: Merge, run_id: str, folder: Path) -> Run:
-        files = []
-        for path in sorted(folder.iterdir()):
-            described = describe_file(path) if path.suffix == ".parquet" else None
-            if described is None or not described.rows:
-                path.unlink() if path.is_file() else shutil.rmtree(path)
-            else:
-                files.append(described)
-        ordered = in_order(files)
-        sync_folder(folder, [file.name for file in ordered])
-        sync_folder(self.store.runs_folder, [])
+    def _drop(self, run_id: str) -> None:
+        """Delete what a merge that failed has left; the next sweep does what this cannot."""
+        with contextlib.suppress(StoreError):
+            self.store.storage.delete_run(run_id)
+
+    def _write(self, rows: DataFrame, files: RunFiles) -> list[str]:
+        """Write a file from each partition; the names of all of them."""
+        if isinstance(files, LocalFiles):
+            files.folder.mkdir()
+            rows.write.mode("append").options(
+                **{
+                    "compression": COMPRESSION + "_raw" if COMPRESSION == "lz4" else COMPRESSION,
+                    "parquet.block.size": str(ROW_GROUP_BYTES),
+                    "parquet.enable.dictionary": "false",
+                    "parquet.page.size": str(1 << 20),
+                    "parquet.page.write-checksum.enabled": "true",
+                }
+            ).parquet(files.folder.as_uri())
+            return [name for name in files.names() if name.endswith(".parquet")]
+        write = spark_tasks.writer(
+            self._s3_settings(), files.location(""), PARQUET, ROW_GROUP_BYTES
+        )
+        return [row["name"] for row in rows.mapInArrow(write, "name string").collect()]
+
+    def _s3_settings(self) -> Mapping[str, Any]:
+        storage = self.store.storage
+        if not isinstance(storage, S3Storage):
+            raise StoreError(f"{self.store.url} is neither a folder nor on S3")
+        return storage.bucket.settings
+
+    def _described(self, merge: Merge, run_id: str, files: RunFiles, names: list[str]) -> Run:
+        ordered = in_order([describe(files, name) for name in names])
+        kept = [file.name for file in ordered]
+        for name in files.names():
+            if name not in kept:
+                files.delete(name)
+        files.settle(kept)
         is_base = merge.kind is RunKind.BASE
         return Run(
             id=run_id,
@@ -231,7 +260,7 @@ class Applier:
 
     def _read(self, runs: tuple[Run, ...], after: Position) -> DataFrame:
         paths = [
-            (self.store.run_folder(run) / file.name).as_uri()
+            self.store.files(run).location(file.name)
             for run in runs
             for file in run.files
             if file.last > after
@@ -242,7 +271,13 @@ class Applier:
             "spark.sql.shuffle.partitions",
             str(max(2, sum(run.bytes_after(after) for run in runs) // FILE_BYTES)),
         )
-        rows = self.spark.read.schema(_SCHEMA).parquet(*paths)
+        if self.store.storage.folder is None:
+            read = spark_tasks.reader(
+                self._s3_settings(), paths, COLUMNS, (after.scn, after.seq), FIRST_CONTROL_OP
+            )
+            ids = self.spark.range(0, len(paths), 1, len(paths))
+            return ids.mapInArrow(read, _SCHEMA)
+        rows = self.spark.read.schema(_SCHEMA).parquet(*(Path(path).as_uri() for path in paths))
         rows = rows.where(F.col("op") < FIRST_CONTROL_OP)
         return rows.where(_is_after(after)) if after != ORIGIN else rows
 

@@ -3,18 +3,17 @@
 Files are written first and the manifest is switched after, so a crash at any point leaves
 either the old set of runs or the new one; what no manifest names is an orphan and is swept.
 Two processes switch it, the log writer (segments) and the applier (compacted runs); each
-holds its own lease for as long as it works, and a short lock for the switch itself.
+holds its own lease for as long as it works.  A switch is a compare-and-set: under a short lock
+in a folder, by a conditional write on an object store.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -25,11 +24,21 @@ import google_crc32c
 
 from databus.bootstrap import failpoints
 from databus.bootstrap.runs import OpenRun, Run, RunKind
+from databus.bootstrap.storage import (
+    MANIFEST,
+    RUNS,
+    Lease,
+    LocalStorage,
+    RunFiles,
+    Storage,
+)
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import FormatError, StoreBusy, StoreError
 
 VERSION = 1
 APPLIES_KEPT = 50
+SWITCH_ATTEMPTS = 20
+SWITCHES_KEPT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +59,18 @@ class Manifest:
         I2. There is at most one base; it starts at the origin and stops where a run of the
             chain stops, or inside one, or where the chain starts.
         I3. Run ids are unique, retired ones included.
+
+    ``fences`` are, by role, the number of the last holder of a lease that wrote; ``switches``
+    are marks of the last switches, by which one whose answer was lost is known.  Both are
+    empty where the store is a folder.
     """
 
     version: int = 0
     runs: tuple[Run, ...] = ()
     retired: tuple[Retired, ...] = ()
     applies: tuple[Mapping[str, Any], ...] = ()
+    fences: tuple[tuple[str, int], ...] = ()
+    switches: tuple[str, ...] = ()
 
     @property
     def base(self) -> Run | None:
@@ -140,6 +155,8 @@ class Manifest:
             ],
             "applies": list(self.applies),
         }
+        if self.fences or self.switches:
+            document |= {"fences": dict(self.fences), "switches": list(self.switches)}
         body = json.dumps(document, separators=(",", ":")).encode()
         return body + f"\n{google_crc32c.value(body):08x}\n".encode()
 
@@ -168,8 +185,12 @@ class Manifest:
                     for item in document["retired"]
                 ),
                 applies=tuple(dict(record) for record in document["applies"]),
+                fences=tuple(
+                    sorted((str(k), int(v)) for k, v in document.get("fences", {}).items())
+                ),
+                switches=tuple(map(str, document.get("switches", ()))),
             )
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise FormatError(f"manifest: {error!r}") from error
         if problems := manifest.problems():
             raise FormatError(f"manifest {manifest.version}: {'; '.join(problems)}")
@@ -177,105 +198,157 @@ class Manifest:
 
 
 class Store:
-    """The folder of one database's bootstrap data.
+    """One database's runs and their manifest, in a folder or wherever a ``Storage`` has them.
 
     Invariants:
         I1. A file that the manifest names is complete and durable.
-        I2. The manifest is replaced, never written in place.
+        I2. The manifest is replaced, never written in place, and only by who has seen it.
+        I3. Who lost its lease, knowing it or not, replaces nothing and deletes nothing.
 
     Owner: any process reads; ``switch`` serialises those that write.
     Durability: when ``switch`` returns, the new manifest survives a power loss.
-    Raises: StoreError for what the operating system refuses, FormatError for a damaged manifest.
+    Raises: StoreError for what the storage refuses, FormatError for a damaged manifest.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.runs_folder = folder / "runs"
-        self.manifest_path = folder / "manifest.json"
+    def __init__(self, place: Path | Storage) -> None:
+        self.storage: Storage = LocalStorage(place) if isinstance(place, Path) else place
+        self._leases: dict[str, Lease] = {}
+
+    @property
+    def url(self) -> str:
+        """The place, for messages."""
+        return self.storage.url
+
+    @property
+    def folder(self) -> Path:
+        """The folder of a local store.
+
+        Raises:
+            StoreError: it is not on a local disk.
+        """
+        if self.storage.folder is None:
+            raise StoreError(f"{self.url} is not a local folder")
+        return self.storage.folder
+
+    @property
+    def runs_folder(self) -> Path:
+        """Where a local store has its runs."""
+        return self.folder / RUNS
+
+    @property
+    def manifest_path(self) -> Path:
+        """Where a local store has its manifest."""
+        return self.folder / MANIFEST
 
     def create(self) -> None:
-        """Make the folders if they are not there."""
-        self.runs_folder.mkdir(parents=True, exist_ok=True)
+        """Make what must exist before anything is written."""
+        self.storage.create()
 
     def run_folder(self, run: Run | str) -> Path:
-        """Where the files of a run lie."""
+        """Where a local store has the files of a run."""
         return self.runs_folder / (run if isinstance(run, str) else run.id)
+
+    def files(self, run: Run | str) -> RunFiles:
+        """The files of a run, wherever they are."""
+        return self.storage.files(run if isinstance(run, str) else run.id)
+
+    def open_run(self, run: Run, *, verify: bool = False) -> OpenRun:
+        """A run, open for reading.
+
+        Raises:
+            StoreError: a file is missing, cut or damaged.
+        """
+        return OpenRun(run, self.files(run), verify=verify)
+
+    def exists(self) -> bool:
+        """Whether there is a manifest."""
+        return self.storage.read_manifest() is not None
 
     def read(self) -> Manifest:
         """The manifest as it is now; an empty one before the first switch."""
+        return self._read()[0]
+
+    def _read(self) -> tuple[Manifest, str | None]:
+        found = self.storage.read_manifest()
+        if found is None:
+            return Manifest(), None
         try:
-            return Manifest.decode(self.manifest_path.read_bytes())
-        except FileNotFoundError:
-            return Manifest()
+            return Manifest.decode(found.content), found.tag
         except FormatError as error:
-            raise FormatError(f"{self.manifest_path}: {error.message}") from error
-        except OSError as error:
-            raise StoreError(f"{self.manifest_path}: {error}") from error
+            raise FormatError(f"{self.url}/{MANIFEST}: {error.message}") from error
 
     def switch(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Replace the manifest by what ``change`` makes of it, and return that."""
-        with self._locked("manifest.lock", wait=True):
-            current = self.read()
-            changed = replace(change(current), version=current.version + 1)
-            if problems := changed.problems():
-                raise StoreError(f"refusing to write a manifest that breaks {problems}")
-            temporary = self.manifest_path.with_suffix(".new")
-            with temporary.open("wb") as file:
-                file.write(changed.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            failpoints.reach("manifest.file_written")
-            temporary.rename(self.manifest_path)
-            failpoints.reach("manifest.renamed")
-            descriptor = os.open(self.folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            return changed
+        """Replace the manifest by what ``change`` makes of it, and return that.
+
+        Raises:
+            StoreBusy: a lease was lost, or others switch all the time.
+        """
+        mark = os.urandom(4).hex() if self.storage.folder is None else ""
+        with self.storage.switching():
+            for attempt in range(SWITCH_ATTEMPTS):
+                current, tag = self._read()
+                if mark and mark in current.switches:
+                    return current  # an attempt whose answer was lost
+                changed = replace(
+                    change(current), version=current.version + 1, fences=self._fenced(current)
+                )
+                if mark:
+                    changed = replace(changed, switches=(*current.switches, mark)[-SWITCHES_KEPT:])
+                if problems := changed.problems():
+                    raise StoreError(f"refusing to write a manifest that breaks {problems}")
+                if self.storage.replace_manifest(changed.encode(), tag):
+                    return changed
+                time.sleep(0.01 * 2 ** min(attempt, 6) * (1 + os.urandom(1)[0] / 255))
+        raise StoreBusy(f"{self.url}: the manifest was replaced by others {SWITCH_ATTEMPTS} times")
+
+    def _fenced(self, current: Manifest) -> tuple[tuple[str, int], ...]:
+        """The fences with our numbers in them; refuses one that another holder has passed."""
+        fences = dict(current.fences)
+        for role, lease in self._leases.items():
+            lease.check()
+            if fences.get(role, 0) > lease.number:
+                raise StoreBusy(
+                    f"another {role} has taken over {self.url}: its number is {fences[role]}, "
+                    f"ours {lease.number}; nothing was changed"
+                )
+            if lease.number:
+                fences[role] = lease.number
+        return tuple(sorted(fences.items()))
 
     @contextlib.contextmanager
-    def lease(self, role: str) -> Iterator[None]:
+    def lease(self, role: str, owner: str | None = None) -> Iterator[Lease]:
         """Be the only ``role`` ("writer", "applier") of this store while the block runs.
+
+        ``owner`` names one that cannot run twice, and may take over from itself at once.
 
         Raises:
             StoreBusy: another process is; the message names it.
         """
-        with self._locked(f"{role}.lock", wait=False):
-            yield
-
-    @contextlib.contextmanager
-    def _locked(self, name: str, *, wait: bool) -> Iterator[None]:
-        path = self.folder / name
-        with path.open("a+") as file:
+        with self.storage.lease(role, owner) as lease:
+            self._leases[role] = lease
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                file.seek(0)
-                holder = file.read().strip() or "unknown"
-                role = name.removesuffix(".lock")
-                raise StoreBusy(
-                    f"process {holder} is the {role} of {self.folder}; there can be only one"
-                ) from None
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
-            yield
+                yield lease
+            finally:
+                del self._leases[role]
 
     def sweep(self, letters: str) -> list[str]:
-        """Delete run folders that no manifest names; returns their ids.
+        """Delete runs that no manifest names; returns their ids.
 
         Only runs whose id begins with one of ``letters`` are looked at: the caller holds the
         lease of the role that makes those, so none of them is just being written.
         """
+        found = [one for one in self.storage.run_ids() if one[:1] in letters and one[1:2] == "-"]
         named = self.read()
-        known = {run.id for run in named.runs} | {r.run.id for r in named.retired}
+        if set(found) - _ids(named) and any(lease.number for lease in self._leases.values()):
+            # From here on nobody who held the lease before can name what is deleted now.
+            named = self.switch(lambda manifest: manifest)
+        known = _ids(named)
         swept = []
-        for path in sorted(self.runs_folder.glob(f"[{letters}]-*")):
-            if path.name not in known:
-                shutil.rmtree(path, ignore_errors=True)
+        for run_id in found:
+            if run_id not in known:
+                self.storage.delete_run(run_id)
                 failpoints.reach("collect.one_deleted")
-                swept.append(path.name)
+                swept.append(run_id)
         return swept
 
     def collect(self, grace_us: int, letters: str, now_us: int | None = None) -> list[str]:
@@ -303,7 +376,7 @@ class Store:
         problems = []
         for run in manifest.runs:
             try:
-                opened = OpenRun(run, self.run_folder(run), verify=True)
+                opened = self.open_run(run, verify=True)
                 try:
                     opened.check()
                 finally:
@@ -333,6 +406,10 @@ class Store:
             "retired": [retired.run.id for retired in manifest.retired],
             "applies": list(manifest.applies[-10:]),
         }
+
+
+def _ids(manifest: Manifest) -> set[str]:
+    return {run.id for run in (*manifest.runs, *(r.run for r in manifest.retired))}
 
 
 def new_run_id(kind: RunKind, stop: Position, entropy: Callable[[int], bytes] = os.urandom) -> str:

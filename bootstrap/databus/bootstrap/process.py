@@ -18,12 +18,13 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from databus.bootstrap.manifest import Store
-from databus.bootstrap.served import OpenLogs, database_folders
+from pydantic import SecretStr
+
+from databus.bootstrap.served import OpenLogs
 from databus.bootstrap.server import serve_bootstrap
+from databus.bootstrap.stores import Stores
 from databus.bootstrap.writer import write_logs
 from databus.common.config import BootstrapConfig, Config
 from databus.common.errors import ConfigError, DatabusError
@@ -158,13 +159,14 @@ def run_applier(
     from databus.bootstrap.applier import Applier, start_spark
 
     section = bootstrap_config(config)
+    stores = Stores(section)
     spark = start_spark(section.spark_master, section.spark_driver_memory)
     try:
         while True:
             began_s = time.monotonic()
-            for name, folder in database_folders(Path(section.data_dir)).items():
+            for name, store in stores.begun().items():
                 applier = Applier(
-                    Store(folder),
+                    store,
                     spark,
                     retention_bytes=section.retention_bytes,
                     grace_us=int(section.run_grace * 10**6),
@@ -236,6 +238,9 @@ async def _keep_applier(config: BootstrapConfig, stop: asyncio.Event) -> None:
             config.model_dump_json(),
             stdin=subprocess.PIPE,
         )
+        if child.stdin is not None:
+            # Not in the arguments, which everybody on the machine can read.
+            child.stdin.write(_secrets(config))
         ended = asyncio.create_task(child.wait())
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -254,6 +259,21 @@ async def _keep_applier(config: BootstrapConfig, stop: asyncio.Event) -> None:
         stopped.cancel()
 
 
+def _secrets(config: BootstrapConfig) -> bytes:
+    """What a printed configuration leaves out, as the first line of the applier's stdin."""
+    s3 = config.s3
+    document = {
+        "secret_key": s3.secret_key.get_secret_value(),
+        "session_token": s3.session_token.get_secret_value(),
+    }
+    return json.dumps(document).encode() + b"\n"
+
+
+def _with_secrets(config: BootstrapConfig, line: bytes) -> BootstrapConfig:
+    document = {name: SecretStr(value) for name, value in json.loads(line).items()}
+    return config.model_copy(update={"s3": config.s3.model_copy(update=document)})
+
+
 def _end_with_parent() -> None:
     """Leave when whoever holds the other end of our stdin is gone."""
 
@@ -266,11 +286,14 @@ def _end_with_parent() -> None:
 
 def applier_child(document: str) -> None:
     """What the applier's child process does, with the section as JSON."""
+    secrets = sys.stdin.buffer.readline()
+    if not secrets:
+        return  # the parent was gone before it could say anything
     _end_with_parent()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    config = BootstrapConfig.model_validate(json.loads(document))
+    config = _with_secrets(BootstrapConfig.model_validate(json.loads(document)), secrets)
     try:
         run_applier(config, every_s=config.apply_every)
     except DatabusError as error:

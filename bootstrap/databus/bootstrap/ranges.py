@@ -157,7 +157,7 @@ class FrameRange:
         raise error or StoreError("the log was sealed faster than it could be read; ask again")
 
     def _of_part(self, part: Part) -> Iterator[Unit]:
-        opened = OpenRun(part.run, self._store.run_folder(part.run))
+        opened = self._store.open_run(part.run)
         self._runs.append(opened)
         for group in opened.row_groups:
             if group.last > part.after and group.first <= part.upto:
@@ -244,7 +244,7 @@ def at_time(store: Store, log: HotLog, commit_us: int) -> Position:
     manifest = store.read()
     oldest = manifest.chain[0].start if manifest.chain else log_start
     for run in manifest.chain:
-        opened = OpenRun(run, store.run_folder(run))
+        opened = store.open_run(run)
         try:
             for group in opened.row_groups:
                 if group.last_commit_us > commit_us:

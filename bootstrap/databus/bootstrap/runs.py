@@ -11,7 +11,6 @@ business, writing them that of ``segments`` and ``applier``.
 from __future__ import annotations
 
 import enum
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from databus.bootstrap.storage import LocalFiles, RunFiles
 from databus.common.checkpoint import ORIGIN, SEQ_END, Position
 from databus.common.errors import FormatError, StoreError
 from databus.common.frame import FrameColumns, scan
@@ -47,6 +47,15 @@ SCHEMA = pa.schema(
         ("frame", pa.binary()),
     ]
 )
+
+PARQUET: Mapping[str, Any] = {
+    "compression": COMPRESSION,
+    "use_dictionary": ["source_id", "op", "flags"],
+    "write_statistics": ["scn", "seq", "source_id", "op", "commit_us", "key_hash"],
+    "store_schema": False,
+    "write_page_checksum": True,
+}
+"""How pyarrow writes a file of a run."""
 
 
 class RunKind(enum.StrEnum):
@@ -244,15 +253,16 @@ class OpenRun:
 
     Invariants:
         I1. Sizes and row counts of the files are those of the manifest.
-        I2. Once it is open, nobody can delete the data under it: the descriptors hold it.
+        I2. Once it is open, nobody can delete the data under it on a local disk: the
+            descriptors hold it.  Elsewhere reading fails when the run has gone.
 
     Owner: one reader; ``frames`` may be called from another thread, one call at a time.
     Raises: StoreError, naming run and file, if a file is missing, cut, or damaged.
     """
 
-    def __init__(self, run: Run, folder: Path, *, verify: bool = False) -> None:
+    def __init__(self, run: Run, files: RunFiles | Path, *, verify: bool = False) -> None:
         self.run = run
-        self.folder = folder
+        self._place = LocalFiles(files) if isinstance(files, Path) else files
         self._verify = verify
         self._files: list[pq.ParquetFile] = []
         try:
@@ -264,29 +274,33 @@ class OpenRun:
         self.row_groups = tuple(self._row_groups())
 
     def _open(self, file: RunFile) -> pq.ParquetFile:
-        path = self.folder / file.name
+        place = self._place.location(file.name)
         try:
-            size = path.stat().st_size
+            source = self._place.open(file.name)
+            size = source.size()
             if size != file.file_bytes:
+                source.close()
                 raise StoreError(
-                    f"run {self.run.id}: {path} has {size} bytes, the manifest says "
+                    f"run {self.run.id}: {place} has {size} bytes, the manifest says "
                     f"{file.file_bytes}; restore the file or rebuild the store from a dump"
                 )
-            opened = pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=self._verify)
+            opened = pq.ParquetFile(
+                source, pre_buffer=False, page_checksum_verification=self._verify
+            )
         except (OSError, pa.ArrowException) as error:
-            raise self._damaged(path, error) from error
+            raise self._damaged(place, error) from error
         if opened.metadata.num_rows != file.rows or opened.schema_arrow.names != list(COLUMNS):
-            opened.close()
+            opened.close(force=True)
             raise StoreError(
-                f"run {self.run.id}: {path} has {opened.metadata.num_rows} rows of "
+                f"run {self.run.id}: {place} has {opened.metadata.num_rows} rows of "
                 f"{opened.schema_arrow.names}, the manifest says {file.rows} of {list(COLUMNS)}"
             )
         return opened
 
-    def _damaged(self, path: Path, error: Exception) -> StoreError:
+    def _damaged(self, place: str, error: Exception) -> StoreError:
         return StoreError(
             f"run {self.run.id} covering ({self.run.start}, {self.run.stop}] cannot be read: "
-            f"{path}: {error}; restore the file or rebuild the store from a dump"
+            f"{place}: {error}; restore the file or rebuild the store from a dump"
         )
 
     def _row_groups(self) -> Iterator[RowGroup]:
@@ -341,13 +355,13 @@ class OpenRun:
         try:
             return self._files[group.file].read_row_group(group.index, columns=names)
         except (OSError, pa.ArrowException) as error:
-            path = self.folder / self.run.files[group.file].name
-            raise self._damaged(path, error) from error
+            place = self._place.location(self.run.files[group.file].name)
+            raise self._damaged(place, error) from error
 
     def close(self) -> None:
         """Let go of the files."""
         for file in self._files:
-            file.close()
+            file.close(force=True)
 
 
 def bounds(group: Any) -> tuple[Position, Position]:
@@ -362,26 +376,34 @@ def bounds(group: Any) -> tuple[Position, Position]:
 
 
 def describe_file(path: Path) -> RunFile:
+    """As ``describe``, of a local file."""
+    return describe(LocalFiles(path.parent), path.name)
+
+
+def describe(files: RunFiles, name: str) -> RunFile:
     """What the manifest has to know of a Parquet file, from its footer.
 
     Raises:
         StoreError: it is not a Parquet file of a run.
     """
+    place = files.location(name)
     try:
-        with pq.ParquetFile(path) as file:
-            metadata = file.metadata
-            names = file.schema_arrow.names
+        with files.open(name) as source:
+            size = source.size()
+            with pq.ParquetFile(source) as file:
+                metadata = file.metadata
+                names = file.schema_arrow.names
     except (OSError, pa.ArrowException) as error:
-        raise StoreError(f"{path} is not a whole Parquet file: {error}") from error
+        raise StoreError(f"{place} is not a whole Parquet file: {error}") from error
     if names != list(COLUMNS):
-        raise StoreError(f"{path} has the columns {names}, a run has {list(COLUMNS)}")
+        raise StoreError(f"{place} has the columns {names}, a run has {list(COLUMNS)}")
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     limits = [bounds(group) for group in groups if group.num_rows]
     frame_column = COLUMNS.index("frame")
     return RunFile(
-        name=path.name,
+        name=name,
         rows=metadata.num_rows,
-        file_bytes=path.stat().st_size,
+        file_bytes=size,
         frame_bytes=sum(g.column(frame_column).total_uncompressed_size for g in groups),
         first=min((first for first, _ in limits), default=ORIGIN),
         last=max((last for _, last in limits), default=ORIGIN),
@@ -396,13 +418,3 @@ def in_order(files: list[RunFile]) -> tuple[RunFile, ...]:
     """
     filled = [file for file in files if file.rows]
     return tuple(sorted(filled, key=lambda file: (file.first.scn, file.last.scn, file.first.seq)))
-
-
-def sync_folder(folder: Path, names: list[str]) -> None:
-    """Make files and their entries in the folder durable."""
-    for name in (*names, "."):
-        descriptor = os.open(folder / name, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -7,7 +7,7 @@ A crash between any two leaves frames in two places at most, and ``finish`` tidi
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,12 @@ from databus.bootstrap import failpoints
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Manifest, Store, new_run_id
 from databus.bootstrap.runs import (
-    COMPRESSION,
+    PARQUET,
     ROW_GROUP_BYTES,
     SCHEMA,
     Run,
     RunKind,
-    describe_file,
-    sync_folder,
+    describe,
 )
 from databus.common import frame
 from databus.common.checkpoint import Position
@@ -80,13 +79,12 @@ def _write_segment(
     log: HotLog, store: Store, start: Position, stop: Position, now_us: int
 ) -> Run | None:
     run_id = new_run_id(RunKind.SEGMENT, stop)
-    folder = store.run_folder(run_id)
-    folder.mkdir(parents=True)
+    files = store.files(run_id)
     partial_rows = 0
     rows = 0
     truncates: dict[int, Position] = {}
     try:
-        with _writer(folder / FILE_NAME) as writer:
+        with files.create(FILE_NAME) as file, _writer(file) as writer:
             at = start
             while at < stop:
                 piece = log.read(at, stop, ROW_GROUP_BYTES)
@@ -99,36 +97,31 @@ def _write_segment(
                     rows += len(columns)
                     _note_truncates(columns, truncates)
                 at = piece.stop
-        if not rows:
-            shutil.rmtree(folder)
-            return None
-        sync_folder(folder, [FILE_NAME])
-        sync_folder(store.runs_folder, [])
+        if rows:
+            files.settle([FILE_NAME])
     except (OSError, pa.ArrowException) as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise StoreError(f"segment {run_id} cannot be written to {folder}: {error}") from error
+        with contextlib.suppress(StoreError):
+            store.storage.delete_run(run_id)
+        raise StoreError(
+            f"segment {run_id} cannot be written to {files.location(FILE_NAME)}: {error}"
+        ) from error
+    if not rows:
+        store.storage.delete_run(run_id)
+        return None
     return Run(
         id=run_id,
         kind=RunKind.SEGMENT,
         start=start,
         stop=stop,
-        files=(describe_file(folder / FILE_NAME),),
+        files=(describe(files, FILE_NAME),),
         created_us=now_us,
         partial_rows=partial_rows,
         truncates=tuple(sorted(truncates.items())),
     )
 
 
-def _writer(path: object) -> pq.ParquetWriter:
-    return pq.ParquetWriter(
-        path,
-        SCHEMA,
-        compression=COMPRESSION,
-        use_dictionary=["source_id", "op", "flags"],
-        write_statistics=["scn", "seq", "source_id", "op", "commit_us", "key_hash"],
-        store_schema=False,
-        write_page_checksum=True,
-    )
+def _writer(file: object) -> pq.ParquetWriter:
+    return pq.ParquetWriter(file, SCHEMA, **PARQUET)
 
 
 def _note_truncates(columns: FrameColumns, truncates: dict[int, Position]) -> None:

@@ -67,9 +67,9 @@ class ServedDatabase:
     Raises: StoreError while there is no log yet.
     """
 
-    def __init__(self, name: str, folder: Path, logs: OpenLogs) -> None:
+    def __init__(self, name: str, folder: Path, logs: OpenLogs, store: Store | None = None) -> None:
         self.name = name
-        self.store = Store(folder)
+        self.store = store or Store(folder)
         self._log_folder = folder / LOG_FOLDER
         self._logs = logs
         self._schemas = SchemaSet()
@@ -298,14 +298,3 @@ class ServedDatabase:
 def is_origin(position: Position) -> bool:
     """Whether a start point means "I have nothing": scn 0, whatever its seq."""
     return position.scn == ORIGIN.scn
-
-
-def database_folders(data_dir: Path) -> dict[str, Path]:
-    """The folders of the databases that a writer has begun."""
-    if not data_dir.is_dir():
-        return {}
-    return {
-        path.name: path
-        for path in sorted(data_dir.iterdir())
-        if (path / LOG_FOLDER / "data.mdb").exists()
-    }

@@ -26,7 +26,8 @@ from databus.bootstrap.requests import (
     parse_snapshot_request,
 )
 from databus.bootstrap.sending import CHECKPOINT_BYTES, answer
-from databus.bootstrap.served import OpenLogs, ServedDatabase, database_folders
+from databus.bootstrap.served import OpenLogs, ServedDatabase
+from databus.bootstrap.stores import Stores, database_folders
 from databus.bootstrap.stream import PIECE_BYTES, BootstrapStream
 from databus.common.checkpoint import ORIGIN, SEQ_END, Position
 from databus.common.config import BootstrapConfig
@@ -59,6 +60,7 @@ class BootstrapServer:
     def __init__(self, config: BootstrapConfig, logs: OpenLogs | None = None) -> None:
         self.config = config
         self.logs = logs or OpenLogs()
+        self._stores = Stores(config)
         self.started_s = time.time()
         self._databases: dict[str, ServedDatabase] = {}
         self.registry = CollectorRegistry()
@@ -68,7 +70,8 @@ class BootstrapServer:
         """All databases that a writer has begun, by name."""
         for name, folder in database_folders(Path(self.config.data_dir)).items():
             if name not in self._databases:
-                self._databases[name] = ServedDatabase(name, folder, self.logs)
+                store = self._stores.store(name)
+                self._databases[name] = ServedDatabase(name, folder, self.logs, store)
         return self._databases
 
     def routes(self) -> Iterator[web.AbstractRouteDef]:

@@ -140,7 +140,7 @@ class BootstrapStream:
     def _tombstones(
         self, run: Run, after: Position, upto: Position, resume: BootstrapCheckpoint
     ) -> Iterator[Piece]:
-        opened = OpenRun(run, self.store.run_folder(run))
+        opened = self.store.open_run(run)
         try:
             for group in opened.row_groups:
                 for block in opened.frames(group) if group.last > after else ():
@@ -168,7 +168,7 @@ class BootstrapStream:
     # -- runs ---------------------------------------------------------------------------
 
     def _run(self, run: Run, after: Position, from_row: int) -> Iterator[Piece]:
-        opened = OpenRun(run, self.store.run_folder(run))
+        opened = self.store.open_run(run)
         try:
             # Tells the reader at once where it is: at the row that it asked for, or elsewhere.
             yield Piece(b"", self._checkpoint(run.id, from_row), 0)

@@ -8,8 +8,10 @@ as a gap.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,11 @@ from databus.bootstrap.manifest import Store
 from databus.bootstrap.relays import RelayApi
 from databus.bootstrap.seeding import Seeder
 from databus.bootstrap.served import OpenLogs
+from databus.bootstrap.stores import Stores
 from databus.client import DatabusClient, RawWindows
 from databus.common.checkpoint import Position, decode_position
 from databus.common.config import BootstrapConfig
-from databus.common.errors import DatabusError, ScnTooOld
+from databus.common.errors import DatabusError, ScnTooOld, StoreError
 
 _LOG = logging.getLogger("databus.bootstrap.writer")
 
@@ -30,6 +33,7 @@ SEED_POLL_S = 0.5
 SEEDED_POLL_S = 5.0
 NOTE_EVERY_S = 2.0
 RETRY_S = 1.0
+OWNER = "owner"
 
 
 class LogWriter:
@@ -44,10 +48,17 @@ class LogWriter:
     Durability: the log's; nothing else is kept in memory only.
     """
 
-    def __init__(self, config: BootstrapConfig, database: str, logs: OpenLogs) -> None:
+    def __init__(
+        self,
+        config: BootstrapConfig,
+        database: str,
+        logs: OpenLogs,
+        store: Store | None = None,
+    ) -> None:
         self.config = config
         self.database = database
-        self.store = Store(Path(config.data_dir) / database)
+        self.folder = Path(config.data_dir) / database
+        self.store = Stores(config).store(database) if store is None else store
         self._logs = logs
         self._lock = asyncio.Lock()
         self._known_schemas = 0
@@ -61,7 +72,7 @@ class LogWriter:
     def log(self) -> HotLog:
         """The log; open once ``run`` has begun."""
         if self._log is None:
-            self._log = self._logs.to_write(self.store.folder / FOLDER)
+            self._log = self._logs.to_write(self.folder / FOLDER)
         return self._log
 
     async def run(self) -> None:
@@ -70,8 +81,15 @@ class LogWriter:
         Raises:
             StoreBusy: another process writes this log.
         """
-        self.store.create()
-        with self.store.lease("writer"):
+        local = Store(self.folder)
+        local.create()
+        with contextlib.ExitStack() as held:
+            held.enter_context(local.lease("writer"))
+            if self.store.storage.folder is None:
+                self.store.create()
+                # While we hold the log's folder, nobody else can be the owner that it names.
+                owner = _owner(self.folder)
+                held.enter_context(self.store.lease("writer", owner))
             async with RelayApi(self.config.relays) as relay:
                 while True:
                     try:
@@ -108,6 +126,11 @@ class LogWriter:
         document = await relay.sources(self.database)
         start = decode_position(document["prev"])
         is_new = self.log.is_new()
+        if is_new and (stop := self.store.read().stop) is not None:
+            raise StoreError(
+                f"{self.store.url} has runs up to {stop}, but the log that they came from is not "
+                f"in {self.folder / FOLDER}; bring it back, or begin again with an empty store"
+            )
         self.log.bind(self.database, str(document["clock"]), start)
         if is_new:
             self.log.put_note("origin", start.to_json())
@@ -192,6 +215,14 @@ class LogWriter:
         self.log.put_note("writer", document)
 
 
+def _owner(folder: Path) -> str:
+    """The name of the log in ``folder``, which it keeps."""
+    path = folder / OWNER
+    if not path.exists():
+        path.write_text(f"{uuid.uuid4().hex}\n")
+    return path.read_text().strip()
+
+
 async def write_logs(config: BootstrapConfig, logs: OpenLogs, stop: asyncio.Event) -> None:
     """Keep the logs of all configured databases, all of the relays' if none is named.
 
@@ -201,13 +232,14 @@ async def write_logs(config: BootstrapConfig, logs: OpenLogs, stop: asyncio.Even
         StoreBusy: another process writes one of the logs.
     """
     writers: dict[str, asyncio.Task[None]] = {}
+    stores = Stores(config)
     stopping = asyncio.create_task(stop.wait())
     try:
         async with RelayApi(config.relays) as relay:
             while not stop.is_set():
                 for name in await _databases(config, relay):
                     if name not in writers:
-                        writer = LogWriter(config, name, logs)
+                        writer = LogWriter(config, name, logs, stores.store(name))
                         writers[name] = asyncio.create_task(writer.run())
                 done, _ = await asyncio.wait(
                     {stopping, *writers.values()},

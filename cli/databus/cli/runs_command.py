@@ -34,24 +34,23 @@ def runs(
         databus runs -c databus.toml
         databus runs -c databus.toml --json
     """
-    from databus.bootstrap.manifest import Store
-    from databus.bootstrap.served import database_folders
+    from databus.bootstrap.stores import Stores
     from databus.common import config as configuration
 
     section = configuration.load(config).bootstrap
     if section is None:
         raise ConfigError(f"{config}: there is no [bootstrap] section")
-    folders = database_folders(section.data_dir)
+    stores = Stores(section).begun()
     console = Console(soft_wrap=True)
-    for name, folder in folders.items():
-        manifest = Store(folder).read()
+    for name, store in stores.items():
+        manifest = store.read()
         if json_:
             print(json.dumps({"database": name, **_document(manifest)}))
         else:
             console.print(_runs_table(name, manifest))
             console.print(_applies_table(name, manifest))
-    if not folders and not json_:
-        console.print(f"{section.data_dir} holds no database yet", markup=False)
+    if not stores and not json_:
+        console.print(f"{section.store or section.data_dir} holds no database yet", markup=False)
 
 
 def add_to(cli: typer.Typer) -> None:

@@ -235,9 +235,29 @@ class DatabaseConfig(_Model):
         return self
 
 
+class S3Options(_Model):
+    """``[bootstrap.s3]``: how a ``store`` on S3 is reached.
+
+    What is empty here comes from the environment (``AWS_*``) or the machine's role, for the
+    writer and the server here and for Spark's tasks where they run.  ``lease_ttl`` is how
+    long a writer or applier that died keeps others waiting.
+    """
+
+    endpoint: str = ""
+    region: str = ""
+    access_key: str = ""
+    secret_key: pydantic.SecretStr = pydantic.SecretStr("")
+    session_token: pydantic.SecretStr = pydantic.SecretStr("")
+    request_timeout: Seconds = Field(default=20.0, gt=0)
+    attempts: int = Field(default=8, ge=1, le=100)
+    lease_ttl: Seconds = Field(default=30.0, ge=1)
+
+
 class BootstrapConfig(_Model):
     """``[bootstrap]``: the log writer, the applier and the server over one store.
 
+    ``store`` is where runs lie: ``s3://bucket/prefix``, or empty for ``data_dir``, which has the
+    hot log in any case.
     ``retention_bytes`` bounds the runs that readers who come back need, on disk, beside the
     base.  ``run_grace`` is how long a run is kept after a merge took its place: for readers
     inside it, and as the reach of all changes and of past states.
@@ -245,6 +265,8 @@ class BootstrapConfig(_Model):
 
     listen: Address = "127.0.0.1:8701"
     data_dir: Path = Path("var/bootstrap")
+    store: str = Field(default="", pattern=r"^(s3://[^/?#]+[^?#]*)?$")
+    s3: S3Options = S3Options()
     relays: tuple[str, ...] = ("http://127.0.0.1:8700",)
     databases: tuple[str, ...] = ()
     sources: tuple[str, ...] = ("*",)
