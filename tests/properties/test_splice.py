@@ -1,8 +1,8 @@
 """Chunk dumps spliced into the stream, against a plain model of a database.
 
 The model commits transactions, shows each to snapshots only some time after it can be
-streamed (as PostgreSQL may), streams them in commit order, and reads chunks in between, at
-any interleaving that hypothesis finds.
+streamed (as PostgreSQL may), streams them in commit order, and reads several chunks at a time
+in between, at any interleaving that hypothesis finds; with and without watermark rows.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from databus.common import frame
+from databus.common.frame import Op
 from databus.common.schema import Column, Kind, SourceSchema
-from databus.relay.sources.source import Chunk, Row
-from databus.relay.watermark import ChunkWindow, ReadAgain, Spliced
+from databus.common.window import WindowBuilder
+from databus.relay.brackets import Bracket, Brackets
+from databus.relay.sources.rows import Row, Rows
+from databus.relay.sources.source import Chunk
+from databus.relay.watermark import ChunkWindow, ReadAgain, Ready, Waiting
 
-KEYS = 4
+KEYS = 6
 CHUNK_KEYS = 2
+LANES = 3
 SCHEMA = SourceSchema("t.t", (Column("id", Kind.INT, False), Column("v", Kind.INT)), ("id",))
 
 
@@ -30,6 +36,7 @@ def key_bytes(key: int) -> bytes:
 class Transaction:
     scn: int
     writes: dict[int, bool]  # key -> does the row exist afterwards
+    token: str = ""
     visible: bool = False
 
 
@@ -54,6 +61,16 @@ class Consumer:
         self.rows[key] = (scn, exists)
 
 
+@dataclass(eq=False)
+class Lane:
+    """A chunk on its way: the keys it covers, and the state of each row that it read."""
+
+    first_key: int
+    waiting: Waiting
+    bracket: Bracket | None
+    rows: dict[bytes, tuple[int, int]] | None = None
+
+
 class SpliceMachine(RuleBasedStateMachine):
     """I2 of ChunkWindow: no reader ever gets an older state after a newer one, and all get
     the final state."""
@@ -64,17 +81,18 @@ class SpliceMachine(RuleBasedStateMachine):
         self.initial: set[int] = set()
         self.consumer = Consumer()
         self.streamed = 0
+        self.builder: WindowBuilder | None = None
         self.touching: list[int] = []
-        self.in_window = False
         self.splice: ChunkWindow | None = None
+        self.brackets: Brackets | None = None
         self.next_key = 0
-        self.reading = False
-        self.waiting: dict[bytes, tuple[int, int]] = {}
-        self.emitted_rows = 0
+        self.lanes: list[Lane] = []
 
-    @initialize(initial=st.sets(st.integers(0, KEYS - 1)))
-    def fill(self, initial: set[int]) -> None:
+    @initialize(initial=st.sets(st.integers(0, KEYS - 1)), watermarks=st.booleans())
+    def fill(self, initial: set[int], watermarks: bool) -> None:
         self.initial = initial
+        if watermarks:
+            self.brackets = Brackets("d", "r", lambda dump_id: False)
 
     # -- the database --
 
@@ -83,6 +101,9 @@ class SpliceMachine(RuleBasedStateMachine):
         locked = {key for t in self.log if not t.visible for key in t.writes}
         if not locked & set(writes):
             self.log.append(Transaction(len(self.log) + 1, writes))
+
+    def mark(self, token: str) -> None:
+        self.log.append(Transaction(len(self.log) + 1, {}, token))
 
     @precondition(lambda self: any(not t.visible for t in self.log))
     @rule(data=st.data())
@@ -100,108 +121,149 @@ class SpliceMachine(RuleBasedStateMachine):
 
     # -- the stream --
 
-    @precondition(lambda self: self.streamed < len(self.log) or self.in_window)
+    @precondition(lambda self: self.streamed < len(self.log))
     @rule(steps=st.integers(1, 8))
     def stream(self, steps: int) -> None:
         for _ in range(steps):
-            if self.streamed < len(self.log) or self.in_window:
+            if self.streamed < len(self.log):
                 self.stream_a_step()
 
     def stream_a_step(self) -> None:
-        if not self.in_window:
-            self.touching = list(self.log[self.streamed].writes)
-            self.in_window = True
-            return
         transaction = self.log[self.streamed]
+        if self.builder is None:
+            self.builder = WindowBuilder(transaction.scn, 0)
+            self.touching = list(transaction.writes)
+            return
         if self.touching:
             key = self.touching.pop()
             self.consumer.apply(key, transaction.scn, transaction.writes[key])
-            if self.splice:
-                self.splice.touch(key_bytes(key), SCHEMA.fingerprint)
+            self.builder.event(
+                Op.UPDATE, SCHEMA.source_id, SCHEMA.fingerprint, key_bytes(key), after=b"r"
+            )
+            self.observe(self.builder.take())
             return
         self.streamed += 1
-        self.in_window = False
-        if self.splice:
-            self.splice.end_window(transaction.scn, str(transaction.scn))
-        self.try_to_emit()
+        self.observe(self.builder.end(str(transaction.scn)))
+        self.builder = None
+        if transaction.token and self.brackets is not None:
+            self.brackets.streamed(transaction.token)
+            assert not self.brackets.violation
+
+    def observe(self, data: bytes) -> None:
+        if self.splice is not None:
+            self.splice.observe(frame.scan(data), memoryview(data))
 
     # -- the dump --
 
-    @precondition(lambda self: self.splice is None and self.next_key < KEYS)
+    @precondition(lambda self: self.splice is None)
     @rule(memory=st.integers(0, 3))
     def start_dump(self, memory: int) -> None:
         """What was streamed lately is known; what is older has become visible meanwhile."""
         recent = self.log[max(0, self.streamed - memory) : self.streamed]
         for transaction in self.log[: self.streamed - len(recent)]:
             transaction.visible = True
-        self.splice = ChunkWindow(in_window=self.in_window and not recent, max_keys=4)
+        in_window = self.builder is not None
+        self.splice = ChunkWindow(SCHEMA.source_id, in_window=in_window and not recent, max_keys=4)
         for transaction in recent:
+            builder = WindowBuilder(transaction.scn, 0)
             for key in transaction.writes:
-                self.splice.touch(key_bytes(key), SCHEMA.fingerprint)
-            self.splice.end_window(transaction.scn, str(transaction.scn))
-        if self.in_window:
-            done = set(self.log[self.streamed].writes) - set(self.touching)
-            for key in done:
-                self.splice.touch(key_bytes(key), SCHEMA.fingerprint)
+                builder.event(
+                    Op.UPDATE, SCHEMA.source_id, SCHEMA.fingerprint, key_bytes(key), after=b"r"
+                )
+            self.observe(builder.end(str(transaction.scn)))
+        if in_window:
+            open_one = self.log[self.streamed]
+            builder = WindowBuilder(open_one.scn, 0)
+            for key in set(open_one.writes) - set(self.touching):
+                builder.event(
+                    Op.UPDATE, SCHEMA.source_id, SCHEMA.fingerprint, key_bytes(key), after=b"r"
+                )
+            if builder.pending_bytes:
+                self.observe(builder.take())
 
-    @precondition(lambda self: self.splice and not self.reading and self.splice.waits_for is None)
+    @precondition(lambda self: self.splice is not None and len(self.lanes) < LANES)
     @rule()
     def begin_chunk(self) -> None:
-        assert self.splice is not None
         if self.next_key < KEYS:
-            self.splice.begin()
-            self.reading = True
+            self.lanes.append(self.lane(self.next_key))
+            self.next_key += CHUNK_KEYS
 
-    @precondition(lambda self: self.reading)
-    @rule()
-    def read_chunk(self) -> None:
+    def lane(self, first_key: int) -> Lane:
+        assert self.splice is not None
+        bracket = None
+        if self.brackets is not None:
+            bracket = self.brackets.begin()
+            self.mark(bracket.low)
+        return Lane(first_key, self.splice.begin(), bracket)
+
+    @precondition(lambda self: any(lane.rows is None for lane in self.lanes))
+    @rule(data=st.data())
+    def read_chunk(self, data: st.DataObject) -> None:
+        self.read(data.draw(st.sampled_from([lane for lane in self.lanes if lane.rows is None])))
+
+    def read(self, lane: Lane) -> None:
         assert self.splice is not None
         visible = frozenset(t.scn for t in self.log if t.visible)
         state = self.state_at(visible)
-        keys = range(self.next_key, self.next_key + CHUNK_KEYS)
-        rows = {key_bytes(key): (key, state[key][0]) for key in keys if state[key][1]}
-        self.waiting = rows
-        self.reading = False
-        self.splice.arrived(
-            Chunk(
-                SCHEMA,
-                [Row(key, b"") for key in rows],
-                ModelSnapshot(visible, len(self.log)),
-                None,
-                False,
-            )
-        )
-        if not self.in_window:
-            self.try_to_emit()
+        keys = range(lane.first_key, lane.first_key + CHUNK_KEYS)
+        lane.rows = {key_bytes(key): (key, state[key][0]) for key in keys if state[key][1]}
+        rows = Rows.of(Row(key, b"") for key in lane.rows)
+        snapshot = ModelSnapshot(visible, len(self.log))
+        if lane.bracket is not None:
+            self.mark(lane.bracket.high)
+        self.splice.arrived(lane.waiting, Chunk(SCHEMA, rows, snapshot, None, False))
 
-    def try_to_emit(self) -> None:
-        if self.splice is None or self.splice.waits_for is None:
+    @precondition(lambda self: self.builder is None and self.lanes)
+    @rule(data=st.data(), slice_rows=st.integers(1, CHUNK_KEYS))
+    def emit(self, data: st.DataObject, slice_rows: int) -> None:
+        """Any chunk may go out, and a part of it only: the runner's order is but one of many."""
+        self.emit_a_slice(data.draw(st.sampled_from(self.lanes)), slice_rows)
+
+    def emit_a_slice(self, lane: Lane, slice_rows: int) -> None:
+        assert self.splice is not None
+        chunk, resolved = lane.waiting.chunk, self.streamed
+        if lane.bracket is not None and chunk is not None:
+            if not lane.bracket.is_closed:
+                return
+            assert self.streamed >= chunk.snapshot.high, "the high token lies behind the snapshot"
+        outcome = self.splice.verdict(lane.waiting, resolved)
+        if outcome is None or chunk is None:
             return
-        outcome = self.splice.take(self.streamed)
-        if isinstance(outcome, Spliced):
-            for row in outcome.rows:
-                key, scn = self.waiting[row.key]
-                self.consumer.apply(key, scn, True)
-            assert len(outcome.rows) + outcome.dropped_count == len(self.waiting)
-            self.next_key += CHUNK_KEYS
-        elif isinstance(outcome, ReadAgain):
+        assert lane.rows is not None
+        if isinstance(outcome, ReadAgain):
             assert outcome.reason
+            self.splice.leave(lane.waiting)
+            self.lanes[self.lanes.index(lane)] = self.lane(lane.first_key)
+            return
+        assert isinstance(outcome, Ready)
+        going = outcome.left[:slice_rows].tolist()
+        for index in going:
+            key, scn = lane.rows[chunk.rows[index].key]
+            self.consumer.apply(key, scn, True)
+        if len(going) < len(outcome.left):
+            self.splice.sent(lane.waiting, int(outcome.left[slice_rows]))
+            return
+        self.splice.sent(lane.waiting, len(chunk.rows))
+        self.splice.leave(lane.waiting)
+        self.lanes.remove(lane)
 
     def teardown(self) -> None:
-        for transaction in self.log:
-            transaction.visible = True
         for _ in range(1000):
-            if self.streamed < len(self.log) or self.in_window:
+            for transaction in self.log:
+                transaction.visible = True
+            if self.streamed < len(self.log):
                 self.stream_a_step()
-            elif self.next_key >= KEYS:
-                break
             elif self.splice is None:
                 self.start_dump(0)
-            elif self.reading:
-                self.read_chunk()
-            else:
+            elif any(lane.rows is None for lane in self.lanes):
+                self.read(next(lane for lane in self.lanes if lane.rows is None))
+            elif self.lanes:
+                self.emit_a_slice(self.lanes[0], CHUNK_KEYS)
+            elif self.next_key < KEYS:
                 self.begin_chunk()
-        assert self.next_key >= KEYS, "the dump does not come to its end"
+            else:
+                break
+        assert self.next_key >= KEYS and not self.lanes, "the dump does not come to its end"
         final = self.state_at(frozenset(t.scn for t in self.log))
         got = {key: self.consumer.rows.get(key, (0, False)) for key in range(KEYS)}
         wanted = {key for key, (_, exists) in final.items() if exists}
@@ -210,4 +272,4 @@ class SpliceMachine(RuleBasedStateMachine):
 
 
 TestSplice = SpliceMachine.TestCase
-TestSplice.settings = settings(max_examples=400, stateful_step_count=30, deadline=None)
+TestSplice.settings = settings(max_examples=250, stateful_step_count=30, deadline=None)

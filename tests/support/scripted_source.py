@@ -15,7 +15,8 @@ from databus.common.errors import SourcePositionLost
 from databus.common.frame import Op
 from databus.common.schema import Column, Kind, SourceSchema
 from databus.common.window import WindowBuilder
-from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding, Row
+from databus.relay.sources.rows import Row, Rows
+from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding, TableSize
 
 ITEMS = SourceSchema(
     "shop.items",
@@ -159,6 +160,15 @@ class ScriptedSource:
     async def largest_key(self, source: str) -> list[Any] | None:
         return [max(self.database.rows)] if self.database.rows else None
 
+    async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
+        after = request.after[0] if request.after else -1
+        upto = request.upto[0] if request.upto else max(self.database.rows, default=0)
+        found = [key for key in sorted(self.database.rows) if after < key <= upto]
+        return [found[request.limit - 1]] if len(found) >= request.limit else None
+
+    async def table_size(self, source: str) -> TableSize:
+        return TableSize(len(self.database.rows), 100)
+
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
         database = self.database
         database.chunk_reads.append(request)
@@ -177,7 +187,7 @@ class ScriptedSource:
             upto = request.upto[0] if request.upto else max(state, default=0)
             found = [key for key in sorted(state) if after < key <= upto][: request.limit]
             missing = []
-        rows = [Row(ITEMS.encode_key((k,)), ITEMS.encode_row((k, state[k]))) for k in found]
+        rows = Rows.of(Row(ITEMS.encode_key((k,)), ITEMS.encode_row((k, state[k]))) for k in found)
         done = request.keys is not None or len(rows) < request.limit
         last_key = [found[-1]] if found else request.after
         return Chunk(ITEMS, rows, ScriptedSnapshot(high), last_key, done, missing)

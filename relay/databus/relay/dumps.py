@@ -19,6 +19,9 @@ from databus.relay.layout import replace_file
 
 DEFAULT_CHUNK_ROWS = 2000
 MAX_CHUNK_ROWS = 1_000_000
+DEFAULT_CHUNK_MS = 250
+MAX_CHUNK_MS = 60_000
+MAX_PARALLEL = 16
 MAX_DELAY_MS = 3_600_000
 MAX_KEYS = 100_000
 KEPT_FINISHED = 100
@@ -62,12 +65,23 @@ class TableProgress:
     rows: int = 0
     dropped: int = 0
     chunks: int = 0
+    estimated_rows: int | None = None
+    row_bytes: int | None = None
+
+
+# What records had from the beginning; the others have their defaults in old files.
+_ALWAYS = frozenset({"id", "sources", "state", "tables"})
 
 
 @dataclasses.dataclass(slots=True)
 class Dump:
     """One dump.  ``tables`` is None until it has begun; ``missing`` are asked-for keys that
-    have no row (the first thousand)."""
+    have no row (the first thousand).
+
+    ``chunk_ms`` is how long a chunk's read should take: ``chunk_rows`` follows it, unless it
+    is 0.  With ``parallel`` over 1 so many chunks are read at once.  With a ``watermark_table``
+    each chunk stands between two rows written there.
+    """
 
     id: str
     sources: list[str]
@@ -75,6 +89,9 @@ class Dump:
     keys: list[list[Any]] | None = None
     chunk_rows: int = DEFAULT_CHUNK_ROWS
     delay_ms: int = 0
+    chunk_ms: int = 0
+    parallel: int = 1
+    watermark_table: str | None = None
     state: DumpState = DumpState.QUEUED
     tables: list[TableProgress] | None = None
     missing: list[list[Any]] = dataclasses.field(default_factory=list)
@@ -104,8 +121,11 @@ class Dump:
             FormatError: it is something else.
         """
         try:
-            known = {field.name for field in dataclasses.fields(Dump)}
-            values = {name: document[name] for name in known}
+            values = {
+                field.name: document[field.name]
+                for field in dataclasses.fields(Dump)
+                if field.name in document or field.name in _ALWAYS
+            }
             values["state"] = DumpState(values["state"])
             if values["tables"] is not None:
                 values["tables"] = [TableProgress(**table) for table in values["tables"]]
@@ -122,8 +142,7 @@ def new_dump(request: Any) -> Dump:
     Raises:
         BadRequest: a key is unknown or its value not of its form.
     """
-    allowed = ("sources", "where", "keys", "chunk_rows", "delay_ms")
-    document = _object(request, allowed)
+    document = _object(request, ("sources", "where", "keys", "watermark_table", *_PACE))
     sources = document.get("sources")
     if not isinstance(sources, list) or not sources or not all(isinstance(s, str) for s in sources):
         raise BadRequest(f"sources is {sources!r}; give a list of globs such as ['shop.*']")
@@ -135,25 +154,27 @@ def new_dump(request: Any) -> Dump:
         if not isinstance(keys, list) or not 1 <= len(keys) <= MAX_KEYS:
             raise BadRequest(f"keys must be a list of 1 to {MAX_KEYS} keys")
         keys = [key if isinstance(key, list) else [key] for key in keys]
-    return Dump(
-        id=secrets.token_hex(4),
-        sources=sources,
-        where=where,
-        keys=keys,
-        chunk_rows=_number(document, "chunk_rows", 1, MAX_CHUNK_ROWS, DEFAULT_CHUNK_ROWS),
-        delay_ms=_number(document, "delay_ms", 0, MAX_DELAY_MS, 0),
+    table = document.get("watermark_table")
+    if table is not None and (not isinstance(table, str) or not table):
+        raise BadRequest(f"watermark_table is {table!r}; give the name of a captured table")
+    dump = Dump(
+        id=secrets.token_hex(4), sources=sources, where=where, keys=keys, watermark_table=table
     )
+    # Who names a size wants that size; who names none wants the time.
+    dump.chunk_ms = 0 if "chunk_rows" in document else DEFAULT_CHUNK_MS
+    _set_pace(dump, document)
+    return dump
 
 
 def change_dump(dump: Dump, request: Any) -> None:
-    """Apply a PATCH: ``state`` paused or running, ``chunk_rows``, ``delay_ms``.
+    """Apply a PATCH: ``state`` paused or running, and any of the pace's numbers.
 
     Raises:
         BadRequest: a key is unknown, or the dump's state does not allow it.
     """
-    document = _object(request, ("state", "chunk_rows", "delay_ms"))
-    chunk_rows = _number(document, "chunk_rows", 1, MAX_CHUNK_ROWS, dump.chunk_rows)
-    delay_ms = _number(document, "delay_ms", 0, MAX_DELAY_MS, dump.delay_ms)
+    document = _object(request, ("state", *_PACE))
+    changed = dataclasses.replace(dump)
+    _set_pace(changed, document)
     state = dump.state
     if "state" in document:
         if document["state"] not in (DumpState.PAUSED, DumpState.RUNNING):
@@ -166,7 +187,23 @@ def change_dump(dump: Dump, request: Any) -> None:
         state = wanted
     if state != DumpState.FAILED:
         dump.error = None
-    dump.state, dump.chunk_rows, dump.delay_ms = state, chunk_rows, delay_ms
+    dump.state = state
+    for name in _PACE:
+        setattr(dump, name, getattr(changed, name))
+
+
+# How fast a dump goes: what can be changed while it runs, with least and most.
+_PACE = {
+    "chunk_rows": (1, MAX_CHUNK_ROWS),
+    "chunk_ms": (0, MAX_CHUNK_MS),
+    "delay_ms": (0, MAX_DELAY_MS),
+    "parallel": (1, MAX_PARALLEL),
+}
+
+
+def _set_pace(dump: Dump, document: dict[str, Any]) -> None:
+    for name, (least, most) in _PACE.items():
+        setattr(dump, name, _number(document, name, least, most, getattr(dump, name)))
 
 
 def _object(request: Any, allowed: tuple[str, ...]) -> dict[str, Any]:

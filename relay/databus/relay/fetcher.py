@@ -32,7 +32,7 @@ from databus.common.errors import (
     SourceUnavailable,
 )
 from databus.relay.dump_runner import DumpRunner
-from databus.relay.dumps import ACTIVE, DumpBook
+from databus.relay.dumps import Dump, DumpBook
 from databus.relay.fetcher_api import FetcherApi
 from databus.relay.fetcher_status import FetcherState, FetcherStatus
 from databus.relay.handover import take_over
@@ -380,6 +380,10 @@ class Fetcher:
 
     # -- status --
 
+    async def shaped(self, chunk: Chunk) -> Chunk:
+        """A dump's chunk as it goes out: as it was read."""
+        return chunk
+
     def known_sources(self) -> list[str]:
         """Names of the captured tables; empty before the source was reached once."""
         return self._registry.schemas.sources if self._registry is not None else []
@@ -388,11 +392,12 @@ class Fetcher:
         """The live status."""
         return self.status.document(self.intake, self._dump_counts())
 
-    def _dump_counts(self) -> dict[str, int]:
-        return {
-            "active": sum(dump.state in ACTIVE for dump in self.book),
-            "total": sum(1 for _ in self.book),
-        }
+    def dump_document(self, dump: Dump) -> dict[str, Any]:
+        """A dump as it is served."""
+        return self.dumps.document(dump)
+
+    def _dump_counts(self) -> dict[str, Any]:
+        return self.dumps.counts()
 
     def _write_status(self) -> None:
         self.status.write(self.status_document())

@@ -26,6 +26,9 @@ class Fetching(Protocol):
     def book(self) -> DumpBook:
         """The dumps."""
 
+    def dump_document(self, dump: Dump) -> dict[str, Any]:
+        """A dump as it is served."""
+
     def status_document(self) -> dict[str, Any]:
         """The live status."""
 
@@ -106,10 +109,12 @@ class FetcherApi:
         return json_response(self._fetching.status_document())
 
     async def _list(self, request: web.Request) -> web.Response:
-        return json_response({"dumps": [dump.to_json() for dump in self._fetching.book]})
+        return json_response(
+            {"dumps": [self._fetching.dump_document(dump) for dump in self._fetching.book]}
+        )
 
     async def _one(self, request: web.Request) -> web.Response:
-        return json_response(self._dump(request).to_json())
+        return json_response(self._fetching.dump_document(self._dump(request)))
 
     async def _create(self, request: web.Request) -> web.Response:
         dump = new_dump(await json_body(request))
@@ -118,20 +123,20 @@ class FetcherApi:
             raise UnknownSource(f"no source matches {dump.sources}; there are {', '.join(known)}")
         self._fetching.book.add(dump)
         await self._fetching.dumps_changed()
-        return json_response(dump.to_json(), status=202)
+        return json_response(self._fetching.dump_document(dump), status=202)
 
     async def _change(self, request: web.Request) -> web.Response:
         dump = self._dump(request)
         change_dump(dump, await json_body(request))
         await self._fetching.dumps_changed()
-        return json_response(dump.to_json())
+        return json_response(self._fetching.dump_document(dump))
 
     async def _cancel(self, request: web.Request) -> web.Response:
         dump = self._dump(request)
         if dump.state not in FINISHED:
             dump.state = DumpState.CANCELLED
             await self._fetching.dumps_changed()
-        return json_response(dump.to_json())
+        return json_response(self._fetching.dump_document(dump))
 
     async def _chunk(self, request: web.Request) -> web.Response:
         question = parse_question(await json_body(request))

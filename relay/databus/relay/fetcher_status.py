@@ -52,7 +52,7 @@ class FetcherStatus:
         """Change the state; an error stays until the next success."""
         self.state, self.error = state, error
 
-    def document(self, intake: Intake | None, dumps: dict[str, int]) -> dict[str, Any]:
+    def document(self, intake: Intake | None, dumps: dict[str, Any]) -> dict[str, Any]:
         """All facts; positions are null before there is a ring."""
         now_us = time.time_ns() // 1000
         document: dict[str, Any] = {

@@ -15,6 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 from databus.common.checkpoint import Position
 from databus.common.errors import PreflightFailed
 from databus.common.schema import SourceSchema
+from databus.relay.sources.rows import Row as Row
+from databus.relay.sources.rows import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +32,7 @@ class Batch:
     data: bytes
     schemas: tuple[SourceSchema, ...] = ()
     resolved: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row of a chunk: Avro bytes of its key and of the row."""
-
-    key: bytes
-    row: bytes
+    memo: str = ""
 
 
 class Snapshot(Protocol):
@@ -60,7 +55,7 @@ class Chunk:
     """
 
     schema: SourceSchema
-    rows: list[Row]
+    rows: Rows
     snapshot: Snapshot
     last_key: list[Any] | None
     done: bool
@@ -85,6 +80,14 @@ class ChunkRequest:
 
 
 @dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
+class TableSize:
+    """What the database believes of a table: its rows, and the bytes of one; None: no idea."""
+
+    rows: int | None = None
+    row_bytes: int | None = None
+
+
 class Finding:
     """What the preflight found: the setting, what it is, and the statement that mends it."""
 
@@ -159,7 +162,15 @@ class Source(Protocol):
         """The largest key of a table, JSON-able; None when it is empty."""
 
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
-        """Read a chunk at a known point of the clock, without locks."""
+    async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
+        """The key of row number ``limit`` after ``after``, the condition left aside; None if
+        there are fewer up to ``upto``.  So several chunks can be read at once."""
+
+    async def table_size(self, source: str) -> TableSize:
+        """An estimate that costs nothing, for progress and for the size of chunks."""
+
+        """Read a chunk at a known point of the clock, without locks; several may be asked for
+        at once."""
 
     async def status(self) -> dict[str, Any]:
         """Facts for the status page: server version, current scn, retained log, and the like."""
@@ -184,3 +195,31 @@ class RelayingSource(Protocol):
 
     async def forward(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         """The origin's answer (status, body) to a request such as ``/dumps/1`` or ``/chunks``."""
+
+
+@runtime_checkable
+class WatermarkingSource(Protocol):
+    """What a source offers besides ``Source`` if it can write watermarks, as DBLog does."""
+
+    async def write_watermark(self, table: str, token: str) -> None:
+        """Commit ``token`` in the row ``id = 1`` of ``table (id, token)``.
+
+        Raises:
+            DumpFailed: it cannot be written; the message has the statement that makes the table.
+        """
+
+
+@runtime_checkable
+class RememberingSource(Protocol):
+    """What a source offers besides ``Source`` if an scn alone does not tell where it is.
+
+    The fetcher keeps the memo of the last batch of which all is on disk, and gives it back
+    before the next stream; the stream may then be asked for a later scn, never for an earlier.
+    """
+
+    def recall(self, memo: str) -> None:
+        """This is the memo that was kept.
+
+        Raises:
+            FormatError: it is no memo of this source.
+        """

@@ -16,13 +16,20 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from databus.common.errors import BadRequest, FormatError, UnknownSource, UnsupportedChange
+from databus.common.errors import (
+    BadRequest,
+    DumpFailed,
+    FormatError,
+    UnknownSource,
+    UnsupportedChange,
+)
 from databus.common.schema import Column, Kind, SourceSchema
 from databus.relay.sources.mysql.connection import Connection, ServerError
 from databus.relay.sources.mysql.numbering import Numbering, transaction
 from databus.relay.sources.mysql.settings import Settings
 from databus.relay.sources.mysql.tables import TRANSACTIONAL_ENGINES, Table, load_catalogue
-from databus.relay.sources.source import Chunk, ChunkRequest, Row, Snapshot
+from databus.relay.sources.rows import Row, Rows
+from databus.relay.sources.source import Chunk, ChunkRequest, Snapshot, TableSize
 
 _TABLE_CHANGED = 1412
 _NO_SUCH_TABLE = 1146
@@ -58,6 +65,45 @@ def largest_key(connection: Connection, settings: Settings, source: str) -> list
     with transaction(connection, "START TRANSACTION READ ONLY"):
         table = _locked_table(connection, settings, source)
         return _Reader(connection, table, settings).largest()
+
+
+def chunk_end(
+    connection: Connection, settings: Settings, request: ChunkRequest
+) -> list[Any] | None:
+    """The key of row number ``limit``, None if there are fewer."""
+    with transaction(connection, "START TRANSACTION READ ONLY"):
+        table = _locked_table(connection, settings, request.source)
+        return _Reader(connection, table, settings).end(request)
+
+
+def table_size(connection: Connection, source: str) -> TableSize:
+    """What the engine's statistics say."""
+    schema, _, name = source.partition(".")
+    found = connection.query(
+        "SELECT TABLE_ROWS, AVG_ROW_LENGTH FROM information_schema.TABLES "
+        f"WHERE TABLE_SCHEMA = {connection.literal(schema)} "
+        f"AND TABLE_NAME = {connection.literal(name)}"
+    )
+    if not found or found[0][0] is None:
+        return TableSize()
+    return TableSize(int(found[0][0]), int(found[0][1] or 0) or None)
+
+
+def write_watermark(connection: Connection, table: str, token: str) -> None:
+    """Commit a token in the row with the id 1."""
+    schema, _, name = table.partition(".")
+    text = connection.literal(token)
+    target = f"{quoted(schema)}.{quoted(name)}"
+    try:
+        connection.query(
+            f"INSERT INTO {target} (id, token) VALUES (1, {text}) "
+            f"ON DUPLICATE KEY UPDATE token = {text}"
+        )
+    except ServerError as error:
+        raise DumpFailed(
+            f"the watermark cannot be written: {error}; CREATE TABLE {target} (id INT PRIMARY KEY, "
+            f"token VARCHAR(200) NOT NULL), and GRANT SELECT, INSERT, UPDATE ON {target}"
+        ) from error
 
 
 def _locked_table(connection: Connection, settings: Settings, source: str) -> Table:
@@ -105,29 +151,42 @@ class _Reader:
         self._from = f"{quoted(table.schema)}.{quoted(table.name)}"
 
     def chunk(self, request: ChunkRequest, snapshot: Snapshot) -> Chunk:
-        conditions = [f"({request.where})"] if request.where else []
+        conditions = [f"(\n{request.where}\n)"] if request.where else []
         if request.keys is not None:
             return self._by_keys(request.keys, conditions, snapshot)
-        if request.after is not None:
-            conditions.append(self._compared(request.after, ">"))
-        if request.upto is not None:
-            conditions.append(f"NOT {self._compared(request.upto, '>')}")
+        conditions += self._bounds(request)
         rows = self._select(conditions, request.limit)
         last_key = self._position(rows[-1]) if rows else request.after
         return Chunk(
             self._schema,
-            [self._row(row) for row in rows],
+            Rows.of(map(self._row, rows)),
             snapshot,
             last_key,
             done=len(rows) < request.limit,
         )
 
+    def end(self, request: ChunkRequest) -> list[Any] | None:
+        order = ", ".join(quoted(column.name) for column in self._key)
+        rows = self._connection.query(
+            f"SELECT {self._key_expressions()} FROM {self._from} "
+            f"{_where(self._bounds(request))}ORDER BY {order} LIMIT {request.limit - 1}, 1"
+        )
+        return self._key_position(rows[0]) if rows else None
+
     def largest(self) -> list[Any] | None:
         order = ", ".join(f"{quoted(column.name)} DESC" for column in self._key)
         rows = self._connection.query(
-            f"SELECT {self._expressions()} FROM {self._from} ORDER BY {order} LIMIT 1"
+            f"SELECT {self._key_expressions()} FROM {self._from} ORDER BY {order} LIMIT 1"
         )
-        return self._position(rows[0]) if rows else None
+        return self._key_position(rows[0]) if rows else None
+
+    def _bounds(self, request: ChunkRequest) -> list[str]:
+        conditions = []
+        if request.after is not None:
+            conditions.append(self._compared(request.after, ">"))
+        if request.upto is not None:
+            conditions.append(self._compared(request.upto, "<", or_same=True))
+        return conditions
 
     def _by_keys(self, keys: list[list[Any]], conditions: list[str], snapshot: Snapshot) -> Chunk:
         rows: dict[bytes, Row] = {}
@@ -142,14 +201,27 @@ class _Reader:
                 missing.append(key)
             for row in map(self._row, found):
                 rows[row.key] = row
-        return Chunk(self._schema, list(rows.values()), snapshot, None, True, missing)
+        return Chunk(self._schema, Rows.of(rows.values()), snapshot, None, True, missing)
 
     def _select(self, conditions: list[str], limit: int) -> list[tuple[Any, ...]]:
-        where = f"WHERE {' AND '.join(conditions)} " if conditions else ""
+        return self._connection.query(self._statement(self._expressions(), conditions, limit))
+
+    def _statement(self, expressions: str, conditions: list[str], limit: int) -> str:
         order = ", ".join(quoted(column.name) for column in self._key)
-        return self._connection.query(
-            f"SELECT {self._expressions()} FROM {self._from} {where}ORDER BY {order} LIMIT {limit}"
+        where = _where(conditions)
+        return f"SELECT {expressions} FROM {self._from} {where}ORDER BY {order} LIMIT {limit}"
+
+    def _key_expressions(self) -> str:
+        return ", ".join(
+            f"{quoted(column.name)} + 0" if _is_list(column) else _expression(column)
+            for column in self._key
         )
+
+    def _key_position(self, row: tuple[Any, ...]) -> list[Any]:
+        return [
+            int(value) if _is_list(column) else _to_json(column, value)
+            for column, value in zip(self._key, row, strict=True)
+        ]
 
     def _expressions(self) -> str:
         plain = [_expression(column) for column in self._schema.columns]
@@ -180,18 +252,20 @@ class _Reader:
             )
         return key
 
-    def _compared(self, key: list[Any], sign: str) -> str:
-        """Whether a row's key comes after ``key``, in a form that uses the index."""
+    def _compared(self, key: list[Any], sign: str, *, or_same: bool = False) -> str:
+        """Whether a row's key comes after (or before) ``key``, in a form that uses the index."""
         terms = []
         same: list[str] = []
+        first = ""
         for column, value in zip(self._key, self._checked(key), strict=True):
             name = quoted(column.name) + (" + 0" if _is_list(column) else "")
             literal = str(int(value)) if _is_list(column) else self._literal(column, value)
             terms.append(" AND ".join([*same, f"{name} {sign} {literal}"]))
+            first = first or f"{name} {sign}= {literal} AND "
             same.append(f"{name} = {literal}")
-        first, literal = same[0].split(" = ", 1) if len(terms) > 1 else ("", "")
-        bound = f"{first} {sign}= {literal} AND " if first else ""
-        return f"({bound}({' OR '.join(f'({term})' for term in terms)}))"
+        if or_same:
+            terms.append(" AND ".join(same))
+        return f"({first}({' OR '.join(f'({term})' for term in terms)}))"
 
     def _literal(self, column: Column, value: Any) -> str:
         try:
@@ -208,6 +282,10 @@ class _Reader:
                 f"{value!r} is no value for {self._table.source}.{column.name}: {error}"
             ) from None
         return self._connection.literal(str(value))
+
+
+def _where(conditions: list[str]) -> str:
+    return f"WHERE {' AND '.join(conditions)} " if conditions else ""
 
 
 def _is_list(column: Column) -> bool:

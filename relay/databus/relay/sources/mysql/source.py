@@ -25,7 +25,14 @@ from databus.relay.sources.mysql.preflight import (
 )
 from databus.relay.sources.mysql.settings import read_settings
 from databus.relay.sources.mysql.tables import Catalogue, load_catalogue
-from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding, raise_findings
+from databus.relay.sources.source import (
+    Batch,
+    Chunk,
+    ChunkRequest,
+    Finding,
+    TableSize,
+    raise_findings,
+)
 
 _T = TypeVar("_T")
 
@@ -48,8 +55,8 @@ class MySqlSource:
         I3. A chunk is read in one snapshot whose place in the binlog the server names; MySQL
             cannot, so there two places enclose it.
 
-    Owner: one fetcher's event loop.  The stream has a connection of its own; chunks and
-        everything else share one, one at a time.
+    Owner: one fetcher's event loop.  The stream has a connection of its own, so has each
+        chunk that is being read; everything else shares one, one at a time.
     """
 
     def __init__(self, config: DatabaseConfig, *, use_kernels: bool = True) -> None:
@@ -59,6 +66,7 @@ class MySqlSource:
         self._lock = asyncio.Lock()
         self._connection: Connection | None = None
         self._stream_connection: Connection | None = None
+        self._idle: list[Connection] = []
         self._charsets: Charsets | None = None
         self._catalogue: Catalogue = {}
         self._numbering: Numbering = DomainNumbering(0)
@@ -120,13 +128,14 @@ class MySqlSource:
 
     async def close(self) -> None:
         """Close both connections."""
-        for connection in (self._connection, self._stream_connection):
+        for connection in (self._connection, self._stream_connection, *self._idle):
             if connection is not None:
                 connection.close()
         self._connection = self._stream_connection = None
 
     # -- the stream
 
+        self._idle.clear()
     async def first_scn(self) -> int:
         """The scn of the server's last transaction."""
         return await self._ask(lambda: self._numbering.head(self._query_connection()))
@@ -225,22 +234,42 @@ class MySqlSource:
 
     async def largest_key(self, source: str) -> list[Any] | None:
         """The largest key of a table; None when it is empty."""
-        return await self._ask(
-            lambda: chunks.largest_key(
-                self._query_connection(), self._table_settings(source), source
-            )
-        )
+        settings = self._table_settings(source)
+        return await self._read(lambda c: chunks.largest_key(c, settings, source))
+
+    async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
+        """The key of row number ``limit``; None if there are fewer."""
+        settings = self._table_settings(request.source)
+        return await self._read(lambda c: chunks.chunk_end(c, settings, request))
+
+    async def table_size(self, source: str) -> TableSize:
+        """What the engine's statistics say."""
+        return await self._read(lambda c: chunks.table_size(c, source))
+
+    async def write_watermark(self, table: str, token: str) -> None:
+        """See ``WatermarkingSource``."""
+        await self._read(lambda c: chunks.write_watermark(c, table, token))
 
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
         """Read a chunk in a snapshot whose place in the binlog is known."""
-        return await self._ask(
-            lambda: chunks.read_chunk(
-                self._query_connection(),
-                self._table_settings(request.source),
-                self._numbering,
-                request,
-            )
-        )
+        settings = self._table_settings(request.source)
+        return await self._read(lambda c: chunks.read_chunk(c, settings, self._numbering, request))
+
+    async def _read(self, question: Callable[[Connection], _T]) -> _T:
+        """Put a question about rows on a connection of its own, in a thread."""
+        connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            connection = await asyncio.to_thread(Connection, self._settings)
+        try:
+            answer = await asyncio.to_thread(question, connection)
+        except (SourceUnavailable, asyncio.CancelledError):
+            connection.close()
+            raise
+        except BaseException:
+            self._idle.append(connection)
+            raise
+        self._idle.append(connection)
+        return answer
 
     def _table_settings(self, source: str) -> Any:
         schema, _, table = source.partition(".")

@@ -8,12 +8,19 @@ from typing import Any
 from databus.common.errors import BadRequest, DumpFailed, SourceUnavailable
 from databus.common.schema import Kind
 from databus.relay.sources.postgres.catalogue import Catalogue
+from databus.relay.sources.postgres.chunk_session import (
+    ChunkSession,
+    RowBuffer,
+    SessionLoop,
+    TextNeeded,
+    texts_of,
+)
 from databus.relay.sources.postgres.lsn import parse_lsn, parse_snapshot, scn_before, written_end
-from databus.relay.sources.postgres.replication import Connection, PostgresError
+from databus.relay.sources.postgres.replication import PostgresError
 from databus.relay.sources.postgres.rows import RowCodec
-from databus.relay.sources.postgres.schema import Table, quote
+from databus.relay.sources.postgres.schema import Table, literal, quote
 from databus.relay.sources.postgres.settings import Settings
-from databus.relay.sources.source import Chunk, ChunkRequest, Row
+from databus.relay.sources.source import Chunk, ChunkRequest, TableSize
 
 _SCHEMA_TRIES = 5
 _UNDEFINED = ("42703", "42P01", "0A000")
@@ -34,7 +41,8 @@ class ChunkReader:
         I1. A chunk's rows, its snapshot and its schema belong together: the table's
             definition is compared while the chunk's transaction still holds the table.
 
-    Owner: one event loop.
+    Owner: one event loop; the sessions live in a loop and thread of their own, so that the
+        stream does not wait for rows to be converted.
     Raises: SourceUnavailable; BadRequest for a key or a condition that the server refuses;
         DumpFailed if the table's definition changes again and again.
     """
@@ -42,49 +50,102 @@ class ChunkReader:
     def __init__(self, settings: Settings, catalogue: Catalogue) -> None:
         self._settings = settings
         self._catalogue = catalogue
-        self._idle: list[Connection] = []
+        self._loop = SessionLoop()
+        self._idle: list[ChunkSession] = []
+        self._as_text: set[int] = set()
 
-    def close(self) -> None:
-        """End the sessions that are not in use."""
-        while self._idle:
-            self._idle.pop().close()
+    async def close(self) -> None:
+        """End the sessions that are not in use, and their thread."""
+        if self._idle:
+            await self._loop.run(_close(self._idle))
+        self._loop.close()
 
     async def largest_key(self, table: Table) -> list[Any] | None:
         """The last key in the order of the key's index; None if the table is empty."""
         names = [quote(name) for name in table.key]
         order = ", ".join(f"{name} DESC" for name in names)
-        session = await self._session()
+        return await self._one_key(
+            table, f"SELECT {', '.join(names)} FROM {table.quoted} ORDER BY {order} LIMIT 1", []
+        )
+
+    async def chunk_end(self, table: Table, request: ChunkRequest) -> list[Any] | None:
+        """The key of row number ``limit``; None if there are fewer."""
+        names = ", ".join(quote(name) for name in table.key)
+        parameters: list[str] = []
+        where = _where(_bounds(table, request, parameters))
+        return await self._one_key(
+            table,
+            f"SELECT {names} FROM {table.quoted}{where} ORDER BY {names} "
+            f"OFFSET {request.limit - 1} LIMIT 1",
+            parameters,
+        )
+
+    async def _one_key(self, table: Table, sql: str, parameters: Sequence[str]) -> list[Any] | None:
+        session = self._session()
         try:
-            rows = await session.select(
-                f"SELECT {', '.join(names)} FROM {table.quoted} ORDER BY {order} LIMIT 1", []
-            )
+            rows = await self._loop.run(_read_only(session, sql, parameters))
         except PostgresError as error:
-            session.close()
-            raise SourceUnavailable(f"the largest key of {table.source}: {error}") from error
+            await self._loop.run(_close([session]))
+            raise SourceUnavailable(f"a key of {table.source}: {error}") from error
         except BaseException:
-            session.close()
+            self._loop.drop(session)
             raise
         self._idle.append(session)
         return self._key_values(table, rows[0]) if rows else None
 
+    async def size(self, table: Table) -> TableSize:
+        """What the server's statistics say; nothing before the first ANALYZE or VACUUM."""
+        (row,) = await self._catalogue.fetch(
+            "SELECT sum(reltuples)::bigint AS rows, sum(pg_table_size(c.oid))::bigint AS bytes, "
+            "min(reltuples) >= 0 AS known FROM pg_class c WHERE c.relkind = 'r' AND c.oid IN "
+            "(SELECT $1::bigint::oid UNION ALL "
+            "SELECT relid FROM pg_partition_tree($1::bigint::oid))",
+            table.oid,
+        )
+        if not row["known"] or not row["rows"]:
+            return TableSize()
+        return TableSize(row["rows"], max(1, row["bytes"] // row["rows"]))
+
+    async def write_watermark(self, table: Table, token: str) -> None:
+        """Commit a token in the row with the id 1."""
+        session = self._session()
+        text = literal(token)
+        try:
+            await self._loop.run(
+                session.begin(
+                    f"INSERT INTO {table.quoted} (id, token) VALUES (1, {text}) "
+                    f"ON CONFLICT (id) DO UPDATE SET token = {text}"
+                )
+            )
+        except PostgresError as error:
+            await self._loop.run(_close([session]))
+            raise DumpFailed(
+                f"the watermark cannot be written: {error}; CREATE TABLE {table.quoted} "
+                f"(id int PRIMARY KEY, token text NOT NULL), and GRANT INSERT, UPDATE, SELECT on it"
+            ) from error
+        except BaseException:
+            self._loop.drop(session)
+            raise
+        self._idle.append(session)
+
     async def read(self, table: Table, request: ChunkRequest) -> Chunk:
         """One chunk; it is read again if the table is altered meanwhile."""
         for _ in range(_SCHEMA_TRIES):
-            session = await self._session()
+            session = self._session()
             try:
-                chunk = await self._read(session, table, request)
+                chunk = await self._loop.run(self._read(session, table, request))
                 # The transaction still holds the table, so what the catalogue says is final.
                 now = await self._catalogue.table(table.oid)
-                await session.query("COMMIT")
+                await self._loop.run(_commit(session))
             except PostgresError as error:
-                session.close()
+                await self._loop.run(_close([session]))
                 if error.sqlstate not in _UNDEFINED:
                     raise _refused(table, error) from error
                 now, chunk = await self._catalogue.table(table.oid), None
                 if now == table:
                     raise _refused(table, error) from error
             except BaseException:
-                session.close()
+                self._loop.drop(session)
                 raise
             else:
                 self._idle.append(session)
@@ -97,34 +158,52 @@ class ChunkReader:
             f"{table.source} was altered {_SCHEMA_TRIES} times while one chunk was read"
         )
 
-    async def _read(self, session: Connection, table: Table, request: ChunkRequest) -> Chunk:
-        codec = RowCodec(table.schema(self._settings.special_values), self._settings.special_values)
-        await session.query(_BEGIN)
+    async def _read(self, session: ChunkSession, table: Table, request: ChunkRequest) -> Chunk:
+        """In the sessions' loop."""
+        await session.begin(_BEGIN)
         snapshot_text = (await session.query(_SNAPSHOT))[0][0] or b""
         missing: list[list[Any]] = []
         if request.keys is not None and request.after is None:
             missing = await self._missing(session, table, request.keys)
-        sql, parameters = _select(table, request)
-        found = await session.select(sql, parameters)
+        rows = await self._rows(session, table, request)
         insert_lsn, page_bytes, segment_bytes = (await session.query(_END))[0]
         written = written_end(
             parse_lsn((insert_lsn or b"").decode()), int(page_bytes or 0), int(segment_bytes or 0)
         )
-        rows = [Row(codec.key(row), codec.row(row)[0]) for row in found]
         last = None
-        if found:
-            last = self._key_values(table, tuple(found[-1][p] for p in codec.key_places))
+        if rows.count:
+            texts = texts_of(rows.last)
+            last = self._key_values(table, tuple(texts[p] for p in rows.codec.key_places))
         return Chunk(
-            schema=codec.schema,
-            rows=rows,
+            schema=rows.codec.schema,
+            rows=rows.rows(),
             snapshot=parse_snapshot(snapshot_text.decode(), scn_before(written)),
             last_key=last,
-            done=len(found) < request.limit,
+            done=rows.count < request.limit,
             missing=missing,
         )
 
+    async def _rows(self, session: ChunkSession, table: Table, request: ChunkRequest) -> RowBuffer:
+        """The rows, with the forms and the schema that turn out to fit all of them."""
+        sql, parameters = _select(table, request)
+        special_values = self._settings.special_values
+        schema = table.schema(special_values)
+        known = schema.fingerprint
+        while True:
+            rows = RowBuffer.of(
+                RowCodec(schema, special_values), table, binary=known not in self._as_text
+            )
+            try:
+                await session.select_into(rows, sql, parameters)
+            except TextNeeded:
+                self._as_text.add(known)
+                continue
+            if rows.codec.schema == schema:
+                return rows
+            schema = rows.codec.schema
+
     async def _missing(
-        self, session: Connection, table: Table, keys: Sequence[list[Any]]
+        self, session: ChunkSession, table: Table, keys: Sequence[list[Any]]
     ) -> list[list[Any]]:
         parameters: list[str] = []
         asked = " UNION ALL ".join(
@@ -143,27 +222,34 @@ class ChunkReader:
             for column, text in zip(schema.key_columns, texts, strict=True)
         ]
 
-    async def _session(self) -> Connection:
+    def _session(self) -> ChunkSession:
         while self._idle:
             session = self._idle.pop()
             if not session.is_closed:
                 return session
-        session = Connection(self._settings)
-        try:
-            await session.connect()
-        except PostgresError as error:
-            raise SourceUnavailable(f"{self._settings.address}: {error}") from error
-        return session
+        return ChunkSession(self._settings)
+
+
+async def _read_only(session: ChunkSession, sql: str, parameters: Sequence[str]) -> list[_TextRow]:
+    await session.begin("START TRANSACTION READ ONLY")
+    rows = await session.select(sql, parameters)
+    await _commit(session)
+    return rows
+
+
+async def _commit(session: ChunkSession) -> None:
+    await session.query("COMMIT")
+
+
+async def _close(sessions: list[ChunkSession]) -> None:
+    while sessions:
+        sessions.pop().close()
 
 
 def _select(table: Table, request: ChunkRequest) -> tuple[str, list[str]]:
     """The chunk's statement and its parameters."""
     parameters: list[str] = []
-    conditions = []
-    if request.after is not None:
-        conditions.append(_compare(table, ">", request.after, parameters))
-    if request.upto is not None:
-        conditions.append(_compare(table, "<=", request.upto, parameters))
+    conditions = _bounds(table, request, parameters)
     if request.keys is not None:
         wanted = [_compare(table, "=", key, parameters) for key in request.keys]
         conditions.append(f"({' OR '.join(wanted)})" if wanted else "false")
@@ -171,12 +257,25 @@ def _select(table: Table, request: ChunkRequest) -> tuple[str, list[str]]:
         # On lines of its own: a comment in it ends there.
         conditions.append(f"(\n{request.where}\n)")
     columns = ", ".join(quote(column.name) for column in table.columns)
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     order = ", ".join(quote(name) for name in table.key)
     return (
-        f"SELECT {columns} FROM {table.quoted}{where} ORDER BY {order} LIMIT {request.limit}",
+        f"SELECT {columns} FROM {table.quoted}{_where(conditions)} ORDER BY {order} "
+        f"LIMIT {request.limit}",
         parameters,
     )
+
+
+def _bounds(table: Table, request: ChunkRequest, parameters: list[str]) -> list[str]:
+    conditions = []
+    if request.after is not None:
+        conditions.append(_compare(table, ">", request.after, parameters))
+    if request.upto is not None:
+        conditions.append(_compare(table, "<=", request.upto, parameters))
+    return conditions
+
+
+def _where(conditions: Sequence[str]) -> str:
+    return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
 def _compare(table: Table, operator: str, key: Sequence[Any], parameters: list[str]) -> str:

@@ -1,0 +1,461 @@
+"""One table of a dump: chunks read side by side beside the stream, spliced into it in order.
+
+The stream never waits for a chunk; only the chunk waits for the stream (watermark.py says
+why).  Each chunk goes out as windows behind the last window of the stream, a slice at a time,
+and counts as done only after the ring was synced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from databus.common import frame
+from databus.common.errors import DatabusError, DumpFailed, SourceUnavailable
+from databus.common.frame import FrameColumns, Op
+from databus.relay.brackets import Bracket, Brackets
+from databus.relay.dump_pack import pack_window
+from databus.relay.dumps import MAX_CHUNK_ROWS, Dump, DumpBook, TableProgress
+from databus.relay.intake import Intake
+from databus.relay.sources.source import Chunk, ChunkRequest, Source, WatermarkingSource
+from databus.relay.watermark import ChunkWindow, ReadAgain, Ready, Waiting
+
+MAX_SLICE_BYTES = 1 << 20
+MAX_CHUNK_BYTES = 16 << 20
+MAX_ATTEMPTS = 20
+MAX_HALVINGS = 6
+LEAST_CHUNK_ROWS = 10
+RETRY_FIRST_S = 0.05
+RETRY_MOST_S = 5.0
+WATERMARK_WAIT_S = 60.0
+_ANY_SCN = 1 << 64
+
+_log = logging.getLogger(__name__)
+
+
+class DumpHost(Protocol):
+    """What a dump needs from the fetcher around it."""
+
+    async def connected(self) -> tuple[Source, Intake]:
+        """The source, once it is streaming."""
+
+    def recent(self) -> Iterable[bytes]:
+        """The batches of the last moment, the oldest first."""
+
+    async def shaped(self, chunk: Chunk) -> Chunk:
+        """The one point that every chunk's rows pass, as they were read and before they are
+        compared with the stream and packed: whatever changes the stream's rows between the
+        source and the ring must change these in the same way."""
+
+    def published(self) -> None:
+        """Something was appended: wake the readers."""
+
+    async def make_durable(self) -> None:
+        """Sync the ring, then call ``DumpRunner.settle`` for what was emitted before."""
+
+    async def save_dumps(self) -> None:
+        """Put the dumps' records on disk."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Emission:
+    """A chunk whose rows are in the ring, but perhaps not on disk yet."""
+
+    dump: Dump
+    table: TableProgress
+    last_key: list[Any] | None
+    done: bool
+    row_count: int
+    dropped_count: int
+    missing: list[list[Any]]
+    key_count: int
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A chunk on its way: ``after`` and ``bound`` enclose its keys.
+
+    Without a bound it ends where its rows end, and only then the next one can begin.
+    """
+
+    after: list[Any] | None
+    limit: int
+    waiting: Waiting
+    bound: list[Any] | None = None
+    bound_known: bool = True
+    attempt: int = 0
+    retry_at_s: float = 0.0
+    task: asyncio.Task[None] | None = None
+    chunk: Chunk | None = None
+    took_s: float = 0.0
+    arrived_s: float = 0.0
+    bracket: Bracket | None = None
+    row_count: int = 0
+    key_count: int = 0
+    is_sent: bool = False
+
+    @property
+    def is_reading(self) -> bool:
+        return self.task is not None and not self.task.done()
+
+    @property
+    def next_after(self) -> list[Any] | None:
+        """Where the chunk behind this one begins; None while that is not known, or never."""
+        if self.bound is not None:
+            return self.bound
+        if self.chunk is not None and not self.chunk.done:
+            return self.chunk.last_key
+        return None
+
+
+class TableDump:
+    """Dumps one table from where its progress stands.
+
+    Invariants:
+        I1. Chunks go out in the order of their keys, each after the stream has passed its
+            snapshot; the progress follows in the same order.
+        I2. At most ``parallel`` chunks are being read, and one more is waiting or going out.
+        I3. A chunk's rows are appended only while no window of the stream is open.
+        I4. With a watermark table a chunk goes out only between its own two tokens; any
+            disorder among the tokens fails the dump.
+
+    Owner: the fetcher's loop.  ``observe`` and ``at_window_end`` are called by its intake.
+    Raises: whatever a chunk's read raises but SourceUnavailable, which is tried again.
+    """
+
+    def __init__(
+        self,
+        dump: Dump,
+        table: TableProgress,
+        host: DumpHost,
+        book: DumpBook,
+        changed: asyncio.Event,
+        emitted: list[Emission],
+    ) -> None:
+        self._dump = dump
+        self._table = table
+        self._host = host
+        self._changed = changed
+        self._emitted = emitted
+        self._flights: deque[_Flight] = deque()
+        self._intake: Intake | None = None
+        self._window = ChunkWindow(frame.source_id(table.source))
+        self._finished_s = 0.0
+        self._brackets: Brackets | None = None
+        self._watermark_id = 0
+        if dump.watermark_table is not None:
+            known = {other.id for other in book}
+            self._brackets = Brackets(dump.id, secrets.token_hex(4), known.__contains__)
+            self._watermark_id = frame.source_id(dump.watermark_table)
+
+    async def run(self) -> None:
+        """Until the table is done, or the dump is stopped."""
+        try:
+            while not self._table.done and self._dump.is_running:
+                self._changed.clear()
+                await self._launch()
+                head = self._flights[0] if self._flights else None
+                if head is not None and self._advance(head):
+                    if head.is_sent:
+                        await self._finish(head)
+                    else:
+                        await asyncio.sleep(0)
+                    continue
+                await self._wait(self._patience_s(head))
+        finally:
+            await self._land()
+
+    async def _land(self) -> None:
+        """Give up what is on its way."""
+        if self._intake is not None:
+            self._intake.observer = None
+        tasks = [flight.task for flight in self._flights if flight.task is not None]
+        self._flights.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+
+    def _patience_s(self, head: _Flight | None) -> float | None:
+        """How long nothing will happen by itself; None: for ever."""
+        now_s = time.monotonic()
+        times = [flight.retry_at_s for flight in self._flights if flight.task is None]
+        if head is None or self._dump.delay_ms:
+            times.append(self._not_before_s)
+        if head is not None and head.bracket is not None and head.chunk is not None:
+            times.append(head.arrived_s + WATERMARK_WAIT_S)
+        coming = [at_s - now_s for at_s in times if at_s > now_s]
+        return min(coming) + 0.001 if coming else None
+
+    # -- reading --
+
+    async def _launch(self) -> None:
+        """Start the reads that may be started."""
+        now_s = time.monotonic()
+        for flight in self._flights:
+            if flight.task is None and flight.retry_at_s <= now_s:
+                await self._start(flight)
+        while self._may_start(now_s):
+            last = self._flights[-1] if self._flights else None
+            flight = _Flight(
+                after=self._table.last_key if last is None else last.next_after,
+                limit=self._limit(),
+                waiting=Waiting(0),
+                bound_known=self._lanes == 1,
+            )
+            self._flights.append(flight)
+            await self._start(flight)
+            if self._dump.delay_ms:
+                return
+
+    @property
+    def _lanes(self) -> int:
+        return 1 if self._dump.keys is not None else self._dump.parallel
+
+    def _may_start(self, now_s: float) -> bool:
+        if not self._flights:
+            # A list of keys is cut off behind what is settled, so that comes first.
+            return not self._emitted and now_s >= self._not_before_s
+        if self._dump.keys is not None or self._dump.delay_ms:
+            return False
+        reading = sum(flight.chunk is None for flight in self._flights)
+        last = self._flights[-1]
+        return (
+            reading < self._lanes
+            and len(self._flights) <= self._lanes
+            and last.bound_known
+            and last.next_after is not None
+        )
+
+    @property
+    def _not_before_s(self) -> float:
+        """When the next chunk may begin, by the delay that is wanted now."""
+        return self._finished_s + self._dump.delay_ms / 1000 if self._finished_s else 0.0
+
+    def _limit(self) -> int:
+        limit = self._dump.chunk_rows
+        if self._table.row_bytes:
+            limit = min(limit, max(1, 4 * MAX_CHUNK_BYTES // self._table.row_bytes))
+        return limit
+
+    async def _start(self, flight: _Flight) -> None:
+        source, intake = await self._host.connected()
+        self._observe_from(intake)
+        flight.waiting = self._window.begin()
+        flight.chunk, flight.row_count = None, 0
+        flight.task = asyncio.ensure_future(self._read(flight, source))
+        flight.task.add_done_callback(lambda _: self._changed.set())
+
+    async def _read(self, flight: _Flight, source: Source) -> None:
+        dump, table = self._dump, self._table
+        # A chunk that the stream outran is read again in less time, so in fewer rows.
+        limit = max(1, flight.limit >> min(flight.attempt, MAX_HALVINGS))
+        request = ChunkRequest(table.source, limit, keys=dump.keys and dump.keys[:limit])
+        if dump.keys is None:
+            upto = table.upto if flight.bound is None else flight.bound
+            request = ChunkRequest(
+                table.source, limit, after=flight.after, upto=upto, where=dump.where
+            )
+        if not flight.bound_known:
+            flight.bound = await source.chunk_end(request)
+            flight.bound_known = True
+            self._changed.set()
+        if flight.bound is not None:
+            # Some room for rows that are new in it; what does not fit is a chunk of its own.
+            request = ChunkRequest(
+                table.source, limit + limit // 8 + 1, request.after, flight.bound, dump.where
+            )
+        flight.key_count = len(request.keys or ())
+        if self._brackets is not None:
+            flight.bracket = self._brackets.begin()
+            await self._mark(source, flight.bracket.low)
+        began_s = time.monotonic()
+        chunk = await source.read_chunk(request)
+        flight.took_s = time.monotonic() - began_s
+        if flight.bracket is not None:
+            await self._mark(source, flight.bracket.high)
+        chunk = await self._host.shaped(chunk)
+        self._adapt(flight, limit, chunk)
+        self._window.arrived(flight.waiting, chunk)
+        flight.chunk, flight.arrived_s = chunk, time.monotonic()
+
+    async def _mark(self, source: Source, token: str) -> None:
+        if not isinstance(source, WatermarkingSource) or self._dump.watermark_table is None:
+            raise DumpFailed(f"{type(source).__name__} writes no watermarks; leave the table out")
+        await source.write_watermark(self._dump.watermark_table, token)
+
+    def _adapt(self, flight: _Flight, limit: int, chunk: Chunk) -> None:
+        """Let the size of chunks follow the time they take."""
+        dump = self._dump
+        if not dump.chunk_ms or flight.attempt or len(chunk.rows) < limit // 2:
+            return
+        factor = min(2.0, max(0.5, dump.chunk_ms / 1000 / max(flight.took_s, 1e-4)))
+        size_bytes = chunk.rows.size_bytes
+        if size_bytes:
+            factor = min(factor, MAX_CHUNK_BYTES / size_bytes)
+        dump.chunk_rows = min(MAX_CHUNK_ROWS, max(LEAST_CHUNK_ROWS, int(limit * factor)))
+
+    # -- going out --
+
+    def _advance(self, head: _Flight) -> bool:
+        """Do what can be done for the first chunk now; False if it has to wait."""
+        if head.is_sent:
+            return True
+        if head.task is None or not head.task.done():
+            return False
+        problem = head.task.exception()
+        if isinstance(problem, SourceUnavailable):
+            self._read_again(head, problem.message)
+            return False
+        if problem is not None:
+            raise problem
+        self._check_watermarks(head)
+        intake = self._intake
+        if intake is None or intake.in_window:
+            return False
+        return self._send(head, intake)
+
+    def _check_watermarks(self, head: _Flight) -> None:
+        if self._brackets is None or head.bracket is None:
+            return
+        if self._brackets.violation:
+            raise DumpFailed(
+                f"{self._table.source} after {self._table.last_key}: {self._brackets.violation}; "
+                f"nothing of this chunk was sent"
+            )
+        if head.bracket.is_closed or time.monotonic() < head.arrived_s + WATERMARK_WAIT_S:
+            return
+        missing = head.bracket.high if head.bracket.seen_low else head.bracket.low
+        raise DumpFailed(
+            f"the watermark {missing!r} was written to {self._dump.watermark_table}, and "
+            f"{WATERMARK_WAIT_S:g} s later it has not come in the stream: is the table captured, "
+            f"and the log that of the server that is read?"
+        )
+
+    def _send(self, head: _Flight, intake: Intake) -> bool:
+        """Append a slice of the chunk, if its time has come; True if that has changed anything."""
+        resolved_scn = max(intake.resolved, intake.complete.scn)
+        if head.bracket is not None:
+            if not head.bracket.is_closed or (self._brackets and self._brackets.violation):
+                return False
+            resolved_scn = _ANY_SCN
+        verdict = self._window.verdict(head.waiting, resolved_scn)
+        if verdict is None or head.chunk is None:
+            return False
+        if isinstance(verdict, ReadAgain):
+            self._read_again(head, verdict.reason)
+            return False
+        if len(verdict.left):
+            self._append(head, head.chunk, verdict, intake)
+        head.is_sent = head.waiting.next_row >= len(head.chunk.rows) or not len(verdict.left)
+        return True
+
+    def _append(self, head: _Flight, chunk: Chunk, ready: Ready, intake: Intake) -> None:
+        intake.registry.add((chunk.schema,))
+        commit_us = intake.ring.state.max_commit_us or time.time_ns() // 1000
+        limit_bytes = min(MAX_SLICE_BYTES, intake.ring.part_bytes // 2)
+        window, count = pack_window(
+            chunk.schema, chunk.rows, ready.left, intake.complete, commit_us, limit_bytes
+        )
+        intake.append_dump_window(window)
+        next_row = int(ready.left[count]) if count < len(ready.left) else len(chunk.rows)
+        self._window.sent(head.waiting, next_row)
+        head.row_count += count
+        self._host.published()
+
+    async def _finish(self, head: _Flight) -> None:
+        """The head is in the ring: its place in line is the next one's."""
+        chunk = head.chunk
+        assert chunk is not None, "only what was read is sent"
+        self._flights.popleft()
+        self._window.leave(head.waiting)
+        last_key = head.bound if head.bound is not None and chunk.done else chunk.last_key
+        if head.bound is not None and not chunk.done:
+            rest = _Flight(chunk.last_key, head.limit, Waiting(0), bound=head.bound)
+            self._flights.appendleft(rest)
+        self._emitted.append(
+            Emission(
+                self._dump,
+                self._table,
+                last_key,
+                head.bound is None and chunk.done,
+                head.row_count,
+                head.waiting.dropped_count,
+                chunk.missing,
+                head.key_count,
+            )
+        )
+        self._finished_s = time.monotonic()
+        await self._launch()
+        await self._host.make_durable()
+
+    def _read_again(self, flight: _Flight, reason: str) -> None:
+        """Let the chunk be read once more, in a while; the ones behind it stay as they are."""
+        if flight.attempt + 1 >= MAX_ATTEMPTS:
+            raise DumpFailed(
+                f"a chunk of {self._table.source} after {flight.after} was read {MAX_ATTEMPTS} "
+                f"times without a usable result; the last: {reason}"
+            )
+        _log.info(
+            "dump %s reads a chunk of %s again: %s", self._dump.id, self._table.source, reason
+        )
+        self._dump.reread_chunks += 1
+        self._window.leave(flight.waiting)
+        if len(self._flights) > 1:
+            flight.bound = flight.next_after
+        delay_s = min(RETRY_MOST_S, RETRY_FIRST_S * 2**flight.attempt)
+        flight.attempt += 1
+        flight.task, flight.chunk = None, None
+        flight.retry_at_s = time.monotonic() + delay_s
+
+    # -- watching the stream --
+
+    def _observe_from(self, intake: Intake) -> None:
+        """Begin to watch, with what was streamed a moment before."""
+        if self._intake is intake:
+            return
+        self._intake = intake
+        recent = list(self._host.recent())
+        starts_inside = bool(recent) and frame.read_frame(recent[0]).seq > 0
+        self._window = ChunkWindow(
+            frame.source_id(self._table.source),
+            in_window=starts_inside or (not recent and intake.in_window),
+        )
+        for data in recent:
+            self._window.observe(frame.scan(data, verify=False), memoryview(data))
+        intake.observer = self
+
+    def observe(self, columns: FrameColumns, data: memoryview) -> None:
+        """These frames have just been appended."""
+        self._window.observe(columns, data)
+        if self._brackets is not None and self._intake is not None:
+            for index in np.flatnonzero(columns.source_id == self._watermark_id).tolist():
+                self._brackets.streamed(self._token(columns, data, index))
+
+    def _token(self, columns: FrameColumns, data: memoryview, index: int) -> str | None:
+        view = frame.read_frame(data, int(columns.offset[index]))
+        if view.op in (Op.DELETE, Op.TRUNCATE) or view.after is None or self._intake is None:
+            return None
+        row = self._intake.registry.schemas.by_fingerprint(view.schema_fp).decode_row(view.after)
+        return str(row.get("token", ""))
+
+    def at_window_end(self) -> None:
+        """No window is open: a slice of the first chunk may go out."""
+        head, intake = self._flights[0] if self._flights else None, self._intake
+        if head is not None and head.chunk is not None and intake is not None and not head.is_sent:
+            with contextlib.suppress(DatabusError):  # ``run`` comes to it again, and tells
+                self._send(head, intake)
+        self._changed.set()

@@ -1,0 +1,98 @@
+"""A chunk's rows as the frames of a dump window, packed by compiled code."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from databus.common.checkpoint import Position
+from databus.common.frame import HEADER_BYTES
+from databus.common.kernels import COMPILED, I64Array, U8Array, copy, crc32c, i64, jit
+from databus.common.schema import SourceSchema
+from databus.common.window import end_of_window
+from databus.relay.sources.rows import Rows, U64Array
+
+_MARK = 0xDB05 | 1 << 16 | 4 << 24 | 2 << 32  # magic, version, READ, HAS_AFTER
+_PAD_BYTES = 8
+
+
+def pack_window(
+    schema: SourceSchema,
+    rows: Rows,
+    left: I64Array,
+    after: Position,
+    commit_us: int,
+    limit_bytes: int,
+) -> tuple[bytes, int]:
+    """A dump window behind ``after`` of the first of the rows ``left``, at least one.
+
+    It is no longer than ``limit_bytes`` unless its first row is.  Returns the window, and how
+    many rows are in it.
+    """
+    sizes = np.diff(rows.spans[left], axis=1)[:, (0, 2)].sum(axis=1) + HEADER_BYTES + _PAD_BYTES
+    ends = np.cumsum(sizes)
+    count = max(1, int(np.searchsorted(ends, limit_bytes, side="right")))
+    out = np.empty(int(ends[count - 1]) + _PAD_BYTES & ~7, dtype=np.uint8)
+    fill = pack_rows(
+        rows.data, rows.spans, rows.hashes, left[:count], out, out.view(np.uint64),
+        after.scn, after.seq + 1, schema.source_id, np.uint64(schema.fingerprint), commit_us,
+    )  # fmt: skip
+    end = end_of_window(after.scn, after.seq + 1 + count, commit_us, count, dump=True)
+    return out[:fill].tobytes() + end, count
+
+
+@jit
+def pack_rows(
+    data: U8Array,
+    spans: I64Array,
+    hashes: U64Array,
+    left: I64Array,
+    out: U8Array,
+    words: U64Array,
+    scn: int,
+    seq: int,
+    source_id: int,
+    schema_fp: np.uint64,
+    commit_us: int,
+) -> int:
+    """READ frames of the rows ``left``, seq growing by one; where they end in ``out``.
+
+    ``words`` is ``out`` as 64-bit words.
+    """
+    at = 0
+    for number in range(len(left)):
+        row = left[number]
+        key_bytes = spans[row, 1] - spans[row, 0]
+        row_bytes = spans[row, 3] - spans[row, 2]
+        stop = at + 72
+        copy(out, stop, data, spans[row, 0], key_bytes)
+        stop += key_bytes
+        copy(out, stop, data, spans[row, 2], row_bytes)
+        stop += row_bytes
+        while stop & 7:
+            out[stop] = 0
+            stop += 1
+        word = at >> 3
+        words[word] = np.uint64(i64(stop - at) << 32)
+        words[word + 1] = np.uint64(_MARK)
+        words[word + 2] = np.uint64(scn)
+        words[word + 3] = np.uint64(seq + number | source_id << 32)
+        words[word + 4] = hashes[row]
+        words[word + 5] = schema_fp
+        words[word + 6] = np.uint64(commit_us)
+        words[word + 7] = np.uint64(key_bytes)
+        words[word + 8] = np.uint64(row_bytes)
+        crc = crc32c(out, at + 4, stop)
+        words[word] = np.uint64(i64(stop - at) << 32 | crc)
+        at = stop
+    return at
+
+
+def warm_up() -> None:
+    """Compile the kernel, or load it from numba's cache."""
+    if not COMPILED:
+        return
+    nothing = np.zeros(8, dtype=np.uint8)
+    pack_rows(
+        nothing, np.zeros((0, 4), dtype=np.int64), np.zeros(0, dtype=np.uint64),
+        np.zeros(0, dtype=np.int64), nothing, nothing.view(np.uint64), 0, 0, 0, np.uint64(0), 0,
+    )  # fmt: skip

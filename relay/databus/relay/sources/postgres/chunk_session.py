@@ -1,0 +1,267 @@
+"""A session that reads the rows of chunks, in a thread and an event loop of its own.
+
+The stream's loop must not wait for a chunk's rows to be converted: what is received here is
+handed block by block to compiled code, which holds no lock of the interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from databus.common.errors import SourceUnavailable
+from databus.common.kernels import COMPILED, I64Array, U8Array
+from databus.common.schema import Kind
+from databus.relay.sources.postgres import chunk_kernels as k
+from databus.relay.sources.postgres.layout import KernelTables
+from databus.relay.sources.postgres.replication import Connection, PostgresError, error_of
+from databus.relay.sources.postgres.rows import RowCodec
+from databus.relay.sources.postgres.schema import Table
+from databus.relay.sources.rows import Rows
+
+_T = TypeVar("_T")
+
+_FIRST_OUT_BYTES = 1 << 20
+_FIRST_ROWS = 4096
+_INT = struct.Struct("!I")
+_SHORT = struct.Struct("!H")
+_DATA_ROW, _ERROR, _READY = b"DEZ"
+
+# (oid of the type, kind it is carried as) -> how its binary form is read.
+_BINARY: dict[tuple[int, Kind], int] = {
+    (16, Kind.BOOL): k.BOOL,
+    (17, Kind.BYTES): k.BYTES,
+    (20, Kind.INT): k.INTEGER,
+    (21, Kind.INT): k.INTEGER,
+    (23, Kind.INT): k.INTEGER,
+    (701, Kind.FLOAT): k.DOUBLE,
+    (1082, Kind.DATE): k.DATE,
+    (1083, Kind.TIME): k.TIME,
+    (1114, Kind.TIMESTAMP): k.TIMESTAMP,
+    (1184, Kind.TIMESTAMPTZ): k.TIMESTAMP,
+    (2950, Kind.UUID): k.UUID,
+}
+
+
+class TextNeeded(Exception):
+    """A row holds a value that only its text form tells."""
+
+
+class SessionLoop:
+    """An event loop in a thread of its own, and what runs there.
+
+    Owner: the loop that made it; it alone calls ``run`` and ``close``.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """The result of ``work``, which runs over there; cancelled if the caller is."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=_serve, args=(self._loop,), name="chunks", daemon=True
+            )
+            self._thread.start()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def drop(self, session: Connection) -> None:
+        """Close a session whose work was given up; nobody waits for it."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(session.close)
+
+    def close(self) -> None:
+        """Let the thread end."""
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop = self._thread = None
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+@dataclass(slots=True)
+class RowBuffer:
+    """Rows of one table as they arrive, and the tables that steer the kernel.
+
+    Owner: one chunk.
+    """
+
+    codec: RowCodec
+    columns: I64Array
+    keys: I64Array
+    out: U8Array = field(default_factory=lambda: np.empty(_FIRST_OUT_BYTES, dtype=np.uint8))
+    spans: I64Array = field(default_factory=lambda: np.empty((_FIRST_ROWS, 4), dtype=np.int64))
+    fill: int = 0
+    count: int = 0
+    last: bytes = b""
+
+    @staticmethod
+    def of(codec: RowCodec, table: Table, *, binary: bool) -> RowBuffer:
+        """An empty one.  The key comes as text: it is needed as text for the next chunk."""
+        tables = KernelTables()
+        tables.put(1, codec.schema)
+        _, _, columns, keys, _ = tables.arrays
+        columns = np.array(columns[:, :4])
+        columns[:, k.FORM] = k.TEXT
+        if binary:
+            for place, (known, column) in enumerate(
+                zip(table.columns, codec.schema.columns, strict=True)
+            ):
+                if column.name not in codec.schema.key:
+                    columns[place, k.FORM] = _BINARY.get((known.base_oid, column.kind), k.TEXT)
+        return RowBuffer(codec, columns, keys)
+
+    def take(self, block: memoryview) -> int:
+        """Pack the rows at the start of a block of whole messages; how many bytes they take.
+
+        Raises:
+            TextNeeded: a value's binary form does not tell all.
+        """
+        buf = np.frombuffer(block, dtype=np.uint8)
+        at, stop = 0, len(buf)
+        fields = np.empty((2, len(self.columns)), dtype=np.int64)
+        while at < stop and buf[at] == _DATA_ROW:
+            begin, reason = at, k.ROW_REFUSED
+            if COMPILED:
+                at, self.fill, self.count, reason = k.walk_rows(
+                    buf, at, stop, self.out, self.fill, self.spans, self.count,
+                    self.columns, self.keys, fields,
+                )  # fmt: skip
+            if at > begin:
+                last = k.last_row(buf, begin, at)
+                self.last = bytes(block[last : last + _length(block, last)])
+            if reason == k.OUT_FULL:
+                self._grow(_length(block, at))
+            elif reason == k.ROW_REFUSED:
+                if (self.columns[:, k.FORM] != k.TEXT).any():
+                    raise TextNeeded
+                end = at + _length(block, at)
+                self.last = bytes(block[at:end])
+                self._put(texts_of(self.last))
+                at = end
+        return at
+
+    def _put(self, row: tuple[bytes | None, ...]) -> None:
+        """Take a row by the reference path."""
+        key, value = self.codec.key(row), self.codec.row(row)[0]
+        self._grow(len(key) + len(value))
+        for part in (key, value):
+            self.out[self.fill : self.fill + len(part)] = np.frombuffer(part, dtype=np.uint8)
+            self.fill += len(part)
+        middle = self.fill - len(value)
+        self.spans[self.count] = (middle - len(key), middle, middle, self.fill)
+        self.count += 1
+
+    def _grow(self, need_bytes: int) -> None:
+        need = self.fill + 64 + 2 * need_bytes + 48 * len(self.columns)
+        if need > len(self.out):
+            larger = np.empty(max(2 * len(self.out), need), dtype=np.uint8)
+            larger[: self.fill] = self.out[: self.fill]
+            self.out = larger
+        if self.count == len(self.spans):
+            self.spans = np.concatenate((self.spans, np.empty_like(self.spans)))
+
+    def rows(self) -> Rows:
+        """Everything that was taken."""
+        return Rows.at(self.out, self.spans[: self.count])
+
+
+def _length(block: memoryview, at: int) -> int:
+    return int(_INT.unpack_from(block, at + 1)[0]) + 1
+
+
+def texts_of(message: bytes) -> tuple[bytes | None, ...]:
+    """The values of a DataRow message as they stand in it."""
+    (count,) = _SHORT.unpack_from(message, 5)
+    at, values = 7, list[bytes | None]()
+    for _ in range(count):
+        (length,) = _INT.unpack_from(message, at)
+        at += 4
+        if length == 0xFFFFFFFF:
+            values.append(None)
+        else:
+            values.append(message[at : at + length])
+            at += length
+    return tuple(values)
+
+
+class ChunkSession(Connection):
+    """A session for SQL whose large results go to the kernel block by block.
+
+    Owner: one task of the loop that it was connected in.
+    """
+
+    async def select_into(self, rows: RowBuffer, sql: str, parameters: Sequence[str]) -> None:
+        """Run one statement and pack its rows; the others of its results' forms are ``rows``'s.
+
+        Raises:
+            TextNeeded: as ``RowBuffer.take``; the result was read to its end.
+            PostgresError: the server refuses it.
+        """
+        texts = [parameter.encode() for parameter in parameters]
+        self._send(b"P", b"\0" + sql.encode() + b"\0" + _SHORT.pack(0))
+        bound = b"".join(_INT.pack(len(text)) + text for text in texts)
+        forms = [0 if form == k.TEXT else 1 for form in rows.columns[:, k.FORM].tolist()]
+        self._send(
+            b"B",
+            b"\0\0" + _SHORT.pack(0) + _SHORT.pack(len(texts)) + bound
+            + _SHORT.pack(len(forms)) + b"".join(map(_SHORT.pack, forms)),
+        )  # fmt: skip
+        self._send(b"E", b"\0" + _INT.pack(0))
+        self._send(b"S", b"")
+        problem: Exception | None = None
+        inbox = self._inbox
+        while True:
+            stop = self._whole_messages()
+            if stop == inbox.start:
+                await self._more(None)
+                continue
+            block, at = memoryview(inbox.data)[inbox.start : stop], 0
+            while at < len(block):
+                kind, end = block[at], at + _length(block, at)
+                if kind == _DATA_ROW and problem is None:
+                    try:
+                        end = at + rows.take(block[at:])
+                    except Exception as error:
+                        problem = error
+                elif kind == _ERROR:
+                    problem = problem or error_of(block[at + 5 : end])
+                elif kind == _READY:
+                    inbox.start = stop
+                    if problem is not None:
+                        raise problem
+                    return
+                at = end
+            inbox.start = stop
+
+    async def begin(self, sql: str) -> None:
+        """Sign in if that has not been done, and begin a transaction.
+
+        Raises:
+            SourceUnavailable: the server does not answer.
+        """
+        try:
+            if self._inbox.transport is None:
+                await self.connect()
+        except PostgresError as error:
+            raise SourceUnavailable(f"{self._settings.address}: {error}") from error
+        await self.query(sql)
