@@ -26,7 +26,8 @@ class Batch:
     ``data`` may hold many windows and may end inside one (its rest comes in the next
     batches).  ``schemas`` are those that ``data`` uses and no batch before had.  ``resolved``
     is an scn up to which every commit has been yielded, this batch included; it grows also
-    when only tables that are not captured change.
+    when only tables that are not captured change.  ``memo`` is what a ``RememberingSource``
+    wants to be told when it is to go on after this batch.
     """
 
     data: bytes
@@ -80,7 +81,6 @@ class ChunkRequest:
 
 
 @dataclass(frozen=True, slots=True)
-@dataclass(frozen=True, slots=True)
 class TableSize:
     """What the database believes of a table: its rows, and the bytes of one; None: no idea."""
 
@@ -88,6 +88,7 @@ class TableSize:
     row_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class Finding:
     """What the preflight found: the setting, what it is, and the statement that mends it."""
 
@@ -161,7 +162,6 @@ class Source(Protocol):
     async def largest_key(self, source: str) -> list[Any] | None:
         """The largest key of a table, JSON-able; None when it is empty."""
 
-    async def read_chunk(self, request: ChunkRequest) -> Chunk:
     async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
         """The key of row number ``limit`` after ``after``, the condition left aside; None if
         there are fewer up to ``upto``.  So several chunks can be read at once."""
@@ -169,6 +169,7 @@ class Source(Protocol):
     async def table_size(self, source: str) -> TableSize:
         """An estimate that costs nothing, for progress and for the size of chunks."""
 
+    async def read_chunk(self, request: ChunkRequest) -> Chunk:
         """Read a chunk at a known point of the clock, without locks; several may be asked for
         at once."""
 
