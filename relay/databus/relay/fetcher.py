@@ -352,6 +352,10 @@ class Fetcher:
         """The batches of the last moment, the oldest first."""
         return tuple(self._recent)
 
+    async def shaped(self, chunk: Chunk) -> Chunk:
+        """A dump's chunk as it goes out: as it was read."""
+        return chunk
+
     def published(self) -> None:
         """Wake the readers."""
         self._wakeup.wake()
@@ -379,10 +383,6 @@ class Fetcher:
         )
 
     # -- status --
-
-    async def shaped(self, chunk: Chunk) -> Chunk:
-        """A dump's chunk as it goes out: as it was read."""
-        return chunk
 
     def known_sources(self) -> list[str]:
         """Names of the captured tables; empty before the source was reached once."""

@@ -64,9 +64,9 @@ class MySqlSource:
         self.use_kernels = use_kernels
         self._settings = read_settings(config)
         self._lock = asyncio.Lock()
+        self._idle: list[Connection] = []
         self._connection: Connection | None = None
         self._stream_connection: Connection | None = None
-        self._idle: list[Connection] = []
         self._charsets: Charsets | None = None
         self._catalogue: Catalogue = {}
         self._numbering: Numbering = DomainNumbering(0)
@@ -132,10 +132,10 @@ class MySqlSource:
             if connection is not None:
                 connection.close()
         self._connection = self._stream_connection = None
+        self._idle.clear()
 
     # -- the stream
 
-        self._idle.clear()
     async def first_scn(self) -> int:
         """The scn of the server's last transaction."""
         return await self._ask(lambda: self._numbering.head(self._query_connection()))
