@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from databus.bootstrap import planner
+from databus.bootstrap import gaps, planner
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Store
 from databus.bootstrap.served import OpenLogs
@@ -133,8 +133,9 @@ async def test_a_writer_goes_on_where_it_was(tmp_path: Path) -> None:
             log.check()
 
 
-async def test_a_range_that_the_relay_has_lost_is_recorded_and_seeded_anew(
-    tmp_path: Path,
+@pytest.mark.parametrize("had_copy", [True, False])
+async def test_a_range_that_the_relay_has_lost_is_recorded_and_mended(
+    tmp_path: Path, had_copy: bool
 ) -> None:
     old = tmp_path / "bootstrap" / "gen"
     async with relay_of(tmp_path, 20_000, "256KiB") as relay:
@@ -145,22 +146,31 @@ async def test_a_range_that_the_relay_has_lost_is_recorded_and_seeded_anew(
         async with aiohttp.ClientSession() as session:
             async with session.get(f"{relay.url}/v1/gen/sources") as answer:
                 clock = (await answer.json())["clock"]
-        # A log that stopped long ago, all of whose sources were whole.
-        log.bind("gen", clock, Position(1, 0))
-        log.put_note("seeding", {"gen.events": {"state": "seeded"}})
+        # A log that stopped long ago.
+        start = Position(1, 0)
+        log.bind("gen", clock, start)
+        log.put_note("origin", start.to_json())
+        log.put_note("seeding", {"gen.events": {"state": "seeded" if had_copy else "unseeded"}})
         log.close()
         async with writing(tmp_path, relay.url) as (log, store):
             await eventually(lambda: bool(log.note("gaps")), 20.0)
-            (gap,) = log.note("gaps")
-            assert gap["from"] == {"scn": 1, "seq": 0}
-            assert gap["to"]["scn"] > 1
-            assert log.note("origin") == gap["to"], "past states go back to here, no further"
-            await eventually(
-                lambda: seeding_of(log).get("gen.events", {}).get("end") is not None, 30.0
-            )
             await eventually(lambda: seeding_of(log)["gen.events"].get("state") == "seeded", 30.0)
-            with pytest.raises(LogTooYoung):
-                planner.plan(store.read(), Position(1, 0), log.state().start)
+            # Where the dump itself makes the little ring turn, there is one more.
+            gap = log.note("gaps")[0]
+            assert gap["from"] == start.to_json()
+            assert gap["to"]["scn"] > 1
+            assert gap["bridged"] == had_copy
+            if had_copy:
+                await eventually(lambda: "repaired_us" in log.note("gaps")[0], 30.0)
+                assert planner.plan(store.read(), start, log.state().start) == ()
+                with pytest.raises(LogTooYoung):
+                    gaps.require_every_change(log, start, log.state().window)
+            else:
+                assert log.note("origin") == log.note("gaps")[-1]["to"], (
+                    "past states go back to here, no further"
+                )
+                with pytest.raises(LogTooYoung):
+                    planner.plan(store.read(), start, log.state().start)
 
 
 async def test_a_relay_that_is_not_there_yet_is_waited_for(

@@ -2,13 +2,14 @@
 
 A source is ``unseeded`` until a dump was asked for, ``dumping`` until the dump has ended and
 the log has passed its end, then ``seeded``.  The dump's rows meet the events in the log; both
-carry positions, so nothing is merged here.
+carry positions, so nothing is merged here.  After a gap of the log a source is ``repairing``
+until its copy has been compared with the database and mended.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from databus.bootstrap.log import HotLog
@@ -19,8 +20,12 @@ from databus.common.filters import matches
 
 _LOG = logging.getLogger("databus.bootstrap.seeding")
 
-UNSEEDED, DUMPING, SEEDED = "unseeded", "dumping", "seeded"
+UNSEEDED, DUMPING, REPAIRING, SEEDED = "unseeded", "dumping", "repairing", "seeded"
 _ENDED_BADLY = ("failed", "cancelled")
+
+Repair = Callable[[str], Awaitable[Position | None]]
+"""Makes a source's copy equal to the database; the position from which on it is, or None if
+it has to be tried again."""
 
 
 class Seeder:
@@ -35,9 +40,15 @@ class Seeder:
     """
 
     def __init__(
-        self, log: HotLog, relay: RelayApi, database: str, patterns: tuple[str, ...]
+        self,
+        log: HotLog,
+        relay: RelayApi,
+        database: str,
+        patterns: tuple[str, ...],
+        repair: Repair,
     ) -> None:
         self.log = log
+        self._repair = repair
         self.relay = relay
         self.database = database
         self.patterns = patterns
@@ -60,6 +71,11 @@ class Seeder:
         newest = decode_position(document["max"])
         for dump in {one["dump"] for one in states.values() if one["state"] == DUMPING}:
             await self._follow(dump, states, newest)
+        for name in [n for n, one in states.items() if one["state"] == REPAIRING and n in names]:
+            end = await self._repair(name)
+            if end is not None:
+                states[name] = {"state": SEEDED, "end": end.to_json()}
+                self.log.put_note("seeding", states)
         due = [name for name, one in states.items() if one["state"] == UNSEEDED and name in names]
         if due:
             await self._ask(due, states)

@@ -14,7 +14,7 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from databus.bootstrap import openapi
+from databus.bootstrap import gaps, openapi
 from databus.bootstrap.changes import Content, RangeStream
 from databus.bootstrap.metrics import BootstrapCollector
 from databus.bootstrap.ranges import FrameRange, changes_from, state_from
@@ -212,6 +212,10 @@ class BootstrapServer:
         if asked.content is Content.STATE:
             database.require_seeded(asked.filter.sources)
             database.require_whole(names, until)
+        elif asked.content is Content.ALL:
+            gaps.require_every_change(database.log, since, until)
+        else:
+            gaps.require_repaired(database.log, names, since or ORIGIN)
         form = make_format(asked.format, Renderer(database.name, database.schema_of))
         stream = _range_stream(database, asked, since, until, form.block_bytes)
         return await answer(request, database, stream, form)
@@ -219,10 +223,11 @@ class BootstrapServer:
     async def _open(self, database: ServedDatabase, asked: BootstrapRequest) -> BootstrapStream:
         if asked.clock is not None:
             _check_clock(database, asked.clock)
-        database.require_sources(asked.filter.sources)
+        names = database.require_sources(asked.filter.sources)
+        position = asked.resume.position if asked.resume else asked.since
         if not asked.has_state:
             database.require_seeded(asked.filter.sources)
-        position = asked.resume.position if asked.resume else asked.since
+        gaps.require_repaired(database.log, names, position)
         target = await self._target(database, position)
         piece_bytes = min(asked.max_bytes or PIECE_BYTES, PIECE_BYTES)
         return BootstrapStream(

@@ -12,20 +12,30 @@ import contextlib
 import logging
 import time
 import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from databus.bootstrap import seeding, segments
+from databus.bootstrap import gaps, seeding, segments
+from databus.bootstrap.copies import HttpPeer, LocalCopy
 from databus.bootstrap.log import FOLDER, HotLog
 from databus.bootstrap.manifest import Store
 from databus.bootstrap.relays import RelayApi
 from databus.bootstrap.seeding import Seeder
-from databus.bootstrap.served import OpenLogs
+from databus.bootstrap.served import OpenLogs, ServedDatabase
 from databus.bootstrap.stores import Stores
+from databus.bootstrap.verify import Report, Verifier
 from databus.client import DatabusClient, RawWindows
 from databus.common.checkpoint import Position, decode_position
 from databus.common.config import BootstrapConfig
-from databus.common.errors import DatabusError, ScnTooOld, StoreError
+from databus.common.errors import (
+    DatabusError,
+    ScnTooOld,
+    ServerUnavailable,
+    StoreError,
+    UnsupportedChange,
+)
 
 _LOG = logging.getLogger("databus.bootstrap.writer")
 
@@ -42,7 +52,7 @@ class LogWriter:
     Invariants:
         I1. Every frame that the relays had after the log's checkpoint is appended once, in
             order, or lies in a gap that is recorded.
-        I2. A gap leaves no run from before it, and no source that counts as seeded.
+        I2. After a gap no source counts as seeded before it was compared with the database.
 
     Owner: one process, which holds the store's writer lease while ``run`` runs.
     Durability: the log's; nothing else is kept in memory only.
@@ -104,7 +114,7 @@ class LogWriter:
         await self._bind(relay)
         async with self._lock:
             await asyncio.to_thread(segments.finish, self.log, self.store, _now_us())
-        seeder = Seeder(self.log, relay, self.database, self.config.sources)
+        seeder = Seeder(self.log, relay, self.database, self.config.sources, self._repair)
         helpers = [
             asyncio.create_task(self._keep_sealing()),
             asyncio.create_task(self._keep_seeding(seeder)),
@@ -174,6 +184,8 @@ class LogWriter:
     async def _keep_seeding(self, seeder: Seeder) -> None:
         while True:
             whole = await seeding.try_step(seeder)
+            if whole:
+                gaps.close_gaps(self.log, _now_us())
             await asyncio.sleep(SEEDED_POLL_S if whole else SEED_POLL_S)
 
     async def _record_gap(self, relay: RelayApi, cause: ScnTooOld) -> None:
@@ -183,25 +195,45 @@ class LogWriter:
         if oldest <= last:
             return
         _LOG.error(
-            "log of %s: %s; everything after %s up to %s is lost and the sources are seeded anew",
+            "log of %s: %s; what happened after %s up to %s is lost",
             self.database,
             cause.message,
             last,
             oldest,
         )
         async with self._lock:
-            await asyncio.to_thread(self._restart, last, oldest)
+            await asyncio.to_thread(self._go_on_behind, oldest)
 
-    def _restart(self, last: Position, oldest: Position) -> None:
-        gap = {"from": last.to_json(), "to": oldest.to_json(), "at_us": _now_us()}
-        states = self.log.note("seeding") or {}
-        notes = {
-            "origin": oldest.to_json(),
-            "gaps": [*(self.log.note("gaps") or []), gap],
-            "seeding": {name: {"state": seeding.UNSEEDED} for name in states},
-        }
-        self.log.restart_at(oldest, notes)
+    def _go_on_behind(self, oldest: Position) -> None:
+        """Keep what can be repaired; else begin anew."""
+        if gaps.can_be_bridged(self.log):
+            gaps.open_gap(self.log, self.log.state().window, oldest, _now_us())
+        else:
+            gaps.restart_behind(self.log, self.log.state().last, oldest, _now_us())
         segments.finish(self.log, self.store, _now_us())
+
+    async def _repair(self, source: str) -> Position | None:
+        """Make a source's copy equal to the database again; see ``seeding.Repair``."""
+        verifier_of = partial(
+            Verifier,
+            copy=LocalCopy(ServedDatabase(self.database, self.folder, self._logs, self.store)),
+        )
+        try:
+            report = await _first_answer(self.config.relays, self.database, verifier_of, source)
+        except UnsupportedChange as error:
+            _LOG.warning("%s; %s is dumped anew", error.message, self.database)
+            async with self._lock:
+                last = self.log.state().last
+                await asyncio.to_thread(gaps.restart_behind, self.log, last, last, _now_us())
+                await asyncio.to_thread(segments.finish, self.log, self.store, _now_us())
+            return None
+        if not report.is_equal or report.in_flux:
+            return None
+        _LOG.info(
+            "%s of %s: %d of %d rows were not as in the database, and are now",
+            source, self.database, len(report.differences), report.rows,
+        )  # fmt: skip
+        return report.at
 
     def _note(self, state: str, error: str) -> None:
         """Keep a word about ourselves for the status, now and then or when it changes."""
@@ -213,6 +245,20 @@ class LogWriter:
         if error:
             document["error"] = error
         self.log.put_note("writer", document)
+
+
+async def _first_answer(
+    relays: Sequence[str], database: str, verifier_of: Callable[[HttpPeer], Verifier], source: str
+) -> Report:
+    """What came out with the first relay that answers."""
+    errors = []
+    for url in relays:
+        async with HttpPeer(url, database) as relay:
+            try:
+                return await verifier_of(relay).verify(source, repair=True)
+            except ServerUnavailable as error:
+                errors.append(error.message)
+    raise ServerUnavailable("; ".join(errors) or "no relay is configured")
 
 
 def _owner(folder: Path) -> str:
