@@ -457,16 +457,6 @@ async def test_a_server_set_up_differently_is_refused_with_the_statement_that_me
             "binlog_row_value_options",
         ),
         (("SET gtid_next = 'AUTOMATIC:tag'", "UPDATE t SET v = 5"), "tagged GTID"),
-        (
-            (
-                "XA START 'x'",
-                "UPDATE t SET v = 5",
-                "XA END 'x'",
-                "XA PREPARE 'x'",
-                "XA COMMIT 'x'",
-            ),
-            "XA transaction",
-        ),
     ],
 )
 async def test_a_session_that_hides_its_changes_stops_the_stream_by_name(

@@ -37,7 +37,7 @@ from databus.relay.fetcher_api import FetcherApi
 from databus.relay.fetcher_status import FetcherState, FetcherStatus
 from databus.relay.handover import take_over
 from databus.relay.intake import Intake
-from databus.relay.layout import DatabaseFolder
+from databus.relay.layout import DatabaseFolder, replace_file
 from databus.relay.registry import Registry
 from databus.relay.ring import Ring
 from databus.relay.ring_format import RING_NAME
@@ -106,6 +106,7 @@ class Fetcher:
         self._sync_lock = asyncio.Lock()
         self._synced_tail = -1
         self._acked_scn = -1
+        self._memo = self._kept_memo = ""
         self._appended_s = time.monotonic()
         self._attempt = 0
         self._recent: deque[bytes] = deque()
@@ -200,8 +201,10 @@ class Fetcher:
         source = self._make_source(self.config)
         self._is_relaying = isinstance(source, RelayingSource)
         try:
+            self._recall(source)
             await source.open()
             if self.intake is None:
+                self.folder.memo.unlink(missing_ok=True)
                 start = await _first_position(source)
                 intake = self._open_intake(source.clock, start)
             else:
@@ -224,6 +227,14 @@ class Fetcher:
             with contextlib.suppress(Exception):
                 await source.close()
 
+    def _recall(self, source: Source) -> None:
+        """Give the source its memo back, if the stream goes on where that was kept."""
+        # Not isinstance: the source may lie behind another that passes its methods on.
+        recall = getattr(source, "recall", None)
+        if self.intake is not None and recall is not None:
+            with contextlib.suppress(FileNotFoundError):
+                recall(self.folder.memo.read_text())
+
     def _open_intake(self, clock: str | None, start: Position) -> Intake:
         ring = Ring.open_writer(
             self.folder.path,
@@ -245,7 +256,9 @@ class Fetcher:
         if batch.data:
             self._remember(batch.data)
             self._appended_s = time.monotonic()
-        if intake.take(batch):
+        took = intake.take(batch)
+        self._memo = batch.memo or self._memo
+        if took:
             self._wakeup.wake()
         elif time.monotonic() - self._appended_s >= self._pace.idle_window_s:
             self._appended_s = time.monotonic()
@@ -310,13 +323,17 @@ class Fetcher:
 
     async def _make_durable(self) -> None:
         async with self._sync_lock:
-            intake, emitted = self.intake, self.dumps.emitted
+            intake, emitted, memo = self.intake, self.dumps.emitted, self._memo
             if intake is None:
                 return
             tail, complete = intake.ring.state.tail, intake.complete
             if tail != self._synced_tail:
                 await asyncio.to_thread(intake.ring.sync)
                 self._synced_tail = tail
+            if memo != self._kept_memo:
+                # Not before the ring: the memo must not be ahead of it.
+                await asyncio.to_thread(replace_file, self.folder.memo, memo.encode(), durable=True)
+                self._kept_memo = memo
             if self.dumps.settle(emitted):
                 await asyncio.to_thread(self.book.save)
         source = self._source

@@ -177,7 +177,7 @@ class Intake:
             stop = int(stops[count - 1])
             yield Batch(batch.data[start:stop], schemas)
             schemas, start = (), stop
-        yield Batch(b"", schemas, batch.resolved)
+        yield Batch(b"", schemas, batch.resolved, batch.memo)
 
     def _append(self, data: memoryview) -> None:
         columns = frame.scan(data, verify=False)

@@ -43,6 +43,11 @@ class DatabaseFolder:
         return self.path / "window.json"
 
     @property
+    def memo(self) -> Path:
+        """What the source wants to be told when it goes on; see ``RememberingSource``."""
+        return self.path / "source.json"
+
+    @property
     def socket(self) -> Path:
         """Where the running fetcher answers; connect through ``SocketName``."""
         return self.path / "fetcher.sock"

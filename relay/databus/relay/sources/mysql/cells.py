@@ -35,7 +35,8 @@ from __future__ import annotations
     SLOT_MASK,
     AT_SPANS,
     GROUPS,
-) = range(27)
+    EXPECT,
+) = range(28)
 LIMB, LIMBS = 32, 16
 HEAD = LIMB + LIMBS
 

@@ -12,7 +12,6 @@ import json
 import re
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from databus.common import frame
 from databus.common.errors import FormatError, SourcePositionLost, UnsupportedChange
@@ -22,14 +21,20 @@ from databus.common.window import end_of_window
 from databus.relay.sources.mysql import events
 from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.events import CRC_BYTES, HEADER_BYTES, EventType, GtidFlag
+from databus.relay.sources.mysql.groups import PART_BYTES as PART_BYTES
+from databus.relay.sources.mysql.groups import FrameBuffer, Group
+from databus.relay.sources.mysql.lineage import Mark, Memo
 from databus.relay.sources.mysql.mapped import CatalogueDiffers, MappedTable, resolve
 from databus.relay.sources.mysql.settings import Settings
+from databus.relay.sources.mysql.statements import truncated_table
 from databus.relay.sources.mysql.tables import Catalogue
+from databus.relay.sources.mysql.xa import (
+    PreparedTransactions,
+    read_completion,
+    read_prepare,
+    xid_text,
+)
 
-PART_BYTES = 1 << 20
-"""A window is handed out in parts once so much of it is packed; a smaller one only whole."""
-
-_FIRST_ROOM = 4 << 20
 _ARTIFICIAL = 0x20
 _PASSED_OVER = frozenset(
     {
@@ -46,68 +51,6 @@ _PASSED_OVER = frozenset(
         EventType.VIEW_CHANGE,
     }
 )
-_TRUNCATE = re.compile(
-    r"(?:\s|/\*.*?\*/|--[^\n]*\n)*TRUNCATE\s+(?:TABLE\s+)?"
-    r"(?:`((?:[^`]|``)+)`|([\w$]+))(?:\s*\.\s*(?:`((?:[^`]|``)+)`|([\w$]+)))?",
-    re.IGNORECASE | re.DOTALL,
-)
-
-
-@dataclass(slots=True)
-class Group:
-    """The GTID group that is being read.  ``wanted``: of our domain and after our position."""
-
-    scn: int
-    domain_id: int
-    server_id: int
-    commit_us: int
-    flags: int
-    wanted: bool
-    seq: int = 0
-    event_count: int = 0
-
-    @property
-    def standalone(self) -> bool:
-        """Whether it consists of a single statement, without an end of its own."""
-        return bool(self.flags & GtidFlag.STANDALONE)
-
-
-class FrameBuffer:
-    """Frames on their way out: whole windows, and behind them the open one.
-
-    Invariants:
-        I1. ``data[:window_start]`` are whole windows, ``data[window_start:fill]`` the frames
-            of the open one; both are multiples of 8.
-
-    Owner: the task that reads the stream.
-    """
-
-    def __init__(self) -> None:
-        self.data = bytearray(_FIRST_ROOM)
-        self.fill = 0
-        self.window_start = 0
-
-    def append(self, frames: bytes) -> None:
-        """Add frames to the open window."""
-        self.make_room(len(frames))
-        self.data[self.fill : self.fill + len(frames)] = frames
-        self.fill += len(frames)
-
-    def make_room(self, need_bytes: int) -> None:
-        """See to it that so many bytes can be added."""
-        if len(self.data) - self.fill < need_bytes:
-            larger = bytearray(max(2 * len(self.data), -(-(self.fill + need_bytes) // 8) * 8))
-            larger[: self.fill] = memoryview(self.data)[: self.fill]
-            self.data = larger
-
-    def take(self, size: int) -> bytes:
-        """Cut the first ``size`` bytes off."""
-        taken = bytes(memoryview(self.data)[:size])
-        rest = bytes(memoryview(self.data)[size : self.fill])
-        self.data[: len(rest)] = rest
-        self.fill -= size
-        self.window_start = max(0, self.window_start - size)
-        return taken
 
 
 class BinlogDecoder:
@@ -120,8 +63,12 @@ class BinlogDecoder:
         I3. Of an open window less than PART_BYTES is never handed out: a group that a crash
             of the server cut off is forgotten, unless it was larger.
         I4. Every event's checksum was verified before anything of it was used.
+        I5. Rows of a prepared XA transaction are handed out with its commit, in its place.
+        I6. Nothing is read past the transaction ``expected`` unless it is the one we know.
 
     ``groups_in_kernel`` says whether the kernel knows how groups begin and end here.
+
+    ``replaying`` says that ``replay`` must be called before the next event.
 
     Owner: the task that reads the stream.
     Raises: FormatError for bytes that are no events; UnsupportedChange for events that cannot
@@ -155,6 +102,10 @@ class BinlogDecoder:
         self.out = FrameBuffer()
         self.sent_part = False
         self.rows_done = 0
+        self.expected: Mark | None = None
+        self.mark: Mark | None = None
+        self.prepared = PreparedTransactions()
+        self.replaying = False
         self.on_table: Callable[[int, bytes, MappedTable | None], None] = lambda *_: None
         self.on_new_file: Callable[[], None] = lambda: None
         self._announced: dict[str, int] = {}
@@ -179,7 +130,9 @@ class BinlogDecoder:
     def pending_bytes(self) -> int:
         """How many bytes ``take`` would hand out."""
         out = self.out
-        return out.fill if out.fill - out.window_start >= PART_BYTES else out.window_start
+        if out.open_bytes < PART_BYTES or (self.group and self.group.prepares):
+            return out.window_start
+        return out.fill
 
     def take(self) -> tuple[bytes, tuple[SourceSchema, ...]]:
         """The frames that may go on, and the schemas that no frames before them used."""
@@ -190,6 +143,10 @@ class BinlogDecoder:
         schemas = tuple(self._new_schemas)
         self._new_schemas.clear()
         return data, schemas
+
+    def memo(self) -> str:
+        """What is needed to go on after all that was handed out."""
+        return Memo(self.resolved, self.mark, self.prepared.oldest_scn).encode()
 
     # -- one event
 
@@ -253,6 +210,8 @@ class BinlogDecoder:
         if self.group is not None:
             self._forget_group(f"{self._place(header)}: a new group begins")
         ours = gtid.domain_id == self.domain_id
+        if ours:
+            self._recognise(gtid.seq_no, header)
         if ours and gtid.seq_no <= self.last_seq_no:
             raise SourcePositionLost(
                 f"{self._place(header)}: GTID {gtid.seq_no} of domain {self.domain_id} comes "
@@ -264,18 +223,27 @@ class BinlogDecoder:
             header.server_id,
             header.timestamp_s * 1_000_000,
             gtid.flags,
-            ours and gtid.seq_no > self.resolved,
+            ours and (gtid.seq_no > self.resolved or bool(gtid.flags & GtidFlag.PREPARED_XA)),
         )
         if ours:
             self.last_seq_no = gtid.seq_no
         else:
             self.foreign_groups += 1
-        if self.group.wanted and gtid.flags & GtidFlag.PREPARED_XA:
-            raise UnsupportedChange(
-                f"GTID {self.txid(self.group)} is an XA PREPARE; distributed transactions are not "
-                "carried, because their commit comes under another GTID"
-            )
         return True
+
+    def _recognise(self, scn: int, header: events.Header, commit_us: int = 0) -> None:
+        """Whether the transaction that we remember is in this server's history too."""
+        expected = self.expected
+        if expected is None or scn < expected.scn:
+            return
+        found = Mark(scn, header.server_id, commit_us or header.timestamp_s * 1_000_000)
+        if found != expected:
+            raise SourcePositionLost(
+                f"{self._place(header)}: this server's history is not the one that we have read: "
+                f"we know {expected}, here is {found}. It was reset, is another "
+                "server, or was promoted without the last transactions of its primary"
+            )
+        self.expected, self.mark = None, found
 
     def _end_group(self) -> None:
         group = self.group
@@ -289,10 +257,15 @@ class BinlogDecoder:
                 )
             else:
                 self.other_groups += 1
-            self.resolved = group.scn
+            self._passed(group)
         self.group = None
         self.out.window_start = self.out.fill
         self.sent_part = False
+
+    def _passed(self, group: Group) -> None:
+        if group.scn > self.resolved:
+            self.resolved = group.scn
+            self.mark = Mark(group.scn, group.server_id, group.commit_us)
 
     def _forget_group(self, why: str) -> None:
         """The server crashed while it wrote this group, and has rolled it back."""
@@ -304,6 +277,7 @@ class BinlogDecoder:
                 f"{group.event_count} events have been handed on"
             )
         self.out.fill = self.out.window_start
+        self.prepared.forget_open()
         if group.domain_id == self.domain_id:
             self.last_seq_no = group.scn - 1
         self.group = None
@@ -313,8 +287,73 @@ class BinlogDecoder:
             self._end_group()
         return True
 
+    # -- XA transactions
+
     def _xa_prepare(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
-        return self._xid(header, body, fresh)
+        group = self.group
+        if group is None or not group.wanted:
+            return self._xid(header, body, fresh)
+        self.prepared.put(group.scn, self.out.cut_open())
+        xid = read_prepare(body)
+        if xid is None:
+            self._start_replay()
+            return True
+        self.prepared.keep(xid)
+        self.other_groups += 1
+        self._passed(group)
+        self.group = None
+        return True
+
+    def spill(self) -> None:
+        """Put the frames of a large transaction aside that is being prepared."""
+        group = self.group
+        if group is not None and group.prepares and self.out.open_bytes >= PART_BYTES:
+            self.prepared.put(group.scn, self.out.cut_open())
+
+    def _complete(self, statement: str) -> bool:
+        """Whether this is XA COMMIT or XA ROLLBACK; the group then ends, or is replayed."""
+        completion = read_completion(statement)
+        group = self.group
+        assert group is not None
+        if completion is None:
+            return False
+        if group.domain_id != self.domain_id and self.prepared.holds(completion.xid):
+            raise UnsupportedChange(
+                f"XA transaction {xid_text(completion.xid)} was prepared in what is captured and "
+                "completed in another domain or by another server, which is passed over"
+            )
+        if not (group.wanted and completion.commits):
+            self.prepared.drop(completion.xid)
+            self._end_group()
+            return True
+        if not self.prepared.reopen(completion.xid):
+            raise SourcePositionLost(
+                f"GTID {self.txid(group)} is XA COMMIT {xid_text(completion.xid)}, which was "
+                "prepared before the binlog that we could read"
+            )
+        self._start_replay()
+        return True
+
+    def _start_replay(self) -> None:
+        group = self.group
+        assert group is not None
+        group.flags &= ~GtidFlag.PREPARED_XA
+        group.seq = group.event_count = 0
+        self.replaying = True
+
+    def replay(self) -> None:
+        """Put a part of a committed XA transaction into its window."""
+        group = self.group
+        assert group is not None
+        while self.out.open_bytes < PART_BYTES:
+            found = self.prepared.next_frame(group.scn, group.seq, group.commit_us)
+            if found is None:
+                self.replaying = False
+                self._end_group()
+                return
+            self.out.append(found)
+            group.seq += 1
+            group.event_count += 1
 
     # -- statements
 
@@ -322,10 +361,12 @@ class BinlogDecoder:
         group = self.group
         if group is None:
             return True
-        if not group.wanted:
-            self._end_if_over(body)
-            return True
         schema, statement = events.read_query(body)
+        if self._complete(statement):
+            return True
+        if not group.wanted:
+            self._end_if_over(statement)
+            return True
         if group.standalone:
             return self._standalone(header, schema, statement, fresh)
         word = statement.strip().upper()
@@ -343,9 +384,8 @@ class BinlogDecoder:
             self._refuse_statement(group, schema, statement)
         return True
 
-    def _end_if_over(self, body: memoryview) -> None:
+    def _end_if_over(self, statement: str) -> None:
         assert self.group is not None
-        _, statement = events.read_query(body)
         if self.group.standalone or statement.strip().upper() in ("COMMIT", "ROLLBACK"):
             self._end_group()
 
@@ -366,15 +406,8 @@ class BinlogDecoder:
         return True
 
     def _truncated_source(self, schema: str, statement: str) -> str | None:
-        found = _TRUNCATE.match(statement)
-        if found is None:
-            return None
-        first, second = (
-            (found[1] or found[2] or "").replace("``", "`"),
-            (found[3] or found[4] or "").replace("``", "`"),
-        )
-        schema, table = (first, second) if second else (schema, first)
-        return f"{schema}.{table}" if self.settings.captures(schema, table) else None
+        found = truncated_table(schema, statement)
+        return ".".join(found) if found and self.settings.captures(*found) else None
 
     def _truncate(self, source: str) -> None:
         """TRUNCATE as an event of its own; its schema is the table's present one."""

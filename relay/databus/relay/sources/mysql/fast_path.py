@@ -6,12 +6,15 @@ import numpy as np
 
 from databus.common.kernels import COMPILED, I64Array
 from databus.relay.sources.mysql import cells as c
-from databus.relay.sources.mysql.decoder import BinlogDecoder, Group
+from databus.relay.sources.mysql.decoder import BinlogDecoder
+from databus.relay.sources.mysql.groups import Group
+from databus.relay.sources.mysql.lineage import Mark
 from databus.relay.sources.mysql.packets import PacketBuffer
 from databus.relay.sources.mysql.plan import KernelTables
 from databus.relay.sources.mysql.walk import walk
 
 _FIRST_IMAGE_BYTES = 1 << 18
+_NEVER = (1 << 63) - 1
 
 
 def warm_up() -> None:
@@ -104,6 +107,7 @@ class FastPath:
         cells[c.DOMAIN] = decoder.domain_id
         cells[c.CHECKSUMS] = decoder.checksums
         cells[c.GROUPS] = decoder.groups_in_kernel
+        cells[c.EXPECT] = _NEVER if decoder.expected is None else decoder.expected.scn
         cells[c.END_OFFSET] = decoder.offset
         cells[c.FOREIGN_GROUPS] = decoder.foreign_groups
         cells[c.OTHER_GROUPS] = decoder.other_groups
@@ -125,6 +129,9 @@ class FastPath:
                 cells[c.SEQ],
                 cells[c.EVENT_COUNT],
             )
+        last = (cells[c.SCN], cells[c.GROUP_DOMAIN])
+        if last == (cells[c.RESOLVED], cells[c.DOMAIN]) and last[0] != decoder.resolved:
+            decoder.mark = Mark(cells[c.SCN], cells[c.GROUP_SERVER], cells[c.COMMIT_US])
         decoder.resolved = cells[c.RESOLVED]
         decoder.last_seq_no = cells[c.LAST_SEQ_NO]
         decoder.offset = cells[c.END_OFFSET]

@@ -77,6 +77,17 @@ def clipped(intervals: Intervals, last: int) -> Intervals:
     return tuple((low, min(high, last)) for low, high in intervals if low <= last)
 
 
+def union(one: Intervals, other: Intervals) -> Intervals:
+    """The numbers of both, in as few intervals as can be."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted((*one, *other)):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
+        else:
+            joined.append((first, last))
+    return tuple(joined)
+
+
 def largest(intervals: Intervals) -> int:
     """The largest number, 0 if there is none."""
     return max((last for _, last in intervals), default=0)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from databus.common.errors import SourcePositionLost, UnsupportedChange
 from databus.relay.sources.mysql import events, gtid_sets
 from databus.relay.sources.mysql.charsets import Charsets
-from databus.relay.sources.mysql.decoder import BinlogDecoder, Group
+from databus.relay.sources.mysql.decoder import BinlogDecoder
 from databus.relay.sources.mysql.events import EventType, GtidFlag
+from databus.relay.sources.mysql.groups import Group
 from databus.relay.sources.mysql.settings import Settings
 from databus.relay.sources.mysql.tables import Catalogue
 
@@ -88,6 +89,9 @@ class MySqlDecoder(BinlogDecoder):
             self._forget_group(f"{self._place(header)}: a new group begins")
         ours = gtid.uuid in self._uuids
         scn = gtid_sets.scn_of(self._uuids.index(gtid.uuid), gtid.number) if ours else 0
+        commit_us = gtid.commit_us or header.timestamp_s * 1_000_000
+        if ours:
+            self._recognise(scn, header, commit_us)
         if ours and scn <= self.last_seq_no:
             raise SourcePositionLost(
                 f"{self._place(header)}: GTID {gtid.uuid}:{gtid.number} (scn {scn}) comes after "
@@ -98,7 +102,7 @@ class MySqlDecoder(BinlogDecoder):
             scn,
             _OURS if ours else _FOREIGN,
             header.server_id,
-            gtid.commit_us or header.timestamp_s * 1_000_000,
+            commit_us,
             GtidFlag.STANDALONE | GtidFlag.DDL,
             ours and scn > self.resolved,
         )
@@ -117,12 +121,8 @@ class MySqlDecoder(BinlogDecoder):
             group.flags = GtidFlag.TRANSACTIONAL
             return True
         if group.standalone and statement.startswith("XA START"):
-            if group.wanted:
-                raise UnsupportedChange(
-                    f"GTID {self.txid(group)} is an XA transaction; distributed transactions are "
-                    "not carried, because their commit comes under another GTID"
-                )
-            group.flags = GtidFlag.TRANSACTIONAL
+            group.flags = GtidFlag.TRANSACTIONAL | GtidFlag.PREPARED_XA
+            group.wanted = group.domain_id == _OURS
             return True
         if statement.startswith("CREATE TABLE") and statement.endswith("START TRANSACTION"):
             return True  # CREATE TABLE ... SELECT: its rows follow, with the table's map.

@@ -10,13 +10,25 @@ from typing import Any, Protocol
 from databus.common.errors import SourcePositionLost
 from databus.relay.sources.mysql import gtid_sets, positions
 from databus.relay.sources.mysql.charsets import Charsets
-from databus.relay.sources.mysql.connection import BinlogRequest, Connection
+from databus.relay.sources.mysql.connection import BinlogRequest, Connection, ServerError
 from databus.relay.sources.mysql.decoder import BinlogDecoder
 from databus.relay.sources.mysql.gtid_sets import GtidSet, Intervals
+from databus.relay.sources.mysql.lineage import Mark, Memo
 from databus.relay.sources.mysql.mysql_decoder import MySqlDecoder
 from databus.relay.sources.mysql.settings import Settings
 from databus.relay.sources.mysql.tables import Catalogue
 from databus.relay.sources.source import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class DumpStart:
+    """What to ask the server for, and the transaction to recognise in what comes.
+
+    ``expected`` is None where that one was purged: then nothing tells histories apart.
+    """
+
+    request: BinlogRequest
+    expected: Mark | None
 
 
 class Numbering(Protocol):
@@ -28,10 +40,8 @@ class Numbering(Protocol):
     def head(self, connection: Connection) -> int:
         """The scn of the last transaction."""
 
-    def dump_after(
-        self, connection: Connection, settings: Settings, after_scn: int
-    ) -> BinlogRequest:
-        """The request for everything after an scn.
+    def dump_after(self, connection: Connection, settings: Settings, memo: Memo) -> DumpStart:
+        """The request for everything after a memo's scn, and what it needs before that.
 
         Raises:
             SourcePositionLost: the server no longer has it, or does not have it yet.
@@ -88,12 +98,14 @@ class DomainNumbering:
         """The domain's last sequence number."""
         return positions.head_scn(connection, self.domain_id)
 
-    def dump_after(
-        self, connection: Connection, settings: Settings, after_scn: int
-    ) -> BinlogRequest:
+    def dump_after(self, connection: Connection, settings: Settings, memo: Memo) -> DumpStart:
         """From the beginning of the file that holds the place."""
-        file = positions.file_after(connection, settings, self.domain_id, after_scn)
-        return BinlogRequest(file, positions.FIRST_OFFSET)
+        file = positions.file_for(connection, settings, self.domain_id, memo)
+        mark = memo.mark
+        return DumpStart(
+            BinlogRequest(file.name, positions.FIRST_OFFSET),
+            mark if mark is not None and mark.scn > file.after_scn else None,
+        )
 
     def decoder(
         self, settings: Settings, charsets: Charsets, catalogue: Catalogue, after_scn: int
@@ -156,10 +168,9 @@ class UuidNumbering:
         """The newest GTID of the last server that has written."""
         return gtid_sets.head_of(executed_gtids(connection), self.uuids)
 
-    def dump_after(
-        self, connection: Connection, settings: Settings, after_scn: int
-    ) -> BinlogRequest:
+    def dump_after(self, connection: Connection, settings: Settings, memo: Memo) -> DumpStart:
         """By the set of what has been seen; the server finds the place."""
+        after_scn = memo.scn
         executed = executed_gtids(connection)
         where = f"{settings.host}:{settings.port} (database={settings.name})"
         head = gtid_sets.head_of(executed, self.uuids)
@@ -178,7 +189,19 @@ class UuidNumbering:
                     f"we are at scn {self._told(after_scn)}, but {where} has purged its binlog "
                     f"up to {name}:{last}. It reaches to {self._told(head)}"
                 )
-        return BinlogRequest("", positions.FIRST_OFFSET, gtid_sets.encode_gtid_set(seen))
+        seen = gtid_sets.seen_at(executed, purged, self.uuids, memo.read_from)
+        for name in self.uuids:
+            seen[name] = gtid_sets.union(seen.get(name, ()), purged.get(name, ()))
+        seen = {name: intervals for name, intervals in seen.items() if intervals}
+        request = BinlogRequest("", positions.FIRST_OFFSET, gtid_sets.encode_gtid_set(seen))
+        return DumpStart(request, self._expected(memo.mark, purged))
+
+    def _expected(self, mark: Mark | None, purged: GtidSet) -> Mark | None:
+        if mark is None:
+            return None
+        name = self.uuids[gtid_sets.generation_of(mark.scn)]
+        held = gtid_sets.holds(purged.get(name, ()), gtid_sets.number_of(mark.scn))
+        return None if held else mark
 
     def _told(self, scn: int) -> str:
         generation = gtid_sets.generation_of(scn)
@@ -223,3 +246,11 @@ def executed_gtids(connection: Connection) -> dict[str, Intervals]:
 def own_uuid(connection: Connection) -> str:
     """The server's own UUID."""
     return str(connection.row("SELECT @@server_uuid")[0]).lower()
+
+
+def has_prepared(connection: Connection) -> bool:
+    """Whether XA transactions are prepared now; False too where we may not ask."""
+    try:
+        return bool(connection.query("XA RECOVER"))
+    except ServerError:
+        return False

@@ -7,8 +7,11 @@ binlog is read from its beginning, and what lies at or before the scn is passed 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from databus.common.errors import SourcePositionLost
 from databus.relay.sources.mysql.connection import Connection
+from databus.relay.sources.mysql.lineage import Memo
 from databus.relay.sources.mysql.settings import Settings
 
 FIRST_OFFSET = 4
@@ -51,12 +54,23 @@ def scn_of_snapshot(connection: Connection, file: str, offset: int, domain_id: i
     return scn_at(connection, file, offset, domain_id)
 
 
-def file_after(connection: Connection, settings: Settings, domain_id: int, scn: int) -> str:
-    """The last binlog file that begins at or before ``scn``.
+@dataclass(frozen=True, slots=True)
+class FirstFile:
+    """The file from whose beginning the binlog is read, and the scn before its first event."""
+
+    name: str
+    after_scn: int
+
+
+def file_for(connection: Connection, settings: Settings, domain_id: int, memo: Memo) -> FirstFile:
+    """The last binlog file that begins at or before what ``memo`` needs.
+
+    Where that was purged it is the first file, if it begins at or before the memo's position.
 
     Raises:
         SourcePositionLost: every file begins later, or the server has not come that far.
     """
+    scn = memo.scn
     head = head_scn(connection, domain_id)
     where = f"{settings.host}:{settings.port} (database={settings.name}, domain={domain_id})"
     files = [str(row[0]) for row in connection.query("SHOW BINARY LOGS")]
@@ -72,10 +86,12 @@ def file_after(connection: Connection, settings: Settings, domain_id: int, scn: 
             f"we are at GTID sequence {scn}, but the binlog of {where} begins after {first} "
             f"({files[0]}); the files before it were purged. It reaches to {head}"
         )
+    found = first
     while low < high:
         middle = (low + high + 1) // 2
-        if scn_at(connection, files[middle], FIRST_OFFSET, domain_id) <= scn:
-            low = middle
+        begins = scn_at(connection, files[middle], FIRST_OFFSET, domain_id)
+        if begins <= memo.read_from:
+            low, found = middle, begins
         else:
             high = middle - 1
-    return files[low]
+    return FirstFile(files[low], found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from databus.common.config import DatabaseConfig
@@ -16,7 +17,8 @@ from databus.relay.sources.mysql.charsets import Charsets, load_charsets
 from databus.relay.sources.mysql.connection import BinlogRequest, Connection
 from databus.relay.sources.mysql.decoder import PART_BYTES, BinlogDecoder
 from databus.relay.sources.mysql.fast_path import FastPath, warm_up
-from databus.relay.sources.mysql.numbering import DomainNumbering, Numbering
+from databus.relay.sources.mysql.lineage import Memo, decode_memo
+from databus.relay.sources.mysql.numbering import DomainNumbering, Numbering, has_prepared
 from databus.relay.sources.mysql.packets import PacketBuffer
 from databus.relay.sources.mysql.preflight import (
     choose_numbering,
@@ -71,6 +73,7 @@ class MySqlSource:
         self._catalogue: Catalogue = {}
         self._numbering: Numbering = DomainNumbering(0)
         self._decoder: BinlogDecoder | None = None
+        self._memo: Memo | None = None
 
     @property
     def clock(self) -> str:
@@ -143,20 +146,36 @@ class MySqlSource:
     async def stream(self, after_scn: int) -> AsyncIterator[Batch]:
         """All windows after ``after_scn``; see ``Source.stream``."""
         settings = self._settings
-        request = await self._ask(
-            lambda: self._numbering.dump_after(self._query_connection(), settings, after_scn)
+        memo = await self._memo_for(after_scn)
+        start = await self._ask(
+            lambda: self._numbering.dump_after(self._query_connection(), settings, memo)
         )
         assert self._charsets is not None, "open() comes before stream()"
         decoder = self._numbering.decoder(settings, self._charsets, self._catalogue, after_scn)
+        decoder.expected = start.expected
         decoder.assume(await self.schemas())
         self._decoder = decoder
         connection = await asyncio.to_thread(Connection, settings, for_stream=True)
         self._stream_connection = connection
         try:
-            async for batch in self._batches(connection, decoder, request):
+            async for batch in self._batches(connection, decoder, start.request):
                 yield batch
         finally:
             connection.close()
+            decoder.prepared.close()
+
+    def recall(self, memo: str) -> None:
+        """See ``RememberingSource``."""
+        self._memo = decode_memo(memo)
+
+    async def _memo_for(self, after_scn: int) -> Memo:
+        """What is needed before ``after_scn``: as we were told, or as the server says."""
+        memo = self._memo
+        if memo is not None and memo.scn <= after_scn:
+            return replace(memo, scn=after_scn)
+        mark = memo.mark if memo is not None else None
+        prepared = await self._ask(lambda: has_prepared(self._query_connection()))
+        return Memo(after_scn, mark, 1 if prepared or memo is not None else None)
 
     async def _batches(
         self, connection: Connection, decoder: BinlogDecoder, request: BinlogRequest
@@ -189,6 +208,7 @@ class MySqlSource:
             while True:
                 if fast is not None and not packets.in_long_event:
                     need_bytes = fast.run(packets)
+                    decoder.spill()
                     if need_bytes:
                         if decoder.pending_bytes:
                             yield self._batch(decoder)
@@ -201,6 +221,11 @@ class MySqlSource:
                     decoder.catalogue = await self._fresh_catalogue()
                     decoder.feed(event, fresh=True)
                 packets.used()
+                decoder.spill()
+                while decoder.replaying:
+                    decoder.replay()
+                    if decoder.pending_bytes >= PART_BYTES:
+                        yield self._batch(decoder)
                 if decoder.pending_bytes >= PART_BYTES:
                     yield self._batch(decoder)
             now_s = time.monotonic()
@@ -210,7 +235,7 @@ class MySqlSource:
 
     def _batch(self, decoder: BinlogDecoder) -> Batch:
         data, schemas = decoder.take()
-        return Batch(data, schemas, decoder.resolved)
+        return Batch(data, schemas, decoder.resolved, decoder.memo())
 
     async def _fresh_catalogue(self) -> Catalogue:
         self._catalogue = await self._ask(

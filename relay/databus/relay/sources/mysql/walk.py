@@ -110,7 +110,7 @@ def _begin_group(buf: U8Array, at: int, plan: I64Array) -> int:
     wanted = ours and seq_no > plan[c.RESOLVED]
     if plan[c.IN_GROUP] or (ours and seq_no <= plan[c.LAST_SEQ_NO]):
         return c.NEED_DECODER
-    if wanted and flags & _PREPARED_XA:
+    if ours and (flags & _PREPARED_XA or seq_no >= plan[c.EXPECT]):
         return c.NEED_DECODER
     plan[c.SCN] = seq_no
     plan[c.SEQ] = 0

@@ -1,0 +1,78 @@
+"""Which history of transactions we have read: what is remembered of it, and how it is told again.
+
+A position is a number, and numbers begin anew after RESET MASTER, on another server, or on a
+replica that was promoted without the last transactions of its primary.  So the last
+transaction itself is remembered, as every server that has it shows it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from databus.common.errors import FormatError
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A transaction that we have read: who wrote it, and when.  It is the same on a replica."""
+
+    scn: int
+    server_id: int
+    commit_us: int
+
+    def __str__(self) -> str:
+        when = datetime.fromtimestamp(self.commit_us / 1e6, UTC).isoformat()
+        return f"scn {self.scn} of server_id {self.server_id}, committed {when}"
+
+
+@dataclass(frozen=True, slots=True)
+class Memo:
+    """What is needed to go on after ``scn``, beyond that number.
+
+    ``prepared`` is where the oldest XA transaction was prepared that is not completed yet.
+    """
+
+    scn: int
+    mark: Mark | None = None
+    prepared: int | None = None
+
+    @property
+    def read_from(self) -> int:
+        """The binlog is needed from after this scn on."""
+        scns = [self.scn]
+        if self.mark is not None:
+            scns.append(self.mark.scn - 1)
+        if self.prepared is not None:
+            scns.append(self.prepared - 1)
+        return max(0, min(scns))
+
+    def encode(self) -> str:
+        """As JSON."""
+        mark = self.mark
+        return json.dumps(
+            {
+                "scn": self.scn,
+                "mark": [mark.scn, mark.server_id, mark.commit_us] if mark else None,
+                "prepared": self.prepared,
+            }
+        )
+
+
+def decode_memo(text: str) -> Memo:
+    """The memo in a text that ``encode`` made.
+
+    Raises:
+        FormatError: it is no memo.
+    """
+    try:
+        document = json.loads(text)
+        mark, prepared = document["mark"], document["prepared"]
+        return Memo(
+            int(document["scn"]),
+            Mark(*(int(number) for number in mark)) if mark is not None else None,
+            int(prepared) if prepared is not None else None,
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{text[:200]!r} is no memo of a binlog: {error}") from error

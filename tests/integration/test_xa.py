@@ -1,0 +1,185 @@
+"""Distributed transactions: what is prepared shows only once it is committed, in commit order."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+from databus.common.errors import SourcePositionLost
+from databus.relay.fetcher import Fetcher
+from databus.relay.layout import DatabaseFolder
+from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.mysql.lineage import Memo
+from tests.support.capture import capturing, database_config, ring_state, streaming
+from tests.support.fixtures import FreshDatabase
+from tests.support.mariadb_stream import mariadb_config, read_to_end
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(params=["mariadb", "mysql"])
+def database(request: pytest.FixtureRequest) -> FreshDatabase:
+    found: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
+    found.execute("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(2000))")
+    return found
+
+
+@pytest.fixture
+async def source(database: FreshDatabase) -> AsyncIterator[MySqlSource]:
+    opened = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+@contextmanager
+def session(database: FreshDatabase) -> Iterator[Any]:
+    """A cursor of a session of its own."""
+    connection = database.server.connect(database.name)
+    try:
+        with connection.cursor() as cursor:
+            yield cursor
+    finally:
+        connection.close()
+
+
+def prepare(database: FreshDatabase, name: str, *statements: str) -> None:
+    """A transaction that is prepared, and whose session is gone."""
+    xid = f"'{database.name}-{name}','b',7"
+    with session(database) as cursor:
+        for statement in (f"XA START {xid}", *statements, f"XA END {xid}", f"XA PREPARE {xid}"):
+            cursor.execute(statement)
+
+
+def complete(database: FreshDatabase, word: str, name: str) -> None:
+    database.execute(f"XA {word} '{database.name}-{name}','b',7")
+
+
+async def test_prepared_rows_come_with_their_commit_and_never_after_a_rollback(
+    database: FreshDatabase, source: MySqlSource
+) -> None:
+    start = await source.first_scn()
+    prepare(database, "one", "INSERT INTO t VALUES (1, 'one'), (2, 'one')")
+    prepare(database, "never", "INSERT INTO t VALUES (3, 'never')")
+    database.execute("INSERT INTO t VALUES (4, 'between')")
+    prepare(database, "empty", "SELECT 1")
+    assert [e.key["id"] for e in (await read_to_end(source, start)).events()] == [4]
+    prepare(database, "two", "UPDATE t SET v = 'two' WHERE id = 4")
+    complete(database, "COMMIT", "two")
+    complete(database, "ROLLBACK", "never")
+    complete(database, "COMMIT", "one")
+    with suppress(pymysql.err.OperationalError):  # MariaDB has rolled it back already
+        complete(database, "COMMIT", "empty")
+    with session(database) as cursor:
+        for statement in ("START 'p'", "END 'p'", "COMMIT 'p' ONE PHASE"):
+            if statement.startswith("END"):
+                cursor.execute("INSERT INTO t VALUES (5, 'one phase')")
+            cursor.execute(f"XA {statement}")
+    streamed = await read_to_end(source, start)
+    windows = [window for window in streamed.windows() if window[-1].event_count]
+    assert [window[-1].event_count for window in windows] == [1, 1, 2, 1]
+    assert [frame.seq for frame in windows[2]] == [0, 1, 2]
+    assert len({frame.commit_us for frame in windows[2]}) == 1
+    assert [(e.op.name, e.key["id"], (e.after or {})["v"]) for e in streamed.events()] == [
+        ("INSERT", 4, "between"),
+        ("UPDATE", 4, "two"),
+        ("INSERT", 1, "one"),
+        ("INSERT", 2, "one"),
+        ("INSERT", 5, "one phase"),
+    ]
+    plain = MySqlSource(source_config(database), use_kernels=False)
+    await plain.open()
+    assert bytes((await read_to_end(plain, start)).data) == bytes(streamed.data)
+    await plain.close()
+    for scn in {event.scn for event in streamed.events()}:
+        source.recall(Memo(scn, prepared=start + 1).encode())
+        rest = await read_to_end(source, scn)
+        assert [e.scn for e in rest.events()] == [e.scn for e in streamed.events() if e.scn > scn]
+
+
+def source_config(database: FreshDatabase) -> Any:
+    return mariadb_config(database.url, f"{database.name}.*")
+
+
+async def test_a_large_prepared_transaction_waits_in_a_file_and_comes_in_parts(
+    database: FreshDatabase, source: MySqlSource
+) -> None:
+    start = await source.first_scn()
+    rows = [f"({number}, '{'x' * 1900}')" for number in range(8000)]
+    prepare(
+        database,
+        "large",
+        *(f"INSERT INTO t VALUES {','.join(rows[at : at + 1000])}" for at in range(0, 8000, 1000)),
+    )
+    before = await read_to_end(source, start)
+    assert not before.events()
+    complete(database, "COMMIT", "large")
+    streamed = await read_to_end(source, start)
+    assert streamed.windows()[-1][-1].event_count == 8000
+    assert [e.key["id"] for e in streamed.events()] == list(range(8000))
+    assert streamed.largest_batch_bytes < 4 << 20
+
+
+@asynccontextmanager
+async def relaying(database: FreshDatabase, folder: Path) -> AsyncIterator[Fetcher]:
+    config = database_config("shop", database.url, f"{database.name}.*")
+    async with capturing(config, folder) as fetcher:
+        await streaming(fetcher)
+        yield fetcher
+
+
+async def test_a_relay_that_restarts_between_prepare_and_commit_reads_the_rows_again(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shop"
+    prepare(database, "before", "INSERT INTO t VALUES (1, 'before the relay')")
+
+    def kept(text: str) -> bool:
+        return text in DatabaseFolder(folder).memo.read_text()
+
+    async with relaying(database, tmp_path) as fetcher:
+        database.execute("INSERT INTO t VALUES (2, 'plain')")
+        await eventually(lambda: ring_state(folder).letters == "c", 60)
+        assert fetcher.intake is not None
+        start = fetcher.intake.complete
+        prepare(database, "across", "INSERT INTO t VALUES (3, 'across')")
+        prepare(database, "gone", "INSERT INTO t VALUES (4, 'gone')")
+        database.execute("FLUSH BINARY LOGS")
+        database.execute("INSERT INTO t VALUES (5, 'plain')")
+        await eventually(lambda: ring_state(folder).letters == "cc", 60)
+        await eventually(lambda: kept('"prepared": ') and not kept('"prepared": null'), 60)
+    async with relaying(database, tmp_path) as fetcher:
+        complete(database, "COMMIT", "before")
+        complete(database, "ROLLBACK", "gone")
+        await eventually(lambda: ring_state(folder).letters == "ccc", 60)
+    async with relaying(database, tmp_path) as fetcher:
+        complete(database, "COMMIT", "across")
+        await eventually(lambda: ring_state(folder).letters == "cccc", 60)
+        await eventually(lambda: kept('"prepared": null'), 60)
+    state = ring_state(folder)
+    rows = state.tables[f"{database.name}.t"]
+    assert [(key[0], row["v"]) for key, row in rows.items()] == [
+        (2, "plain"),
+        (5, "plain"),
+        (1, "before the relay"),
+        (3, "across"),
+    ]
+    assert state.last > start
+
+
+async def test_a_commit_whose_rows_are_gone_is_named(
+    database: FreshDatabase, source: MySqlSource
+) -> None:
+    prepare(database, "lost", "INSERT INTO t VALUES (1, 'lost')")
+    database.execute("FLUSH BINARY LOGS")
+    start = await source.first_scn()
+    complete(database, "COMMIT", "lost")
+    # Nothing is remembered, and nothing is prepared any more: its rows are not looked for.
+    with pytest.raises(SourcePositionLost, match=r"XA COMMIT .*prepared before"):
+        await read_to_end(source, start)
