@@ -7,6 +7,8 @@ from typing import cast
 
 from databus.common.config import DatabaseConfig
 from databus.common.errors import ConfigError, MissingDependency
+from databus.relay.column_rules import ColumnRules
+from databus.relay.sources.ruled import RuledSource
 from databus.relay.sources.source import Source
 
 _SOURCES = {
@@ -39,4 +41,7 @@ def create_source(config: DatabaseConfig) -> Source:
             f"the {scheme} source needs the package {error.name!r}: "
             "pip install 'databus-cdc[relay]'"
         ) from error
-    return cast("Source", getattr(module, class_name)(config))
+    source = cast("Source", getattr(module, class_name)(config))
+    if ColumnRules(config).is_empty:
+        return source
+    return cast("Source", RuledSource(source, config))

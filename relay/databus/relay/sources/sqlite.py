@@ -150,8 +150,19 @@ class SqliteSource:
         await self._run(partial(self._prune, scn))
 
     async def schemas(self) -> list[SourceSchema]:
-        """See ``Source.schemas``."""
-        return await self._run(self._current_schemas)
+        """See ``Source.schemas``; before ``open`` over a connection of its own."""
+
+        def read() -> list[SourceSchema]:
+            if self._connection is not None:
+                return self._current_schemas()
+            self._connection = log.connect(self._path)
+            try:
+                return self._current_schemas()
+            finally:
+                self._connection.close()
+                self._connection = None
+
+        return await self._run(read)
 
     async def largest_key(self, source: str) -> list[Any] | None:
         """See ``Source.largest_key``."""

@@ -1,0 +1,167 @@
+"""A source with the rules of its database applied: what the fetcher reads where there are any.
+
+``create_source`` puts this around a source whose ``[[database]]`` has rules for columns or
+skipped operations.  The database's own keys are seen by nobody behind it: where a key column is
+hashed, the places at which a dump goes on are sealed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from databus.common.config import DatabaseConfig
+from databus.common.errors import BadRequest, UnsupportedChange
+from databus.common.schema import SourceSchema
+from databus.relay.column_rules import ColumnRules, effective_columns
+from databus.relay.rewriting import Rewriter
+from databus.relay.sealing import Sealing
+from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding, Source
+
+_log = logging.getLogger(__name__)
+
+
+class RuledSource:
+    """Any source, seen through the rules of its ``[[database]]``.
+
+    Invariants:
+        I1. Whatever leaves, frames, schemas, rows of chunks, has been through the rewriter.
+        I2. A value under a rule does not leave in an error or as a place in a table either.
+
+    Owner: as the source's.
+    """
+
+    def __init__(self, inner: Source, config: DatabaseConfig) -> None:
+        self._inner = inner
+        self._rules = ColumnRules(config)
+        self._rewriter = Rewriter(self._rules)
+        self._sealing = Sealing(config.hash_salt.reveal if config.hash_salt else "")
+        self._sealed: set[str] = set()
+        self._name = config.name
+
+    def __getattr__(self, name: str) -> Any:
+        """What has nothing to do with rows is the source's own."""
+        return getattr(self._inner, name)
+
+    @property
+    def clock(self) -> str:
+        """See ``Source.clock``."""
+        return self._inner.clock
+
+    # -- opening --
+
+    async def preflight(self) -> list[Finding]:
+        """What the source finds, and what is wrong with the rules for its tables."""
+        found = await self._inner.preflight()
+        if any(finding.fatal for finding in found):
+            return found
+        return [*found, *self._rules.findings(await self._inner.schemas())]
+
+    async def open(self) -> None:
+        """See ``Source.open``; a rule that names no column is logged."""
+        await self._inner.open()
+        schemas = await self._inner.schemas()
+        for finding in self._rules.findings(schemas):
+            if not finding.fatal:
+                _log.warning("database %s: %s", self._name, finding)
+        self._seen(schemas)
+
+    async def effective_columns(self) -> dict[str, str]:
+        """For people: the columns of each table as consumers see them."""
+        return {
+            schema.source: effective_columns(self._rules, schema)
+            for schema in await self._inner.schemas()
+        }
+
+    def _seen(self, schemas: list[SourceSchema]) -> list[SourceSchema]:
+        for schema in schemas:
+            plan = self._rewriter.plan_of(schema)
+            if plan is not None and plan.key_is_hashed:
+                self._sealed.add(schema.source)
+        return self._rewriter.seen(schemas)
+
+    # -- the stream --
+
+    async def first_scn(self) -> int:
+        """See ``Source.first_scn``."""
+        return await self._inner.first_scn()
+
+    async def stream(self, after_scn: int) -> AsyncIterator[Batch]:
+        """The source's windows, rewritten."""
+        batches = self._inner.stream(after_scn)
+        try:
+            async for batch in batches:
+                yield self._rewriter.batch(batch)
+        except UnsupportedChange as error:
+            raise self._without_value(error) from None
+        finally:
+            close = getattr(batches, "aclose", None)
+            if close is not None:
+                await close()
+
+    def _without_value(self, error: UnsupportedChange) -> UnsupportedChange:
+        """The error, without its text if that may tell a value that must not be seen."""
+        source, column = error.details.get("source"), error.details.get("column")
+        if column is None or not self._rules.names(f"{source}.{column}"):
+            return error
+        return UnsupportedChange(
+            f"{source}.{column} holds a value that cannot be carried; it is not shown, for a "
+            "rule is about the column",
+            source=source,
+            column=column,
+        )
+
+    async def ack(self, scn: int) -> None:
+        """See ``Source.ack``."""
+        await self._inner.ack(scn)
+
+    # -- tables --
+
+    async def schemas(self) -> list[SourceSchema]:
+        """The captured tables as consumers see them."""
+        return self._seen(await self._inner.schemas())
+
+    async def largest_key(self, source: str) -> list[Any] | None:
+        """See ``Source.largest_key``; sealed where a key column is hashed."""
+        return self._seal(source, await self._inner.largest_key(source))
+
+    async def read_chunk(self, request: ChunkRequest) -> Chunk:
+        """A chunk, rewritten.
+
+        Raises:
+            BadRequest: rows were asked for by keys of which only hashes are known.
+        """
+        if request.source not in self._sealed:
+            await self.schemas()
+        sealed = request.source in self._sealed
+        if sealed and request.keys is not None:
+            raise BadRequest(
+                f"rows of {request.source} cannot be asked for by key: its key is hashed"
+            )
+        try:
+            chunk = await self._inner.read_chunk(self._opened(request))
+        except UnsupportedChange as error:
+            raise self._without_value(error) from None
+        plan = self._rewriter.plan_of(chunk.schema)
+        if plan is not None and plan.key_is_hashed:
+            self._sealed.add(request.source)
+        chunk = self._rewriter.chunk(chunk)
+        return replace(chunk, last_key=self._seal(request.source, chunk.last_key))
+
+    def _opened(self, request: ChunkRequest) -> ChunkRequest:
+        return replace(
+            request, after=self._sealing.open(request.after), upto=self._sealing.open(request.upto)
+        )
+
+    def _seal(self, source: str, key: list[Any] | None) -> list[Any] | None:
+        return key if key is None or source not in self._sealed else self._sealing.seal(key)
+
+    async def status(self) -> dict[str, Any]:
+        """See ``Source.status``."""
+        return await self._inner.status()
+
+    async def close(self) -> None:
+        """See ``Source.close``."""
+        await self._inner.close()
