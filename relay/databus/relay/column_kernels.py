@@ -297,12 +297,53 @@ def edit_frames(
     return to
 
 
+@jit
+def edit_rows(
+    buf: U8Array, spans: I64Array, out: U8Array, edited: I64Array, tables: I64Array, table: int,
+    columns: I64Array, blob: U8Array, states: I64Array, scratch: I64Array, digits: U8Array,
+) -> int:  # fmt: skip
+    """Write the rows of a chunk that lie at ``spans`` of ``buf`` (rows.py), all of one table.
+
+    Their new places go to ``edited``.  Returns where they end, or -1 - the number of a row that
+    is damaged.
+    """
+    to = 0
+    for row in range(len(spans)):
+        start, stop = spans[row, 0], spans[row, 1]
+        edited[row, 0] = to
+        if tables[table, 7]:
+            to = edit_record(
+                buf, start, stop, out, to, columns, tables[table, 5], tables[table, 6], blob,
+                states, scratch, digits,
+            )  # fmt: skip
+        else:
+            copy(out, to, buf, start, stop - start)
+            to += stop - start
+        if to < 0:
+            return -1 - row
+        edited[row, 1] = to
+        edited[row, 2] = to
+        to = edit_record(
+            buf, spans[row, 2], spans[row, 3], out, to, columns, tables[table, 2],
+            tables[table, 3], blob, states, scratch, digits,
+        )  # fmt: skip
+        if to < 0:
+            return -1 - row
+        edited[row, 3] = to
+    return to
+
+
 def warm_up() -> None:
     """Compile the kernels, or load them from numba's cache."""
-    out = np.zeros(8, dtype=np.uint8)
+    out, buf = np.zeros(8, dtype=np.uint8), np.frombuffer(bytes(8), dtype=np.uint8)
+    tables = np.zeros((1, T_FIELDS), dtype=np.int64)
+    columns = np.zeros((1, C_FIELDS), dtype=np.int64)
+    states, scratch = np.zeros(16, dtype=np.int64), np.zeros(SCRATCH_WORDS, dtype=np.int64)
+    digits = np.zeros(NUMBER_ROOM, dtype=np.uint8)
     edit_frames(
-        out, np.zeros(0, dtype=np.int64), out, out.view(np.uint64), 0,
-        np.zeros((1, T_FIELDS), dtype=np.int64), np.zeros((1, C_FIELDS), dtype=np.int64), out,
-        np.zeros(16, dtype=np.int64), np.zeros(SCRATCH_WORDS, dtype=np.int64),
-        np.zeros(NUMBER_ROOM, dtype=np.uint8), 0,
+        buf, np.zeros(0, dtype=np.int64), out, out.view(np.uint64), 0, tables, columns, buf,
+        states, scratch, digits, 0,
     )  # fmt: skip
+    spans = np.zeros((0, 4), dtype=np.int64)
+    for data in (buf, out):
+        edit_rows(data, spans, out, spans, tables, 0, columns, buf, states, scratch, digits)

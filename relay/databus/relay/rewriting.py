@@ -23,6 +23,7 @@ from databus.relay import column_kernels as kernels
 from databus.relay.column_rules import Action, ColumnPlan, ColumnRules, TablePlan
 from databus.relay.record_edits import OTHER, edit_frame, edit_key, edit_row, put_text, shape_of
 from databus.relay.sha256 import SCRATCH_WORDS, keyed_states
+from databus.relay.sources.rows import Row, Rows
 from databus.relay.sources.source import Batch, Chunk
 
 _HASH_GROWTH = 70
@@ -161,12 +162,13 @@ class Rewriter:
         plan = self.plan_of(chunk.schema)
         if plan is None:
             return chunk
-        edited = [
-            dataclasses.replace(row, key=edit_key(plan, row.key), row=edit_row(plan, row.row))
-            for row in chunk.rows
-        ]
-        rows: Any = chunk.rows
-        rows = edited if isinstance(rows, list) else type(rows).of(edited)
+        rows = None
+        if self._compiled and not self._tables.needs_python and len(chunk.rows):
+            rows = self._tables.edit_rows(chunk.rows, plan)
+        if rows is None:
+            rows = Rows.of(
+                Row(edit_key(plan, row.key), edit_row(plan, row.row)) for row in chunk.rows
+            )
         return dataclasses.replace(chunk, schema=plan.after, rows=rows)
 
 
@@ -198,6 +200,7 @@ class _KernelTables:
 
     def __init__(self, plans: list[TablePlan]) -> None:
         self.needs_python = False
+        self._numbers = {plan.before.fingerprint: number for number, plan in enumerate(plans)}
         lines: list[list[int]] = []
         self._columns: list[list[int]] = []
         self._blob = bytearray(b"\0")
@@ -241,6 +244,16 @@ class _KernelTables:
             self.tables, self.columns, self.blob, self._states, self._scratch, self._digits,
             dropped_ops,
         )  # fmt: skip
+
+    def edit_rows(self, rows: Rows, plan: TablePlan) -> Rows | None:
+        """The rows of a chunk as they leave; None where one of them is damaged."""
+        out = np.empty(rows.size_bytes + len(rows) * _frame_growth(plan) + 1, dtype=np.uint8)
+        spans = np.empty((len(rows), 4), dtype=np.int64)
+        end = kernels.edit_rows(
+            rows.data, rows.spans, out, spans, self.tables, self._numbers[plan.before.fingerprint],
+            self.columns, self.blob, self._states, self._scratch, self._digits,
+        )  # fmt: skip
+        return Rows.at(out, spans) if end >= 0 else None
 
 
 def _signed(value: int) -> int:

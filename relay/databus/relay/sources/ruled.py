@@ -13,12 +13,21 @@ from dataclasses import replace
 from typing import Any
 
 from databus.common.config import DatabaseConfig
-from databus.common.errors import BadRequest, UnsupportedChange
+from databus.common.errors import BadRequest, DumpFailed, UnsupportedChange
+from databus.common.frame import Op
 from databus.common.schema import SourceSchema
 from databus.relay.column_rules import ColumnRules, effective_columns
 from databus.relay.rewriting import Rewriter
 from databus.relay.sealing import Sealing
-from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding, Source
+from databus.relay.sources.source import (
+    Batch,
+    Chunk,
+    ChunkRequest,
+    Finding,
+    Source,
+    TableSize,
+    WatermarkingSource,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +49,10 @@ class RuledSource:
         self._sealing = Sealing(config.hash_salt.reveal if config.hash_salt else "")
         self._sealed: set[str] = set()
         self._name = config.name
+        if isinstance(inner, WatermarkingSource):
+            # An attribute and not a method, so that only a source that can seems to.
+            self._watermarks = inner
+            self.write_watermark = self._write_watermark
 
     def __getattr__(self, name: str) -> Any:
         """What has nothing to do with rows is the source's own."""
@@ -126,6 +139,28 @@ class RuledSource:
     async def largest_key(self, source: str) -> list[Any] | None:
         """See ``Source.largest_key``; sealed where a key column is hashed."""
         return self._seal(source, await self._inner.largest_key(source))
+
+    async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
+        """See ``Source.chunk_end``; sealed where a key column is hashed."""
+        return self._seal(request.source, await self._inner.chunk_end(self._opened(request)))
+
+    async def table_size(self, source: str) -> TableSize:
+        """See ``Source.table_size``."""
+        return await self._inner.table_size(source)
+
+    async def _write_watermark(self, table: str, token: str) -> None:
+        """See ``WatermarkingSource``.
+
+        Raises:
+            DumpFailed: the token would not come back as it was written.
+        """
+        ruled = [s for s in await self._inner.schemas() if s.source == table]
+        if self._rules.skipped_ops & {Op.INSERT, Op.UPDATE} or any(map(self._rules.plan, ruled)):
+            raise DumpFailed(
+                f"watermarks in {table} would not come back: skipped_operations or a rule for its "
+                "columns changes them; dump without watermark_table, which needs no writes"
+            )
+        await self._watermarks.write_watermark(table, token)
 
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
         """A chunk, rewritten.
