@@ -12,6 +12,7 @@ import pytest
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Store
 from tests.bootstrap.model import CLOCK, START
+from tests.support.s3_server import Faults, S3Server
 
 
 @pytest.fixture
@@ -51,3 +52,17 @@ def memory_folder() -> Iterator[Callable[[], Path]]:
             return path
 
         yield another
+
+
+@pytest.fixture(scope="session")
+def _s3() -> Iterator[S3Server]:
+    server = S3Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def s3(_s3: S3Server) -> Iterator[S3Server]:
+    """A private S3 server that does nothing wrong until it is told to."""
+    yield _s3
+    _s3.faults = Faults()

@@ -25,7 +25,8 @@ def filesystem(settings: Mapping[str, Any]) -> Any:
 
     given = dict(settings)
     retry = fs.AwsStandardS3RetryStrategy(max_attempts=given.pop("attempts"))
-    return fs.S3FileSystem(retry_strategy=retry, **given)
+    # What fits into one part is written by one request instead of three.
+    return fs.S3FileSystem(retry_strategy=retry, allow_delayed_open=True, **given)
 
 
 def reader(

@@ -1,0 +1,339 @@
+"""A store on S3: one manifest that is never lost or torn, leases, and what a bad network does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from databus.bootstrap import segments
+from databus.bootstrap.log import HotLog
+from databus.bootstrap.manifest import Manifest, Store
+from databus.bootstrap.planner import Merge
+from databus.bootstrap.runs import PARQUET, Run, RunKind, describe, in_order
+from databus.bootstrap.s3 import S3Lease, S3Storage, open_bucket, split_url
+from databus.bootstrap.segments import as_table
+from databus.bootstrap.stores import Stores, open_store
+from databus.bootstrap.stream import BootstrapStream
+from databus.common import frame
+from databus.common.checkpoint import ORIGIN
+from databus.common.config import BootstrapConfig
+from databus.common.errors import ConfigError, FormatError, StoreBusy, StoreError
+from databus.common.filters import StreamFilter
+from databus.common.frame import iter_frames
+from tests.bootstrap.model import CLOCK, START, History, State, compact
+from tests.support.s3_server import Faults, S3Server
+from tests.support.waiting import eventually_sync
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class OnS3:
+    """A database whose runs lie on S3, with its log here."""
+
+    def __init__(self, folder: Path, server: S3Server, **options: object) -> None:
+        self.place = server.place()
+        self.options = server.options(**options)
+        self.store = self.another()
+        self.log = HotLog(folder / "log")
+        self.log.bind("shop", CLOCK, START)
+        self.blocks: list[bytes] = []
+        self.history = History(5)
+
+    def another(self) -> Store:
+        """The same store, opened again."""
+        bucket, prefix = open_bucket(self.place, self.options)
+        return Store(S3Storage(bucket, prefix))
+
+    def write(self, windows: int = 6) -> None:
+        """The relay sends some windows, the writer keeps them."""
+        self.blocks.append(self.history.block(windows))
+        self.log.append(self.blocks[-1], 1)
+
+    def state(self) -> State:
+        """What a new reader ends with."""
+        stream = BootstrapStream(
+            store=self.store,
+            log=self.log,
+            since=ORIGIN,
+            target=self.log.state().window,
+            stream_filter=StreamFilter(),
+            source_ids=np.empty(0, dtype=np.uint32),
+        )
+        return State().apply_all(piece.frames for piece in stream.pieces())
+
+    def assert_whole(self) -> None:
+        """Nothing lost, nothing double, the store clean."""
+        found = self.state()
+        assert found.rows == State().apply_all(self.blocks).rows
+        assert found.regressions == []
+        assert self.store.check() == []
+        self.log.check()
+
+    def merge(self) -> None:
+        """What the applier does around Spark: a delta in the place of the chain."""
+        self.store.sweep("c")
+        chain = self.store.read().chain
+        if len(chain) > 1:
+            run = merged(self.store, Merge(chain, RunKind.DELTA))
+            self.store.switch(lambda m: m.with_changes(add=run, drop=chain, now_us=1))
+        self.store.collect(0, "cs", now_us=2)
+
+
+def merged(store: Store, merge: Merge) -> Run:
+    """The run that the model makes of a merge, written to the store."""
+    from databus.bootstrap.manifest import new_run_id
+    from databus.bootstrap.segments import pq
+
+    frames = []
+    for run in merge.inputs:
+        opened = store.open_run(run)
+        for group in opened.row_groups:
+            for block in opened.frames(group):
+                frames += list(iter_frames(bytes(block.data)))
+        opened.close()
+    rows = b"".join(bytes(one.bytes) for one in compact(frames, base=False))
+    run_id = new_run_id(merge.kind, merge.inputs[-1].stop)
+    files = store.files(run_id)
+    table = as_table(rows, frame.scan(rows))
+    with files.create("part.parquet") as file, pq.ParquetWriter(file, table.schema, **PARQUET) as w:
+        w.write_table(table)
+    return Run(
+        id=run_id,
+        kind=merge.kind,
+        start=merge.inputs[0].start,
+        stop=merge.inputs[-1].stop,
+        files=in_order([describe(files, "part.parquet")]),
+        created_us=1,
+        partial_rows=sum(run.partial_rows for run in merge.inputs),
+    )
+
+
+@pytest.fixture
+def shop(tmp_path: Path, s3: S3Server) -> Iterator[OnS3]:
+    """A database on S3; checked afterwards."""
+    shop = OnS3(tmp_path, s3)
+    yield shop
+    s3.faults = Faults()
+    shop.assert_whole()
+    shop.log.close()
+
+
+def test_segments_merged_runs_and_the_manifest_lie_on_s3(shop: OnS3) -> None:
+    assert not shop.store.exists()
+    assert shop.store.read() == Manifest()
+    for _ in range(3):
+        shop.write()
+        segments.seal(shop.log, shop.store, 1)
+    shop.assert_whole()
+    assert shop.store.exists()
+    shop.merge()
+    manifest = shop.another().read()
+    assert [run.kind for run in manifest.runs] == [RunKind.DELTA]
+    assert shop.store.storage.run_ids() == [manifest.runs[0].id]
+    with pytest.raises(StoreError, match="is not a local folder"):
+        _ = shop.store.folder
+
+
+def test_switches_from_everywhere_are_all_kept(shop: OnS3) -> None:
+    def switch() -> None:
+        store = shop.another()
+        for _ in range(5):
+            store.switch(lambda manifest: manifest)
+
+    threads = [threading.Thread(target=switch) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert shop.store.read().version == 15
+
+
+def test_a_switch_whose_answer_is_lost_is_made_once(shop: OnS3, s3: S3Server) -> None:
+    s3.faults = Faults(lost=0.25)
+    for number in range(6):
+        record = {"number": number}
+        switched = shop.store.switch(lambda m, record=record: m.with_apply(record))  # type: ignore[misc]
+        assert switched.version == number + 1
+    s3.faults = Faults()
+    manifest = shop.store.read()
+    assert [record["number"] for record in manifest.applies] == list(range(6))
+    assert manifest.version == 6
+
+
+def test_a_bad_network_loses_nothing_and_doubles_nothing(shop: OnS3, s3: S3Server) -> None:
+    failed = 0
+    for number in range(6):
+        shop.write()
+        s3.faults = Faults(refused=0.05, lost=0.04, slow=0.1, delay_s=0.05)
+        # What fails even so is tried again by writer and applier, as they do.
+        for step in (lambda: segments.seal(shop.log, shop.store, 1), shop.merge):
+            try:
+                step()
+            except StoreError:
+                failed += 1
+        s3.faults = Faults()
+        segments.finish(shop.log, shop.store, 1)
+        if number % 2:
+            shop.assert_whole()
+    assert failed < 12, "retries help at least sometimes"
+
+
+def test_an_answer_slower_than_the_time_out_is_an_error_and_not_the_end(
+    tmp_path: Path, s3: S3Server
+) -> None:
+    shop = OnS3(tmp_path / "slow", s3, request_timeout=0.5, attempts=1)
+    shop.write()
+    s3.faults = Faults(slow=1.0, delay_s=1.0)
+    with pytest.raises(StoreError):
+        segments.seal(shop.log, shop.store, 1)
+    s3.faults = Faults()
+    shop.assert_whole()
+    # What was asked for may have been done meanwhile: finishing tells.
+    segments.finish(shop.log, shop.store, 1)
+    segments.seal(shop.log, shop.store, 1)
+    shop.assert_whole()
+    assert len(shop.store.read().runs) == 1
+    shop.log.close()
+
+
+def test_a_file_that_is_torn_or_gone_is_named_and_a_reader_goes_on_from_what_replaced_it(
+    shop: OnS3,
+) -> None:
+    for _ in range(3):
+        shop.write()
+        segments.seal(shop.log, shop.store, 1)
+    first = shop.store.read().chain[0]
+    name = first.files[0].name
+    files = shop.store.files(first)
+    with files.open(name) as file:
+        whole = file.read()
+    for content in (whole[: len(whole) // 2], whole[:-4] + b"XXXX"):
+        with files.create(name) as file:
+            file.write(content)
+        with pytest.raises(StoreError, match=first.id):
+            shop.store.open_run(first)
+        assert len(shop.store.check()) == 1
+    with files.create(name) as file:
+        file.write(whole)
+
+    opened = shop.store.open_run(first)
+    files.delete(name)
+    with pytest.raises(StoreError, match=rf"{first.id}.*cannot be read"):
+        for group in opened.row_groups:
+            opened.frames(group)
+    opened.close()
+    with pytest.raises(StoreError, match=first.id):
+        shop.store.open_run(first)
+    with files.create(name) as file:
+        file.write(whole)
+    reader = BootstrapStream(
+        store=shop.store,
+        log=shop.log,
+        since=ORIGIN,
+        target=shop.log.state().window,
+        stream_filter=StreamFilter(),
+        source_ids=np.empty(0, dtype=np.uint32),
+    )
+    pieces = reader.pieces()
+    got = [next(pieces), next(pieces), next(pieces)]
+    shop.merge()
+    state = State().apply_all(piece.frames for piece in [*got, *pieces])
+    assert state.rows == State().apply_all(shop.blocks).rows
+    assert state.regressions == []
+
+
+def test_one_lease_at_a_time_and_its_owner_takes_it_up_again(shop: OnS3) -> None:
+    other = shop.another()
+    with shop.store.lease("applier") as lease:
+        assert lease.number == 1
+        with pytest.raises(StoreBusy, match=r"is the applier of s3://.*only one"):
+            with other.lease("applier"):
+                pass
+        with other.lease("writer"):
+            pass
+    with other.lease("applier") as lease:
+        assert lease.number == 2, "one that was given up is free at once"
+    bucket, prefix = open_bucket(shop.place, shop.options)
+    killed = S3Lease(bucket, f"{prefix}writer.lease", "writer", "log-1")
+    with other.lease("writer", owner="log-1") as lease:
+        assert lease.number == killed.number + 1
+    killed._ended.set()
+
+
+def test_a_holder_that_stopped_renewing_is_passed_and_can_write_nothing_more(
+    tmp_path: Path, s3: S3Server
+) -> None:
+    shop = OnS3(tmp_path / "lease", s3, lease_ttl=1)
+    for _ in range(2):
+        shop.write()
+        segments.seal(shop.log, shop.store, 1)
+    chain = shop.store.read().chain
+    stuck = shop.store
+    other = shop.another()
+    with stuck.lease("applier") as lease:
+        # As a process does that is stopped, or whose machine has lost its network.
+        lease._ended.set()  # type: ignore[attr-defined]
+        run = merged(stuck, Merge(chain, RunKind.DELTA))
+
+        def taken() -> bool:
+            try:
+                with other.lease("applier"):
+                    return other.sweep("c") == [run.id]
+            except StoreBusy:
+                return False
+
+        eventually_sync(taken, 60.0, "the lease runs out")
+        with pytest.raises(StoreBusy):
+            stuck.switch(lambda m: m.with_changes(add=run, drop=chain, now_us=1))
+        # Even if it does not know: the manifest has a later holder's number.
+        lease._ttl_s = 1e9  # type: ignore[attr-defined]
+        with pytest.raises(StoreBusy, match="its number is 2, ours 1"):
+            stuck.switch(lambda m: m.with_changes(add=run, drop=chain, now_us=1))
+        lease._is_lost = True  # type: ignore[attr-defined]
+    shop.assert_whole()
+    assert stuck.read().chain == chain
+    shop.log.close()
+
+
+def test_the_configuration_says_where_the_stores_are(
+    tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = s3.place()
+    options = s3.options()
+    section = {"data_dir": str(tmp_path), "store": place, "s3": options.model_dump(mode="python")}
+    stores = Stores(BootstrapConfig.model_validate(section))
+    assert stores.begun() == {}
+    stores.store("shop").switch(lambda manifest: manifest)
+    begun = stores.begun()
+    assert {name: store.url for name, store in begun.items()} == {"shop": f"{place}/shop"}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-a-secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    assert open_store(f"{place}/shop").read().version == 1, "all of it from the environment"
+    for bad in ("ftp://bucket/x", "s3://", "s3:///x"):
+        with pytest.raises(ConfigError, match="is not of the form s3://bucket/prefix"):
+            split_url(bad)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere")
+    with pytest.raises(ConfigError, match="endpoint 'nowhere'"):
+        open_store(place)
+
+
+def test_a_manifest_on_s3_that_is_damaged_is_refused(shop: OnS3) -> None:
+    shop.store.switch(lambda manifest: manifest)
+    storage = shop.store.storage
+    assert isinstance(storage, S3Storage)
+    found = storage.read_manifest()
+    assert found is not None
+    damaged = found.content.replace(b'"version":1', b'"version":2')
+    assert storage.replace_manifest(damaged, found.tag)
+    with pytest.raises(FormatError, match=r"manifest\.json"):
+        shop.store.read()
+    assert not storage.replace_manifest(found.content, found.tag), "what it names is gone"
+    now = storage.read_manifest()
+    assert now is not None
+    assert storage.replace_manifest(found.content, now.tag)

@@ -1,0 +1,120 @@
+"""A private S3 server (moto's) in a thread of this process, with faults to order."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from databus.common.config import S3Options
+
+BUCKET = "databus-test"
+_SLOW_DOWN = (
+    b'<?xml version="1.0"?><Error><Code>SlowDown</Code><Message>reduce your rate</Message></Error>'
+)
+
+
+@dataclass
+class Faults:
+    """What goes wrong, each as a share of the requests.
+
+    ``refused`` are answered 503 and not done; of ``lost`` the answer says 503, but they are
+    done; ``slow`` ones are answered after ``delay_s``.
+    """
+
+    refused: float = 0.0
+    lost: float = 0.0
+    slow: float = 0.0
+    delay_s: float = 0.3
+
+
+class S3Server:
+    """The server; each ``place`` is an empty prefix of one bucket.
+
+    Owner: the test that started it; ``faults`` may be changed at any time.
+    """
+
+    def __init__(self, seed: int = 1) -> None:
+        from moto.moto_server.werkzeug_app import (
+            DomainDispatcherApplication,
+            MotoRequestHandler,
+            create_backend_app,
+        )
+        from werkzeug.serving import make_server
+
+        class Quiet(MotoRequestHandler):
+            def log_request(self, *_: object, **__: object) -> None:
+                """Not on the terminal."""
+
+        self.faults = Faults()
+        self.requests = 0
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self._places = 0
+        self._inner: Any = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server("127.0.0.1", 0, self._answer, True, request_handler=Quiet)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._make_bucket()
+
+    def _make_bucket(self) -> None:
+        import boto3
+
+        options = self.options()
+        client = boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            region_name=options.region,
+            aws_access_key_id=options.access_key,
+            aws_secret_access_key=options.secret_key.get_secret_value(),
+        )
+        client.create_bucket(Bucket=BUCKET)
+        client.close()
+
+    def options(self, **changes: Any) -> S3Options:
+        """How the server is reached."""
+        return S3Options.model_validate(
+            {
+                "endpoint": self.url,
+                "region": "us-east-1",
+                "access_key": "test",
+                "secret_key": "not-a-secret",
+                **changes,
+            }
+        )
+
+    def place(self) -> str:
+        """The URL of an empty prefix."""
+        self._places += 1
+        return f"s3://{BUCKET}/place-{self._places}"
+
+    def _answer(self, environment: dict[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
+        with self._lock:
+            self.requests += 1
+            draw = [self._random.random() for _ in range(3)]
+        if draw[0] < self.faults.slow:
+            time.sleep(self.faults.delay_s)
+        if draw[1] < self.faults.refused:
+            environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
+            return _refuse(respond)
+        if draw[2] < self.faults.lost:
+            list(self._inner(environment, lambda *_, **__: None))
+            return _refuse(respond)
+        answer: Iterable[bytes] = self._inner(environment, respond)
+        return answer
+
+    def close(self) -> None:
+        """Stop it."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _refuse(respond: Callable[..., Any]) -> Iterable[bytes]:
+    headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(_SLOW_DOWN)))]
+    respond("503 Slow Down", headers)
+    return [_SLOW_DOWN]
