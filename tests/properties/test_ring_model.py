@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError, ReaderOvertaken, ScnTooOld
-from databus.common.frame import Op
+from databus.common.frame import Op, read_frame
 from databus.relay.ring import Ring, RingReader, RingWriter
 from databus.relay.ring_check import check
 from tests.support.windows import make_window, split_frames
@@ -132,6 +132,24 @@ class RingMachine(RuleBasedStateMachine):
     @rule()
     def sync(self) -> None:
         assert self.writer.sync() == self.writer.state.max
+
+    @rule(share=st.floats(0, 1), shift_us=st.sampled_from((-1, 0, 1)))
+    def expire(self, share: float, shift_us: int) -> None:
+        kept_from = self.kept_from()
+        kept = self.frames[kept_from:]
+        if not kept:
+            assert not self.writer.expire(2**62)
+            return
+        chosen = read_frame(kept[int((len(kept) - 1) * share)][1])
+        limit_us = chosen.commit_us + shift_us
+        keep_from = kept_from
+        for at, (_, frame) in enumerate(kept, kept_from):
+            if frame[11] == Op.END_OF_WINDOW:
+                if read_frame(frame).commit_us >= limit_us:
+                    break
+                keep_from = at + 1
+        assert self.writer.expire(limit_us) == (keep_from > kept_from)
+        assert self.kept_from() == keep_from
 
     @rule()
     def reopen(self) -> None:

@@ -314,6 +314,9 @@ class Fetcher:
         while True:
             await asyncio.sleep(self.config.sync_every)
             if self.intake is not None:
+                if self.config.retention is not None:
+                    keep_us = int(self.config.retention * 1e6)
+                    self.intake.ring.expire(time.time_ns() // 1000 - keep_us)
                 await self.make_durable()
 
     async def make_durable(self) -> None:

@@ -15,7 +15,7 @@ from databus.common.checkpoint import Position
 from databus.common.errors import ClockMismatch, FormatError, FrameTooLarge, RingFull
 from databus.common.frame import Buffer
 from databus.common.kernels import U8Array
-from databus.relay import kernels
+from databus.relay import expiry, kernels
 from databus.relay.ring_file import (
     RingFile,
     make_ring,
@@ -69,6 +69,7 @@ class RingWriter:
         self._lock = lock
         self._sync_lock = threading.Lock()
         kernels.warm_up()
+        expiry.warm_up()
         remove_folder(directory / NEXT_NAME)
         self._open()
 
@@ -291,6 +292,33 @@ class RingWriter:
     def _show(self, state: RingState) -> None:
         self._state = state
         self._file.publish(state)
+
+    def expire(self, before_us: int) -> bool:
+        """Let go of the whole windows at the head that committed before ``before_us``.
+
+        It stops at the first that did not, however old those behind it are, and in block mode
+        at what has not been released.  Returns whether any has gone.
+        """
+        state = self._state
+        if state.is_empty or state.min_commit_us >= before_us:
+            return False
+        stop = self._released if self.blocks else state.tail
+        head, last, frames, windows = expiry.expired(self._file.data, state.head, stop, before_us)
+        if head == state.head:
+            return False
+        state = with_oldest(
+            self._file,
+            state._replace(
+                head=head,
+                synced=self._synced,
+                prev=place(self._file, last)[0],
+                evicted_frames=state.evicted_frames + frames,
+                evicted_windows=state.evicted_windows + windows,
+            ),
+        )
+        self._show(state)
+        self._index.evict(head)
+        return True
 
     # -- block mode --
 
