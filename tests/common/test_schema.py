@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from databus.common import frame
 from databus.common.errors import FormatError, UnknownSchema, UnsupportedChange
 from databus.common.schema import Column, Kind, SchemaSet, SourceSchema
-from databus.common.values import to_json_record
+from databus.common.values import from_json_value, to_json_record, to_json_value
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1" / "schema.json"
 
@@ -206,6 +206,18 @@ def test_json_values_follow_the_rules() -> None:
     ]  # fmt: skip
     assert "a b" not in found
     json.dumps(found, allow_nan=False)
+
+
+@given(rows)
+def test_json_values_are_read_back_as_what_they_were(row: dict[str, Any]) -> None:
+    for column in ALL_KINDS.columns:
+        value = row[column.name]
+        told = to_json_value(value, column.kind)
+        back = from_json_value(json.loads(json.dumps(told)), column.kind)
+        if column.kind is Kind.JSON and value is not None:
+            assert json.loads(back) == json.loads(value)
+        else:
+            assert back == value or (back != back and value != value)
 
 
 def test_two_sources_of_one_number_are_refused_by_name() -> None:

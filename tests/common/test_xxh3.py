@@ -9,7 +9,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from databus.common.xxh3 import xxh3_64
+from databus.common.xxh3 import xxh3_64, xxh3_64_of_each
 
 
 def test_every_length_class_hashes_as_the_xxhash_package_does() -> None:
@@ -28,3 +28,11 @@ def test_every_length_class_hashes_as_the_xxhash_package_does() -> None:
 def test_any_bytes_hash_as_the_xxhash_package_does(data: bytes) -> None:
     found = xxh3_64(np.frombuffer(data, dtype=np.uint8), 0, len(data))
     assert int(found) == xxhash.xxh3_64_intdigest(data)
+
+
+def test_ranges_hash_as_one_by_one() -> None:
+    data = np.frombuffer(random.Random(6).randbytes(1000), dtype=np.uint8)
+    edges = np.array([0, 0, 3, 20, 300, 1000], dtype=np.int64)
+    found = xxh3_64_of_each(data, edges[:-1], edges[1:])
+    expected = [xxh3_64(data, a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    assert found.tolist() == [int(one) for one in expected]

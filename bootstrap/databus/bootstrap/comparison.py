@@ -18,9 +18,8 @@ import numpy.typing as npt
 from databus.common import frame
 from databus.common.errors import DatabusError
 from databus.common.frame import FIRST_CONTROL_OP, HEADER_BYTES, Flag, FrameColumns, FrameView
-from databus.common.kernels import U8Array, jit
 from databus.common.schema import SchemaSet, SourceSchema
-from databus.common.xxh3 import xxh3_64
+from databus.common.xxh3 import xxh3_64_of_each
 
 _U64 = npt.NDArray[np.uint64]
 
@@ -104,7 +103,7 @@ class TableDigests:
         equal &= columns.op < FIRST_CONTROL_OP
         if equal.any():
             starts, stops = row_places(columns)
-            digests = row_digests(buffer, starts[equal], stops[equal])
+            digests = xxh3_64_of_each(buffer, starts[equal], stops[equal])
             places = at[equal]
             equal[equal] = (self._digests[places] == digests) & ~self._shared[places]
         for index in np.flatnonzero(~equal & (columns.op < FIRST_CONTROL_OP)).tolist():
@@ -130,17 +129,6 @@ def row_places(columns: FrameColumns) -> tuple[npt.NDArray[np.int64], npt.NDArra
     """Where the rows after the change begin and end in the scanned block."""
     starts = columns.offset + HEADER_BYTES + columns.key_len + columns.before_len
     return starts, starts + columns.after_len
-
-
-@jit
-def row_digests(
-    buf: U8Array, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
-) -> npt.NDArray[np.uint64]:
-    """xxh3_64 of each range of bytes."""
-    out = np.empty(len(starts), dtype=np.uint64)
-    for index in range(len(starts)):
-        out[index] = xxh3_64(buf, starts[index], stops[index])
-    return out
 
 
 def folded(

@@ -179,6 +179,52 @@ _TO_JSON: dict[type, Callable[[Any], Any]] = {
 }
 
 
+def from_json_value(value: Any, kind: str) -> Any:
+    """What ``to_json_value`` gave, as the column value again.
+
+    Raises:
+        FormatError: it is no value of this kind.
+    """
+    if value is None or kind in ("bool", "string"):
+        return value
+    convert = _FROM_JSON.get(kind)
+    if convert is None:
+        raise FormatError(f"values of kind {kind} are not read from JSON")
+    try:
+        return convert(value)
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise FormatError(f"{value!r} is no value of kind {kind}: {error}") from None
+
+
+def _span_of_json(text: str) -> dt.timedelta:
+    hours, minutes, seconds = text.removeprefix("-").split(":")
+    whole, _, fraction = seconds.partition(".")
+    span = dt.timedelta(
+        hours=int(hours),
+        minutes=int(minutes),
+        seconds=int(whole),
+        microseconds=int(fraction.ljust(6, "0")) if fraction else 0,
+    )
+    return -span if text.startswith("-") else span
+
+
+_FROM_JSON: dict[str, Callable[[Any], Any]] = {
+    "int": int,
+    "uint64": int,
+    "float": float,
+    "decimal": lambda value: decimal.Decimal(str(value)),
+    "numeric": lambda value: decimal.Decimal(str(value)),
+    "bytes": lambda value: base64.b64decode(value, validate=True),
+    "date": dt.date.fromisoformat,
+    "time": dt.time.fromisoformat,
+    "time_span": _span_of_json,
+    "timestamp": dt.datetime.fromisoformat,
+    "timestamptz": dt.datetime.fromisoformat,
+    "uuid": uuid.UUID,
+    "json": json.dumps,
+}
+
+
 def to_json_record(
     record: Mapping[str, Any], columns: tuple[Column, ...], absent: tuple[str, ...] = ()
 ) -> dict[str, Any]:

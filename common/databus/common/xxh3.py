@@ -216,3 +216,14 @@ else:
     def xxh3_64(buf: U8Array, start: int, stop: int) -> np.uint64:
         """XXH3 of ``buf[start:stop]`` as an unsigned 64-bit number."""
         return np.uint64(xxhash.xxh3_64_intdigest(buf[start:stop].tobytes()))
+
+
+@jit
+def xxh3_64_of_each(
+    buf: U8Array, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint64]:
+    """XXH3 of ``buf[starts[i]:stops[i]]`` for each i."""
+    out = np.empty(len(starts), dtype=np.uint64)
+    for index in range(len(starts)):
+        out[index] = xxh3_64(buf, starts[index], stops[index])
+    return out

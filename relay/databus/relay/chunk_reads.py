@@ -7,9 +7,9 @@ dump reads it, and answered instead of appended.  The answer is
 
 with the header's ``low`` (position that the ring had reached before the chunk was read: the rows
 show every commit up to it), ``high`` (scn at or after every commit that they show), ``rows``,
-``schema``, ``last_key``, ``done`` and ``missing`` of source.py's ``Chunk``.  The content is, with ``"content":
-"digests"``, a u64 LE key hash and a u64 LE xxh3 of the row's Avro bytes for each row; with
-``"frames"``, a READ frame for each row.
+``schema``, ``last_key``, ``done`` and ``missing`` of source.py's ``Chunk``.  The content is, with
+``"content": "digests"``, a u64 LE key hash and a u64 LE xxh3 of the row's Avro bytes for each
+row; with ``"frames"``, a READ frame for each row.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from databus.common.checkpoint import Position
 from databus.common.errors import BadRequest
 from databus.common.frame import Op, pack_frame
+from databus.common.xxh3 import xxh3_64_of_each
+from databus.relay.sources.rows import ROW_START, ROW_STOP
 from databus.relay.sources.source import Chunk, ChunkRequest
 
 CHUNK_TYPE = "application/vnd.databus.chunk"
@@ -91,13 +92,9 @@ def pack_answer(question: ChunkQuestion, chunk: Chunk, low: Position) -> bytes:
 
 
 def _digests(chunk: Chunk) -> bytes:
-    pairs = np.empty((len(chunk.rows), 2), dtype="<u8")
-    for index, row in enumerate(chunk.rows):
-        pairs[index] = (
-            xxhash.xxh3_64_intdigest(row.key),
-            xxhash.xxh3_64_intdigest(row.row),
-        )
-    return pairs.tobytes()
+    rows = chunk.rows
+    digests = xxh3_64_of_each(rows.data, rows.spans[:, ROW_START], rows.spans[:, ROW_STOP])
+    return np.column_stack((rows.hashes, digests)).tobytes()
 
 
 def _frames(chunk: Chunk) -> bytes:

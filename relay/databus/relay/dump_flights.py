@@ -23,7 +23,7 @@ from databus.common import frame
 from databus.common.errors import DatabusError, DumpFailed, SourceUnavailable
 from databus.common.frame import FrameColumns, Op
 from databus.relay.brackets import Bracket, Brackets
-from databus.relay.dump_pack import pack_window
+from databus.relay.dump_pack import pack_window, with_deletions
 from databus.relay.dumps import MAX_CHUNK_ROWS, Dump, DumpBook, TableProgress
 from databus.relay.intake import Intake
 from databus.relay.sources.source import Chunk, ChunkRequest, Source, WatermarkingSource
@@ -287,7 +287,10 @@ class TableDump:
         flight.took_s = time.monotonic() - began_s
         if flight.bracket is not None:
             await self._mark(source, flight.bracket.high)
+        gone = chunk.schema, chunk.missing
         chunk = await self._host.shaped(chunk)
+        if dump.delete_missing and chunk.missing:
+            chunk = with_deletions(chunk, *gone)
         self._adapt(flight, limit, chunk)
         self._window.arrived(flight.waiting, chunk)
         flight.chunk, flight.arrived_s = chunk, time.monotonic()

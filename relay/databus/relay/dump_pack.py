@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 
 from databus.common.checkpoint import Position
 from databus.common.frame import HEADER_BYTES
 from databus.common.kernels import COMPILED, I64Array, U8Array, copy, crc32c, i64, jit
 from databus.common.schema import SourceSchema
+from databus.common.values import from_json_value
 from databus.common.window import end_of_window
 from databus.relay.sources.rows import Rows, U64Array
+from databus.relay.sources.source import Chunk
 
 _MARK = 0xDB05 | 1 << 16 | 4 << 24 | 2 << 32  # magic, version, READ, HAS_AFTER
+_MARK_OF_DELETION = 0xDB05 | 1 << 16 | 3 << 24  # magic, version, DELETE
+_DELETED = -1
+"""Length of the row of a key that is deleted."""
 _PAD_BYTES = 8
 
 
@@ -40,6 +48,31 @@ def pack_window(
     return out[:fill].tobytes() + end, count
 
 
+def with_deletions(chunk: Chunk, schema: SourceSchema, gone: list[list[Any]]) -> Chunk:
+    """The chunk with a deletion behind its rows for each of the keys ``gone``, which are JSON.
+
+    Raises:
+        FormatError: a value is none of its column's kind.
+    """
+    kinds = [column.kind for column in schema.key_columns]
+    keys = [
+        schema.encode_key(
+            [from_json_value(value, kind) for value, kind in zip(key, kinds, strict=True)]
+        )
+        for key in gone
+    ]
+    stops = len(chunk.rows.data) + np.cumsum([len(key) for key in keys], dtype=np.int64)
+    spans = np.zeros((len(keys), 4), dtype=np.int64)
+    spans[:, 0], spans[:, 1], spans[:, 3] = (
+        np.append(len(chunk.rows.data), stops[:-1]),
+        stops,
+        _DELETED,
+    )
+    data = np.concatenate((chunk.rows.data, np.frombuffer(b"".join(keys), dtype=np.uint8)))
+    rows = Rows.at(data, np.concatenate((chunk.rows.spans, spans)))
+    return dataclasses.replace(chunk, rows=rows)
+
+
 @jit
 def pack_rows(
     data: U8Array,
@@ -54,7 +87,7 @@ def pack_rows(
     schema_fp: np.uint64,
     commit_us: int,
 ) -> int:
-    """READ frames of the rows ``left``, seq growing by one; where they end in ``out``.
+    """READ and DELETE frames of the rows ``left``, seq growing by one; where they end in ``out``.
 
     ``words`` is ``out`` as 64-bit words.
     """
@@ -66,6 +99,9 @@ def pack_rows(
         stop = at + 72
         copy(out, stop, data, spans[row, 0], key_bytes)
         stop += key_bytes
+        mark = _MARK
+        if row_bytes == _DELETED:
+            mark, row_bytes = _MARK_OF_DELETION, 0
         copy(out, stop, data, spans[row, 2], row_bytes)
         stop += row_bytes
         while stop & 7:
@@ -73,7 +109,7 @@ def pack_rows(
             stop += 1
         word = at >> 3
         words[word] = np.uint64(i64(stop - at) << 32)
-        words[word + 1] = np.uint64(_MARK)
+        words[word + 1] = np.uint64(mark)
         words[word + 2] = np.uint64(scn)
         words[word + 3] = np.uint64(seq + number | source_id << 32)
         words[word + 4] = hashes[row]

@@ -80,7 +80,8 @@ class Dump:
 
     ``chunk_ms`` is how long a chunk's read should take: ``chunk_rows`` follows it, unless it
     is 0.  With ``parallel`` over 1 so many chunks are read at once.  With a ``watermark_table``
-    each chunk stands between two rows written there.
+    each chunk stands between two rows written there.  With ``delete_missing`` the asked-for keys
+    that have no row go out as deletions.
     """
 
     id: str
@@ -92,6 +93,7 @@ class Dump:
     chunk_ms: int = 0
     parallel: int = 1
     watermark_table: str | None = None
+    delete_missing: bool = False
     state: DumpState = DumpState.QUEUED
     tables: list[TableProgress] | None = None
     missing: list[list[Any]] = dataclasses.field(default_factory=list)
@@ -142,7 +144,9 @@ def new_dump(request: Any) -> Dump:
     Raises:
         BadRequest: a key is unknown or its value not of its form.
     """
-    document = _object(request, ("sources", "where", "keys", "watermark_table", *_PACE))
+    document = _object(
+        request, ("sources", "where", "keys", "delete_missing", "watermark_table", *_PACE)
+    )
     sources = document.get("sources")
     if not isinstance(sources, list) or not sources or not all(isinstance(s, str) for s in sources):
         raise BadRequest(f"sources is {sources!r}; give a list of globs such as ['shop.*']")
@@ -154,11 +158,19 @@ def new_dump(request: Any) -> Dump:
         if not isinstance(keys, list) or not 1 <= len(keys) <= MAX_KEYS:
             raise BadRequest(f"keys must be a list of 1 to {MAX_KEYS} keys")
         keys = [key if isinstance(key, list) else [key] for key in keys]
+    delete_missing = document.get("delete_missing", False)
+    if not isinstance(delete_missing, bool) or (delete_missing and keys is None):
+        raise BadRequest("delete_missing is true or false, and only for a list of keys")
     table = document.get("watermark_table")
     if table is not None and (not isinstance(table, str) or not table):
         raise BadRequest(f"watermark_table is {table!r}; give the name of a captured table")
     dump = Dump(
-        id=secrets.token_hex(4), sources=sources, where=where, keys=keys, watermark_table=table
+        id=secrets.token_hex(4),
+        sources=sources,
+        where=where,
+        keys=keys,
+        watermark_table=table,
+        delete_missing=delete_missing,
     )
     # Who names a size wants that size; who names none wants the time.
     dump.chunk_ms = 0 if "chunk_rows" in document else DEFAULT_CHUNK_MS

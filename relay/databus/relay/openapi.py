@@ -64,6 +64,7 @@ _DUMP_REQUEST = {
         "sources": {"type": "array", "items": _TEXT},
         "where": _TEXT,
         "keys": {"type": "array", "items": {"type": "array"}},
+        "delete_missing": {"type": "boolean"},
         "chunk_rows": _INTEGER,
         "delay_ms": _INTEGER,
     },
