@@ -1,0 +1,180 @@
+"""The ring on a disk that loses power: whatever was not synced is dropped, or torn by sectors."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from databus.common.checkpoint import Position
+from databus.common.errors import StoreError
+from databus.relay.ring import Ring
+from databus.relay.ring_check import check
+from databus.relay.ring_format import CONTROL_OFFSETS, DATA_OFFSET, LIVE_OFFSET
+from databus.relay.ring_recovery import BASES, EXTENDS, REPAIRS, Base, Repair
+from tests.faults.test_ring_crash import assert_is_part_of_stream, damage, retained
+from tests.support.ring_processes import MOST_EVENT_BYTES, true_frames
+from tests.support.torn_storage import TornStorage
+from tests.support.windows import endless_windows, make_window
+
+pytestmark = pytest.mark.faults
+
+RING_BYTES = 16384
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_was_synced_is_there_after_a_power_loss_at_any_moment_of_a_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng = random.Random(seed)
+    windows = endless_windows(seed, most_bytes=MOST_EVENT_BYTES)
+    writer = Ring.create(tmp_path, RING_BYTES, clock="c")
+    promised = Position(0, 0)
+    with TornStorage(tmp_path / "ring", monkeypatch) as storage:
+        if seed % 4:
+            storage.cut_power_in_flush(rng.randrange(12), rng)
+        for window in itertools.islice(windows, rng.randrange(30, 120)):
+            writer.append(window)
+            if rng.random() < 0.2:
+                reached = writer.sync()
+                if storage.is_cut:
+                    break
+                promised = reached
+        left = storage.crash(rng)
+    writer.close()
+    image = bytearray(left)
+    image[LIVE_OFFSET : LIVE_OFFSET + 4096] = bytes(4096)  # the boot that it names is over
+    (tmp_path / "ring").write_bytes(image)
+    index = (tmp_path / "ring.index").read_bytes()
+    if seed % 3 == 0:
+        (tmp_path / "ring.index").unlink()
+    elif seed % 3 == 1:
+        (tmp_path / "ring.index").write_bytes(index[:4096] + rng.randbytes(len(index) - 4096))
+    with Ring.open_writer(tmp_path) as writer:
+        assert writer.last >= promised, "the source was told that it may forget up to there"
+        prev = writer.state.prev
+    assert check(tmp_path) == []
+    assert_is_part_of_stream(retained(tmp_path), prev, seed)
+    with Ring.open_writer(tmp_path) as writer:
+        behind = (frame for position, frame in true_frames(seed) if position > writer.last)
+        for frame in itertools.islice(behind, 80):
+            writer.append(frame)
+        prev = writer.state.prev
+    assert check(tmp_path) == []
+    assert_is_part_of_stream(retained(tmp_path), prev, seed)
+
+
+CASES = list(
+    itertools.product(
+        (True, False),  # the live state is of this boot
+        (True, False),  # control copy A is whole
+        (True, False),  # control copy B is whole
+        ("whole", "middle torn", "tail torn", "garbage behind the tail"),
+        ("whole", "entries", "missing"),  # the index
+    )
+)
+
+
+@pytest.mark.parametrize(("live", "first", "second", "data", "index"), CASES)
+def test_every_row_of_the_crash_table_serves_a_part_of_the_stream_without_a_gap_or_refuses(
+    tmp_path: Path, live: bool, first: bool, second: bool, data: str, index: str
+) -> None:
+    with Ring.create(tmp_path, RING_BYTES, clock="c") as writer:
+        for scn in range(1, 9):
+            writer.append(make_window(scn, [100, 100]))
+        writer.sync()
+        for scn in range(9, 11):
+            writer.append(make_window(scn, [100, 100]))
+        tail = writer.state.tail
+        window_bytes = tail // 10
+    ring = tmp_path / "ring"
+    where = {"middle torn": window_bytes * 3 + 100, "tail torn": tail - 8}
+    if data in where:
+        damage(ring, DATA_OFFSET + where[data], 8)
+    elif data == "garbage behind the tail":
+        damage(ring, DATA_OFFSET + tail, 400)
+    copies = zip((live, first, second), (LIVE_OFFSET, *CONTROL_OFFSETS), strict=True)
+    for whole, at in copies:
+        if not whole:
+            damage(ring, at, 1024)
+    if index == "entries":
+        damage(tmp_path / "ring.index", 4096, 512)
+    elif index == "missing":
+        (tmp_path / "ring.index").unlink()
+
+    base = BASES[(live, first, second)]
+    if base is Base.REFUSE:
+        with pytest.raises(StoreError, match="control copies"):
+            Ring.open_writer(tmp_path)
+        return
+    with Ring.open_writer(tmp_path) as writer:
+        assert writer.recovered.base is base
+        repair = writer.recovered.repair
+        newest = writer.last
+        prev = writer.state.prev
+        assert writer._index.problem(writer.state.head, writer.state.tail) is None
+    # The sync by hand is in copy B, the one at the end in A.
+    assert newest == (Position(8, 2) if base is Base.B else Position(10, 2))
+    if data == "middle torn" and base is not Base.LIVE:
+        assert (repair, prev) == (Repair.CUT, Position(4, 2))
+    elif data == "tail torn" and newest == Position(10, 2):
+        assert (repair, prev) == (Repair.EMPTY, newest)
+    else:
+        # With a live base the page cache is what the writer left: what it had synced is not
+        # read again, and damage in there is found when it is looked for.
+        assert (repair, prev) == (Repair.KEEP, Position(0, 0))
+    problems = check(tmp_path)
+    assert bool(problems) == (data == "middle torn" and base is Base.LIVE)
+    with Ring.open_writer(tmp_path) as writer:
+        writer.append(make_window(20, [10]))
+        assert writer.last == Position(20, 1)
+
+
+def test_the_tables_have_every_case() -> None:
+    assert set(BASES) == set(itertools.product((True, False), repeat=3))
+    assert set(REPAIRS) == set(itertools.product((True, False), repeat=2))
+    assert set(EXTENDS) == set(Base) - {Base.REFUSE}
+
+
+@pytest.mark.parametrize("step", range(4))
+@pytest.mark.parametrize("what", ["resize", "reset"])
+def test_a_replacement_that_ends_at_any_rename_leaves_the_old_ring_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, what: str
+) -> None:
+    class Killed(BaseException):
+        """The process is gone."""
+
+    writer = Ring.create(tmp_path, RING_BYTES, clock="c")
+    for scn in range(1, 30):
+        writer.append(make_window(scn, [200]))
+    writer.sync()
+    before = writer.state
+    renames = 0
+    replace = Path.replace
+
+    def killed_at_step(path: Path, target: Path) -> Path:
+        nonlocal renames
+        renames += 1
+        if renames > step:
+            raise Killed
+        return replace(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Path, "replace", killed_at_step)
+        if what == "resize":
+            writer.resize(RING_BYTES * 2)
+        else:
+            writer.reset(Position(500))
+        raise Killed  # there are no more renames: killed right after
+    writer.close()
+    with Ring.open_writer(tmp_path) as writer:
+        after = writer.state
+        if what == "reset" and writer.last == Position(500):
+            assert after.is_empty
+        else:
+            assert (after.prev, after.max) == (before.prev, before.max)
+        assert check(tmp_path) == []
+        writer.append(make_window(600, [10]))
+    assert not (tmp_path / "ring.next").exists()
