@@ -32,6 +32,7 @@ from databus.common.errors import (
 )
 from databus.common.frame import FIRST_CONTROL_OP, FrameSplitter, Op
 from databus.common.schema import SchemaSet, SourceSchema
+from databus.common.spans import SpanSplitter
 
 log = logging.getLogger("databus.client")
 
@@ -190,10 +191,9 @@ class Puller:
             self.stats.is_flowing = True
             if isinstance(resume, Oldest | Latest):
                 self._pin(resume, body)
-            splitter = FrameSplitter()
+            splitter = SpanSplitter()
             while chunk := await body.read():
-                data = splitter.feed(chunk)
-                if data:
+                for data in splitter.feed(chunk):
                     await self._take(step.server, data)
             _check_whole(step.server, splitter)
         return Outcome.ENDED
@@ -252,7 +252,7 @@ class Puller:
     def _online(self, position: Position) -> OnlineCheckpoint:
         return OnlineCheckpoint(self._subscription.database, self._machine.clock or "", position)
 
-    async def _take(self, server: str, data: bytes) -> None:
+    async def _take(self, server: str, data: memoryview) -> None:
         """Hand on what is new in some frames of a relay."""
         block = Block(data, first=self._frame_count, bootstrap=False)
         block.raise_error_frame()
@@ -362,7 +362,7 @@ def _start_query(resume: Resume) -> dict[str, str]:
     return {"checkpoint": encode(resume)}
 
 
-def _check_whole(server: str, splitter: FrameSplitter) -> None:
+def _check_whole(server: str, splitter: FrameSplitter | SpanSplitter) -> None:
     if splitter.pending_bytes:
         raise ServerUnavailable(
             f"{server} ended its answer within a frame, {splitter.pending_bytes} bytes into it"

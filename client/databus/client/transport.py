@@ -25,7 +25,7 @@ from databus.common.errors import (
 )
 from databus.common.schema import SourceSchema
 
-FRAMES_TYPE = "application/vnd.databus.frames"
+FRAMES_TYPE = "application/vnd.databus.frames;spans=1"
 _PROBLEM_BYTES = 1 << 16
 
 

@@ -130,6 +130,15 @@ def choose_format(accept: str, wanted: str | None) -> str:
     )
 
 
+def takes_spans(accept: str) -> bool:
+    """Whether an Accept header says that its sender knows SPAN frames."""
+    for part in accept.lower().split(","):
+        media, *parameters = (piece.strip() for piece in part.split(";"))
+        if media == FRAMES_TYPE and "spans=1" in parameters:
+            return True
+    return False
+
+
 def _media_range(part: str) -> tuple[str, float]:
     media, *parameters = (piece.strip().lower() for piece in part.split(";"))
     for parameter in parameters:

@@ -44,6 +44,7 @@ class Op(enum.IntEnum):
     SCHEMA_CHANGE = 66
     CHECKPOINT = 67
     ERROR = 68
+    SPAN = 69
 
 
 FIRST_CONTROL_OP = 64
@@ -62,6 +63,7 @@ CONTROL_NAMES: dict[int, str] = {
     Op.SCHEMA_CHANGE: "schema_change",
     Op.CHECKPOINT: "checkpoint",
     Op.ERROR: "error",
+    Op.SPAN: "span",
 }
 
 

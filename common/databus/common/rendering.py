@@ -121,7 +121,7 @@ class Renderer:
                 "events": frame.event_count,
                 "ts_us": frame.commit_us,
             }
-        if frame.op == Op.HEARTBEAT:
+        if frame.op in (Op.HEARTBEAT, Op.SPAN):
             return {"control": name, **place}
         content = json.loads(bytes(frame.after or b"null"))
         if frame.op == Op.ERROR:

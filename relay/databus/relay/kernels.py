@@ -153,6 +153,31 @@ def cut_frames(buf: U8Array) -> tuple[int, int]:
 
 
 @jit
+def measure(ring: U8Array, at: int, stop: int) -> tuple[int, int, int, int]:
+    """The whole frames between the offsets ``at`` and ``stop``, which lie in one lap.
+
+    Returns (where they end, WALK_OK | WALK_CUT | WALK_PAD | WALK_MALFORMED, offset of the last
+    of them or -1, how many of them are rows).
+    """
+    last, rows = -1, 0
+    while at + 8 <= stop:
+        length = load_u32(ring, at + 4)
+        if length & 1:
+            return at, WALK_PAD, last, rows
+        if at + HEADER_BYTES > stop:
+            return at, WALK_CUT, last, rows
+        if not is_header(ring, at):
+            return at, WALK_MALFORMED, last, rows
+        if at + length > stop:
+            return at, WALK_CUT, last, rows
+        if ring[at + 11] < END_OF_WINDOW:
+            rows += 1
+        last = at
+        at += length
+    return at, WALK_CUT if at < stop else WALK_OK, last, rows
+
+
+@jit
 def evict(
     ring: U8Array, head: int, needed: int, whole_until: int, tail: int
 ) -> tuple[int, int, int, int]:
@@ -437,6 +462,7 @@ def warm_up() -> None:
     check_block(ring, 64, 0, 0, 0)
     take_piece(ring, 256, 0, 0, 0, 1, points)
     cut_frames(ring)
+    measure(ring, 0, 0)
     evict(ring, 0, 0, 0, 0)
     seek(ring, 0, 0, 0, 0, 0)
     seek_time(ring, 0, 0, 0)

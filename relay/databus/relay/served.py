@@ -30,6 +30,7 @@ from databus.common.frame import source_id
 from databus.common.query import nearest
 from databus.common.schema import SchemaSet, SourceSchema
 from databus.relay.dumps import DumpBook
+from databus.relay.extents import Extents
 from databus.relay.layout import DatabaseFolder
 from databus.relay.registry import RegistryReader
 from databus.relay.ring import Ring
@@ -84,6 +85,7 @@ class ServedDatabase:
         self._fetcher: tuple[int, dict[str, Any]] = (0, {})
         self.judges = Judges(self._registry.schemas)
         self.reads = SharedReads()
+        self.extents = Extents()
 
     @property
     def ring(self) -> RingReader:

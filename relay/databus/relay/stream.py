@@ -17,6 +17,7 @@ from databus.common.filters import ModPartition, RangePartition, StreamFilter
 from databus.common.frame import FIRST_CONTROL_OP, OFFSETS, Buffer, FrameColumns, Op, scan
 from databus.common.selection import close_windows, gather
 from databus.common.window import WindowBuilder, heartbeat
+from databus.relay.extents import Extent
 from databus.relay.ring_format import RingState
 from databus.relay.row_judge import RowJudge
 
@@ -136,6 +137,25 @@ class StreamCursor:
             self._send(columns, len(columns) - 1, columns.stop, columns.op)
             return Part(block, columns.stop)
         return self._take_some(raw, columns, ring_position)
+
+    @property
+    def left_bytes(self) -> int | None:
+        """How much may still be handed out; None without a limit."""
+        return None if self._max_bytes is None else max(0, self._max_bytes - self.sent_bytes)
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether frames go out as they lie."""
+        return self._takes_all
+
+    def pass_on(self, extent: Extent, *, is_limited: bool) -> None:
+        """All frames of an extent are handed out; ``is_limited``: the next one is too much."""
+        self._may_be_inside = False
+        self.position = self.sent_position = extent.last
+        self.commit_us = extent.commit_us
+        self.sent_bytes += extent.size_bytes
+        self.sent_events += extent.row_count
+        self.is_full = is_limited
 
     def _take_some(
         self, raw: npt.NDArray[np.uint8], columns: FrameColumns, ring_position: int | None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from databus.common.checkpoint import After, AtTime, StartPoint
 from databus.common.errors import BadRequest
 from databus.common.filters import StreamFilter
-from databus.common.formats import choose_format
+from databus.common.formats import choose_format, takes_spans
 from databus.common.query import (
     CHECKPOINT,
     FOLLOW,
@@ -74,6 +74,7 @@ class StreamRequest:
     where: Predicate | None = None
     columns: frozenset[str] | None = None
     coding: str | None = None
+    spans: bool = False
 
 
 def parse_stream_request(
@@ -102,6 +103,7 @@ def parse_stream_request(
         where=parse_where(query["where"]) if "where" in query else None,
         columns=_parse_columns(query["columns"], form) if "columns" in query else None,
         coding=choose_coding(headers.get("Accept-Encoding", "")),
+        spans=form == "frames" and takes_spans(headers.get("Accept", "")),
     )
 
 

@@ -25,6 +25,8 @@ from databus.common.frame import Buffer, Op, read_frame
 from databus.common.http import STOPPING
 from databus.common.rendering import Renderer
 from databus.relay.content_coding import CODED_BLOCK_BYTES, CODERS, Coder
+from databus.relay.direct_send import CutOff, DirectSender
+from databus.relay.extents import Extent
 from databus.relay.ring_format import RingState
 from databus.relay.row_judge import JUDGED_BLOCK_BYTES
 from databus.relay.served import ServedDatabase, range_headers
@@ -89,6 +91,10 @@ class StreamAnswer:
             self.coder = CODERS[request.coding]()
             self.headers["Content-Encoding"] = request.coding
             self._block_bytes = min(self._block_bytes, CODED_BLOCK_BYTES)
+        self._sends_extents = (
+            request.format == "frames" and self.coder is None and self.cursor.takes_all
+        )
+        self._is_limited = False
         self._known_schemas = -1
         self._ring_position = -1
         self._stop_at = state.tail
@@ -113,12 +119,14 @@ class StreamAnswer:
         frame = read_frame(data)
         return frame.position == position and frame.op != Op.END_OF_WINDOW
 
-    def next_part(self) -> Buffer | None:
+    def next_part(self) -> Buffer | Extent | None:
         """The next bytes of the body, b"" after filtered-out frames, None at the end for now."""
         ring, cursor = self.database.ring, self.cursor
         if self._ring_position < 0 and not self._find():
             return None
         try:
+            if self._sends_extents and (extent := self._next_extent()):
+                return extent
             block, after = self.database.reads.read(ring, self._ring_position, self._block_bytes)
         except ReaderOvertaken:
             self._ring_position = -1  # the next step looks it up again, in a new ring maybe
@@ -131,6 +139,21 @@ class StreamAnswer:
             self._ring_position = after
         self._sent_a_frame |= bool(part.data)
         return self.format.render(part.data) if part.data else b""
+
+    def _next_extent(self) -> Extent | None:
+        """What can go to the socket as it lies in the ring."""
+        database = self.database
+        found = database.extents.at(database.ring, self._ring_position, self.cursor.left_bytes)
+        if found is None:
+            return None
+        extent, self._is_limited = found
+        self._ring_position = extent.after
+        self._sent_a_frame = True
+        return extent
+
+    def passed_on(self, extent: Extent) -> None:
+        """The extent that ``next_part`` gave has been sent, whole."""
+        self.cursor.pass_on(extent, is_limited=self._is_limited)
 
     def _find(self) -> bool:
         """Look up where the cursor stands; False while the stream is not beyond it."""
@@ -175,6 +198,52 @@ class StreamAnswer:
         return self.format.render(error_frame(error, self.cursor.position))
 
 
+class _Output:
+    """The body of one answer on its way out: coded, or from the mapping, or as it is.
+
+    Owner: the task of the request, which closes it.
+    """
+
+    def __init__(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        answer: StreamAnswer,
+        tallies: WorkerTallies,
+    ) -> None:
+        self.response = response
+        self._request = request
+        self._answer = answer
+        self._tallies = tallies
+        self._direct: DirectSender | None = None
+
+    async def write(self, part: Buffer | Extent) -> None:
+        """Send some of the body; returns when there is room for more."""
+        answer = self._answer
+        if isinstance(part, Extent):
+            if self._direct is None:
+                self._direct = DirectSender(self._request, spans=answer.request.spans)
+            await self._direct.send(answer.database.ring, part)
+            answer.passed_on(part)
+            size = part.size_bytes
+        else:
+            size = len(part)
+            await self.response.write(part if answer.coder is None else answer.coder.encode(part))
+        name = answer.database.name
+        self._tallies.add(name, "bytes", size)
+        self._tallies.add(name, "events", answer.take_event_count())
+
+    async def end(self) -> None:
+        """Send the end of the body."""
+        coder = self._answer.coder
+        await self.response.write_eof(b"" if coder is None else coder.finish())
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        if self._direct is not None:
+            self._direct.close()
+
+
 class StreamSender:
     """Writes stream answers to their connections.
 
@@ -202,24 +271,30 @@ class StreamSender:
         await response.prepare(request)
         self.tallies.add(database.name, "readers")
         self.tallies.add(database.name, "ahead", int(answer.is_ahead))
+        output = _Output(request, response, answer, self.tallies)
         try:
-            await self._run(request, response, answer, part)
+            await self._run(request, output, answer, part)
+        except CutOff as error:
+            self.tallies.add(database.name, "overtaken")
+            _log.info("a reader of %s was cut off: %s", database.name, error)
+            response.force_close()
         except ConnectionError:
             response.force_close()
         finally:
+            output.close()
             self.tallies.add(database.name, "readers", -1)
         return response
 
     async def _run(
         self,
         request: web.Request,
-        response: web.StreamResponse,
+        output: _Output,
         answer: StreamAnswer,
-        part: Buffer | None,
+        part: Buffer | Extent | None,
     ) -> None:
         """Send part after part; an error becomes the last one."""
         try:
-            await self._send_parts(request, response, answer, part)
+            await self._send_parts(request, output, answer, part)
         except ConnectionError:
             raise
         except ScnTooOld as error:
@@ -227,33 +302,35 @@ class StreamSender:
                 f"this reader was overtaken by the writer: {error.message}", **error.details
             )
             self.tallies.add(answer.database.name, "overtaken")
-            await self._write(response, answer, answer.error(overtaken))
-            response.force_close()
+            await output.write(answer.error(overtaken))
+            output.response.force_close()
         except DatabusError as error:
-            await self._write(response, answer, answer.error(error))
-            response.force_close()
+            await output.write(answer.error(error))
+            output.response.force_close()
         except Exception:
             _log.exception("the stream of %s failed", answer.database.name)
             failed = InternalError(f"the stream failed after {answer.cursor.position}")
-            await self._write(response, answer, answer.error(failed))
-            response.force_close()
-        await response.write_eof(b"" if answer.coder is None else answer.coder.finish())
+            await output.write(answer.error(failed))
+            output.response.force_close()
+        await output.end()
 
     async def _send_parts(
         self,
         request: web.Request,
-        response: web.StreamResponse,
+        output: _Output,
         answer: StreamAnswer,
-        part: Buffer | None,
+        part: Buffer | Extent | None,
     ) -> None:
         now = asyncio.get_running_loop().time
         follow, stopping = answer.request.follow, request.app[STOPPING]
         deadline_s = now() + min(answer.request.wait_s, self.config.max_wait)
         beat_s = now() + self.config.heartbeat
-        while not answer.cursor.is_full:
+        while True:
             if part:
-                await self._write(response, answer, part)
+                await output.write(part)
                 beat_s = now() + self.config.heartbeat
+            if answer.cursor.is_full:
+                return
             if stopping.is_set():
                 break
             if part is None:
@@ -272,27 +349,16 @@ class StreamSender:
             else:
                 await asyncio.sleep(0)  # the other readers' turn
             if follow and now() >= beat_s:
-                await self._write(response, answer, answer.heartbeat())
+                await output.write(answer.heartbeat())
                 beat_s = now() + self.config.heartbeat
             part = answer.next_part()
-        else:
-            if part:
-                await self._write(response, answer, part)
-            return
         if answer.cursor.owes_heartbeat:
-            await self._write(response, answer, answer.heartbeat())
-
-    async def _write(
-        self, response: web.StreamResponse, answer: StreamAnswer, data: Buffer
-    ) -> None:
-        name = answer.database.name
-        coder = answer.coder
-        await response.write(data if coder is None else coder.encode(data))
-        self.tallies.add(name, "bytes", len(data))
-        self.tallies.add(name, "events", answer.take_event_count())
+            await output.write(answer.heartbeat())
 
 
-def _begin(database: ServedDatabase, asked: StreamRequest) -> tuple[StreamAnswer, Buffer | None]:
+def _begin(
+    database: ServedDatabase, asked: StreamRequest
+) -> tuple[StreamAnswer, Buffer | Extent | None]:
     """An answer and its first part, so that whatever forbids it is known before the headers.
 
     The oldest event may be evicted between the look at the range and the read.
