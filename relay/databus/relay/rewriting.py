@@ -80,7 +80,7 @@ class Rewriter:
         """A batch as it leaves."""
         schemas = tuple(self.seen(batch.schemas)) if batch.schemas else ()
         if not batch.data:
-            return Batch(batch.data, schemas, batch.resolved)
+            return dataclasses.replace(batch, schemas=schemas)
         columns = frame.scan(batch.data, verify=False)
         ops = columns.op
         rows = ops < FIRST_CONTROL_OP
@@ -89,9 +89,10 @@ class Rewriter:
         changes = np.flatnonzero(ops == Op.SCHEMA_CHANGE)
         skips = bool(self._skipped_ops) and bool(np.isin(ops, list(self._skipped_ops)).any())
         if not (skips or planned.any() or len(changes)):
-            return Batch(batch.data, schemas, batch.resolved)
+            return dataclasses.replace(batch, schemas=schemas)
         growth = self._growth(fingerprints[planned], counts[planned])
-        return Batch(self._edit(batch.data, columns, changes, growth), schemas, batch.resolved)
+        data = self._edit(batch.data, columns, changes, growth)
+        return dataclasses.replace(batch, data=data, schemas=schemas)
 
     def _growth(self, fingerprints: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64]) -> int:
         """How many bytes more the frames can take, at most."""

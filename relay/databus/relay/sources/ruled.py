@@ -27,6 +27,7 @@ from databus.relay.sources.source import (
     Source,
     TableSize,
     WatermarkingSource,
+    raise_findings,
 )
 
 _log = logging.getLogger(__name__)
@@ -76,9 +77,10 @@ class RuledSource:
         """See ``Source.open``; a rule that names no column is logged."""
         await self._inner.open()
         schemas = await self._inner.schemas()
-        for finding in self._rules.findings(schemas):
-            if not finding.fatal:
-                _log.warning("database %s: %s", self._name, finding)
+        findings = self._rules.findings(schemas)
+        raise_findings(self._name, findings)
+        for finding in findings:
+            _log.warning("database %s: %s", self._name, finding)
         self._seen(schemas)
 
     async def effective_columns(self) -> dict[str, str]:
