@@ -14,12 +14,15 @@ from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Store
 from databus.bootstrap.net import NetChanges
 from databus.bootstrap.planner import Merge
+from databus.bootstrap.process import apply_round
+from databus.bootstrap.progress import applier_document
 from databus.bootstrap.ranges import FrameRange, Starts, at_time, changes_from, state_from
 from databus.bootstrap.runs import RunKind
 from databus.common.checkpoint import ORIGIN, Position
+from databus.common.config import BootstrapConfig
 from databus.common.errors import MissingDependency, StoreBusy, StoreError
 from databus.common.frame import FrameView, Op, iter_frames, read_frame
-from tests.bootstrap.model import START, History, compact, frames_between, frames_of
+from tests.bootstrap.model import CLOCK, START, History, compact, frames_between, frames_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -187,6 +190,45 @@ def test_a_bit_that_flipped_in_a_page_is_not_merged(bench: Bench, spark: object)
     with pytest.raises(StoreError, match="failed"):
         Applier(bench.store, spark).apply()
     path.write_bytes(whole)
+
+
+def test_databases_are_merged_side_by_side_and_a_torn_file_of_one_stops_no_other(
+    tmp_path: Path, spark: object
+) -> None:
+    stores = {}
+    logs = []
+    benches = []
+    for number, name in enumerate(("orders", "people", "stock")):
+        store = Store(tmp_path / name)
+        store.create()
+        log = HotLog(store.folder / "log")
+        log.bind(name, CLOCK, START)
+        benches.append(Bench(store, log, number))
+        benches[-1].segment()
+        stores[name] = store
+        logs.append(log)
+    torn = stores["people"].read().chain[0]
+    path = stores["people"].run_folder(torn) / torn.files[0].name
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    config = BootstrapConfig(data_dir=tmp_path)
+    reported: list[str] = []
+
+    def report(name: str, record: object) -> None:
+        reported.append(name)
+
+    errors = apply_round(config, stores, spark, report=report)
+    assert list(errors) == ["people"] and torn.id in errors["people"].message
+    assert sorted(reported) == ["orders", "stock"]
+    assert applier_document(stores["people"].storage)["state"] == "failed"
+    assert applier_document(stores["orders"].storage)["state"] == "idle"
+    path.write_bytes(whole)
+    assert apply_round(config, stores, spark, report=report) == {}
+    for bench, log in zip(benches, logs, strict=True):
+        base = bench.store.read().base
+        assert base is not None
+        assert as_bytes(frames_of(bench.store, base)) == bench.truth(base=True)
+        log.close()
 
 
 def test_retention_deletes_old_runs_that_the_base_has(bench: Bench, spark: object) -> None:

@@ -22,6 +22,7 @@ import os
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from pyspark.sql.types import (
 from databus.bootstrap import failpoints, planner, spark_tasks
 from databus.bootstrap.manifest import Store, new_run_id
 from databus.bootstrap.planner import Merge
+from databus.bootstrap.progress import Progress
 from databus.bootstrap.runs import (
     COLUMNS,
     COMPRESSION,
@@ -65,6 +67,9 @@ FILE_BYTES = 128 << 20
 BROADCAST_ROWS = 1_000_000
 """Up to this many changed rows their keys are broadcast instead of shuffling the old run."""
 
+BROADCAST_KEY_BYTES = 64 << 20
+"""And only if the keys take no more: driver and executors hold them in memory, twice."""
+
 GRACE_US = 600 * 10**6
 """How long a run is kept after another has taken its place, for readers inside it."""
 
@@ -82,7 +87,10 @@ cloudpickle.register_pickle_by_value(spark_tasks)  # type: ignore[no-untyped-cal
 
 
 def start_spark(master: str = "local[*]", driver_memory: str = "1g") -> SparkSession:
-    """A quiet session that listens on the loopback interface alone.
+    """A quiet session; one whose master is here listens on the loopback interface alone.
+
+    The driver's memory holds the keys of a broadcast (at most BROADCAST_KEY_BYTES, and what
+    the JVM adds) and the names of files; with a ``local`` master the tasks' as well.
 
     Raises:
         MissingDependency: there is no Java.
@@ -93,12 +101,12 @@ def start_spark(master: str = "local[*]", driver_memory: str = "1g") -> SparkSes
             "Spark needs Java 17 or newer and there is none; on Debian: "
             "apt install openjdk-17-jre-headless"
         )
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = {
         "spark.driver.memory": driver_memory,
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
+        "spark.scheduler.mode": "FAIR",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
@@ -117,6 +125,8 @@ def start_spark(master: str = "local[*]", driver_memory: str = "1g") -> SparkSes
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     }
+    if master.startswith("local") or "//127." in master or "//localhost" in master:
+        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     builder = SparkSession.builder.master(master).appName("databus-applier")
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -140,11 +150,14 @@ class Applier:
         store: Store,
         spark: SparkSession,
         *,
+        name: str = "",
         retention_bytes: int = 64 << 30,
         grace_us: int = GRACE_US,
     ) -> None:
         self.store = store
-        self.spark = spark
+        # Settings are a session's own: stores are merged side by side.
+        self.spark = spark.newSession()
+        self._progress = Progress(name or store.url, store.storage)
         self.retention_bytes = retention_bytes
         self.grace_us = grace_us
 
@@ -169,8 +182,17 @@ class Applier:
         began_s = time.monotonic()
         run_id = new_run_id(merge.kind, merge.inputs[-1].stop)
         files = self.store.files(run_id)
+        what = {
+            "kind": merge.kind.value,
+            "runs": len(merge.inputs),
+            "rows_in": sum(run.rows for run in merge.inputs),
+            "bytes_in": sum(run.file_bytes for run in merge.inputs),
+        }
+        context = self.spark.sparkContext
+        context.setJobGroup(run_id, f"{self.store.url}: {merge.kind.value}")
         try:
-            names = self._write(self._rows(merge), files)
+            with self._progress.merging(what, lambda: _tasks(context, run_id)):
+                names = self._write(self._rows(merge), files)
         except Exception as error:
             self._drop(run_id)
             raise StoreError(
@@ -210,7 +232,7 @@ class Applier:
         write = spark_tasks.writer(
             self._s3_settings(), files.location(""), PARQUET, ROW_GROUP_BYTES
         )
-        return [row["name"] for row in rows.mapInArrow(write, "name string").collect()]
+        return [row["name"] for row in _mapped(rows, write, "name string").collect()]
 
     def _s3_settings(self) -> Mapping[str, Any]:
         storage = self.store.storage
@@ -252,11 +274,22 @@ class Applier:
             return _sorted(kept, new_bytes)
         survivors = _not_truncated(self._read((old,), ORIGIN), cuts)
         overwritten = changes.where(F.col("flags").bitwiseAND(int(Flag.PARTIAL)) == 0).select(*_KEY)
-        if sum(run.rows for run in new) <= BROADCAST_ROWS and not _is_scattered(old):
+        if self._is_broadcast(new) and not _is_scattered(old):
             survivors = survivors.join(F.broadcast(overwritten.distinct()), _KEY, "left_anti")
             return survivors.select(*COLUMNS).union(_sorted(kept, new_bytes))
         survivors = survivors.join(overwritten, _KEY, "left_anti").select(*COLUMNS)
         return _sorted(survivors.union(kept), old.frame_bytes + new_bytes)
+
+    def _is_broadcast(self, runs: tuple[Run, ...]) -> bool:
+        """Whether the keys of these runs are few and small enough for the driver's memory."""
+        if sum(run.rows for run in runs) > BROADCAST_ROWS:
+            return False
+        total = 0
+        for run in runs:
+            opened = self.store.open_run(run)
+            total += opened.column_bytes("key")
+            opened.close()
+        return total <= BROADCAST_KEY_BYTES
 
     def _read(self, runs: tuple[Run, ...], after: Position) -> DataFrame:
         paths = [
@@ -276,10 +309,17 @@ class Applier:
                 self._s3_settings(), paths, COLUMNS, (after.scn, after.seq), FIRST_CONTROL_OP
             )
             ids = self.spark.range(0, len(paths), 1, len(paths))
-            return ids.mapInArrow(read, _SCHEMA)
+            return _mapped(ids, read, _SCHEMA)
         rows = self.spark.read.schema(_SCHEMA).parquet(*(Path(path).as_uri() for path in paths))
         rows = rows.where(F.col("op") < FIRST_CONTROL_OP)
         return rows.where(_is_after(after)) if after != ORIGIN else rows
+
+
+def _mapped(rows: DataFrame, batches: spark_tasks.Batches, schema: StructType | str) -> DataFrame:
+    with warnings.catch_warnings():
+        # PySpark looks at the version of pandas here and then does not use it.
+        warnings.simplefilter("ignore", FutureWarning)
+        return rows.mapInArrow(batches, schema)
 
 
 def _split(merge: Merge) -> tuple[Run | None, tuple[Run, ...]]:
@@ -361,6 +401,19 @@ def _record(merge: Merge, run: Run, seconds: float) -> Mapping[str, Any]:
         "seconds": round(seconds, 3),
         "finished_us": run.created_us,
     }
+
+
+def _tasks(context: Any, group: str) -> tuple[int, int]:
+    """Of the stages that a merge's jobs have begun: how many tasks are done, and of how many."""
+    tracker = context.statusTracker()
+    done = total = 0
+    for job in tracker.getJobIdsForGroup(group):
+        found = tracker.getJobInfo(job)
+        for stage in map(tracker.getStageInfo, found.stageIds if found else ()):
+            if stage is not None:
+                done += stage.numCompletedTasks
+                total += stage.numTasks
+    return done, total
 
 
 def _first_line(error: Exception) -> str:

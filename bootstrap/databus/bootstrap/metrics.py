@@ -3,28 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from databus.bootstrap.log import LogState
+from databus.bootstrap.manifest import Manifest
+from databus.bootstrap.progress import applier_document
 from databus.bootstrap.served import SEEDED, ServedDatabase
 
-_GAUGES: Mapping[str, tuple[str, Callable[[ServedDatabase], float]]] = {
-    "log_scn": ("SCN of the last whole window in the log.", lambda d: d.state().window.scn),
-    "log_bytes": ("Bytes of frames in the hot log.", lambda d: d.state().frame_bytes),
-    "snapshot_scn": ("SCN of the base run.", lambda d: d.store.read().snapshot.scn),
-    "runs": ("Live runs, segments included.", lambda d: len(d.store.read().runs)),
+
+@dataclass(frozen=True)
+class Facts:
+    """One database as of now: each document is read once, however many samples it gives."""
+
+    database: ServedDatabase
+    manifest: Manifest
+    log: LogState
+    applier: Mapping[str, Any]
+
+    @property
+    def last_apply(self) -> Mapping[str, Any]:
+        """The record of the last merge."""
+        return self.manifest.applies[-1] if self.manifest.applies else {}
+
+
+def _facts(database: ServedDatabase) -> Facts:
+    store = database.store
+    return Facts(database, store.read(), database.state(), applier_document(store.storage))
+
+
+_GAUGES: Mapping[str, tuple[str, Callable[[Facts], float]]] = {
+    "log_scn": ("SCN of the last whole window in the log.", lambda f: f.log.window.scn),
+    "log_bytes": ("Bytes of frames in the hot log.", lambda f: f.log.frame_bytes),
+    "snapshot_scn": ("SCN of the base run.", lambda f: f.manifest.snapshot.scn),
+    "runs": ("Live runs, segments included.", lambda f: len(f.manifest.runs)),
     "run_bytes": (
         "Bytes of live runs on disk.",
-        lambda d: sum(run.file_bytes for run in d.store.read().runs),
+        lambda f: sum(run.file_bytes for run in f.manifest.runs),
     ),
     "unseeded_sources": (
         "Sources that are not whole yet.",
-        lambda d: sum(one.get("state") != SEEDED for one in d.seeding().values()),
+        lambda f: sum(one.get("state") != SEEDED for one in f.database.seeding().values()),
     ),
-    "gaps": ("Ranges that the log has lost.", lambda d: len(d.log.note("gaps") or [])),
-    "readers": ("Bootstraps being served.", lambda d: d.readers),
+    "gaps": ("Ranges that the log has lost.", lambda f: len(f.database.log.note("gaps") or [])),
+    "apply_seconds": (
+        "Seconds that the last merge took.",
+        lambda f: float(f.last_apply.get("seconds", 0.0)),
+    ),
+    "apply_rows": (
+        "Rows that the last merge wrote.",
+        lambda f: float(f.last_apply.get("rows_out", 0)),
+    ),
+    "apply_finished_us": (
+        "When the last merge was done, in microseconds since 1970.",
+        lambda f: float(f.last_apply.get("finished_us", 0)),
+    ),
+    "applier_failed": (
+        "1 if the applier's last merge failed or it fell silent in one.",
+        lambda f: float(f.applier.get("state") in ("failed", "down")),
+    ),
+    "applier_tasks": (
+        "Tasks of the merge that is going on.",
+        lambda f: float(f.applier.get("tasks", 0)),
+    ),
+    "applier_tasks_done": (
+        "Tasks of it that are done.",
+        lambda f: float(f.applier.get("tasks_done", 0)),
+    ),
+    "readers": ("Bootstraps being served.", lambda f: f.database.readers),
 }
 _COUNTERS: Mapping[str, tuple[str, Callable[[ServedDatabase], float]]] = {
     "requests": ("Bootstrap requests.", lambda d: d.requests),
@@ -36,7 +86,7 @@ _COUNTERS: Mapping[str, tuple[str, Callable[[ServedDatabase], float]]] = {
 class BootstrapCollector(Collector):
     """One sample a database and metric.
 
-    Owner: the registry; called on the server's event loop.
+    Owner: the registry; called in a thread, because a store may be far away.
     """
 
     def __init__(self, databases: Callable[[], Mapping[str, ServedDatabase]]) -> None:
@@ -45,15 +95,16 @@ class BootstrapCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The samples of now; a database without a log has none."""
         ready = [database for database in self._databases().values() if database.is_ready]
+        facts = [_facts(database) for database in ready]
         for name, (text, value) in _GAUGES.items():
             gauge = GaugeMetricFamily(f"databus_bootstrap_{name}", text, labels=["database"])
-            for database in ready:
-                gauge.add_metric([database.name], value(database))
+            for one in facts:
+                gauge.add_metric([one.database.name], value(one))
             yield gauge
-        for name, (text, value) in _COUNTERS.items():
+        for name, (text, count) in _COUNTERS.items():
             counter = CounterMetricFamily(f"databus_bootstrap_{name}", text, labels=["database"])
             for database in ready:
-                counter.add_metric([database.name], value(database))
+                counter.add_metric([database.name], count(database))
             yield counter
 
     def describe(self) -> Iterator[Metric]:

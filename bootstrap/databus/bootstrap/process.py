@@ -18,10 +18,12 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pydantic import SecretStr
 
+from databus.bootstrap.manifest import Store
 from databus.bootstrap.served import OpenLogs
 from databus.bootstrap.server import serve_bootstrap
 from databus.bootstrap.stores import Stores
@@ -38,6 +40,7 @@ from databus.bootstrap.process import applier_child
 applier_child(sys.argv[1])
 """
 APPLIER_RESTART_S = 5.0
+APPLIED_AT_ONCE = 4
 STOP_S = 10.0
 
 Report = Callable[[str, Mapping[str, Any]], None]
@@ -149,6 +152,8 @@ def run_applier(
 ) -> None:
     """The applier: one round, or with ``every_s`` round after round with a warm session.
 
+    Databases are merged side by side, and one that fails does not stop the others: its error
+    is raised (the first, if there are more) when all are done, or logged with ``every_s``.
     ``report`` is called after each merge.  With ``full`` every base is rewritten.
 
     Raises:
@@ -156,7 +161,7 @@ def run_applier(
         StoreBusy: another applier is at work (one round; otherwise it waits its turn).
     """
     # Spark is imported only where it is used: it takes a second.
-    from databus.bootstrap.applier import Applier, start_spark
+    from databus.bootstrap.applier import start_spark
 
     section = bootstrap_config(config)
     stores = Stores(section)
@@ -164,25 +169,50 @@ def run_applier(
     try:
         while True:
             began_s = time.monotonic()
-            for name, store in stores.begun().items():
-                applier = Applier(
-                    store,
-                    spark,
-                    retention_bytes=section.retention_bytes,
-                    grace_us=int(section.run_grace * 10**6),
-                )
-                try:
-                    for record in applier.apply(full=full):
-                        report(name, record)
-                except DatabusError as error:
-                    if every_s is None:
-                        raise
-                    _LOG.warning("apply of %s: %s", name, error.message)
+            errors = apply_round(section, stores.begun(), spark, full=full, report=report)
+            for name, error in errors.items():
+                _LOG.warning("apply of %s: %s", name, error.message)
+            if every_s is None and errors:
+                raise next(iter(errors.values()))
             if every_s is None:
                 return
             time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))
     finally:
         spark.stop()
+
+
+def apply_round(
+    config: BootstrapConfig,
+    stores: Mapping[str, Store],
+    spark: Any,
+    *,
+    full: bool = False,
+    report: Report = log_merge,
+) -> dict[str, DatabusError]:
+    """Apply to all stores, a few at a time; the errors of those that failed."""
+    from databus.bootstrap.applier import Applier
+
+    reporting = threading.Lock()
+
+    def apply(name: str) -> DatabusError | None:
+        applier = Applier(
+            stores[name],
+            spark,
+            name=name,
+            retention_bytes=config.retention_bytes,
+            grace_us=int(config.run_grace * 10**6),
+        )
+        try:
+            for record in applier.apply(full=full):
+                with reporting:
+                    report(name, record)
+        except DatabusError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(APPLIED_AT_ONCE, thread_name_prefix="apply") as pool:
+        found = list(pool.map(apply, stores))
+    return {name: error for name, error in zip(stores, found, strict=True) if error is not None}
 
 
 def _url_of(listener: socket.socket) -> str:

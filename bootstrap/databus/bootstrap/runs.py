@@ -323,6 +323,15 @@ class OpenRun:
                 )
                 first_row += group.num_rows
 
+    def column_bytes(self, name: str) -> int:
+        """Bytes of a column of all rows, unpacked, as the files' footers say."""
+        column = COLUMNS.index(name)
+        return sum(
+            file.metadata.row_group(index).column(column).total_uncompressed_size
+            for file in self._files
+            for index in range(file.metadata.num_row_groups)
+        )
+
     def frames(self, group: RowGroup) -> list[FrameBlock]:
         """The frames of a row group, back to back, in one or a few blocks."""
         return blocks_of(self.table(group, ["frame"]))

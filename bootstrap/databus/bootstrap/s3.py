@@ -158,6 +158,11 @@ class Bucket:
                 raise
         return str(answer["ETag"])
 
+    def replace(self, key: str, content: bytes) -> None:
+        """Write an object, whatever is there."""
+        with self._asking(key):
+            self._client.put_object(Bucket=self.name, Key=key, Body=content)
+
     def keys(self, prefix: str, *, folders: bool = False) -> list[str]:
         """What follows ``prefix`` in the keys, in order; with ``folders`` the next part alone."""
         found: list[str] = []
@@ -278,6 +283,15 @@ class S3Storage:
         files = self.files(run_id)
         prefix = f"{self.prefix}{RUNS}/{run_id}/"
         self.bucket.delete([prefix + name for name in files.names()])
+
+    def write_note(self, name: str, content: bytes) -> None:
+        """Replace an object, whatever it is."""
+        self.bucket.replace(self.prefix + name, content)
+
+    def read_note(self, name: str) -> bytes | None:
+        """The object's content."""
+        found = self.bucket.get(self.prefix + name)
+        return found[0].content if found else None
 
 
 class S3Lease:

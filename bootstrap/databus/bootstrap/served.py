@@ -17,6 +17,7 @@ import numpy.typing as npt
 from databus.bootstrap.log import FOLDER as LOG_FOLDER
 from databus.bootstrap.log import HotLog, LogState
 from databus.bootstrap.manifest import Manifest, Store
+from databus.bootstrap.progress import applier_document
 from databus.bootstrap.ranges import at_time
 from databus.common.checkpoint import ORIGIN, AtTime, Position, decode_position
 from databus.common.errors import LogTooYoung, NotSeeded, StoreError, UnknownSource
@@ -31,10 +32,12 @@ STALE_WRITER_S = 30.0
 class OpenLogs:
     """The logs that this process has open: LMDB allows each to be opened once.
 
-    Owner: the process; the writer opens for writing before the server asks.
+    Owner: the process.  With ``writes`` its writer may open a log after somebody has read it,
+    so every log is opened for both from the start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, writes: bool = False) -> None:
+        self._writes = writes
         self._logs: dict[Path, HotLog] = {}
 
     def to_write(self, folder: Path) -> HotLog:
@@ -50,7 +53,8 @@ class OpenLogs:
             StoreError: there is none yet.
         """
         if folder not in self._logs:
-            self._logs[folder] = HotLog(folder, read_only=True)
+            is_there = (folder / "data.mdb").exists()
+            self._logs[folder] = HotLog(folder, read_only=not (self._writes and is_there))
         return self._logs[folder]
 
     def close(self) -> None:
@@ -261,6 +265,8 @@ class ServedDatabase:
             ],
             "retired_runs": len(manifest.retired),
             "applies": list(manifest.applies[-10:]),
+            "applier": applier_document(self.store.storage),
+            "store": self.store.url,
             "seeding": dict(self.seeding()),
             "gaps": self.log.note("gaps") or [],
             "writer": self.writer_document(),

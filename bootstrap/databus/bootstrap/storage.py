@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -118,6 +119,12 @@ class Storage(Protocol):
 
     def delete_run(self, run_id: str) -> None:
         """Delete what there is of a run."""
+
+    def write_note(self, name: str, content: bytes) -> None:
+        """Replace a small document that nothing depends on."""
+
+    def read_note(self, name: str) -> bytes | None:
+        """The document; None if there is none."""
 
 
 def sync_folder(folder: Path, names: list[str]) -> None:
@@ -265,3 +272,22 @@ class LocalStorage:
     def delete_run(self, run_id: str) -> None:
         """Delete the run's folder."""
         shutil.rmtree(self.runs_folder / run_id, ignore_errors=True)
+
+    def write_note(self, name: str, content: bytes) -> None:
+        """Replace a file, without asking for durability."""
+        path = self.folder / name
+        try:
+            temporary = path.with_name(f".{name}.{os.getpid()}.{threading.get_ident()}")
+            temporary.write_bytes(content)
+            temporary.rename(path)
+        except OSError as error:
+            raise StoreError(f"{path}: {error}") from error
+
+    def read_note(self, name: str) -> bytes | None:
+        """The file's content."""
+        try:
+            return (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"{self.folder / name}: {error}") from error

@@ -127,10 +127,12 @@ def operation_routes(
     registry: CollectorRegistry,
     openapi: Mapping[str, Any],
     missing: Callable[[], list[str]],
+    metrics_in_thread: bool = False,
 ) -> list[web.RouteDef]:
     """``/healthz``, ``/readyz``, ``/metrics`` and ``/v1/openapi.json``.
 
     ``missing`` lists what keeps the server from being ready, in words; nothing if it is.
+    With ``metrics_in_thread`` the registry's collectors may wait for something.
     """
 
     async def healthz(request: web.Request) -> web.Response:
@@ -145,9 +147,11 @@ def operation_routes(
         return json_response({"status": "ready"})
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(
-            body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
-        )
+        if metrics_in_thread:
+            body = await asyncio.to_thread(generate_latest, registry)
+        else:
+            body = generate_latest(registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def openapi_json(request: web.Request) -> web.Response:
         query_of(request)
