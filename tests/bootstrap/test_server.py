@@ -344,7 +344,7 @@ async def test_the_other_endpoints_say_what_is_there(bench: Bench) -> None:
 async def test_before_the_writer_has_read_a_relay_no_database_is_called_unknown(
     tmp_path: Path,
 ) -> None:
-    logs, stop = OpenLogs(), asyncio.Event()
+    logs, stop = OpenLogs(writes=True), asyncio.Event()
     config = BootstrapConfig(data_dir=tmp_path, listen="127.0.0.1:0")
     listener = listening_socket(config.listen)
     url = "http://{}:{}/v1/shop/register".format(*listener.getsockname()[:2])

@@ -18,7 +18,7 @@ from databus.bootstrap.served import OpenLogs
 from databus.bootstrap.writer import write_logs
 from databus.common.checkpoint import Position
 from databus.common.config import BootstrapConfig, parse
-from databus.common.errors import LogTooYoung
+from databus.common.errors import LogTooYoung, StoreError
 from databus.common.frame import iter_frames
 from databus.relay.relay import LocalRelay
 from tests.support.waiting import eventually
@@ -54,7 +54,7 @@ async def writing(folder: Path, relay: str, **changes: Any) -> AsyncIterator[tup
     config = BootstrapConfig(
         data_dir=folder / "bootstrap", relays=(relay,), segment_every=3600.0, **changes
     )
-    logs, stop = OpenLogs(), asyncio.Event()
+    logs, stop = OpenLogs(writes=True), asyncio.Event()
     task = asyncio.create_task(write_logs(config, logs, stop))
     database = folder / "bootstrap" / "gen"
     try:
@@ -171,6 +171,19 @@ async def test_a_range_that_the_relay_has_lost_is_recorded_and_mended(
                 )
                 with pytest.raises(LogTooYoung):
                     planner.plan(store.read(), start, log.state().start)
+
+
+def test_a_log_that_was_asked_for_before_its_writer_began_is_written(tmp_path: Path) -> None:
+    HotLog(tmp_path / "log").close()
+    logs = OpenLogs(writes=True)
+    try:
+        with pytest.raises(StoreError, match="no log yet"):
+            logs.to_read(tmp_path / "elsewhere")
+        read = logs.to_read(tmp_path / "log")
+        logs.to_write(tmp_path / "log").put_note("writer", {"state": "running"})
+        assert read.note("writer") == {"state": "running"}
+    finally:
+        logs.close()
 
 
 async def test_a_relay_that_is_not_there_yet_is_waited_for(

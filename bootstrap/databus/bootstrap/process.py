@@ -90,7 +90,7 @@ def run_bootstrap(
     section = bootstrap_config(config)
 
     async def body(stop: asyncio.Event) -> None:
-        logs = OpenLogs()
+        logs = OpenLogs(writes=True)
         listener = listening_socket(section.listen)
         started(_url_of(listener))
         try:
@@ -114,7 +114,7 @@ def run_writer(config: Config | BootstrapConfig) -> None:
     section = bootstrap_config(config)
 
     async def body(stop: asyncio.Event) -> None:
-        logs = OpenLogs()
+        logs = OpenLogs(writes=True)
         try:
             await write_logs(section, logs, stop)
         finally:
