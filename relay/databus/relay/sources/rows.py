@@ -18,6 +18,9 @@ from databus.common.xxh3 import xxh3_64
 U64Array = npt.NDArray[np.uint64]
 BoolArray = npt.NDArray[np.bool_]
 
+_FIRST_BYTES = 1 << 20
+_FIRST_ROWS = 4096
+
 # A row's line in ``spans``: where its key and its row begin and end.
 KEY_START, KEY_STOP, ROW_START, ROW_STOP = range(4)
 
@@ -93,6 +96,44 @@ EMPTY = Rows(
     np.zeros(0, dtype=np.uint64),
     np.full(2, -1, dtype=np.int64),
 )
+
+
+class RowSpace:
+    """Room for the rows of a chunk while they arrive; kernels write to ``out`` and ``spans``.
+
+    Invariants:
+        I1. ``out[:fill]`` and ``spans[:count]`` are taken; growing keeps them.
+
+    Owner: one chunk.
+    """
+
+    def __init__(self) -> None:
+        self.out: U8Array = np.empty(_FIRST_BYTES, dtype=np.uint8)
+        self.spans: I64Array = np.empty((_FIRST_ROWS, 4), dtype=np.int64)
+        self.fill = 0
+        self.count = 0
+
+    def grow(self, need_bytes: int) -> None:
+        """Make room for ``need_bytes`` more, and for another row."""
+        if self.fill + need_bytes > len(self.out):
+            larger = np.empty(max(2 * len(self.out), self.fill + need_bytes), dtype=np.uint8)
+            larger[: self.fill] = self.out[: self.fill]
+            self.out = larger
+        if self.count == len(self.spans):
+            self.spans = np.concatenate((self.spans, np.empty_like(self.spans)))
+
+    def put(self, row: Row) -> None:
+        """Take a row that Python has converted."""
+        self.grow(len(row.key) + len(row.row))
+        start, middle = self.fill, self.fill + len(row.key)
+        self.fill = middle + len(row.row)
+        self.out[start : self.fill] = np.frombuffer(row.key + row.row, dtype=np.uint8)
+        self.spans[self.count] = (start, middle, middle, self.fill)
+        self.count += 1
+
+    def rows(self) -> Rows:
+        """Everything that was taken."""
+        return Rows.at(self.out, self.spans[: self.count])
 
 
 @jit

@@ -23,7 +23,9 @@ from databus.common.errors import (
     UnknownSource,
     UnsupportedChange,
 )
+from databus.common.kernels import COMPILED
 from databus.common.schema import Column, Kind, SourceSchema
+from databus.relay.sources.mysql.chunk_rows import TextNeeded, key_value, read_rows
 from databus.relay.sources.mysql.connection import Connection, ServerError
 from databus.relay.sources.mysql.numbering import Numbering, transaction
 from databus.relay.sources.mysql.settings import Settings
@@ -148,6 +150,7 @@ class _Reader:
         self._convert = [
             _from_text(column, settings.zero_dates, table.source) for column in self._schema.columns
         ]
+        self._null_zero = settings.zero_dates == "null"
         self._from = f"{quoted(table.schema)}.{quoted(table.name)}"
 
     def chunk(self, request: ChunkRequest, snapshot: Snapshot) -> Chunk:
@@ -155,15 +158,37 @@ class _Reader:
         if request.keys is not None:
             return self._by_keys(request.keys, conditions, snapshot)
         conditions += self._bounds(request)
-        rows = self._select(conditions, request.limit)
-        last_key = self._position(rows[-1]) if rows else request.after
+        rows, last_key = self._rows(conditions, request.limit)
         return Chunk(
             self._schema,
-            Rows.of(map(self._row, rows)),
+            rows,
             snapshot,
-            last_key,
+            last_key or request.after,
             done=len(rows) < request.limit,
         )
+
+    def _rows(self, conditions: list[str], limit: int) -> tuple[Rows, list[Any] | None]:
+        """The rows, and the last one's key: by the kernel, or else one by one."""
+        schema = self._schema
+        if COMPILED and schema.fingerprint not in self._connection.as_text:
+            sql = self._statement(self._expressions(), conditions, limit)
+            try:
+                space, last = read_rows(
+                    self._connection, sql, schema.columns, self._key_indices,
+                    null_zero=self._null_zero,
+                )  # fmt: skip
+                return space.rows(), last and self._last_key(last)
+            except TextNeeded:
+                self._connection.as_text.add(schema.fingerprint)
+        found = self._select(conditions, limit)
+        return Rows.of(map(self._row, found)), self._position(found[-1]) if found else None
+
+    def _last_key(self, values: list[Any]) -> list[Any]:
+        numbers = iter(values[len(self._schema.columns) :])
+        return [
+            int(next(numbers)) if _is_list(column) else key_value(column, values[index])
+            for column, index in zip(self._key, self._key_indices, strict=True)
+        ]
 
     def end(self, request: ChunkRequest) -> list[Any] | None:
         order = ", ".join(quoted(column.name) for column in self._key)

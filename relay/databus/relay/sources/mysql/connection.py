@@ -75,6 +75,56 @@ class BinlogRequest:
     seen: bytes | None = None
 
 
+class BinaryResult:
+    """The rows of a prepared statement, as they come from the socket.
+
+    Owner: the connection that made it.
+    """
+
+    def __init__(self, connection: pymysql.connections.Connection[Any], settings: Settings) -> None:
+        self._connection = connection
+        self._settings = settings
+        self.is_drained = False
+        self._is_buffered = True
+        count = connection._read_packet().read_length_encoded_integer()
+        self.definitions = [connection._read_packet().get_all_data() for _ in range(count)]
+        connection._read_packet()  # the end of the definitions
+
+    def receive(self, room: memoryview) -> int:
+        """Fill ``room`` with what has come; the number of bytes.
+
+        Raises:
+            SourceUnavailable: the connection is gone.
+        """
+        with _translated(self._settings):
+            if self._is_buffered:
+                # With a large room readinto1 would wait for the socket although there is data.
+                self._is_buffered = False
+                found = self._connection._rfile.read1(len(room))
+                room[: len(found)] = found
+                count = len(found)
+            else:
+                count = int(self._connection._rfile.readinto1(room))
+            if not count:
+                raise EOFError("closed by the server")
+            return count
+
+    def ends(self, data: memoryview) -> bool:
+        """Whether the packet at the start of ``data``, which is no row, is all there.
+
+        Raises:
+            ServerError: it says what went wrong.
+        """
+        size = int.from_bytes(data[:3], "little")
+        if len(data) < 4 + size:
+            return False
+        self.is_drained = True
+        if data[4] == 0xFF:
+            number, message = struct.unpack_from("<H", data, 5)[0], bytes(data[13 : 4 + size])
+            raise ServerError(number, message.decode(errors="replace"))
+        return True
+
+
 class Connection:
     """A blocking connection for queries; used from a worker thread.
 
@@ -86,6 +136,8 @@ class Connection:
     def __init__(self, settings: Settings, *, for_stream: bool = False) -> None:
         """``for_stream``: without TLS, because the binlog is read from the bare socket."""
         self._settings = settings
+        self.as_text: set[int] = set()
+        """Schemas of which a chunk turned out to need the text protocol."""
         with _translated(settings):
             self._connection = pymysql.connect(
                 host=settings.host,
@@ -119,6 +171,34 @@ class Connection:
             with self._connection.cursor() as cursor:
                 cursor.execute(sql, tuple(parameters) or None)
                 return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+
+    @contextlib.contextmanager
+    def binary_result(self, sql: str) -> Iterator[BinaryResult]:
+        """Run one SELECT as a prepared statement, for its rows in the binary protocol.
+
+        A connection whose result was not read to its end is closed.
+        """
+        inner = self._connection
+        with _translated(self._settings):
+            inner._execute_command(COMMAND.COM_STMT_PREPARE, sql)
+            head = inner._read_packet().get_all_data()
+            statement, columns, parameters = struct.unpack_from("<xIHH", head)
+            for count in (parameters, columns):
+                for _ in range(count + 1 if count else 0):
+                    inner._read_packet()
+            if parameters:
+                inner._execute_command(COMMAND.COM_STMT_CLOSE, struct.pack("<I", statement))
+                raise ServerError(0, "there is a ? outside of quotes, which stands for nothing")
+            inner._execute_command(COMMAND.COM_STMT_EXECUTE, struct.pack("<IBI", statement, 0, 1))
+            result = BinaryResult(inner, self._settings)
+        try:
+            yield result
+        finally:
+            if result.is_drained:
+                with _translated(self._settings):
+                    inner._execute_command(COMMAND.COM_STMT_CLOSE, struct.pack("<I", statement))
+            else:
+                self.close()
 
     def row(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
         """The only row of a statement that has one."""

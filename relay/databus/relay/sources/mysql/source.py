@@ -12,7 +12,8 @@ from databus.common.config import DatabaseConfig
 from databus.common.errors import SourceUnavailable, UnknownSource
 from databus.common.kernels import COMPILED
 from databus.common.schema import SourceSchema
-from databus.relay.sources.mysql import chunks
+from databus.relay.sources import rows
+from databus.relay.sources.mysql import chunk_kernels, chunks
 from databus.relay.sources.mysql.charsets import Charsets, load_charsets
 from databus.relay.sources.mysql.connection import BinlogRequest, Connection
 from databus.relay.sources.mysql.decoder import PART_BYTES, BinlogDecoder
@@ -128,6 +129,8 @@ class MySqlSource:
         raise_findings(self._settings.name, await self.preflight())
         if self.use_kernels:
             await asyncio.to_thread(warm_up)
+            await asyncio.to_thread(chunk_kernels.warm_up)
+            await asyncio.to_thread(rows.warm_up)
 
     async def close(self) -> None:
         """Close both connections."""

@@ -16,19 +16,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from databus.common.errors import SourceUnavailable
-from databus.common.kernels import COMPILED, I64Array, U8Array
+from databus.common.kernels import COMPILED, I64Array
 from databus.common.schema import Kind
 from databus.relay.sources.postgres import chunk_kernels as k
 from databus.relay.sources.postgres.layout import KernelTables
 from databus.relay.sources.postgres.replication import Connection, PostgresError, error_of
 from databus.relay.sources.postgres.rows import RowCodec
 from databus.relay.sources.postgres.schema import Table
-from databus.relay.sources.rows import Rows
+from databus.relay.sources.rows import Row, RowSpace
 
 _T = TypeVar("_T")
 
-_FIRST_OUT_BYTES = 1 << 20
-_FIRST_ROWS = 4096
 _INT = struct.Struct("!I")
 _SHORT = struct.Struct("!H")
 _DATA_ROW, _ERROR, _READY = b"DEZ"
@@ -108,10 +106,7 @@ class RowBuffer:
     codec: RowCodec
     columns: I64Array
     keys: I64Array
-    out: U8Array = field(default_factory=lambda: np.empty(_FIRST_OUT_BYTES, dtype=np.uint8))
-    spans: I64Array = field(default_factory=lambda: np.empty((_FIRST_ROWS, 4), dtype=np.int64))
-    fill: int = 0
-    count: int = 0
+    space: RowSpace = field(default_factory=RowSpace)
     last: bytes = b""
 
     @staticmethod
@@ -139,50 +134,28 @@ class RowBuffer:
         buf = np.frombuffer(block, dtype=np.uint8)
         at, stop = 0, len(buf)
         fields = np.empty((2, len(self.columns)), dtype=np.int64)
+        space = self.space
         while at < stop and buf[at] == _DATA_ROW:
             begin, reason = at, k.ROW_REFUSED
             if COMPILED:
-                at, self.fill, self.count, reason = k.walk_rows(
-                    buf, at, stop, self.out, self.fill, self.spans, self.count,
+                at, space.fill, space.count, reason = k.walk_rows(
+                    buf, at, stop, space.out, space.fill, space.spans, space.count,
                     self.columns, self.keys, fields,
                 )  # fmt: skip
             if at > begin:
                 last = k.last_row(buf, begin, at)
                 self.last = bytes(block[last : last + _length(block, last)])
             if reason == k.OUT_FULL:
-                self._grow(_length(block, at))
+                space.grow(64 + 2 * _length(block, at) + 48 * len(self.columns))
             elif reason == k.ROW_REFUSED:
                 if (self.columns[:, k.FORM] != k.TEXT).any():
                     raise TextNeeded
                 end = at + _length(block, at)
                 self.last = bytes(block[at:end])
-                self._put(texts_of(self.last))
+                texts = texts_of(self.last)
+                space.put(Row(self.codec.key(texts), self.codec.row(texts)[0]))
                 at = end
         return at
-
-    def _put(self, row: tuple[bytes | None, ...]) -> None:
-        """Take a row by the reference path."""
-        key, value = self.codec.key(row), self.codec.row(row)[0]
-        self._grow(len(key) + len(value))
-        for part in (key, value):
-            self.out[self.fill : self.fill + len(part)] = np.frombuffer(part, dtype=np.uint8)
-            self.fill += len(part)
-        middle = self.fill - len(value)
-        self.spans[self.count] = (middle - len(key), middle, middle, self.fill)
-        self.count += 1
-
-    def _grow(self, need_bytes: int) -> None:
-        need = self.fill + 64 + 2 * need_bytes + 48 * len(self.columns)
-        if need > len(self.out):
-            larger = np.empty(max(2 * len(self.out), need), dtype=np.uint8)
-            larger[: self.fill] = self.out[: self.fill]
-            self.out = larger
-        if self.count == len(self.spans):
-            self.spans = np.concatenate((self.spans, np.empty_like(self.spans)))
-
-    def rows(self) -> Rows:
-        """Everything that was taken."""
-        return Rows.at(self.out, self.spans[: self.count])
 
 
 def _length(block: memoryview, at: int) -> int:

@@ -171,15 +171,15 @@ class ChunkReader:
             parse_lsn((insert_lsn or b"").decode()), int(page_bytes or 0), int(segment_bytes or 0)
         )
         last = None
-        if rows.count:
+        if rows.space.count:
             texts = texts_of(rows.last)
             last = self._key_values(table, tuple(texts[p] for p in rows.codec.key_places))
         return Chunk(
             schema=rows.codec.schema,
-            rows=rows.rows(),
+            rows=rows.space.rows(),
             snapshot=parse_snapshot(snapshot_text.decode(), scn_before(written)),
             last_key=last,
-            done=rows.count < request.limit,
+            done=rows.space.count < request.limit,
             missing=missing,
         )
 
