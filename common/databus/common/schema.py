@@ -12,7 +12,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -101,6 +101,9 @@ class Column:
 class SourceSchema:
     """The columns of the table ``source`` ("schema.table") and the names of its key columns.
 
+    ``nullable_key``: the key was configured for a table that has none of its own, so its columns
+    may be null in the key record.
+
     Invariants:
         I1. ``key`` names columns that exist, at least one, in key order, each once.
         I2. Equal schemas have equal fingerprints on every machine.
@@ -111,6 +114,7 @@ class SourceSchema:
     source: str
     columns: tuple[Column, ...]
     key: tuple[str, ...]
+    nullable_key: bool = False
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
@@ -132,9 +136,9 @@ class SourceSchema:
 
     @cached_property
     def key_columns(self) -> tuple[Column, ...]:
-        """The key's columns in key order; never nullable."""
+        """The key's columns in key order: all of them nullable, or none."""
         by_name = {column.name: column for column in self.columns}
-        return tuple(_required(by_name[name]) for name in self.key)
+        return tuple(replace(by_name[name], nullable=self.nullable_key) for name in self.key)
 
     @cached_property
     def row_codec(self) -> RecordCodec:
@@ -175,9 +179,12 @@ class SourceSchema:
 
     def to_json(self) -> dict[str, Any]:
         """The schema as plain JSON; ``from_json`` reads it back."""
+        # Left out where it is false: schemas of before have their fingerprints still.
+        nullable = {"nullable_key": True} if self.nullable_key else {}
         return {
             "source": self.source,
             "key": list(self.key),
+            **nullable,
             "columns": [
                 {
                     "name": column.name,
@@ -210,13 +217,12 @@ class SourceSchema:
                 )
                 for column in document["columns"]
             )
-            return SourceSchema(str(document["source"]), columns, tuple(document["key"]))
+            nullable = document.get("nullable_key", False)
+            if not isinstance(nullable, bool):
+                raise TypeError(f"nullable_key is {nullable!r}")
+            return SourceSchema(str(document["source"]), columns, tuple(document["key"]), nullable)
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"not a schema: {error!r} in {str(document)[:200]}") from error
-
-
-def _required(column: Column) -> Column:
-    return Column(column.name, column.kind, False, column.precision, column.scale, column.type_name)
 
 
 class RecordCodec:

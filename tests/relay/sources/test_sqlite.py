@@ -276,7 +276,7 @@ async def test_a_table_without_a_key_is_refused_with_the_remedy(
 ) -> None:
     writer.execute("CREATE TABLE bare (x)")
     source = SqliteSource(config(path))
-    with pytest.raises(PreflightFailed, match=r"table main\.bare.*PRIMARY KEY"):
+    with pytest.raises(PreflightFailed, match=r"key of main\.bare.*PRIMARY KEY"):
         await source.open()
     await source.close()
 

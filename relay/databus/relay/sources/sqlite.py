@@ -23,6 +23,7 @@ from databus.common.frame import Op
 from databus.common.schema import SourceSchema
 from databus.common.window import WindowBuilder
 from databus.relay.sources import sqlite_log as log
+from databus.relay.sources.configured_keys import ConfiguredKeys
 from databus.relay.sources.rows import EMPTY, Rows
 from databus.relay.sources.source import (
     Batch,
@@ -78,6 +79,7 @@ class SqliteSource:
 
     def __init__(self, config: DatabaseConfig) -> None:
         self._config = config
+        self._keys = ConfiguredKeys(config.keys)
         self._path = _path(config)
         self._poll_s = float(config.options.get("poll_ms", 5)) / 1000
         self._retain = int(config.options.get("retain_rows", 0))
@@ -104,7 +106,7 @@ class SqliteSource:
             connection = log.connect(self._path)
             try:
                 tables = [t for t in log.user_tables(connection) if self._captures(t)]
-                return log.findings(connection, tables)
+                return log.findings(connection, tables, self._keys)
             finally:
                 connection.close()
 
@@ -168,11 +170,12 @@ class SqliteSource:
         """See ``Source.largest_key``."""
 
         def read() -> list[Any] | None:
-            schema, table = self._schema(source)
-            order = ", ".join(f"{log.quoted(name)} DESC" for name in schema.key)
-            names = ", ".join(log.quoted(name) for name in schema.key)
+            schema, _ = self._schema(source)
+            rows, key = log.chunk_order(schema)
+            order = ", ".join(f"{log.quoted(name)} DESC" for name in key)
+            names = ", ".join(log.quoted(name) for name in key)
             row = self._chunk_db.execute(
-                f"SELECT {names} FROM {log.quoted(table)} ORDER BY {order} LIMIT 1"
+                f"SELECT {names} FROM {rows} ORDER BY {order} LIMIT 1"
             ).fetchone()
             return None if row is None else [_to_json(value) for value in row]
 
@@ -239,7 +242,7 @@ class SqliteSource:
 
     def _current_schemas(self) -> list[SourceSchema]:
         schemas = (
-            log.table_schema(self._db, table)
+            log.table_schema(self._db, table, self._keys)
             for table in log.user_tables(self._db)
             if self._captures(table)
         )
@@ -356,17 +359,18 @@ class SqliteSource:
 
     def _schema(self, source: str) -> tuple[SourceSchema, str]:
         table = source.partition(".")[2]
-        schema = log.table_schema(self._chunk_db, table)
+        schema = log.table_schema(self._chunk_db, table, self._keys)
         if schema is None:
-            raise SourceUnavailable(f"{source} is not there, or has no primary key any more")
+            raise SourceUnavailable(f"{source} is not there, or has no key any more")
         return schema, table
 
     def _chunk_end(self, request: ChunkRequest) -> list[Any] | None:
-        schema, table = self._schema(request.source)
-        condition, parameters = _condition(schema, dataclasses.replace(request, where=None))
-        key = ", ".join(log.quoted(name) for name in schema.key)
+        schema, _ = self._schema(request.source)
+        rows, names = log.chunk_order(schema)
+        condition, parameters = _condition(names, dataclasses.replace(request, where=None))
+        key = ", ".join(log.quoted(name) for name in names)
         row = self._chunk_db.execute(
-            f"SELECT {key} FROM {log.quoted(table)} {condition} ORDER BY {key} LIMIT 1 OFFSET ?",
+            f"SELECT {key} FROM {rows} {condition} ORDER BY {key} LIMIT 1 OFFSET ?",
             (*parameters, request.limit - 1),
         ).fetchone()
         return None if row is None else [_to_json(value) for value in row]
@@ -391,38 +395,42 @@ class SqliteSource:
                 found, missing = self._rows_of_keys(schema, table, request.keys[: request.limit])
                 done = len(request.keys) <= request.limit
                 return Chunk(schema, Rows.of(found), snapshot, None, done, missing)
-            condition, parameters = _condition(schema, request)
-            order = ", ".join(log.quoted(name) for name in schema.key)
+            origin, key = log.chunk_order(schema)
+            condition, parameters = _condition(key, request)
+            order = ", ".join(log.quoted(name) for name in key)
             names = ", ".join(log.quoted(column.name) for column in schema.columns)
             rows = db.execute(
-                f"SELECT {names} FROM {log.quoted(table)} {condition} ORDER BY {order} LIMIT ?",
+                f"SELECT {names}, {order} FROM {origin} {condition} ORDER BY {order} LIMIT ?",
                 (*parameters, request.limit),
             ).fetchall()
         finally:
             db.execute("COMMIT")
         if not rows:
             return Chunk(schema, EMPTY, snapshot, None, done=True)
-        at = [i for n in schema.key for i, c in enumerate(schema.columns) if c.name == n]
-        last_key = [_to_json(rows[-1][index]) for index in at]
-        packed = Rows.of(_chunk_row(schema, row) for row in rows)
-        return Chunk(schema, packed, snapshot, last_key, len(rows) < request.limit)
+        count = len(schema.columns)
+        last_key = [_to_json(value) for value in rows[-1][count:]]
+        packed = [_chunk_row(schema, row[:count]) for row in rows]
+        if schema.nullable_key:
+            packed = list({row.key: row for row in packed}.values())
+        return Chunk(schema, Rows.of(packed), snapshot, last_key, len(rows) < request.limit)
 
     def _rows_of_keys(
         self, schema: SourceSchema, table: str, keys: list[list[Any]]
     ) -> tuple[list[Row], list[list[Any]]]:
         names = ", ".join(log.quoted(column.name) for column in schema.columns)
-        condition = " AND ".join(f"{log.quoted(name)} = ?" for name in schema.key)
-        found, missing = [], []
+        condition = " AND ".join(f"{log.quoted(name)} IS ?" for name in schema.key)
+        found: dict[bytes, Row] = {}
+        missing = []
         for key in keys:
-            row = self._chunk_db.execute(
+            rows = self._chunk_db.execute(
                 f"SELECT {names} FROM {log.quoted(table)} WHERE {condition}",
                 [_from_json(value) for value in key],
-            ).fetchone()
-            if row is None:
+            ).fetchall()
+            if not rows:
                 missing.append(key)
-            else:
-                found.append(_chunk_row(schema, row))
-        return found, missing
+            for row in (_chunk_row(schema, row) for row in rows):
+                found[row.key] = row
+        return list(found.values()), missing
 
 
 def _path(config: DatabaseConfig) -> str:
@@ -479,9 +487,9 @@ def _chunk_row(schema: SourceSchema, row: tuple[Any, ...]) -> Row:
     return Row(_key(schema, values), schema.encode_row(values))
 
 
-def _condition(schema: SourceSchema, request: ChunkRequest) -> tuple[str, list[Any]]:
-    key = ", ".join(log.quoted(name) for name in schema.key)
-    marks = ", ".join("?" * len(schema.key))
+def _condition(names: tuple[str, ...], request: ChunkRequest) -> tuple[str, list[Any]]:
+    key = ", ".join(log.quoted(name) for name in names)
+    marks = ", ".join("?" * len(names))
     parts, parameters = [], []
     for sign, bound in ((">", request.after), ("<=", request.upto)):
         if bound is not None:

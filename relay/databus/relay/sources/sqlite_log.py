@@ -20,6 +20,7 @@ from typing import Any
 
 from databus.common.errors import SourceUnavailable, UnsupportedChange
 from databus.common.schema import Column, Kind, SourceSchema
+from databus.relay.sources.configured_keys import NO_KEYS, ORDER_NAME, ConfiguredKeys
 from databus.relay.sources.source import Finding
 
 _TABLES = """
@@ -99,8 +100,10 @@ def user_tables(connection: sqlite3.Connection) -> list[str]:
     return [name for (name,) in rows]
 
 
-def table_schema(connection: sqlite3.Connection, table: str) -> SourceSchema | None:
-    """The schema of a table as it is now; None where it has no primary key."""
+def table_schema(
+    connection: sqlite3.Connection, table: str, keys: ConfiguredKeys = NO_KEYS
+) -> SourceSchema | None:
+    """The schema of a table as it is now; None where it has no key, of its own or configured."""
     columns, key = [], {}
     for _, name, declared, not_null, _, pk in connection.execute(
         f"PRAGMA table_info({quoted(table)})"
@@ -109,7 +112,11 @@ def table_schema(connection: sqlite3.Connection, table: str) -> SourceSchema | N
         if pk:
             key[pk] = name
     if not key:
-        return None
+        source = f"main.{table}"
+        configured = keys.of(source, (column.name for column in columns))
+        if not configured:
+            return None
+        return SourceSchema(source, tuple(columns), configured, nullable_key=True)
     return SourceSchema(f"main.{table}", tuple(columns), tuple(key[i] for i in sorted(key)))
 
 
@@ -302,18 +309,28 @@ def convert(value: Any, column: Column, source: str) -> Any:
     )
 
 
-def findings(connection: sqlite3.Connection, tables: list[str]) -> list[Finding]:
+def chunk_order(schema: SourceSchema) -> tuple[str, tuple[str, ...]]:
+    """What a dump selects from, and the columns that it orders by.
+
+    A configured key may hold nulls and values that SQL takes for equal though they are not, so
+    its exact text is the order.
+    """
+    table = quoted(schema.source.partition(".")[2])
+    if not schema.nullable_key:
+        return table, schema.key
+    order = f"{row_expression(schema.key)} AS {quoted(ORDER_NAME)}"
+    return f"(SELECT *, {order} FROM {table})", (ORDER_NAME,)
+
+
+def findings(
+    connection: sqlite3.Connection, tables: list[str], keys: ConfiguredKeys = NO_KEYS
+) -> list[Finding]:
     """What stands in the way of capturing ``tables``."""
     found = []
     for table in tables:
-        if table_schema(connection, table) is None:
-            found.append(
-                Finding(
-                    f"table main.{table}",
-                    "it has no primary key, so that its rows cannot be told apart",
-                    "create it with a PRIMARY KEY, or leave it out of `sources`",
-                )
-            )
+        if table_schema(connection, table, keys) is None:
+            columns = connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
+            found.append(keys.finding(f"main.{table}", [column[1] for column in columns]))
         unique = [
             row[1]
             for row in connection.execute(f"PRAGMA index_list({quoted(table)})")
