@@ -11,8 +11,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from databus.cli.guardian import Guardian
 from databus.cli.servers import free_port
+from databus.relay.supervisor import WORKER_MODULE
 
 START_S = 120
 
@@ -61,6 +64,19 @@ class RelayProcess:
         """The range of SCNs that it serves now."""
         with urllib.request.urlopen(f"{self.url}/v1/gen/sources", timeout=5) as answer:
             found: dict[str, Any] = json.loads(answer.read())
+        return found
+
+    def worker(self) -> psutil.Process:
+        """The process that answers over HTTP."""
+        for child in psutil.Process(self._process.pid).children():
+            if WORKER_MODULE in child.cmdline():
+                return child
+        raise RuntimeError("the relay has no worker")
+
+    def status(self) -> dict[str, Any]:
+        """What ``/v1/status`` tells about the database."""
+        with urllib.request.urlopen(f"{self.url}/v1/status", timeout=60) as answer:
+            found: dict[str, Any] = json.loads(answer.read())["databases"][0]
         return found
 
     def _wait(self) -> None:

@@ -7,7 +7,9 @@ them may listen at the same address.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import resource
 import signal
 import sys
 import time
@@ -276,12 +278,20 @@ async def run_worker(handover: Handover) -> None:
         await serve(app, handover.listening_socket(), stop)
 
 
+def allow_connections() -> None:
+    """Let the process open as many descriptors as it may: a connection is one or two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The worker's process; the supervisor starts it with a handover."""
     import uvloop
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     handover = take_over(sys.argv[1:] if arguments is None else arguments)
+    allow_connections()
     warm_up()
     uvloop.run(run_worker(handover))
 
