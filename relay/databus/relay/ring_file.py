@@ -97,7 +97,8 @@ class RingFile:
         """Order the stores and loads before it with those after it, on any processor.
 
         Each lock operation is an atomic instruction: on x86 one drains the store buffer, on
-        ARM the release of the first pair is ordered before the acquire of the second.
+        ARM the release of the first pair is ordered before the acquire of the second.  The
+        argument, and the test that tries every reordering: docs/decisions/0019.
         """
         lock = self._lock
         lock.acquire()
