@@ -47,8 +47,8 @@ async def test_a_table_without_a_key_is_named_with_its_statement(
     db.execute("CREATE TABLE nothing (id int PRIMARY KEY)")
     db.execute("ALTER TABLE nothing REPLICA IDENTITY NOTHING")
     found = await findings(db)
-    assert found["key of public.no key"].remedy == (
-        'ALTER TABLE "public"."no key" ADD PRIMARY KEY (...)'
+    assert found["key of public.no key"].remedy.startswith(
+        'ALTER TABLE "public"."no key" ADD PRIMARY KEY (...); '
     )
     assert "REPLICA IDENTITY DEFAULT" in found["key of public.nothing"].remedy
     with pytest.raises(PreflightFailed, match="no key"):

@@ -38,8 +38,8 @@ class ConfiguredKeys:
             return names
         return asked if set(asked) <= set(names) else ()
 
-    def finding(self, source: str, columns: Sequence[str]) -> Finding:
-        """Why a table without a key of its own has none from here either."""
+    def finding(self, source: str, columns: Sequence[str], statement: str) -> Finding:
+        """Why a table without a key has none from here either; ``statement`` gives it one."""
         asked = self._asked(source)
         missing = [name for name in asked if name not in columns]
         if asked:
@@ -52,9 +52,8 @@ class ConfiguredKeys:
             f"key of {source}",
             "it has no primary key and no unique index without nulls, so its rows cannot be "
             "told apart",
-            f"give it a PRIMARY KEY, name columns that tell its rows apart, "
-            f'keys = {{"{source}" = ["..."]}} (or "*" for the whole row), or leave it out by '
-            "exclude_sources",
+            f"{statement}; or name the columns that tell its rows apart, "
+            f'keys = {{"{source}" = ["..."]}} ("*" for all), or leave it out by exclude_sources',
         )
 
 

@@ -330,7 +330,8 @@ def findings(
     for table in tables:
         if table_schema(connection, table, keys) is None:
             columns = connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
-            found.append(keys.finding(f"main.{table}", [column[1] for column in columns]))
+            names = [column[1] for column in columns]
+            found.append(keys.finding(f"main.{table}", names, "create it with a PRIMARY KEY"))
         unique = [
             row[1]
             for row in connection.execute(f"PRAGMA index_list({quoted(table)})")

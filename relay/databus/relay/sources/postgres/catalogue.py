@@ -127,12 +127,13 @@ class Catalogue:
     async def tables(self) -> dict[int, Table]:
         """All tables of the database, by oid."""
         domains = await self.fetch(DOMAINS_SQL)
-        return tables_of(await self.fetch(CATALOGUE_SQL, None), domains)
+        return tables_of(await self.fetch(CATALOGUE_SQL, None), domains, self._settings.keys)
 
     async def table(self, oid: int) -> Table | None:
         """One table as it is now; None if it is gone."""
         domains = await self.fetch(DOMAINS_SQL)
-        return tables_of(await self.fetch(CATALOGUE_SQL, oid), domains).get(oid)
+        rows = await self.fetch(CATALOGUE_SQL, oid)
+        return tables_of(rows, domains, self._settings.keys).get(oid)
 
     async def facts(self) -> dict[str, Any]:
         """The server's settings and the role's rights."""

@@ -137,7 +137,7 @@ class RowBuffer:
         space = self.space
         while at < stop and buf[at] == _DATA_ROW:
             begin, reason = at, k.ROW_REFUSED
-            if COMPILED:
+            if COMPILED and not self.codec.schema.nullable_key:
                 at, space.fill, space.count, reason = k.walk_rows(
                     buf, at, stop, space.out, space.fill, space.spans, space.count,
                     self.columns, self.keys, fields,

@@ -20,6 +20,7 @@ from databus.relay.sources.postgres.replication import PostgresError
 from databus.relay.sources.postgres.rows import RowCodec
 from databus.relay.sources.postgres.schema import Table, literal, quote
 from databus.relay.sources.postgres.settings import Settings
+from databus.relay.sources.rows import Rows
 from databus.relay.sources.source import Chunk, ChunkRequest, TableSize
 
 _SCHEMA_TRIES = 5
@@ -62,20 +63,20 @@ class ChunkReader:
 
     async def largest_key(self, table: Table) -> list[Any] | None:
         """The last key in the order of the key's index; None if the table is empty."""
-        names = [quote(name) for name in table.key]
+        names = [quote(name) for name in table.chunk_key]
         order = ", ".join(f"{name} DESC" for name in names)
         return await self._one_key(
-            table, f"SELECT {', '.join(names)} FROM {table.quoted} ORDER BY {order} LIMIT 1", []
+            table, f"SELECT {', '.join(names)} FROM {table.chunk_from} ORDER BY {order} LIMIT 1", []
         )
 
     async def chunk_end(self, table: Table, request: ChunkRequest) -> list[Any] | None:
         """The key of row number ``limit``; None if there are fewer."""
-        names = ", ".join(quote(name) for name in table.key)
+        names = ", ".join(quote(name) for name in table.chunk_key)
         parameters: list[str] = []
         where = _where(_bounds(table, request, parameters))
         return await self._one_key(
             table,
-            f"SELECT {names} FROM {table.quoted}{where} ORDER BY {names} "
+            f"SELECT {names} FROM {table.chunk_from}{where} ORDER BY {names} "
             f"OFFSET {request.limit - 1} LIMIT 1",
             parameters,
         )
@@ -173,10 +174,14 @@ class ChunkReader:
         last = None
         if rows.space.count:
             texts = texts_of(rows.last)
-            last = self._key_values(table, tuple(texts[p] for p in rows.codec.key_places))
+            if table.key_is_configured:
+                sql, parameters = _select(table, request, last_of=rows.space.count)
+                last = self._key_values(table, (await session.select(sql, parameters))[0])
+            else:
+                last = self._key_values(table, tuple(texts[p] for p in rows.codec.key_places))
         return Chunk(
             schema=rows.codec.schema,
-            rows=rows.space.rows(),
+            rows=_distinct(rows.space.rows()) if table.key_is_configured else rows.space.rows(),
             snapshot=parse_snapshot(snapshot_text.decode(), scn_before(written)),
             last_key=last,
             done=rows.space.count < request.limit,
@@ -191,7 +196,9 @@ class ChunkReader:
         known = schema.fingerprint
         while True:
             rows = RowBuffer.of(
-                RowCodec(schema, special_values), table, binary=known not in self._as_text
+                RowCodec(schema, special_values),
+                table,
+                binary=known not in self._as_text and not schema.nullable_key,
             )
             try:
                 await session.select_into(rows, sql, parameters)
@@ -207,7 +214,7 @@ class ChunkReader:
     ) -> list[list[Any]]:
         parameters: list[str] = []
         asked = " UNION ALL ".join(
-            f"SELECT {number} FROM {table.quoted} WHERE {_compare(table, '=', key, parameters)}"
+            f"SELECT {number} FROM {table.quoted} WHERE {_same_key(table, key, parameters)}"
             for number, key in enumerate(keys)
         )
         rows = await session.select(asked, parameters) if keys else []
@@ -216,6 +223,8 @@ class ChunkReader:
 
     def _key_values(self, table: Table, texts: _TextRow) -> list[Any]:
         """The key as JSON values: whole numbers as numbers, all else in PostgreSQL's text."""
+        if table.key_is_configured:
+            return [(text or b"").decode() for text in texts]
         schema = table.schema(self._settings.special_values)
         return [
             int(text or 0) if column.kind is Kind.INT else (text or b"").decode()
@@ -246,21 +255,22 @@ async def _close(sessions: list[ChunkSession]) -> None:
         sessions.pop().close()
 
 
-def _select(table: Table, request: ChunkRequest) -> tuple[str, list[str]]:
-    """The chunk's statement and its parameters."""
+def _select(table: Table, request: ChunkRequest, last_of: int = 0) -> tuple[str, list[str]]:
+    """The chunk's statement and its parameters; with ``last_of`` rows the order of the last."""
     parameters: list[str] = []
     conditions = _bounds(table, request, parameters)
     if request.keys is not None:
-        wanted = [_compare(table, "=", key, parameters) for key in request.keys]
+        wanted = [_same_key(table, key, parameters) for key in request.keys]
         conditions.append(f"({' OR '.join(wanted)})" if wanted else "false")
     if request.where:
         # On lines of its own: a comment in it ends there.
         conditions.append(f"(\n{request.where}\n)")
-    columns = ", ".join(quote(column.name) for column in table.columns)
-    order = ", ".join(quote(name) for name in table.key)
+    order = ", ".join(quote(name) for name in table.chunk_key)
+    columns = order if last_of else ", ".join(quote(column.name) for column in table.columns)
+    wanted_rows = f"OFFSET {last_of - 1} LIMIT 1" if last_of else f"LIMIT {request.limit}"
     return (
-        f"SELECT {columns} FROM {table.quoted}{_where(conditions)} ORDER BY {order} "
-        f"LIMIT {request.limit}",
+        f"SELECT {columns} FROM {table.chunk_from}{_where(conditions)} ORDER BY {order} "
+        f"{wanted_rows}",
         parameters,
     )
 
@@ -280,17 +290,41 @@ def _where(conditions: Sequence[str]) -> str:
 
 def _compare(table: Table, operator: str, key: Sequence[Any], parameters: list[str]) -> str:
     """A row-value comparison in the database's own order; the key's texts are parameters."""
-    if len(key) != len(table.key):
-        raise BadRequest(
-            f"the key {list(key)!r} has {len(key)} values; {table.source} is keyed by "
-            f"{', '.join(table.key)}"
-        )
+    columns = _checked(table, key, table.chunk_key)
     places = []
     for value in key:
         parameters.append(_text(table, value))
         places.append(f"${len(parameters)}")
-    names = ", ".join(quote(name) for name in table.key)
+    names = ", ".join(quote(name) for name in columns)
     return f"({names}) {operator} ({', '.join(places)})"
+
+
+def _same_key(table: Table, key: Sequence[Any], parameters: list[str]) -> str:
+    """Whether a row has this key; a value of a configured one may be null."""
+    if not table.key_is_configured:
+        return _compare(table, "=", key, parameters)
+    parts = []
+    for name, value in zip(_checked(table, key, table.key), key, strict=True):
+        if value is None:
+            parts.append(f"{quote(name)} IS NULL")
+        else:
+            parameters.append(_text(table, value))
+            parts.append(f"{quote(name)} = ${len(parameters)}")
+    return f"({' AND '.join(parts)})"
+
+
+def _checked(table: Table, key: Sequence[Any], columns: tuple[str, ...]) -> tuple[str, ...]:
+    if len(key) != len(columns):
+        raise BadRequest(
+            f"the key {list(key)!r} has {len(key)} values; {table.source} is keyed by "
+            f"{', '.join(columns)}"
+        )
+    return columns
+
+
+def _distinct(rows: Rows) -> Rows:
+    """One row for each key: rows that are equal in a configured key are one to consumers."""
+    return Rows.of({row.key: row for row in rows}.values())
 
 
 def _text(table: Table, value: Any) -> str:

@@ -41,8 +41,14 @@ class KernelTables:
         self._arrays: Arrays | None = None
 
     def put(self, oid: int, schema: SourceSchema | None) -> None:
-        """The table has this schema from now on; with None its changes are skipped."""
+        """The table has this schema from now on; with None its changes are skipped.
+
+        A key with nulls is not the kernel's: it stops at changes of a table that it does not
+        know, and they go the other way.
+        """
         self._schemas[oid] = schema
+        if schema is not None and schema.nullable_key:
+            del self._schemas[oid]
         self._arrays = None
 
     @property

@@ -166,11 +166,14 @@ def _tables(settings: Settings, globs: Sequence[str], tables: list[Table]) -> li
             )
         )
     for table in tables:
-        if not table.key:
+        if not table.key and not table.primary_key and not table.configured_key:
+            names = [column.name for column in table.columns]
+            found.append(settings.keys.finding(table.source, names, key_remedy(table)))
+        elif not table.key:
             found.append(
                 Finding(
                     f"key of {table.source}",
-                    "it has no primary key, or its replica identity excludes it",
+                    f"its replica identity ({table.identity}) does not hold its key",
                     key_remedy(table),
                 )
             )

@@ -32,19 +32,24 @@ class RowCodec:
         self._parsers = [values.parser_of(column.kind) for column in schema.columns]
         names = [column.name for column in schema.columns]
         self.key_places = [names.index(name) for name in schema.key]
+        # Columns of a configured key may be null; those of a table's own may not.
+        self._strict_places = [] if schema.nullable_key else self.key_places
         self._required = self._required_places()
 
     def key(self, row: Sequence[Value]) -> bytes:
         """The key's bytes of a row in column order; other columns are not looked at."""
-        found = []
+        found: list[object] = []
         for place in self.key_places:
             text = row[place]
+            if text is None and self.schema.nullable_key:
+                found.append(None)
+                continue
             if text is None or text is UNCHANGED:
                 raise UnsupportedChange(
                     f"a row of {self.schema.source} came without its key column "
                     f"{self.schema.columns[place].name}; its replica identity does not hold it"
                 )
-            found.append(self._parse(place, text, is_key=True))
+            found.append(self._parse(place, text, is_key=place in self._strict_places))
         return self.schema.encode_key(found)
 
     def row(self, row: Sequence[Value]) -> tuple[bytes, bytes]:
@@ -64,7 +69,7 @@ class RowCodec:
                 column = self.schema.columns[place]
                 parsed.append(None if column.nullable else values.PLACEHOLDERS[column.kind])
             else:
-                parsed.append(self._parse(place, text, is_key=place in self.key_places))
+                parsed.append(self._parse(place, text, is_key=place in self._strict_places))
         nulls = {place for place in self._required if parsed[place] is None}
         if nulls:
             self._widen(nulls)
@@ -94,7 +99,7 @@ class RowCodec:
         )
 
     def _widen(self, nulls: set[int]) -> None:
-        if nulls.intersection(self.key_places):
+        if nulls.intersection(self._strict_places):
             raise self._refusal(min(nulls), "a key column is null")
         self.schema = widened(self.schema, {self.schema.columns[place].name for place in nulls})
         self._required = self._required_places()

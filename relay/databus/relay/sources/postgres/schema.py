@@ -14,6 +14,7 @@ from typing import Any
 
 from databus.common.errors import UnsupportedChange
 from databus.common.schema import Column, SourceSchema
+from databus.relay.sources.configured_keys import NO_KEYS, ORDER_NAME, ConfiguredKeys
 from databus.relay.sources.postgres import values
 from databus.relay.sources.postgres.pgoutput import Relation
 
@@ -63,6 +64,7 @@ class Table:
     """A table as the catalogue has it today.
 
     ``primary_key`` and ``identity_key`` (REPLICA IDENTITY USING INDEX) are in index order.
+    ``configured_key`` is what the configuration names for a table without them.
     """
 
     oid: int
@@ -75,6 +77,7 @@ class Table:
     identity_key: tuple[str, ...]
     is_owner: bool
     may_select: bool
+    configured_key: tuple[str, ...] = ()
 
     @property
     def quoted(self) -> str:
@@ -92,7 +95,30 @@ class Table:
             return self.identity_key
         if self.identity == "n":
             return ()
-        return self.primary_key
+        return self.primary_key or (self.configured_key if self.identity == "f" else ())
+
+    @property
+    def key_is_configured(self) -> bool:
+        """Whether the key is not the table's own: null and equal values may be in it."""
+        return bool(self.key) and self.identity == "f" and not self.primary_key
+
+    @property
+    def chunk_key(self) -> tuple[str, ...]:
+        """The columns of ``chunk_from`` by which a dump orders the rows."""
+        return (ORDER_NAME,) if self.key_is_configured else self.key
+
+    @property
+    def chunk_from(self) -> str:
+        """What a dump selects from.
+
+        A configured key may hold nulls, values without an order, and some that are equal only
+        for SQL, so a digest of its text is the order.
+        """
+        if not self.key_is_configured:
+            return self.quoted
+        text = f"ROW({', '.join(quote(name) for name in self.key)})::text"
+        order = f"encode(sha256(convert_to({text}, 'UTF8')), 'hex') COLLATE \"C\""
+        return f"(SELECT *, {order} AS {quote(ORDER_NAME)} FROM {self.quoted}) AS t"
 
     def schema(self, special_values: str) -> SourceSchema:
         """The schema of the table's rows now.
@@ -105,10 +131,12 @@ class Table:
                 f"{self.source} has no key that identifies its rows (replica identity "
                 f"{self.identity}); {key_remedy(self)}"
             )
+        nullable = self.key_is_configured
         columns = tuple(
-            _column(c, not c.not_null, c.name in self.key, special_values) for c in self.columns
+            _column(c, not c.not_null, c.name in self.key and not nullable, special_values)
+            for c in self.columns
         )
-        return SourceSchema(self.source, columns, self.key)
+        return SourceSchema(self.source, columns, self.key, nullable)
 
 
 def quote(name: str) -> str:
@@ -128,6 +156,8 @@ def key_remedy(table: Table) -> str:
     """The statement that gives the table a key."""
     if table.primary_key:
         return f"ALTER TABLE {table.quoted} REPLICA IDENTITY DEFAULT"
+    if table.configured_key:
+        return f"ALTER TABLE {table.quoted} REPLICA IDENTITY FULL"
     return f"ALTER TABLE {table.quoted} ADD PRIMARY KEY (...)"
 
 
@@ -138,16 +168,18 @@ def matches(source: str, globs: Sequence[str]) -> bool:
     )
 
 
-def tables_of(rows: Iterable[Any], domains: Iterable[Any]) -> dict[int, Table]:
+def tables_of(
+    rows: Iterable[Any], domains: Iterable[Any], keys: ConfiguredKeys = NO_KEYS
+) -> dict[int, Table]:
     """The tables of CATALOGUE_SQL's and DOMAINS_SQL's rows, by oid."""
     bases = {row["oid"]: (row["base"], row["modifier"]) for row in domains}
     grouped: dict[int, list[Any]] = {}
     for row in rows:
         grouped.setdefault(row["oid"], []).append(row)
-    return {oid: _table(group, bases) for oid, group in grouped.items()}
+    return {oid: _table(group, bases, keys) for oid, group in grouped.items()}
 
 
-def _table(rows: list[Any], bases: dict[int, tuple[int, int]]) -> Table:
+def _table(rows: list[Any], bases: dict[int, tuple[int, int]], keys: ConfiguredKeys) -> Table:
     first = rows[0]
     return Table(
         oid=first["oid"],
@@ -160,6 +192,7 @@ def _table(rows: list[Any], bases: dict[int, tuple[int, int]]) -> Table:
         identity_key=_in_place(rows, "identity_place"),
         is_owner=first["is_owner"],
         may_select=first["may_select"],
+        configured_key=keys.of(first["source"], (row["column_name"] for row in rows)),
     )
 
 
@@ -194,7 +227,9 @@ def _column(column: TableColumn, nullable: bool, is_key: bool, special_values: s
     return made
 
 
-def schema_of(relation: Relation, table: Table | None, special_values: str) -> SourceSchema:
+def schema_of(
+    relation: Relation, table: Table | None, special_values: str, keys: ConfiguredKeys = NO_KEYS
+) -> SourceSchema:
     """The schema of a table at this point of the stream.
 
     ``table`` is the catalogue's view of it now, None if it is gone.  Columns that the
@@ -205,33 +240,40 @@ def schema_of(relation: Relation, table: Table | None, special_values: str) -> S
         UnsupportedChange: nothing identifies the table's rows.
     """
     today = {column.name: column for column in table.columns} if table else {}
-    key = _stream_key(relation, table)
+    key, configured = _stream_key(relation, table, keys)
+    strict = () if configured else key
     columns = []
     for found in relation.columns:
         known = today.get(found.name)
         if known and (known.type_oid, known.modifier) == (found.type_oid, found.modifier):
-            nullable = not known.not_null and found.name not in key
-            columns.append(_column(known, nullable, found.name in key, special_values))
+            nullable = not known.not_null and found.name not in strict
+            columns.append(_column(known, nullable, found.name in strict, special_values))
             continue
         name = values.NAMES.get(found.type_oid, f"type {found.type_oid}")
         bare = TableColumn(
             found.name, found.type_oid, found.modifier, found.type_oid, found.modifier, False, name
         )
-        is_key = found.name in key
+        is_key = found.name in strict
         columns.append(_column(bare, not is_key, is_key, special_values))
-    return SourceSchema(relation.source, tuple(columns), key)
+    return SourceSchema(relation.source, tuple(columns), key, configured)
 
 
-def _stream_key(relation: Relation, table: Table | None) -> tuple[str, ...]:
+def _stream_key(
+    relation: Relation, table: Table | None, keys: ConfiguredKeys
+) -> tuple[tuple[str, ...], bool]:
+    """The key, and whether it is a configured one."""
     names = {column.name for column in relation.columns}
     flagged = tuple(column.name for column in relation.columns if column.is_key)
     if relation.identity == "f":
         # Every column is flagged: the whole row comes, so the primary key will do.
         if table and table.primary_key and names.issuperset(table.primary_key):
-            return table.primary_key
+            return table.primary_key, False
+        configured = keys.of(relation.source, (column.name for column in relation.columns))
+        if configured and not (table and table.primary_key):
+            return configured, True
         raise UnsupportedChange(
             f"{relation.source} has replica identity FULL and no primary key that its rows "
-            "in the stream hold; add one, and dump the table"
+            "in the stream hold; add one, and dump the table, or name a key in `keys`"
         )
     if not flagged:
         raise UnsupportedChange(
@@ -241,8 +283,8 @@ def _stream_key(relation: Relation, table: Table | None) -> tuple[str, ...]:
     if table:
         for ordered in (table.identity_key, table.primary_key):
             if set(ordered) == set(flagged):
-                return ordered
-    return flagged
+                return ordered, False
+    return flagged, False
 
 
 def widened(schema: SourceSchema, names: set[str]) -> SourceSchema:
@@ -251,4 +293,4 @@ def widened(schema: SourceSchema, names: set[str]) -> SourceSchema:
         replace(column, nullable=True) if column.name in names else column
         for column in schema.columns
     )
-    return SourceSchema(schema.source, columns, schema.key)
+    return replace(schema, columns=columns)

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from databus.common.config import DatabaseConfig, parse_seconds
 from databus.common.errors import ConfigError
+from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 
 _OPTIONS = (
     "slot",
@@ -54,6 +55,7 @@ class Settings:
     sslrootcert: str = ""
     sslcert: str = ""
     sslkey: str = ""
+    keys: ConfiguredKeys = NO_KEYS
 
     @property
     def address(self) -> str:
@@ -112,6 +114,7 @@ def read_settings(config: DatabaseConfig) -> Settings:
         sslrootcert=str(options.get("sslrootcert", "")),
         sslcert=str(options.get("sslcert", "")),
         sslkey=str(options.get("sslkey", "")),
+        keys=ConfiguredKeys(config.keys),
     )
 
 

@@ -65,7 +65,7 @@ class SlotStream:
         self._catalogue = catalogue
         self._discover = discover
         self._connection = Connection(settings, replication=True)
-        self._windows = WindowAssembler(globs, settings.special_values, 0)
+        self._windows = WindowAssembler(globs, settings.special_values, 0, keys=settings.keys)
         self._received_lsn = 0
         self._acked_lsn = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -101,7 +101,9 @@ class SlotStream:
         """Every window with an scn above ``after_scn``."""
         await self._check_slot(after_scn)
         await self._start(after_scn)
-        self._windows = WindowAssembler(self._globs, self._settings.special_values, after_scn)
+        self._windows = WindowAssembler(
+            self._globs, self._settings.special_values, after_scn, keys=self._settings.keys
+        )
         self._received_lsn = flush_lsn(after_scn)
         self._tasks = [
             asyncio.create_task(self._keep_alive()),

@@ -20,6 +20,7 @@ from databus.common.frame import Op, pack_frame
 from databus.common.kernels import U8Array
 from databus.common.schema import SourceSchema
 from databus.common.window import WindowBuilder, end_of_window
+from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.postgres import kernels, pgoutput
 from databus.relay.sources.postgres.kernels import (
     CHANGED_AFTER,
@@ -67,10 +68,12 @@ class WindowAssembler:
         special_values: str,
         resolved: int,
         *,
+        keys: ConfiguredKeys = NO_KEYS,
         compiled: bool = common_kernels.COMPILED,
     ) -> None:
         self._globs = globs
         self._special_values = special_values
+        self._keys = keys
         self._compiled = compiled
         self.refused: dict[str, str] = {}
         self._codecs: dict[int, RowCodec | None] = {}
@@ -155,7 +158,8 @@ class WindowAssembler:
         if matches(relation.source, self._globs):
             try:
                 codec = RowCodec(
-                    schema_of(relation, table, self._special_values), self._special_values
+                    schema_of(relation, table, self._special_values, self._keys),
+                    self._special_values,
                 )
                 self.refused.pop(relation.source, None)
             except UnsupportedChange as error:
