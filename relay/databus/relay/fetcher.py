@@ -231,9 +231,10 @@ class Fetcher:
         """Give the source its memo back, if the stream goes on where that was kept."""
         # Not isinstance: the source may lie behind another that passes its methods on.
         recall = getattr(source, "recall", None)
-        if self.intake is not None and recall is not None:
-            with contextlib.suppress(FileNotFoundError):
-                recall(self.folder.memo.read_text())
+        intake = self.intake
+        if intake is not None and recall is not None:
+            memo = self.folder.memo.read_text() if self.folder.memo.exists() else ""
+            recall(memo, intake.last_transaction(), intake.complete.scn)
 
     def _open_intake(self, clock: str | None, start: Position) -> Intake:
         ring = Ring.open_writer(

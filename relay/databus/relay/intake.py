@@ -14,12 +14,12 @@ import numpy as np
 from databus.common import frame
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError
-from databus.common.frame import FrameColumns, Op
+from databus.common.frame import Flag, FrameColumns, Op
 from databus.common.window import end_of_window
 from databus.relay.layout import DatabaseFolder, replace_file
 from databus.relay.registry import Registry
 from databus.relay.ring import Ring, RingWriter
-from databus.relay.sources.source import Batch
+from databus.relay.sources.source import Batch, Transaction
 
 SCAN_BYTES = 4 << 20
 
@@ -111,6 +111,18 @@ class Intake:
                 place = reader.find(before)
             frames, _ = reader.read(place, 1)
             return int(frame.read_frame(frames).op)
+
+    def last_transaction(self) -> Transaction | None:
+        """The transaction whose window is ``complete``; None where that window is our own."""
+        before = Position(self.complete.scn, self.complete.seq - 1)
+        if not self.complete.seq or self.ring.state.is_empty or before < self.ring.state.prev:
+            return None
+        with Ring.open_reader(self.ring.directory) as reader:
+            frames, _ = reader.read(reader.find(before), 1)
+            end = frame.read_frame(frames)
+        if end.position != self.complete or end.flags & Flag.DUMP or not end.key_len:
+            return None
+        return Transaction(end.scn, bytes(end.key).decode(), end.commit_us)
 
     @property
     def in_window(self) -> bool:

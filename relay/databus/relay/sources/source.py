@@ -210,16 +210,26 @@ class WatermarkingSource(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A transaction of the source as it lies in the ring."""
+
+    scn: int
+    txid: str
+    commit_us: int
+
+
 @runtime_checkable
 class RememberingSource(Protocol):
     """What a source offers besides ``Source`` if an scn alone does not tell where it is.
 
     The fetcher keeps the memo of the last batch of which all is on disk, and gives it back
-    before the next stream; the stream may then be asked for a later scn, never for an earlier.
+    before the next stream.  The memo may be older than where the stream goes on.
     """
 
-    def recall(self, memo: str) -> None:
-        """This is the memo that was kept.
+    def recall(self, memo: str, last: Transaction | None, after_scn: int) -> None:
+        """This is the memo that was kept; ``last`` is the transaction at ``after_scn``, where
+        the stream will go on, as far as there is one.
 
         Raises:
             FormatError: it is no memo of this source.

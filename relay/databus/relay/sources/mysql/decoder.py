@@ -237,7 +237,7 @@ class BinlogDecoder:
         if expected is None or scn < expected.scn:
             return
         found = Mark(scn, header.server_id, commit_us or header.timestamp_s * 1_000_000)
-        if found != expected:
+        if not found.is_same(expected):
             raise SourcePositionLost(
                 f"{self._place(header)}: this server's history is not the one that we have read: "
                 f"we know {expected}, here is {found}. It was reset, is another "

@@ -12,15 +12,26 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from databus.common.errors import FormatError
+from databus.relay.sources.source import Transaction
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A transaction that we have read: who wrote it, and when.  It is the same on a replica."""
+    """A transaction that we have read: who wrote it, and when.  It is the same on a replica.
+
+    ``server_id`` is 0 where only the time is known.
+    """
 
     scn: int
     server_id: int
     commit_us: int
+
+    def is_same(self, other: Mark) -> bool:
+        """Whether both can be the same transaction."""
+        known = 0 not in (self.server_id, other.server_id)
+        return (self.scn, self.commit_us) == (other.scn, other.commit_us) and not (
+            known and self.server_id != other.server_id
+        )
 
     def __str__(self) -> str:
         when = datetime.fromtimestamp(self.commit_us / 1e6, UTC).isoformat()
@@ -58,6 +69,33 @@ class Memo:
                 "prepared": self.prepared,
             }
         )
+
+
+def mark_of(last: Transaction) -> Mark:
+    """The mark of a transaction in the ring; a MySQL's GTID does not name a server_id."""
+    parts = last.txid.split("-")
+    is_mariadb = len(parts) == 3 and all(part.isdigit() for part in parts)
+    return Mark(last.scn, int(parts[1]) if is_mariadb else 0, last.commit_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What we were told before the stream: where it goes on, and what was kept of it.
+
+    ``kept`` may be older than ``after_scn``: then the binlog is needed from there.
+    """
+
+    after_scn: int
+    mark: Mark | None
+    kept: Memo | None
+
+    def memo(self, after_scn: int) -> Memo:
+        """The memo to go on with."""
+        kept = self.kept
+        if kept is None or kept.scn > after_scn:
+            return Memo(after_scn, self.mark)
+        since = [scn for scn in (kept.prepared, kept.scn + 1) if scn is not None]
+        return Memo(after_scn, self.mark, min(since) if since[0] <= after_scn else None)
 
 
 def decode_memo(text: str) -> Memo:

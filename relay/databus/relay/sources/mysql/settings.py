@@ -7,11 +7,12 @@ import os
 import socket
 import uuid
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import unquote, urlsplit
 
 from databus.common.config import DatabaseConfig
 from databus.common.errors import ConfigError
+from databus.relay.sources.hosts import Host, read_hosts
 
 OPTIONS = ("clock_name", "domain_id", "server_id", "uuids", "zero_dates")
 ZERO_DATES = ("error", "null")
@@ -25,6 +26,8 @@ _OWN_SERVER_IDS = 1 << 30
 class Settings:
     """One upstream server and what is captured of it.
 
+    ``hosts`` are the servers that have the same history, ``host`` and ``port`` the one in use.
+
     ``domain_id`` (MariaDB) None means the server's own ``gtid_domain_id``; ``uuids`` (MySQL) are
     the servers that have written, in that order, and empty means the server itself.
     ``zero_dates`` says what becomes of 0000-00-00 and its relatives: "error" stops the stream
@@ -32,6 +35,7 @@ class Settings:
     """
 
     name: str
+    hosts: tuple[Host, ...]
     host: str
     port: int
     user: str
@@ -44,6 +48,10 @@ class Settings:
     zero_dates: str
     uuids: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
+
+    def at(self, host: Host) -> Settings:
+        """The same, with another of the servers."""
+        return replace(self, host=host.name, port=host.port)
 
     def captures(self, schema: str, table: str) -> bool:
         """Whether a table is among the configured sources; the server's own never are."""
@@ -67,10 +75,7 @@ def read_settings(config: DatabaseConfig) -> Settings:
             f"database {config.name}: unknown option {unknown[0]!r}; "
             f"a MariaDB or MySQL source knows {', '.join(OPTIONS)}"
         )
-    try:
-        port = parts.port or _DEFAULT_PORT
-    except ValueError as error:
-        raise ConfigError(f"database {config.name}: the URL's port is wrong: {error}") from None
+    hosts = read_hosts(config.name, parts.netloc, _DEFAULT_PORT)
     schema = unquote(parts.path.lstrip("/"))
     zero_dates = str(options.get("zero_dates", "error"))
     if zero_dates not in ZERO_DATES:
@@ -81,8 +86,9 @@ def read_settings(config: DatabaseConfig) -> Settings:
     domain_id = options.get("domain_id")
     return Settings(
         name=config.name,
-        host=parts.hostname or "127.0.0.1",
-        port=port,
+        hosts=hosts,
+        host=hosts[0].name,
+        port=hosts[0].port,
         user=unquote(parts.username or "root"),
         password=unquote(parts.password or ""),
         schema=schema,

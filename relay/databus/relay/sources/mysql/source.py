@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from databus.common.config import DatabaseConfig
-from databus.common.errors import SourceUnavailable, UnknownSource
+from databus.common.errors import (
+    DatabusError,
+    SourcePositionLost,
+    SourceUnavailable,
+    UnknownSource,
+)
 from databus.common.kernels import COMPILED
 from databus.common.schema import SourceSchema
 from databus.relay.sources import rows
@@ -18,7 +23,7 @@ from databus.relay.sources.mysql.charsets import Charsets, load_charsets
 from databus.relay.sources.mysql.connection import BinlogRequest, Connection
 from databus.relay.sources.mysql.decoder import PART_BYTES, BinlogDecoder
 from databus.relay.sources.mysql.fast_path import FastPath, warm_up
-from databus.relay.sources.mysql.lineage import Memo, decode_memo
+from databus.relay.sources.mysql.lineage import Memo, Recalled, decode_memo, mark_of
 from databus.relay.sources.mysql.numbering import DomainNumbering, Numbering, has_prepared
 from databus.relay.sources.mysql.packets import PacketBuffer
 from databus.relay.sources.mysql.preflight import (
@@ -34,10 +39,12 @@ from databus.relay.sources.source import (
     ChunkRequest,
     Finding,
     TableSize,
+    Transaction,
     raise_findings,
 )
 
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 0.5
 _SILENCE_S = 10.0
@@ -74,7 +81,7 @@ class MySqlSource:
         self._catalogue: Catalogue = {}
         self._numbering: Numbering = DomainNumbering(0)
         self._decoder: BinlogDecoder | None = None
-        self._memo: Memo | None = None
+        self._recalled: Recalled | None = None
 
     @property
     def clock(self) -> str:
@@ -87,8 +94,43 @@ class MySqlSource:
     # -- opening
 
     async def preflight(self) -> list[Finding]:
-        """Examine version, settings, privileges, domain and tables."""
-        return await self._ask(self._examine)
+        """Examine version, settings, privileges, domain and tables.
+
+        Of several hosts it takes the first that answers and can go on where we are.
+        """
+        hosts = self._settings.hosts
+        if len(hosts) == 1:
+            return await self._ask(self._examine)
+        lost: list[DatabusError] = []
+        for host in hosts:
+            self._leave()
+            self._settings = self._settings.at(host)
+            try:
+                findings = await self._ask(self._examine)
+                if not any(finding.fatal for finding in findings):
+                    await self._ask(self._try_position)
+            except (SourceUnavailable, SourcePositionLost) as error:
+                _log.info("database %s: %s is passed over: %s", self._settings.name, host, error)
+                lost.append(error)
+                continue
+            return findings
+        told = "; ".join(error.message for error in lost)
+        # A server that does not answer may come back; where all answered, nothing will change.
+        all_lost = all(isinstance(error, SourcePositionLost) for error in lost)
+        kind = SourcePositionLost if all_lost else SourceUnavailable
+        raise kind(f"none of {len(hosts)} hosts will do: {told}")
+
+    def _leave(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _try_position(self) -> None:
+        """Whether this server could go on where we are."""
+        recalled = self._recalled
+        if recalled is not None:
+            memo = recalled.memo(recalled.after_scn)
+            self._numbering.dump_after(self._query_connection(), self._settings, memo)
 
     def _examine(self) -> list[Finding]:
         connection = self._query_connection()
@@ -119,9 +161,7 @@ class MySqlSource:
             try:
                 return await asyncio.to_thread(question)
             except (SourceUnavailable, asyncio.CancelledError):
-                if self._connection is not None:
-                    self._connection.close()
-                    self._connection = None
+                self._leave()
                 raise
 
     async def open(self) -> None:
@@ -167,18 +207,22 @@ class MySqlSource:
             connection.close()
             decoder.prepared.close()
 
-    def recall(self, memo: str) -> None:
+    def recall(self, memo: str, last: Transaction | None, after_scn: int) -> None:
         """See ``RememberingSource``."""
-        self._memo = decode_memo(memo)
+        kept = decode_memo(memo) if memo else None
+        mark = mark_of(last) if last is not None else None
+        if mark is None and kept is not None:
+            mark = kept.mark
+        self._recalled = Recalled(after_scn, mark, kept)
 
     async def _memo_for(self, after_scn: int) -> Memo:
         """What is needed before ``after_scn``: as we were told, or as the server says."""
-        memo = self._memo
-        if memo is not None and memo.scn <= after_scn:
-            return replace(memo, scn=after_scn)
-        mark = memo.mark if memo is not None else None
+        recalled = self._recalled
+        if recalled is not None and recalled.kept is not None and recalled.kept.scn <= after_scn:
+            return recalled.memo(after_scn)
         prepared = await self._ask(lambda: has_prepared(self._query_connection()))
-        return Memo(after_scn, mark, 1 if prepared or memo is not None else None)
+        mark = recalled.mark if recalled is not None else None
+        return Memo(after_scn, mark, 1 if prepared else None)
 
     async def _batches(
         self, connection: Connection, decoder: BinlogDecoder, request: BinlogRequest

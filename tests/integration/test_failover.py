@@ -1,0 +1,174 @@
+"""A database moves to another server: what goes on without loss, and what is named."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from databus.cli.servers import MariaDBServer
+from databus.common.config import DatabaseConfig
+from tests.support.capture import (
+    capturing,
+    database_config,
+    failed_with,
+    ring_state,
+    streaming,
+)
+from tests.support.fixtures import FreshDatabase
+from tests.support.mariadb_replicas import follow, local, primary_and_replica, promote
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
+
+TABLE = "CREATE TABLE orders (id INT PRIMARY KEY, v INT)"
+
+
+def several(*servers: MariaDBServer, **options: Any) -> DatabaseConfig:
+    """A configuration that names these servers, in this order."""
+    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    url = servers[0].url("shop").replace(f"127.0.0.1:{servers[0].port}", hosts)
+    return database_config("shop", url, "shop.*", **options)
+
+
+class Writer:
+    """Inserts and updates rows, one transaction after the other; knows how many it committed."""
+
+    def __init__(self) -> None:
+        self.transactions = 0
+
+    def write(self, server: MariaDBServer, count: int) -> None:
+        """Commit so many transactions, with local ones of the server among them."""
+        connection = server.connect("shop")
+        try:
+            with connection.cursor() as cursor:
+                for _ in range(count):
+                    self.transactions += 1
+                    number = self.transactions
+                    cursor.execute("BEGIN")
+                    cursor.execute(f"INSERT INTO orders VALUES ({number}, 0)")
+                    cursor.execute(f"UPDATE orders SET v = v + 1 WHERE id = {(number + 1) // 2}")
+                    cursor.execute("COMMIT")
+                    if number % 20 == 0:
+                        local(server, f"INSERT INTO local.notes (v) VALUES ({number})")
+        finally:
+            connection.close()
+
+
+def rows_of(server: MariaDBServer) -> dict[tuple[Any, ...], dict[str, Any]]:
+    rows = server.execute("SELECT id, v FROM shop.orders")
+    return {(number,): {"id": number, "v": v} for number, v in rows}
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[tuple[MariaDBServer, MariaDBServer]]:
+    with primary_and_replica(tmp_path) as found:
+        found[0].execute(TABLE, database="shop")
+        yield found
+
+
+async def test_a_promoted_replica_goes_on_where_its_killed_primary_ended(
+    servers: tuple[MariaDBServer, MariaDBServer], tmp_path: Path
+) -> None:
+    primary, replica = servers
+    folder = tmp_path / "relay" / "shop"
+    writer, promoted = Writer(), threading.Event()
+
+    def work() -> None:
+        writer.write(primary, 150)
+        primary.kill9()
+        for number in range(3):
+            local(replica, f"INSERT INTO local.notes (v) VALUES ({number})")
+        promote(replica)
+        promoted.set()
+        writer.write(replica, 150)
+
+    def equal() -> bool:
+        return ring_state(folder).tables.get("shop.orders") == rows_of(replica)
+
+    config = several(primary, replica)
+    async with capturing(config, tmp_path / "relay") as fetcher:
+        await streaming(fetcher)
+        working = asyncio.create_task(asyncio.to_thread(work))
+        await working
+        await eventually(equal, 90, "the ring's state is the promoted server's")
+        assert fetcher.status.reconnect_count
+    state = ring_state(folder)
+    assert [count for _, _, count in state.windows] == [2] * 300
+    assert {txid.rsplit("-", 1)[0] for _, txid, _ in state.windows} == {"1-1", "1-2"}
+    scns = [scn for scn, _, _ in state.windows]
+    assert scns == sorted(set(scns))
+    # The old primary comes back, first in the list, and does not have what was written since.
+    primary.start()
+    async with capturing(config, tmp_path / "relay") as fetcher:
+        await streaming(fetcher)
+        writer.write(replica, 5)
+        await eventually(equal, 90, "the stream goes on with the server that has our position")
+        follow(primary, replica)
+        writer.write(replica, 5)
+        await eventually(lambda: rows_of(primary) == rows_of(replica), 90, "it has caught up")
+    # It is a replica of the other now, and as good a server to read from.
+    async with capturing(several(primary), tmp_path / "relay") as fetcher:
+        await streaming(fetcher)
+        writer.write(replica, 5)
+        await eventually(equal, 90, "the old primary's binlog is the same history")
+    assert len(ring_state(folder).windows) == 315
+
+
+async def test_a_replica_promoted_without_what_we_have_read_is_refused_by_name(
+    servers: tuple[MariaDBServer, MariaDBServer], tmp_path: Path
+) -> None:
+    primary, replica = servers
+    folder = tmp_path / "relay" / "shop"
+    writer = Writer()
+    async with capturing(several(primary), tmp_path / "relay") as fetcher:
+        await streaming(fetcher)
+        await asyncio.to_thread(writer.write, primary, 5)
+        await asyncio.to_thread(replica.execute, "STOP SLAVE")
+        primary.execute("SET GLOBAL rpl_semi_sync_master_enabled = OFF")
+        await asyncio.to_thread(writer.write, primary, 3)
+        await eventually(lambda: len(ring_state(folder).windows) == 8, 60)
+        await eventually(lambda: fetcher.folder.memo.exists(), 60)
+    before = ring_state(folder)
+    primary.kill9()
+    replica.execute("RESET SLAVE ALL")
+    async with capturing(several(primary, replica), tmp_path / "relay") as fetcher:
+        message = await failed_with(fetcher, "source_unavailable")
+        assert "only come to" in message
+        writer.transactions = 5
+        await asyncio.to_thread(writer.write, replica, 10)
+        message = await failed_with(fetcher, "source_position_lost")
+    assert "history is not the one that we have read" in message
+    assert "server_id 1" in message
+    assert "server_id 2" in message
+    assert ring_state(folder) == before
+
+
+@pytest.mark.parametrize("product", ["mariadb", "mysql"])
+async def test_a_server_that_began_anew_is_refused_even_after_it_passed_our_position(
+    product: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    database: FreshDatabase = request.getfixturevalue(f"{product}_database")
+    database.execute(TABLE)
+    config = database_config("shop", database.url, f"{database.name}.*")
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        database.execute("INSERT INTO orders VALUES (1, 1)")
+        await eventually(lambda: ring_state(tmp_path / "shop").letters == "c", 60)
+        assert fetcher.intake is not None
+        reached = fetcher.intake.complete.scn
+        await eventually(lambda: f'"scn": {reached}' in fetcher.folder.memo.read_text(), 60)
+    reset = "RESET MASTER" if product == "mariadb" else "RESET BINARY LOGS AND GTIDS"
+    database.execute(reset)
+    # Of another second: MariaDB's binlog tells time no finer, and the server is the same.
+    await eventually(lambda: database.execute("SELECT SLEEP(1)") == [(0,)], 60)
+    for number in range(2, reached + 4):
+        database.execute(f"INSERT INTO orders VALUES ({number}, 1)")
+    async with capturing(config, tmp_path) as fetcher:
+        message = await failed_with(fetcher, "source_position_lost")
+    assert "It was reset, is another server" in message
+    assert ring_state(tmp_path / "shop").letters == "c"
