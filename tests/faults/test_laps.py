@@ -149,7 +149,7 @@ async def test_every_byte_that_a_lapped_reader_takes_is_of_the_stream(
 
     def make_narrow(sender: DirectSender, *arguments: Any, **named: Any) -> None:
         make(sender, *arguments, **named)
-        sender._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        sender._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
     monkeypatch.setattr(DirectSender, "__init__", make_narrow)
     seed = 11

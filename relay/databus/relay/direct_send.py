@@ -1,7 +1,7 @@
 """From the ring's mapping to the socket: large parts of an answer, without a buffer between.
 
 aiohttp keeps the connection and writes everything else; its transport is empty while this
-writes to a duplicate of its descriptor.  The kernel copies what it takes during the call, so
+writes to its descriptor.  The kernel copies what it takes during the call, so
 that the ring's writer can spoil bytes only then, or before.  Both are seen: before a call that
 the head has not passed the bytes, after it that it did not meanwhile (decision 0018).
 """
@@ -56,20 +56,25 @@ class DirectSender:
         if transport is None:
             raise ConnectionResetError("the reader has gone")
         self._transport = transport
+        self._connection = transport.get_extra_info("socket")
         self._spans = spans
         self._is_chunked = request.version >= HttpVersion11
         self._loop = asyncio.get_running_loop()
-        # The transport may close its descriptor while we wait, and another connection get its
-        # number: a duplicate is ours until we close it.
-        self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
-        self._fd = self._socket.fileno()
+        self._waiting_fd = -1
         self.write_count = 0
         transport.set_write_buffer_limits(high=0)
 
+    def set_corked(self, corked: bool) -> None:
+        """Keep the head and the end of the body from going out as packets of their own."""
+        if not self._transport.is_closing():
+            self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, int(corked))
+
     def close(self) -> None:
-        """Let go of the descriptor; the connection stays as it is."""
+        """Let go; the connection stays as it is."""
         self._transport.set_write_buffer_limits()
-        self._socket.close()
+        if self._waiting_fd >= 0:
+            os.close(self._waiting_fd)
+            self._waiting_fd = -1
 
     async def send(self, ring: RingReader, extent: Extent) -> None:
         """Send the frames of an extent."""
@@ -114,12 +119,15 @@ class DirectSender:
         return self._write((start[sent:], _scratch[:size], end if size == left else b""))
 
     def _write(self, parts: Sequence[Buffer]) -> int:
-        """Bytes that the kernel has taken now; 0 where there is no room."""
+        """Bytes that the kernel has taken now; 0 where there is no room.
+
+        As long as the transport is not closing, its descriptor is open and its own.
+        """
         if self._transport.is_closing():
             raise ConnectionResetError("the connection is closed")
         self.write_count += 1
         try:
-            return os.writev(self._fd, parts)
+            return os.writev(self._connection.fileno(), parts)
         except BlockingIOError:
             return 0
 
@@ -127,17 +135,21 @@ class DirectSender:
         """Wait until the kernel has room."""
         if self._transport.is_closing():
             raise ConnectionResetError("the connection is closed")
+        if self._waiting_fd < 0:
+            # The loop lets nobody else wait for a descriptor of one of its transports, and
+            # the transport may close its own while we wait.
+            self._waiting_fd = os.dup(self._connection.fileno())
         ready: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_writer(self._fd, _set, ready)
+        self._loop.add_writer(self._waiting_fd, _set, ready)
         try:
             await ready
         finally:
-            self._loop.remove_writer(self._fd)
+            self._loop.remove_writer(self._waiting_fd)
 
     def _reset(self) -> None:
         """Let what waits in the socket be thrown away when it is closed."""
         with contextlib.suppress(OSError):
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORTIVE)
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORTIVE)
 
     def _give_up(self, extent: Extent, at: int, sent: int) -> NoReturn:
         what = (

@@ -216,14 +216,13 @@ class _Output:
         self._answer = answer
         self._tallies = tallies
         self._direct: DirectSender | None = None
+        self._is_corked = False
 
     async def write(self, part: Buffer | Extent) -> None:
         """Send some of the body; returns when there is room for more."""
         answer = self._answer
         if isinstance(part, Extent):
-            if self._direct is None:
-                self._direct = DirectSender(self._request, spans=answer.request.spans)
-            await self._direct.send(answer.database.ring, part)
+            await self._directly().send(answer.database.ring, part)
             answer.passed_on(part)
             size = part.size_bytes
         else:
@@ -233,10 +232,23 @@ class _Output:
         self._tallies.add(name, "bytes", size)
         self._tallies.add(name, "events", answer.take_event_count())
 
+    def _directly(self) -> DirectSender:
+        if self._direct is None:
+            self._direct = DirectSender(self._request, spans=self._answer.request.spans)
+        return self._direct
+
+    def begin(self, part: Buffer | Extent | None) -> None:
+        """Before the headers go out: what is the first part of the body?"""
+        if isinstance(part, Extent) and not self._answer.request.follow:
+            self._directly().set_corked(True)
+            self._is_corked = True
+
     async def end(self) -> None:
         """Send the end of the body."""
         coder = self._answer.coder
         await self.response.write_eof(b"" if coder is None else coder.finish())
+        if self._is_corked:
+            self._directly().set_corked(False)
 
     def close(self) -> None:
         """Let go of the socket."""
@@ -268,10 +280,11 @@ class StreamSender:
                 "X-Accel-Buffering": "no",
             }
         )
+        output = _Output(request, response, answer, self.tallies)
+        output.begin(part)
         await response.prepare(request)
         self.tallies.add(database.name, "readers")
         self.tallies.add(database.name, "ahead", int(answer.is_ahead))
-        output = _Output(request, response, answer, self.tallies)
         try:
             await self._run(request, output, answer, part)
         except CutOff as error:
