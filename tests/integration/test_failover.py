@@ -104,6 +104,7 @@ async def test_a_promoted_replica_goes_on_where_its_killed_primary_ended(
     assert scns == sorted(set(scns))
     # The old primary comes back, first in the list, and does not have what was written since.
     primary.start()
+    primary.execute("SET GLOBAL rpl_semi_sync_master_enabled = OFF")
     async with capturing(config, tmp_path / "relay") as fetcher:
         await streaming(fetcher)
         writer.write(replica, 5)
