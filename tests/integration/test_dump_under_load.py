@@ -70,6 +70,7 @@ async def test_dumps_beside_writers_end_with_the_source_and_never_go_back(
     execute("CREATE TABLE load_items (id integer PRIMARY KEY, version integer NOT NULL)")
     values = ", ".join(f"({key}, 0)" for key in range(KEYS))
     execute(f"INSERT INTO load_items VALUES {values}")
+    execute("CREATE TABLE load_marks (id integer PRIMARY KEY, token varchar(200) NOT NULL)")
     config = DatabusConfig(
         relay=RelayConfig(listen="127.0.0.1:0", data_dir=tmp_path / "data"),
         database=(DatabaseConfig(name="load", url=SourceUrl(url), ring_bytes=32 << 20),),
@@ -86,8 +87,7 @@ async def test_dumps_beside_writers_end_with_the_source_and_never_go_back(
         for writer in writers:
             writer.start()
         try:
-            for _ in range(3):
-                request = {"sources": ["*.load_items"], "chunk_rows": 40}
+            for request in requests(url):
                 async with session.post("/v1/load/dumps", json=request) as answer:
                     dump = await answer.json()
                 while dump.get("state") in ("queued", "running"):
@@ -112,6 +112,16 @@ async def test_dumps_beside_writers_end_with_the_source_and_never_go_back(
         assert replay(tmp_path / "data" / "load", registry.schemas) == final
 
 
+def requests(url: str) -> list[dict[str, Any]]:
+    """One chunk after another, several at a time, and with watermarks where they are written."""
+    plain: dict[str, Any] = {"sources": ["*.load_items"], "chunk_rows": 40}
+    if url.startswith("sqlite"):
+        return [plain, plain | {"parallel": 3}]
+    schema = "public" if url.startswith("postgres") else url.rpartition("/")[2].partition("?")[0]
+    marked = plain | {"parallel": 2, "watermark_table": f"{schema}.load_marks"}
+    return [plain, plain | {"parallel": 4}, marked]
+
+
 def replay(folder: Path, schemas: SchemaSet) -> dict[int, int]:
     """The table after every frame of the ring; a version that goes back fails."""
     rows: dict[int, int] = {}
@@ -120,6 +130,8 @@ def replay(folder: Path, schemas: SchemaSet) -> dict[int, int]:
         if view.is_control:
             continue
         schema = schemas.by_fingerprint(view.schema_fp)
+        if schema.source.endswith(".load_marks"):
+            continue
         key = schema.decode_key(view.key)["id"]
         if view.op == Op.DELETE:
             rows.pop(key, None)

@@ -1,0 +1,190 @@
+"""Dumps: rows a second into the ring, and what they cost the stream's latency.
+
+A table of ten columns is dumped through the fetcher's own code into a ring; beside it, in the
+same run, the database's own client drains the same table (`mariadb -e SELECT`, psql's \\copy)
+as the limit.  Then a writer commits 1,000 rows a second, with and without a dump that runs, and
+the time from a commit's return until its row is in the ring is compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing as mp
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from benchmarks.commit_latency import _commit
+from benchmarks.harness import Report, Run, measure, start
+from benchmarks.upstreams import DATABASE, MariaDB, Postgres, Upstream, _newest, timed
+from databus.cli.servers import PASSWORD, USER
+from databus.common import frame
+from databus.common.frame import Op
+from databus.relay.dumps import Dump, DumpState, new_dump
+from databus.relay.fetcher import Fetcher
+from databus.relay.intake import Intake
+from databus.relay.sources.source import Batch
+
+TABLE = "dumped"
+RATE = 1000
+
+
+class TimedFetcher(Fetcher):
+    """Notes when each row that was inserted is in the ring."""
+
+    arrivals_us: dict[int, int]
+
+    def _take(self, intake: Intake, batch: Batch) -> None:
+        super()._take(intake, batch)
+        if not batch.data:
+            return
+        now_us = time.time_ns() // 1000
+        for view in frame.iter_frames(batch.data):
+            if view.op == Op.INSERT:
+                schema = intake.registry.schemas.by_fingerprint(view.schema_fp)
+                self.arrivals_us[schema.decode_key(view.key)["id"]] = now_us
+
+
+async def _with_fetcher(upstream: Upstream, work: Any) -> Any:
+    with tempfile.TemporaryDirectory(prefix="databus-bench-") as folder:
+        fetcher = TimedFetcher(upstream.config(TABLE), Path(folder))
+        fetcher.arrivals_us = {}
+        running = asyncio.create_task(fetcher.run())
+        try:
+            try:
+                await asyncio.wait_for(fetcher.connected(), 30)
+            except TimeoutError:
+                raise RuntimeError(f"the fetcher does not stream: {fetcher.status.error}") from None
+            return await work(fetcher)
+        finally:
+            fetcher.stop()
+            await running
+
+
+async def _dump(fetcher: Fetcher, **pace: int) -> Dump:
+    dump = new_dump({"sources": ["*"], **pace})
+    fetcher.book.add(dump)
+    await fetcher.dumps_changed()
+    while dump.state in (DumpState.QUEUED, DumpState.RUNNING):
+        await asyncio.sleep(0.01)
+    if dump.state != DumpState.COMPLETED:
+        raise RuntimeError(f"the dump is {dump.state}: {dump.error}")
+    return dump
+
+
+def dump_rows_per_s(upstream: Upstream, parallel: int) -> float:
+    """One dump of the whole table, from its request to its end on disk."""
+
+    async def work(fetcher: Fetcher) -> float:
+        began = time.perf_counter()
+        dump = await _dump(fetcher, parallel=parallel)
+        rows = sum(table.rows for table in dump.tables or ())
+        return rows / (time.perf_counter() - began)
+
+    return float(uvloop.run(_with_fetcher(upstream, work)))
+
+
+def own_rows_per_s(upstream: Upstream, rows: int) -> float:
+    """The database's own client drains the table to nowhere."""
+    port = f"--port={upstream.server.port}"
+    if isinstance(upstream, MariaDB):
+        command = [
+            "mariadb", "--no-defaults", "--host=127.0.0.1", port, f"--user={USER}",
+            f"--password={PASSWORD}", "--quick", "--batch", f"--execute=SELECT * FROM {TABLE}",
+            DATABASE,
+        ]  # fmt: skip
+        command = ["sh", "-c", '"$@" > /dev/null', "sh", *command]
+    else:
+        command = [
+            _newest("psql"), "--host=127.0.0.1", port, f"--username={USER}",
+            f"--dbname={DATABASE}", "--no-psqlrc", "--quiet",
+            f"--command=\\copy (SELECT * FROM {TABLE} ORDER BY id) TO '/dev/null'",
+        ]  # fmt: skip
+    return rows / timed(command, PGPASSWORD=PASSWORD).seconds
+
+
+def latencies_ms(upstream: Upstream, first: int, seconds: float, *, dumping: bool) -> Any:
+    """From the return of a commit until its row is in the ring; milliseconds of each row."""
+    count = int(RATE * seconds)
+    statements = [upstream.insert_one(TABLE, first + number) for number in range(count)]
+
+    async def work(fetcher: TimedFetcher) -> Any:
+        ours, theirs = mp.Pipe()
+        writer = mp.get_context("spawn").Process(
+            target=_commit,
+            args=(theirs, isinstance(upstream, MariaDB), upstream.server.port, statements, RATE),
+            daemon=True,
+        )
+        writer.start()
+        dumps = asyncio.create_task(_forever(fetcher)) if dumping else None
+        while not ours.poll():
+            await asyncio.sleep(0.05)
+        committed = ours.recv()
+        while first + count - 1 not in fetcher.arrivals_us:
+            await asyncio.sleep(0.01)
+        if dumps is not None:
+            dumps.cancel()
+        await asyncio.to_thread(writer.join)
+        arrived = np.array([fetcher.arrivals_us[first + number] for number in range(count)])
+        return (arrived - committed)[min(count // 2, RATE // 2) :] / 1000
+
+    return uvloop.run(_with_fetcher(upstream, work))
+
+
+async def _forever(fetcher: Fetcher) -> None:
+    while True:
+        await _dump(fetcher)
+
+
+def run(run_: Run, rows: int, seconds: float) -> None:
+    report = Report(run_, "Dumps", "rows/s", {"rows": rows, "rate": RATE})
+    seen = []
+    for upstream in (MariaDB(), Postgres()):
+        with upstream:
+            upstream.create_table(TABLE)
+            upstream.fill(TABLE, rows, min(rows, 10_000))
+            limit = measure(run_, lambda u=upstream: own_rows_per_s(u, rows))
+            report.add(limit, database=upstream.name, series="own client")
+            for parallel in (1, 2):
+                sample = measure(run_, lambda u=upstream, p=parallel: dump_rows_per_s(u, p))
+                report.add(sample, database=upstream.name, series="dump", parallel=parallel)
+                report.note(
+                    f"{upstream.name}, parallel={parallel}: {sample.median / limit.median:.2f} of "
+                    "its own client, which converts nothing"
+                )
+            for number, dumping in enumerate((False, True)):
+                found = latencies_ms(
+                    upstream, rows + number * 1_000_000, seconds, dumping=dumping
+                )  # fmt: skip
+                p50, p99 = np.percentile(found, (50, 99))
+                what = "while a dump runs" if dumping else "alone"
+                report.note(
+                    f"{upstream.name}: commit to ring at {RATE}/s {what}: "
+                    f"p50 {p50:.2f} ms, p99 {p99:.2f} ms"
+                )
+                report.points.append(
+                    {"database": upstream.name, "series": f"latency_ms, {what}",
+                     "p50": float(p50), "p99": float(p99)}
+                )  # fmt: skip
+            seen.append(upstream.name)
+    report.output_hash = "-".join(seen)
+    report.write()
+
+
+def main() -> None:
+    rows = 0
+    if "--rows" in sys.argv:
+        place = sys.argv.index("--rows")
+        rows = int(sys.argv[place + 1])
+        del sys.argv[place : place + 2]
+    run_ = start("capture_dump", __doc__.partition("\n")[0] + "  --rows N: rows of the table.")
+    run(run_, rows or (20_000 if run_.smoke else 1_000_000), 1 if run_.smoke else 10)
+
+
+if __name__ == "__main__":
+    main()
