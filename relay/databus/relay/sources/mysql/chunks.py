@@ -25,6 +25,7 @@ from databus.common.errors import (
 )
 from databus.common.kernels import COMPILED
 from databus.common.schema import Column, Kind, SourceSchema
+from databus.relay.sources.configured_keys import ORDER_NAME
 from databus.relay.sources.mysql.chunk_rows import TextNeeded, key_value, read_rows
 from databus.relay.sources.mysql.connection import Connection, ServerError
 from databus.relay.sources.mysql.numbering import Numbering, transaction
@@ -152,24 +153,34 @@ class _Reader:
         ]
         self._null_zero = settings.zero_dates == "null"
         self._from = f"{quoted(table.schema)}.{quoted(table.name)}"
+        self._asked = self._key
+        if self._schema.nullable_key:
+            # Nulls, duplicates and values that are equal only for SQL may be in it: what orders
+            # the rows is a digest of the key's exact values.
+            digests = (f"IFNULL(SHA2({_exactly(c)}, 256), '-')" for c in self._key)
+            order = f"SHA2(CONCAT({', '.join(digests)}), 256)"
+            self._from = f"(SELECT t.*, {order} AS {quoted(ORDER_NAME)} FROM {self._from} t) t"
+            self._key = [Column(ORDER_NAME, Kind.STRING, nullable=False)]
 
     def chunk(self, request: ChunkRequest, snapshot: Snapshot) -> Chunk:
         conditions = [f"(\n{request.where}\n)"] if request.where else []
         if request.keys is not None:
             return self._by_keys(request.keys, conditions, snapshot)
         conditions += self._bounds(request)
-        rows, last_key = self._rows(conditions, request.limit)
+        rows, last_key, count = self._rows(conditions, request.limit)
         return Chunk(
             self._schema,
             rows,
             snapshot,
             last_key or request.after,
-            done=len(rows) < request.limit,
+            done=count < request.limit,
         )
 
-    def _rows(self, conditions: list[str], limit: int) -> tuple[Rows, list[Any] | None]:
-        """The rows, and the last one's key: by the kernel, or else one by one."""
+    def _rows(self, conditions: list[str], limit: int) -> tuple[Rows, list[Any] | None, int]:
+        """The rows, the last one's key, how many were read: by the kernel, or one by one."""
         schema = self._schema
+        if schema.nullable_key:
+            return self._distinct(self._select(conditions, limit))
         if COMPILED and schema.fingerprint not in self._connection.as_text:
             sql = self._statement(self._expressions(), conditions, limit)
             try:
@@ -177,11 +188,17 @@ class _Reader:
                     self._connection, sql, schema.columns, self._key_indices,
                     null_zero=self._null_zero,
                 )  # fmt: skip
-                return space.rows(), last and self._last_key(last)
+                return space.rows(), last and self._last_key(last), space.count
             except TextNeeded:
                 self._connection.as_text.add(schema.fingerprint)
         found = self._select(conditions, limit)
-        return Rows.of(map(self._row, found)), self._position(found[-1]) if found else None
+        last_key = self._position(found[-1]) if found else None
+        return Rows.of(map(self._row, found)), last_key, len(found)
+
+    def _distinct(self, found: list[tuple[Any, ...]]) -> tuple[Rows, list[Any] | None, int]:
+        """One row for each configured key: rows that are equal in it are one to consumers."""
+        rows = {row.key: row for row in map(self._row, found)}
+        return Rows.of(rows.values()), [str(found[-1][-1])] if found else None, len(found)
 
     def _last_key(self, values: list[Any]) -> list[Any]:
         numbers = iter(values[len(self._schema.columns) :])
@@ -218,10 +235,12 @@ class _Reader:
         missing = []
         for key in keys:
             equal = " AND ".join(
-                f"{quoted(column.name)} = {self._literal(column, value)}"
-                for column, value in zip(self._key, self._checked(key), strict=True)
+                f"{quoted(column.name)} <=> {self._literal(column, value)}"
+                for column, value in zip(self._asked, self._checked(key, self._asked), strict=True)
             )
-            found = self._select([*conditions, f"({equal})"], 1)
+            found = self._select(
+                [*conditions, f"({equal})"], 1000 if self._schema.nullable_key else 1
+            )
             if not found:
                 missing.append(key)
             for row in map(self._row, found):
@@ -251,6 +270,8 @@ class _Reader:
     def _expressions(self) -> str:
         plain = [_expression(column) for column in self._schema.columns]
         ordered = [f"{quoted(c.name)} + 0" for c in self._key if _is_list(c)]
+        if self._schema.nullable_key:
+            ordered = [quoted(ORDER_NAME)]
         return ", ".join(plain + ordered)
 
     def _row(self, row: tuple[Any, ...]) -> Row:
@@ -269,11 +290,11 @@ class _Reader:
             for column, index in zip(self._key, self._key_indices, strict=True)
         ]
 
-    def _checked(self, key: list[Any]) -> list[Any]:
-        if len(key) != len(self._key):
+    def _checked(self, key: list[Any], columns: list[Column]) -> list[Any]:
+        if len(key) != len(columns):
             raise BadRequest(
-                f"{self._table.source} has {len(self._key)} key columns "
-                f"({', '.join(self._schema.key)}), but the key {key!r} has {len(key)}"
+                f"{self._table.source} has {len(columns)} key columns "
+                f"({', '.join(c.name for c in columns)}), but the key {key!r} has {len(key)}"
             )
         return key
 
@@ -282,7 +303,7 @@ class _Reader:
         terms = []
         same: list[str] = []
         first = ""
-        for column, value in zip(self._key, self._checked(key), strict=True):
+        for column, value in zip(self._key, self._checked(key, self._key), strict=True):
             name = quoted(column.name) + (" + 0" if _is_list(column) else "")
             literal = str(int(value)) if _is_list(column) else self._literal(column, value)
             terms.append(" AND ".join([*same, f"{name} {sign} {literal}"]))
@@ -293,6 +314,8 @@ class _Reader:
         return f"({first}({' OR '.join(f'({term})' for term in terms)}))"
 
     def _literal(self, column: Column, value: Any) -> str:
+        if value is None and self._schema.nullable_key:
+            return "NULL"
         try:
             if column.kind is Kind.BYTES:
                 return f"x'{base64.b64decode(str(value), validate=True).hex()}'"
@@ -311,6 +334,13 @@ class _Reader:
 
 def _where(conditions: list[str]) -> str:
     return f"WHERE {' AND '.join(conditions)} " if conditions else ""
+
+
+def _exactly(column: Column) -> str:
+    """An expression whose text or bytes are another for each value of a column."""
+    return (
+        _expression(column) if column.kind is Kind.BYTES else f"CAST({_expression(column)} AS CHAR)"
+    )
 
 
 def _is_list(column: Column) -> bool:

@@ -471,6 +471,7 @@ class BinlogDecoder:
                     self.charsets,
                     self.settings.zero_dates,
                     final=fresh,
+                    keys=self.settings.keys,
                 )
             except CatalogueDiffers:
                 return False

@@ -8,6 +8,7 @@ from typing import Any
 
 from databus.common.errors import FormatError, UnsupportedChange
 from databus.common.schema import Column, SourceSchema
+from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.columns import (
     StreamColumn,
@@ -107,6 +108,7 @@ def resolve(
     zero_dates: str,
     *,
     final: bool,
+    keys: ConfiguredKeys = NO_KEYS,
 ) -> MappedTable:
     """The table behind a table map.
 
@@ -128,7 +130,7 @@ def resolve(
         _column(source, name, type_name, specials.get(name), nullable, zero_dates)
         for name, type_name, nullable in zip(table.names, types, table.nullable, strict=True)
     )
-    schema = SourceSchema(source, columns, _key(table, known))
+    schema = SourceSchema(source, columns, *_key(table, known, keys))
     found = stream_columns(table, columns, charsets, zero_dates)
     return MappedTable(
         body,
@@ -163,13 +165,20 @@ def _primary_key(table: TableMap) -> tuple[str, ...]:
     return tuple(table.names[index] for index in table.primary_key)
 
 
-def _key(table: TableMap, known: Table | None) -> tuple[str, ...]:
+def _key(
+    table: TableMap, known: Table | None, keys: ConfiguredKeys
+) -> tuple[tuple[str, ...], bool]:
+    """The key, and whether it is a configured one."""
     primary = _primary_key(table)
     if primary:
-        return primary
-    if known and known.key and set(known.key) <= set(table.names):
-        return known.key
+        return primary, False
+    own = known.key if known and not known.key_is_configured else ()
+    if own and set(own) <= set(table.names):
+        return own, False
     source = f"{table.schema}.{table.table}"
+    configured = keys.of(source, table.names)
+    if configured:
+        return configured, True
     raise UnsupportedChange(
         f"{source} has no primary key and no unique index without nulls, so its rows cannot be "
         f"told apart; ALTER TABLE {source} ADD PRIMARY KEY (...), or leave it out of sources"

@@ -228,14 +228,9 @@ def _one_table(table: Table, charsets: Charsets, settings: Settings) -> list[Fin
     findings = []
     exclude = "or name the other tables alone in the database's sources"
     if not table.key:
-        findings.append(
-            Finding(
-                f"key of {table.source}",
-                "it has no primary key and no unique index without nulls, so its rows cannot be "
-                "told apart",
-                f"ALTER TABLE {table.source} ADD PRIMARY KEY (...), {exclude}",
-            )
-        )
+        names = [column.name for column in table.columns]
+        statement = f"ALTER TABLE {table.source} ADD PRIMARY KEY (...)"
+        findings.append(settings.keys.finding(table.source, names, statement))
     try:
         table.columns_as_seen(settings.zero_dates)
     except UnsupportedChange as error:

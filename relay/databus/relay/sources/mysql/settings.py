@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from databus.common.config import DatabaseConfig
 from databus.common.errors import ConfigError
+from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.hosts import Host, read_hosts
 
 OPTIONS = ("clock_name", "domain_id", "server_id", "uuids", "zero_dates")
@@ -48,6 +49,7 @@ class Settings:
     zero_dates: str
     uuids: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
+    keys: ConfiguredKeys = NO_KEYS
 
     def at(self, host: Host) -> Settings:
         """The same, with another of the servers."""
@@ -101,6 +103,7 @@ def read_settings(config: DatabaseConfig) -> Settings:
         zero_dates=zero_dates,
         uuids=_uuids(config.name, options.get("uuids", "")),
         excluded=config.exclude_sources,
+        keys=ConfiguredKeys(config.keys),
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from databus.common.errors import UnsupportedChange
 from databus.common.schema import Column, SourceSchema
+from databus.relay.sources.configured_keys import ConfiguredKeys
 from databus.relay.sources.mysql.columns import SPECIAL_NAMES, catalogue_type, column_of
 from databus.relay.sources.mysql.connection import Connection
 from databus.relay.sources.mysql.settings import SYSTEM_SCHEMAS, Settings
@@ -27,13 +28,14 @@ class TableColumn:
 @dataclass(frozen=True, slots=True)
 class Table:
     """One base table.  ``key`` is empty when it has neither a primary key nor a unique index
-    over columns that cannot be null."""
+    over columns that cannot be null, and none is configured for it."""
 
     schema: str
     name: str
     engine: str
     columns: tuple[TableColumn, ...]
     key: tuple[str, ...]
+    key_is_configured: bool = False
 
     @property
     def source(self) -> str:
@@ -56,7 +58,8 @@ class Table:
                 f"{self.source} has no primary key and no unique index without nulls; "
                 f"ALTER TABLE {self.source} ADD PRIMARY KEY (...), or leave it out of sources"
             )
-        return SourceSchema(self.source, self.columns_as_seen(zero_dates), self.key)
+        columns = self.columns_as_seen(zero_dates)
+        return SourceSchema(self.source, columns, self.key, self.key_is_configured)
 
     def columns_as_seen(self, zero_dates: str) -> tuple[Column, ...]:
         """The columns as consumers see them.
@@ -94,15 +97,24 @@ def load_catalogue(connection: Connection, settings: Settings) -> Catalogue:
     columns = _columns(connection, inside)
     keys = _keys(connection, inside)
     return {
-        f"{schema}.{name}": Table(
-            schema,
-            name,
-            engine,
-            tuple(columns.get((schema, name), ())),
-            keys.get((schema, name), ()),
+        f"{schema}.{name}": _keyed(
+            Table(
+                schema,
+                name,
+                engine,
+                tuple(columns.get((schema, name), ())),
+                keys.get((schema, name), ()),
+            ),
+            settings.keys,
         )
         for (schema, name), engine in engines.items()
     }
+
+
+def _keyed(table: Table, keys: ConfiguredKeys) -> Table:
+    """The table with the configured key, if it has none of its own."""
+    configured = () if table.key else keys.of(table.source, (c.name for c in table.columns))
+    return replace(table, key=configured, key_is_configured=True) if configured else table
 
 
 def _schemas(connection: Connection, settings: Settings) -> list[str]:
