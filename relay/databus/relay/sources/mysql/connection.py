@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pymysql
-from pymysql.constants import COMMAND, ER
+from pymysql.constants import COMMAND, CR, ER
 from pymysql.converters import conversions
 
 from databus.common.errors import PreflightFailed, SourceUnavailable
@@ -20,6 +21,7 @@ _CONNECT_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 300
 _RECEIVE_BYTES = 4 << 20
 _MARIADB_SLAVE_CAPABILITY_GTID = 4
+_SECURE_TRANSPORT_REQUIRED = 3159
 _REFUSED = frozenset(
     {
         ER.ACCESS_DENIED_ERROR,
@@ -28,6 +30,7 @@ _REFUSED = frozenset(
         ER.HOST_NOT_PRIVILEGED,
         ER.SPECIFIC_ACCESS_DENIED_ERROR,
         ER.TABLEACCESS_DENIED_ERROR,
+        _SECURE_TRANSPORT_REQUIRED,
     }
 )
 # Values come as the server's own text; only what has no other reading is converted.
@@ -52,6 +55,12 @@ def _translated(settings: Settings) -> Iterator[None]:
         number, message = _number_and_text(error)
         if number in _REFUSED:
             raise PreflightFailed(f"{where} refuses us: error {number}: {message}") from None
+        if number == CR.CR_SSL_CONNECTION_ERROR or isinstance(
+            getattr(error, "original_exception", None), ssl.SSLError
+        ):
+            raise PreflightFailed(
+                f"{where}: no TLS connection with {settings.tls.hint}: {message}"
+            ) from None
         if 1000 <= number < 2000 and number not in (ER.CON_COUNT_ERROR, ER.SERVER_SHUTDOWN):
             raise ServerError(number, message) from None
         raise SourceUnavailable(f"{where} does not answer: {number}: {message}") from error
@@ -133,8 +142,7 @@ class Connection:
         in; ServerError for anything else the server refuses.
     """
 
-    def __init__(self, settings: Settings, *, for_stream: bool = False) -> None:
-        """``for_stream``: without TLS, because the binlog is read from the bare socket."""
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.as_text: set[int] = set()
         """Schemas of which a chunk turned out to need the text protocol."""
@@ -145,7 +153,7 @@ class Connection:
                 user=settings.user,
                 password=settings.password,
                 charset="utf8mb4",
-                ssl_disabled=for_stream,
+                **settings.tls.arguments(settings.host),
                 autocommit=True,
                 connect_timeout=_CONNECT_TIMEOUT_S,
                 read_timeout=_READ_TIMEOUT_S,

@@ -14,6 +14,7 @@ from databus.common.config import DatabaseConfig
 from databus.common.errors import ConfigError
 from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.hosts import Host, read_hosts
+from databus.relay.sources.mysql.tls import PREFERRED, Tls, read_tls
 
 OPTIONS = ("clock_name", "domain_id", "server_id", "uuids", "zero_dates")
 ZERO_DATES = ("error", "null")
@@ -48,6 +49,7 @@ class Settings:
     clock_name: str
     zero_dates: str
     uuids: tuple[str, ...] = ()
+    tls: Tls = PREFERRED
     excluded: tuple[str, ...] = ()
     keys: ConfiguredKeys = NO_KEYS
 
@@ -102,6 +104,7 @@ def read_settings(config: DatabaseConfig) -> Settings:
         clock_name=str(options.get("clock_name", config.name)),
         zero_dates=zero_dates,
         uuids=_uuids(config.name, options.get("uuids", "")),
+        tls=read_tls(config.name, parts.query),
         excluded=config.exclude_sources,
         keys=ConfiguredKeys(config.keys),
     )

@@ -33,6 +33,7 @@ from databus.relay.sources.mysql.preflight import (
 )
 from databus.relay.sources.mysql.settings import read_settings
 from databus.relay.sources.mysql.tables import Catalogue, load_catalogue
+from databus.relay.sources.mysql.tls import receive_into
 from databus.relay.sources.source import (
     Batch,
     Chunk,
@@ -198,7 +199,7 @@ class MySqlSource:
         decoder.expected = start.expected
         decoder.assume(await self.schemas())
         self._decoder = decoder
-        connection = await asyncio.to_thread(Connection, settings, for_stream=True)
+        connection = await asyncio.to_thread(Connection, settings)
         self._stream_connection = connection
         try:
             async for batch in self._batches(connection, decoder, start.request):
@@ -235,14 +236,13 @@ class MySqlSource:
         raw = await asyncio.to_thread(
             connection.start_binlog, request, settings.server_id, _HEARTBEAT_S
         )
-        loop = asyncio.get_running_loop()
         packets = PacketBuffer(where)
         fast = FastPath(decoder) if COMPILED and self.use_kernels else None
         told_at_s = time.monotonic()
         while True:
             try:
                 async with asyncio.timeout(_SILENCE_S):
-                    count = await loop.sock_recv_into(raw, packets.room())
+                    count = await receive_into(raw, packets.room())
             except TimeoutError:
                 raise SourceUnavailable(
                     f"{where} has been silent for {_SILENCE_S:g} s, heartbeats included"

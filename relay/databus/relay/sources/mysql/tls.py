@@ -1,0 +1,120 @@
+"""Encrypted connections to MariaDB and MySQL: what the URL asks for, and how to read of one."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
+
+from databus.common.errors import ConfigError, PreflightFailed
+
+MODES = ("disabled", "preferred", "required", "verify_ca", "verify_identity")
+PARAMETERS = ("ssl-mode", "ssl-ca", "ssl-cert", "ssl-key")
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """The modes are those of the servers' own clients.
+
+    ``preferred`` takes TLS where the server offers it, but not on a loopback address, where
+    nobody is between; ``required`` encrypts and believes anybody; ``verify_ca`` wants a
+    certificate that ``ca`` (or the system) has signed, ``verify_identity`` one with the
+    server's name.  ``cert`` and ``key`` are the files of our own certificate.
+    """
+
+    mode: str = "preferred"
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+    @property
+    def hint(self) -> str:
+        """The settings as a message names them."""
+        return f"ssl-mode={self.mode}" + (f", ssl-ca={self.ca}" if self.ca else "")
+
+    def arguments(self, host: str) -> dict[str, Any]:
+        """What PyMySQL is told.
+
+        Raises:
+            PreflightFailed: a file cannot be read.
+        """
+        if self.mode == "disabled" or (self.mode == "preferred" and _is_loopback(host)):
+            return {"ssl_disabled": True}
+        if self.mode == "preferred" and not (self.ca or self.cert):
+            return {"ssl_disabled": False}
+        return {"ssl": self._context()}
+
+    def _context(self) -> ssl.SSLContext:
+        setting, path = "ssl-ca", self.ca
+        try:
+            context = ssl.create_default_context(cafile=self.ca or None)
+            context.check_hostname = self.mode == "verify_identity"
+            if self.mode in ("preferred", "required"):
+                context.verify_mode = ssl.CERT_NONE
+            if self.cert:
+                setting, path = "ssl-cert", self.cert
+                context.load_cert_chain(self.cert, self.key or None)
+        except OSError as error:
+            raise PreflightFailed(
+                f"{setting}={path}{f' (ssl-key={self.key})' if self.key else ''} cannot be used: "
+                f"{error}; it takes a PEM file that this process may read"
+            ) from None
+        return context
+
+
+PREFERRED = Tls()
+
+
+def read_tls(database: str, query: str) -> Tls:
+    """The settings in a URL's query.
+
+    Raises:
+        ConfigError: a parameter or its value is unknown.
+    """
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    for name in given:
+        if name not in PARAMETERS:
+            raise ConfigError(
+                f"database {database}: the URL has the parameter {name!r}; known are "
+                f"{', '.join(PARAMETERS)}"
+            )
+    mode = given.get("ssl-mode", "verify_ca" if "ssl-ca" in given else "preferred").lower()
+    if mode not in MODES:
+        raise ConfigError(f"database {database}: ssl-mode is {mode!r}; it takes {', '.join(MODES)}")
+    if "ssl-key" in given and "ssl-cert" not in given:
+        raise ConfigError(f"database {database}: ssl-key is given without ssl-cert")
+    return Tls(mode, *(given.get(name, "") for name in PARAMETERS[1:]))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def receive_into(raw: socket.socket, room: memoryview) -> int:
+    """What has come on a non-blocking socket, encrypted or not; 0 at its end."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(raw, ssl.SSLSocket):
+        return await loop.sock_recv_into(raw, room)
+    while True:
+        try:
+            return raw.recv_into(room)
+        except ssl.SSLWantReadError:
+            await _readable(loop, raw.fileno())
+        except ssl.SSLEOFError:
+            return 0
+
+
+async def _readable(loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)
