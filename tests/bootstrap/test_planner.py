@@ -141,6 +141,19 @@ def test_retention_drops_nothing_that_the_base_or_its_readers_need() -> None:
     assert planner.droppable(manifest, 150) == chain[:2]
     assert planner.droppable(manifest, 200) == chain[:1]
     assert planner.droppable(manifest, 0) == chain[:2]
+    everything = planner.Retention(file_bytes=0)
+    assert planner.droppable(manifest, everything, readers_at=chain[0].stop) == chain[:1]
+    assert planner.droppable(manifest, everything, readers_at=ORIGIN) == ()
+    dated = replace(
+        manifest,
+        runs=tuple(replace(r, last_commit_us=100 * (1 + n)) for n, r in enumerate(manifest.runs)),
+    )
+    first = dated.chain[0].last_commit_us
+    assert planner.droppable(dated, planner.Retention(since_us=first + 1)) == dated.chain[:1]
+    assert planner.droppable(dated, planner.Retention(since_us=first)) == ()
+    behind = dated.chain[-1].stop.scn - dated.chain[0].stop.scn
+    assert planner.droppable(dated, planner.Retention(scns=behind)) == ()
+    assert planner.droppable(dated, planner.Retention(scns=behind - 1)) == dated.chain[:1]
     old = replace(run_of(0, 20, 5, RunKind.BASE), id="c-old")
     kept = manifest.without((), 1)
     kept = replace(kept, retired=(*kept.retired, _retired(old)))

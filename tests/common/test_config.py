@@ -69,7 +69,7 @@ def test_a_password_never_prints_but_reaches_the_driver() -> None:
         ("[bootstrap]\nrun_grace = -1", "bootstrap.run_grace"),
         ('[bootstrap]\nretention_bytes = "lots"', "not a size"),
         ('[bootstrap]\nretention_bytes = "1MiB"', "1048576 is less than one segment"),
-        ('[bootstrap]\nretention = "1GiB"', "mean retention_bytes"),
+        ('[bootstrap]\nretention_byte = "1GiB"', "mean retention_bytes"),
         ("[relay", "not TOML"),
     ],
 )  # fmt: skip

@@ -41,8 +41,9 @@ from pyspark.sql.types import (
 
 from databus.bootstrap import failpoints, planner, spark_tasks
 from databus.bootstrap.manifest import Store, new_run_id
-from databus.bootstrap.planner import Merge
+from databus.bootstrap.planner import Merge, Retention
 from databus.bootstrap.progress import Progress
+from databus.bootstrap.readers import held
 from databus.bootstrap.runs import (
     COLUMNS,
     COMPRESSION,
@@ -152,6 +153,8 @@ class Applier:
         *,
         name: str = "",
         retention_bytes: int = 64 << 30,
+        retention_us: int | None = None,
+        retention_scns: int | None = None,
         grace_us: int = GRACE_US,
     ) -> None:
         self.store = store
@@ -159,6 +162,8 @@ class Applier:
         self.spark = spark.newSession()
         self._progress = Progress(name or store.url, store.storage)
         self.retention_bytes = retention_bytes
+        self.retention_us = retention_us
+        self.retention_scns = retention_scns
         self.grace_us = grace_us
 
     def apply(self, *, full: bool = False) -> list[Mapping[str, Any]]:
@@ -169,9 +174,14 @@ class Applier:
             largest_bytes = max(self.retention_bytes // 4, FILE_BYTES)
             while merge := planner.next_merge(self.store.read(), largest_bytes, full=full):
                 records.append(self._merge(merge))
-            self._retire(planner.droppable(self.store.read(), self.retention_bytes))
+            at = min((one.position for one in held(self.store.storage, _now_us())), default=None)
+            self._retire(planner.droppable(self.store.read(), self._retention(), at))
             self.store.collect(self.grace_us, "cs")
         return records
+
+    def _retention(self) -> Retention:
+        since_us = _now_us() - self.retention_us if self.retention_us is not None else None
+        return Retention(self.retention_bytes, since_us, self.retention_scns)
 
     def _retire(self, runs: tuple[Run, ...]) -> None:
         if runs:
@@ -257,6 +267,7 @@ class Applier:
             created_us=_now_us(),
             partial_rows=sum(run.partial_rows for run in merge.inputs),
             truncates=() if is_base else tuple(sorted(_truncates(merge.inputs).items())),
+            last_commit_us=max(run.newest_us for run in merge.inputs),
         )
 
     def _rows(self, merge: Merge) -> DataFrame:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import struct
 import threading
 from collections.abc import Iterable, Iterator
@@ -119,6 +120,9 @@ class HotLog:
         I4. The checkpoint is the position of the last frame that came, heartbeats included.
         I5. All frames are of one database and one clock.
 
+    ``append_count`` and ``window_count`` tell how many windows a commit takes in: those that
+    wait go in together.
+
     Owner: one writer process (the store's lease keeps it single); other processes read.
     Durability: what a method wrote is on disk when it returns, all of it or nothing.
     Raises: StoreError for what LMDB refuses; ClockMismatch; FormatError for bytes that are no
@@ -132,22 +136,29 @@ class HotLog:
             folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._gate = _Gate()
-        size = folder / "data.mdb"
-        known_bytes = size.stat().st_size if size.exists() else 0
+        self._read_only = read_only
+        self.append_count = 0
+        self.window_count = 0
         try:
-            self._env = lmdb.open(
-                str(folder),
-                map_size=max(FIRST_MAP_BYTES, 2 * known_bytes),
-                max_dbs=4,
-                readonly=read_only,
-                create=not read_only,
-                lock=True,
-            )
-            self._frames = self._env.open_db(b"frames", create=not read_only)
-            self._facts = self._env.open_db(b"facts", create=not read_only)
-            self._schemas = self._env.open_db(b"schemas", create=not read_only)
+            self._open()
         except lmdb.Error as error:
             raise StoreError(f"{folder}: {error}") from error
+
+    def _open(self) -> None:
+        size = self.folder / "data.mdb"
+        known_bytes = size.stat().st_size if size.exists() else 0
+        create = not self._read_only
+        self._env = lmdb.open(
+            str(self.folder),
+            map_size=max(FIRST_MAP_BYTES, 2 * known_bytes),
+            max_dbs=4,
+            readonly=self._read_only,
+            create=create,
+            lock=True,
+        )
+        self._frames = self._env.open_db(b"frames", create=create)
+        self._facts = self._env.open_db(b"facts", create=create)
+        self._schemas = self._env.open_db(b"schemas", create=create)
 
     def close(self) -> None:
         """Let go of the environment."""
@@ -183,8 +194,17 @@ class HotLog:
                 with self._gate.alone():
                     self._env.set_mapsize(2 * self._env.info()["map_size"])
             except lmdb.Error as error:
+                if isinstance(error, lmdb.PanicError):
+                    # A disk that failed in a commit's very last page: LMDB wants to be opened
+                    # again, and then has what it had before.
+                    with self._gate.alone(), contextlib.suppress(lmdb.Error):
+                        self._env.close()
+                        self._open()
+                # LMDB calls a write that a full disk cut short an input/output error.
+                free_bytes = shutil.disk_usage(self.folder).free
                 raise StoreError(
-                    f"{self.folder}: {error}; nothing of this step was kept"
+                    f"{self.folder}: {error}; nothing of this step was kept, {free_bytes:,} bytes "
+                    "are free on its disk"
                 ) from error
 
     # -- facts --------------------------------------------------------------------------
@@ -356,6 +376,8 @@ class HotLog:
             )
 
         self._write(change)
+        self.append_count += 1
+        self.window_count += int((columns.op[is_new] == Op.END_OF_WINDOW).sum())
         return checkpoint
 
     def advance(self, position: Position) -> None:

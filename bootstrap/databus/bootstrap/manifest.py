@@ -22,7 +22,7 @@ from typing import Any
 
 import google_crc32c
 
-from databus.bootstrap import failpoints
+from databus.bootstrap import failpoints, readers
 from databus.bootstrap.runs import OpenRun, Run, RunKind
 from databus.bootstrap.storage import (
     MANIFEST,
@@ -352,10 +352,16 @@ class Store:
         return swept
 
     def collect(self, grace_us: int, letters: str, now_us: int | None = None) -> list[str]:
-        """Forget runs that retired more than ``grace_us`` ago, and sweep their files."""
+        """Forget runs that retired more than ``grace_us`` ago, and sweep their files.
+
+        A run stays while a reader is open that began before it retired.
+        """
         now = time.time_ns() // 1000 if now_us is None else now_us
+        began_us = min((one.began_us for one in readers.held(self.storage, now)), default=None)
 
         def expired(retired: Retired) -> bool:
+            if began_us is not None and began_us <= retired.retired_us:
+                return False
             return retired.run.id[0] in letters and retired.retired_us + grace_us <= now
 
         if any(expired(retired) for retired in self.read().retired):

@@ -243,18 +243,41 @@ def _mergeable(chain: tuple[Run, ...], largest_bytes: int) -> tuple[Run, ...]:
     return tuple(group)
 
 
-def droppable(manifest: Manifest, retention_bytes: int) -> tuple[Run, ...]:
-    """The oldest runs of the chain that go beyond ``retention_bytes`` on disk.
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much of the chain is kept; what any of the bounds gives up may go.
+
+    ``file_bytes`` on disk; changes committed after ``since_us``; ``scns`` behind the end.  None
+    is no bound.
+    """
+
+    file_bytes: int | None = None
+    since_us: int | None = None
+    scns: int | None = None
+
+
+def droppable(
+    manifest: Manifest, retention: Retention | int, readers_at: Position | None = None
+) -> tuple[Run, ...]:
+    """The oldest runs of the chain that go beyond what is to be kept.
 
     Never one that the base does not have yet, nor one that readers inside an older base that
-    is still kept will need after it.
+    is still kept will need after it, nor one after ``readers_at``, where the last of the open
+    readers is.  A number alone is a bound in bytes.
     """
+    if isinstance(retention, int):
+        retention = Retention(file_bytes=retention)
     bases = [old.run.stop for old in manifest.retired if old.run.kind is RunKind.BASE]
-    kept_from = min([manifest.snapshot, *bases])
-    excess = sum(run.file_bytes for run in manifest.chain) - retention_bytes
+    kept_from = min([manifest.snapshot, *bases, *([readers_at] if readers_at else [])])
+    excess = 0
+    if retention.file_bytes is not None:
+        excess = sum(run.file_bytes for run in manifest.chain) - retention.file_bytes
+    end = manifest.stop or ORIGIN
     gone: list[Run] = []
     for run in manifest.chain[:-1]:
-        if excess <= 0 or run.stop > kept_from:
+        is_old = retention.since_us is not None and run.newest_us < retention.since_us
+        is_far = retention.scns is not None and run.stop.scn + retention.scns < end.scn
+        if run.stop > kept_from or not (excess > 0 or is_old or is_far):
             break
         gone.append(run)
         excess -= run.file_bytes

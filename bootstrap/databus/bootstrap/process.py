@@ -200,6 +200,8 @@ def apply_round(
             spark,
             name=name,
             retention_bytes=config.retention_bytes,
+            retention_us=int(config.retention_time * 10**6) or None,
+            retention_scns=config.retention_scns or None,
             grace_us=int(config.run_grace * 10**6),
         )
         try:

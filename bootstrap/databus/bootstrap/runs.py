@@ -83,7 +83,8 @@ class Run:
     """A file set that covers (start, stop].
 
     ``files`` are in the order of their rows.  ``partial_rows`` counts frames that do not hold
-    a whole row; ``truncates`` are the last TRUNCATE of each source in the range.
+    a whole row; ``truncates`` are the last TRUNCATE of each source in the range;
+    ``last_commit_us`` is the latest commit time in it, 0 if nobody noted it.
     """
 
     id: str
@@ -94,6 +95,12 @@ class Run:
     created_us: int
     partial_rows: int = 0
     truncates: tuple[tuple[int, Position], ...] = ()
+    last_commit_us: int = 0
+
+    @property
+    def newest_us(self) -> int:
+        """When the newest change in it was committed, as far as that was noted."""
+        return self.last_commit_us or self.created_us
 
     @property
     def rows(self) -> int:
@@ -129,6 +136,7 @@ class Run:
             "created_us": self.created_us,
             "partial_rows": self.partial_rows,
             "truncates": [[source, *position] for source, position in self.truncates],
+            "last_commit_us": self.last_commit_us,
             "files": [
                 {
                     "name": file.name,
@@ -173,6 +181,7 @@ class Run:
                     (int(source), Position(int(scn), int(seq)))
                     for source, scn, seq in document["truncates"]
                 ),
+                last_commit_us=int(document.get("last_commit_us", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"not a run: {error!r} in {str(document)[:200]}") from error

@@ -293,6 +293,14 @@ class S3Storage:
         found = self.bucket.get(self.prefix + name)
         return found[0].content if found else None
 
+    def note_names(self, prefix: str) -> list[str]:
+        """The keys that begin so."""
+        return [prefix + rest for rest in self.bucket.keys(self.prefix + prefix)]
+
+    def delete_note(self, name: str) -> None:
+        """Delete the object."""
+        self.bucket.delete([self.prefix + name])
+
 
 class S3Lease:
     """An object that says who is the writer or the applier, renewed every third of its time.

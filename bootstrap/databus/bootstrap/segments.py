@@ -82,6 +82,7 @@ def _write_segment(
     files = store.files(run_id)
     partial_rows = 0
     rows = 0
+    last_commit_us = 0
     truncates: dict[int, Position] = {}
     try:
         with files.create(FILE_NAME) as file, _writer(file) as writer:
@@ -95,6 +96,7 @@ def _write_segment(
                     writer.write_table(as_table(piece.data, columns), row_group_size=1 << 40)
                     partial_rows += int(((columns.flags & Flag.PARTIAL) != 0).sum())
                     rows += len(columns)
+                    last_commit_us = max(last_commit_us, int(columns.commit_us.max()))
                     _note_truncates(columns, truncates)
                 at = piece.stop
         if rows:
@@ -117,6 +119,7 @@ def _write_segment(
         created_us=now_us,
         partial_rows=partial_rows,
         truncates=tuple(sorted(truncates.items())),
+        last_commit_us=last_commit_us,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Generator
 from typing import Protocol
 
@@ -46,7 +47,11 @@ async def answer(
     """
     sender = Sender(database, stream, form, max_bytes)
     database.requests += 1
-    first = await sender.read()
+    try:
+        first = await sender.read()
+    except BaseException:
+        await asyncio.to_thread(sender.close)
+        raise
     response = web.StreamResponse(
         headers={
             "Content-Type": form.content_type,
@@ -55,14 +60,15 @@ async def answer(
             "Databus-Max": f"{stream.target.scn}:{stream.target.seq}",
         }
     )
-    await response.prepare(request)
     database.readers += 1
     try:
+        await response.prepare(request)
         await sender.send(response, first, request.app[STOPPING])
     except ConnectionError:
         response.force_close()
     finally:
         database.readers -= 1
+        await asyncio.to_thread(sender.close)
     return response
 
 
@@ -82,10 +88,25 @@ class Sender:
         self._format = form
         self._max_bytes = max_bytes
         self._sent_bytes = 0
+        self._is_entered = False
+        self._reading = threading.Lock()
 
     async def read(self) -> Piece | None:
         """The next piece; None at the end."""
-        return await asyncio.to_thread(next, self._pieces, None)
+        return await asyncio.to_thread(self._next)
+
+    def _next(self) -> Piece | None:
+        readers = self._database.open_readers
+        with self._reading:
+            readers.enter(self._stream) if not self._is_entered else readers.renew()
+            self._is_entered = True
+            return next(self._pieces, None)
+
+    def close(self) -> None:
+        """The reader has gone; a read that is still at work is waited for."""
+        with self._reading:
+            self._pieces.close()
+            self._database.open_readers.leave(self._stream)
 
     async def send(
         self, response: web.StreamResponse, piece: Piece | None, stopping: asyncio.Event
@@ -101,7 +122,7 @@ class Sender:
             _log.exception("an answer about %s failed", self._database.name)
             await self._fail(response, InternalError("the answer failed"))
         finally:
-            await asyncio.to_thread(self._pieces.close)
+            await asyncio.to_thread(self.close)
         await response.write_eof()
 
     async def _send(

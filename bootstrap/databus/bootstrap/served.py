@@ -19,6 +19,7 @@ from databus.bootstrap.log import HotLog, LogState
 from databus.bootstrap.manifest import Manifest, Store
 from databus.bootstrap.progress import applier_document
 from databus.bootstrap.ranges import at_time
+from databus.bootstrap.readers import OpenReaders
 from databus.common.checkpoint import ORIGIN, AtTime, Position, decode_position
 from databus.common.errors import LogTooYoung, NotSeeded, StoreError, UnknownSource
 from databus.common.filters import StreamFilter, matches, matching_ids
@@ -39,6 +40,8 @@ class OpenLogs:
     def __init__(self, *, writes: bool = False) -> None:
         self._writes = writes
         self._logs: dict[Path, HotLog] = {}
+        self.words: dict[Path, dict[str, Any]] = {}
+        """What a writer in this process says that it could not write down, by its log's folder."""
 
     def to_write(self, folder: Path) -> HotLog:
         """The log in ``folder``, made if there is none."""
@@ -74,6 +77,7 @@ class ServedDatabase:
     def __init__(self, name: str, folder: Path, logs: OpenLogs, store: Store | None = None) -> None:
         self.name = name
         self.store = store or Store(folder)
+        self.open_readers = OpenReaders(self.store.storage)
         self._log_folder = folder / LOG_FOLDER
         self._logs = logs
         self._schemas = SchemaSet()
@@ -248,6 +252,9 @@ class ServedDatabase:
                 "window": state.window.to_json(),
                 "checkpoint": state.last.to_json(),
                 "frame_bytes": state.frame_bytes,
+                "map_bytes": self.log.map_bytes(),
+                "appends": self.log.append_count,
+                "appended_windows": self.log.window_count,
             },
             "manifest": manifest.version,
             "runs": [
@@ -280,6 +287,8 @@ class ServedDatabase:
 
     def writer_document(self) -> dict[str, Any]:
         """The log writer's last word about itself."""
+        if said := self._logs.words.get(self._log_folder):
+            return dict(said)
         try:
             document = self.log.note("writer") or {}
         except StoreError:

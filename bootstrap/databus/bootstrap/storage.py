@@ -126,6 +126,12 @@ class Storage(Protocol):
     def read_note(self, name: str) -> bytes | None:
         """The document; None if there is none."""
 
+    def note_names(self, prefix: str) -> list[str]:
+        """The names of documents that begin so."""
+
+    def delete_note(self, name: str) -> None:
+        """Delete a document, if it is there."""
+
 
 def sync_folder(folder: Path, names: list[str]) -> None:
     """Make files and their entries in the folder durable."""
@@ -291,3 +297,11 @@ class LocalStorage:
             return None
         except OSError as error:
             raise StoreError(f"{self.folder / name}: {error}") from error
+
+    def note_names(self, prefix: str) -> list[str]:
+        """The names of files that begin so."""
+        return sorted(path.name for path in self.folder.glob(f"{prefix}*"))
+
+    def delete_note(self, name: str) -> None:
+        """Delete the file."""
+        (self.folder / name).unlink(missing_ok=True)

@@ -244,7 +244,13 @@ class LogWriter:
         document: dict[str, Any] = {"state": state, "at_us": _now_us()}
         if error:
             document["error"] = error
-        self.log.put_note("writer", document)
+        words = self._logs.words
+        try:
+            self.log.put_note("writer", document)
+            words.pop(self.folder / FOLDER, None)
+        except StoreError as refused:
+            # A full disk takes no note either; the server in this process still tells.
+            words[self.folder / FOLDER] = {"error": refused.message, **document, "state": "failing"}
 
 
 async def _first_answer(

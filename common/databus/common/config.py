@@ -259,7 +259,9 @@ class BootstrapConfig(_Model):
     ``store`` is where runs lie: ``s3://bucket/prefix``, or empty for ``data_dir``, which has the
     hot log in any case.
     ``retention_bytes`` bounds the runs that readers who come back need, on disk, beside the
-    base.  ``run_grace`` is how long a run is kept after a merge took its place: for readers
+    base; ``retention_time`` and ``retention_scns`` bound them by commit time and by distance to
+    the end (0: no bound).  None of them goes past what the base and open readers need.
+    ``run_grace`` is how long a run is kept after a merge took its place: for readers
     inside it, and as the reach of all changes and of past states.
     """
 
@@ -274,6 +276,8 @@ class BootstrapConfig(_Model):
     segment_bytes: Bytes = Field(default=64 << 20, ge=4 << 10)
     segment_every: Seconds = 30.0
     retention_bytes: Bytes = 64 << 30
+    retention_time: Seconds = Field(default=0.0, ge=0)
+    retention_scns: int = Field(default=0, ge=0)
     run_grace: Seconds = Field(default=600.0, ge=0)
     spark_master: str = "local[*]"
     spark_driver_memory: str = "1g"
