@@ -10,7 +10,6 @@
 set -euo pipefail
 
 folder=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/databus-mysql}
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
 [ -x "$folder/usr/sbin/mysqld" ] && exit 0
@@ -19,13 +18,21 @@ command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || {
     exit 1
 }
 
+# Debian's mirror is the one that this machine's apt uses.
+targets=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages')
+mirror=${DEBIAN_MIRROR:-$(grep -vm1 security <<<"$targets" || true)}
+[ -n "$mirror" ] || {
+    echo "mysql.sh: apt knows no mirror of Debian; name one with DEBIAN_MIRROR" >&2
+    exit 1
+}
+
 mkdir -p "${folder%/*}"
 work=$(mktemp -d "$folder.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' INT TERM
-mkdir -p "$work"/{state/lists/partial,cache/archives/partial,none} "$work/root"/{usr/lib,usr/bin,usr/sbin,usr/lib64}
+mkdir -p "$work"/{state/lists/partial,cache/archives/partial,none} "$work/tree"/{usr/lib,usr/bin,usr/sbin,usr/lib64}
 # The links of a merged /usr, which the packages expect to find.
-for name in lib bin sbin lib64; do ln -s "usr/$name" "$work/root/$name"; done
+for name in lib bin sbin lib64; do ln -s "usr/$name" "$work/tree/$name"; done
 : >"$work/status"
 signed=
 [ -e "$keyring" ] && signed=" signed-by=$keyring"
@@ -45,11 +52,11 @@ apt-get "${own[@]}" --yes --no-install-recommends --download-only install mysql-
 for package in "$work"/cache/archives/*.deb; do
     case ${package##*/} in perl* | libperl* | debconf* | dpkg* | tar* | libgdbm*) continue ;; esac
     dpkg-deb --fsys-tarfile "$package" |
-        tar -x -C "$work/root" --keep-directory-symlink --no-same-owner \
+        tar -x -C "$work/tree" --keep-directory-symlink --no-same-owner \
             --exclude='./usr/share/doc' --exclude='./usr/share/man' --exclude='./usr/share/locale' \
             --exclude='./usr/lib/*/gconv'
 done
-find "$work/root/usr/bin" ! -name mysqlbinlog -type f -delete
+find "$work/tree/usr/bin" ! -name mysqlbinlog -type f -delete
 rm -rf "$folder"
-mv "$work/root" "$folder"
+mv "$work/tree" "$folder"
 echo "mysql.sh: $folder holds a MySQL server ($(du -sm "$folder" | cut -f1) MB)" >&2
