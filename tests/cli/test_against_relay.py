@@ -180,6 +180,16 @@ def test_a_dump_runs_to_its_end_and_its_rows_are_in_the_stream(databus: Any, url
     assert {"id": 3, "note": None} in [one["after"] for one in rows]
 
 
+def test_a_dump_of_keys_names_those_that_have_no_row(databus: Any, url: str) -> None:
+    done = databus("dump", url, "--sources", "main.orders", "--keys", "[3, [404]]")
+    assert done.code == 0
+    assert "completed: 1 rows" in done.out
+    assert "no row has the key [404]" in done.out
+    assert databus("dump", url, "--keys", "3, 404").code == 2
+    again = databus("dump", url, "--watch", done.out.split()[0])
+    assert again.out == done.out
+
+
 def test_a_dump_is_paused_resumed_and_cancelled(databus: Any, url: str) -> None:
     started = databus("dump", url, "--no-wait", "--chunk-rows", "1", "--delay-ms", "60000")
     name = started.out.strip()

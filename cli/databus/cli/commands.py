@@ -199,10 +199,21 @@ def dump(
     where: Annotated[
         str | None, typer.Option(help="An SQL condition; only the rows that fulfil it.")
     ] = None,
-    chunk_rows: Annotated[int | None, typer.Option(help="Rows a chunk.")] = None,
+    keys: Annotated[
+        str | None, typer.Option(metavar="JSON", help='Only these keys: [7, 9], [[1, "a"]].')
+    ] = None,
+    chunk_rows: Annotated[int | None, typer.Option(help="Rows a chunk, fixed.")] = None,
+    chunk_ms: Annotated[
+        int | None, typer.Option(help="Let chunks be as large as can be read in this time.")
+    ] = None,
     delay_ms: Annotated[int | None, typer.Option(help="Pause between two chunks.")] = None,
+    parallel: Annotated[int | None, typer.Option(help="Chunks that are read at once.")] = None,
+    watermark_table: Annotated[
+        str | None, typer.Option(metavar="TABLE", help="Write watermarks there, as DBLog does.")
+    ] = None,
     wait: Annotated[bool, typer.Option(help="Show progress until it has ended.")] = True,
     list_: Annotated[bool, typer.Option("--list", help="List the dumps instead.")] = False,
+    watch: Annotated[str | None, typer.Option(metavar="ID", help="Show this dump.")] = None,
     pause: Annotated[str | None, typer.Option(metavar="ID", help="Pause this dump.")] = None,
     resume: Annotated[str | None, typer.Option(metavar="ID", help="Go on with this dump.")] = None,
     cancel: Annotated[str | None, typer.Option(metavar="ID", help="Give this dump up.")] = None,
@@ -215,20 +226,31 @@ def dump(
         databus dump http://127.0.0.1:8700/shop --no-wait --chunk-rows 500 --delay-ms 100
         databus dump http://127.0.0.1:8700/shop --list
         databus dump http://127.0.0.1:8700/shop --pause ID
+        databus dump http://127.0.0.1:8700/shop --resume ID --parallel 4
     """
-    chosen = [bool(one) for one in (list_, pause, resume, cancel)]
+    chosen = [bool(one) for one in (list_, watch, pause, resume, cancel)]
     if sum(chosen) > 1:
-        raise BadRequest("say one of --list, --pause, --resume and --cancel")
+        raise BadRequest("say one of --list, --watch, --pause, --resume and --cancel")
+    pace = {
+        "chunk_rows": chunk_rows,
+        "chunk_ms": chunk_ms,
+        "delay_ms": delay_ms,
+        "parallel": parallel,
+    }
     from databus.cli import asking
 
     if list_:
         asking.list_dumps(url)
+    elif watch:
+        asking.watch_dump(url, watch)
     elif pause or resume:
-        asking.change_dump(url, pause or resume or "", "paused" if pause else "running")
+        state = "paused" if pause else "running"
+        asking.change_dump(url, pause or resume or "", state, pace)
     elif cancel:
         asking.cancel_dump(url, cancel)
     else:
-        options = {"where": where, "chunk_rows": chunk_rows, "delay_ms": delay_ms}
+        options: dict[str, object] = {**pace, "where": where, "watermark_table": watermark_table}
+        options["keys"] = None if keys is None else asking.key_list(keys)
         asking.start_dump(url, sources, options, wait=wait)
 
 

@@ -36,8 +36,11 @@ def pack_window(
     It is no longer than ``limit_bytes`` unless its first row is.  Returns the window, and how
     many rows are in it.
     """
-    sizes = np.diff(rows.spans[left], axis=1)[:, (0, 2)].sum(axis=1) + HEADER_BYTES + _PAD_BYTES
-    ends = np.cumsum(sizes)
+    left = left[: limit_bytes // HEADER_BYTES + 1]
+    starts_and_stops = rows.spans[left]
+    lengths = starts_and_stops[:, 1] - starts_and_stops[:, 0]
+    lengths += starts_and_stops[:, 3] - starts_and_stops[:, 2]
+    ends = np.cumsum(lengths + (HEADER_BYTES + _PAD_BYTES))
     count = max(1, int(np.searchsorted(ends, limit_bytes, side="right")))
     out = np.empty(int(ends[count - 1]) + _PAD_BYTES & ~7, dtype=np.uint8)
     fill = pack_rows(

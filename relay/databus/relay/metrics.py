@@ -42,6 +42,7 @@ class RelayCollector(Collector):
         yield from self._tallies()
         yield from self._rings()
         yield from self._fetchers()
+        yield from self._dumps()
 
     def _tallies(self) -> Iterator[Metric]:
         sums = {
@@ -96,6 +97,33 @@ class RelayCollector(Collector):
             if isinstance(lag_us, int | float):
                 lag.add_metric([database.name], lag_us / 1e6)
         yield from (up, lag)
+
+    def _dumps(self) -> Iterator[Metric]:
+        states = GaugeMetricFamily(
+            "databus_relay_dumps", "Dumps of this state.", labels=["database", "state"]
+        )
+        counted = {
+            "sent_rows": _counter("dump_sent_rows", "Rows of dumps sent into the stream."),
+            "dropped_rows": _counter("dump_dropped_rows", "Rows that the stream had overtaken."),
+            "chunks": _counter("dump_chunks", "Chunks of dumps that are on disk."),
+        }
+        running = {
+            "rows_read": _gauge("dump_rows", "Rows of the running dump so far."),
+            "estimated_rows": _gauge("dump_estimated_rows", "Rows that the running dump expects."),
+            "rows_per_s": _gauge("dump_rows_per_second", "Pace of the running dump."),
+            "eta_s": _gauge("dump_eta_seconds", "Time that the running dump still needs."),
+        }
+        for database in self.databases:
+            dumps = database.fetcher_state().document.get("dumps") or {}
+            for state in ("active", "failed"):
+                states.add_metric([database.name, state], dumps.get(state, 0))
+            for name, family in counted.items():
+                family.add_metric([database.name], dumps.get(name, 0))
+            for name, gauge in running.items():
+                value = dumps.get("running", {}).get(name)
+                if value is not None:
+                    gauge.add_metric([database.name], value)
+        yield from (states, *counted.values(), *running.values())
 
 
 def _gauge(name: str, meaning: str) -> GaugeMetricFamily:

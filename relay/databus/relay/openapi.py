@@ -56,6 +56,24 @@ _DUMP = {
     "chunks": _INTEGER,
     "error": {"type": ["object", "null"]},
     "end": {"oneOf": [_POSITION, {"type": "null"}]},
+    "missing": {"type": "array", "items": {"type": "array"}},
+    "progress": {
+        "type": "object",
+        "properties": {
+            "tables": _INTEGER,
+            "tables_done": _INTEGER,
+            "rows_read": _INTEGER,
+            "estimated_rows": {"type": ["integer", "null"]},
+            "rows_per_s": {"type": ["number", "null"]},
+            "eta_s": {"type": ["number", "null"]},
+        },
+    },
+}
+_PACE = {
+    "chunk_rows": _INTEGER,
+    "chunk_ms": _INTEGER,
+    "delay_ms": _INTEGER,
+    "parallel": _INTEGER,
 }
 _DUMP_REQUEST = {
     "type": "object",
@@ -65,8 +83,8 @@ _DUMP_REQUEST = {
         "where": _TEXT,
         "keys": {"type": "array", "items": {"type": "array"}},
         "delete_missing": {"type": "boolean"},
-        "chunk_rows": _INTEGER,
-        "delay_ms": _INTEGER,
+        "watermark_table": _TEXT,
+        **_PACE,
     },
     "additionalProperties": False,
 }
@@ -74,8 +92,7 @@ _DUMP_CHANGE = {
     "type": "object",
     "properties": {
         "state": {"type": "string", "enum": ["paused", "running"]},
-        "chunk_rows": _INTEGER,
-        "delay_ms": _INTEGER,
+        **_PACE,
     },
     "additionalProperties": False,
 }
