@@ -96,3 +96,15 @@ def test_a_file_without_databases_is_good_and_says_so(databus: Any, tmp_path: Pa
     done = databus("check", config)
     assert done.code == 0
     assert "no [[database]] to examine" in done.out
+
+
+def test_the_columns_that_are_left_and_patterns_that_name_none_are_shown(
+    databus: Any, tmp_path: Path
+) -> None:
+    _, config = shop(tmp_path, "CREATE TABLE people (id INTEGER PRIMARY KEY, ssn TEXT, name TEXT)")
+    rules = 'exclude_columns = ["*.ssn", "*.snn"]\ntruncate_columns = { "main.people.name" = 3 }\n'
+    config.write_text(config.read_text() + rules)
+    done = databus("check", config)
+    assert done.code == 0
+    assert "main.people: id, ssn (excluded), name (first 3 characters)" in done.out
+    assert "'*.snn' matches no column" in done.out
