@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from databus.common.checkpoint import Position
-from databus.common.errors import ScnTooOld
+from databus.common.errors import BadRequest, ScnTooOld
 from databus.common.frame import Flag, Op
 from databus.relay.fetcher import Fetcher
 from databus.relay.relay import LocalRelay
@@ -323,3 +323,61 @@ async def test_a_child_in_block_mode_forgets_nothing_that_its_reader_has_not_rel
         assert received == (await poll(a.url)).bytes_by_position()
         with pytest.raises(ScnTooOld):
             shop(b).release(Position(0, 0))
+        with pytest.raises(BadRequest, match="never served"):
+            shop(b).release(Position(6, 0))
+        with pytest.raises(BadRequest, match="not in block mode"):
+            shop(a).release(Position(1, 0))
+
+
+async def test_a_parent_in_block_mode_waits_for_the_child_that_releases_and_loses_it_nothing(
+    tmp_path: Path,
+) -> None:
+    url = GENERATOR.replace("events_per_window=7", "events_per_window=700")
+    blocking = {"ring_bytes": 128 << 10, "options": {"block": True}}
+    releasing = {"ring_bytes": 128 << 10, "options": {"block": True, "release": True}}
+    async with ready(tmp_path / "a", url) as a:
+        await reached(a, 5)
+        everything = (await poll(a.url)).bytes_by_position()
+        end = max(everything)
+        received: dict[Position, bytes] = {}
+        async with contextlib.AsyncExitStack() as until_b_dies:
+            b = await until_b_dies.enter_async_context(
+                ready(tmp_path / "b", parent_url(a.url), **blocking)
+            )
+            await eventually(lambda: shop(b).status.state == "blocked", 60)
+            waiting = newest_of(b)
+            assert waiting < end, "it waits for a reader, and shows it"
+            parents = parent_url(b.url, a.url)
+            async with ready(tmp_path / "c", parents, **releasing) as c, client(c.url) as http:
+                while end not in received:
+                    newest = max(received, default=Position(0, 0))
+                    await eventually(lambda newest=newest: newest_of(c) > newest, 60)
+                    served = await poll(c.url)
+                    received |= served.bytes_by_position()
+                    body = max(received).to_json()
+                    async with http.post("/v1/shop/release", json=body) as answer:
+                        assert answer.status == 200, await answer.text()
+                    if newest > waiting:
+                        # Enough has come through it; the next parent needs no release.
+                        await until_b_dies.aclose()
+    assert received == everything
+
+
+def client(url: str) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(url)
+
+
+async def test_a_release_over_http_is_checked(tmp_path: Path) -> None:
+    async with (
+        ready(tmp_path / "a", GENERATOR, options={}) as a,
+        client(a.url) as session,
+    ):
+        for body, code in (
+            ({"scn": 1}, "bad_request"),
+            ({"scn": "1"}, "bad_request"),
+            ({"scn": 1, "seq": 0, "more": 1}, "bad_request"),
+            ([], "bad_request"),
+        ):
+            async with session.post("/v1/shop/release", json=body) as answer:
+                assert answer.status == 400
+                assert (await answer.json(content_type=None))["code"] == code

@@ -22,9 +22,10 @@ from typing import Any
 
 import uvloop
 
-from databus.common.checkpoint import Position
+from databus.common.checkpoint import SEQ_END, Position
 from databus.common.config import DatabaseConfig, RelayConfig
 from databus.common.errors import (
+    BadRequest,
     DatabusError,
     InternalError,
     RingFull,
@@ -105,6 +106,7 @@ class Fetcher:
         self._stopping = asyncio.Event()
         self._sync_lock = asyncio.Lock()
         self._synced_tail = -1
+        self._durable: Position | None = None
         self._acked_scn = -1
         self._memo = self._kept_memo = ""
         self._appended_s = time.monotonic()
@@ -287,18 +289,29 @@ class Fetcher:
                 await self._released.wait()
                 self.status.enter(FetcherState.STREAMING)
 
-    def release(self, position: Position) -> None:
+    def release(self, position: Position) -> dict[str, Any]:
         """In block mode: whoever reads this ring has everything up to ``position``.
 
+        Returns the range that is left.
+
         Raises:
-            ScnTooOld: it was released before.
+            BadRequest: the ring is not in block mode, or has not come as far.
+            ScnTooOld: it was released before, and is gone.
         """
-        if self.intake is None:
-            return
+        intake = self.intake
+        if intake is None or not intake.ring.blocks:
+            raise BadRequest(
+                f"{self.config.name} is not in block mode: nothing waits for a release; "
+                f"set options = {{ block = true }} before its ring is made"
+            )
+        state = intake.ring.state
+        if position > Position(state.max.scn, SEQ_END):
+            raise BadRequest(f"{position} was never served: the newest frame is {state.max}")
         with Ring.open_reader(self.folder.path) as reader:
             place = reader.find(position)
-        self.intake.ring.release(place)
+        intake.ring.release(place)
         self._released.set()
+        return {"prev": state.prev.to_json(), "max": state.max.to_json()}
 
     def _remember(self, data: bytes) -> None:
         recent = self._recent
@@ -332,7 +345,7 @@ class Fetcher:
                 return
             tail, complete = intake.ring.state.tail, intake.complete
             if tail != self._synced_tail:
-                await asyncio.to_thread(intake.ring.sync)
+                self._durable = await asyncio.to_thread(intake.ring.sync)
                 self._synced_tail = tail
             if memo != self._kept_memo:
                 # Not before the ring: the memo must not be ahead of it.
@@ -341,12 +354,22 @@ class Fetcher:
             if self.dumps.settle(emitted):
                 await asyncio.to_thread(self.book.save)
         source = self._source
+        await self._tell_durable(source)
         if source is not None and complete.scn > self._acked_scn:
             try:
                 await source.ack(complete.scn)
                 self._acked_scn = complete.scn
             except (DatabusError, OSError) as error:
                 _log.info("%s: not acknowledged: %s", self.config.name, error)
+
+    async def _tell_durable(self, source: object) -> None:
+        """Let the parent of a relayed stream know how far it is on disk here."""
+        if self._durable is None or not isinstance(source, RelayingSource):
+            return
+        try:
+            await source.release(self._durable)
+        except (DatabusError, OSError) as error:
+            _log.info("%s: not released: %s", self.config.name, error)
 
     # -- for the dumps --
 

@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from databus.common.checkpoint import Position
-from databus.common.errors import UnknownSource
+from databus.common.checkpoint import SEQ_END, Position
+from databus.common.errors import BadRequest, UnknownSource
 from databus.common.filters import matches
 from databus.common.http import PROBLEM_TYPE, Handler, json_body, json_response, make_app
 from databus.relay.chunk_reads import CHUNK_TYPE, pack_answer, parse_question
@@ -34,6 +34,9 @@ class Fetching(Protocol):
 
     def known_sources(self) -> list[str]:
         """Names of the captured tables; empty before the source was reached once."""
+
+    def release(self, position: Position) -> dict[str, Any]:
+        """In block mode: whoever reads the ring has everything up to ``position``."""
 
     async def dumps_changed(self) -> None:
         """Put the dumps' records on disk and let the runner look at them."""
@@ -69,6 +72,7 @@ class FetcherApi:
     def _routes(self) -> Iterator[web.AbstractRouteDef]:
         yield web.get("/status", self._status)
         for prefix in ("", "/v1/{db}"):
+            yield web.post(f"{prefix}/release", self._release)
             yield web.post(f"{prefix}/chunks", self._at_origin(self._chunk))
             yield web.get(f"{prefix}/dumps", self._at_origin(self._list))
             yield web.post(f"{prefix}/dumps", self._at_origin(self._create))
@@ -107,6 +111,15 @@ class FetcherApi:
 
     async def _status(self, request: web.Request) -> web.Response:
         return json_response(self._fetching.status_document())
+
+    async def _release(self, request: web.Request) -> web.Response:
+        document = await json_body(request)
+        scn, seq = document.get("scn"), document.get("seq", SEQ_END)
+        if not isinstance(scn, int) or not isinstance(seq, int) or document.keys() - {"scn", "seq"}:
+            raise BadRequest(
+                'a release is {"scn": N, "seq": N}: the reader has everything up to there'
+            )
+        return json_response(self._fetching.release(Position(scn, seq)))
 
     async def _list(self, request: web.Request) -> web.Response:
         return json_response(

@@ -45,6 +45,7 @@ _SOURCE = {
     "fingerprint": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
     "version": _INTEGER,
 }
+_RELEASE = {"type": "object", "required": ["scn"], "properties": _POSITION["properties"]}
 _DUMP = {
     "id": _TEXT,
     "state": {
@@ -191,6 +192,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         body=_CHUNK_REQUEST,
         produces=(CHUNK_TYPE,),
         errors=(*_DUMPS, UnknownSource),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/{db}/release",
+        "release",
+        "Let a ring in block mode forget what its reader has.",
+        body=_RELEASE,
+        answer=_object({"prev": _POSITION, "max": _POSITION}),
+        errors=(*_DUMPS, ScnTooOld),
     ),
     Endpoint(
         "POST",

@@ -116,6 +116,7 @@ class RelayServer:
         yield web.get("/v1/{db}/register", self.register)
         yield web.get("/v1/{db}/stream", self.stream, allow_head=False)
         yield web.post("/v1/{db}/chunks", self.chunks)
+        yield web.post("/v1/{db}/release", self.release)
         for method in ("GET", "POST"):
             yield web.route(method, "/v1/{db}/dumps", self.dumps)
         for method in ("GET", "PATCH", "DELETE"):
@@ -197,6 +198,11 @@ class RelayServer:
 
     async def chunks(self, request: web.Request) -> web.Response:
         """POST /v1/{db}/chunks"""
+        query_of(request)
+        return await pass_on(request, self._database(request))
+
+    async def release(self, request: web.Request) -> web.Response:
+        """POST /v1/{db}/release"""
         query_of(request)
         return await pass_on(request, self._database(request))
 

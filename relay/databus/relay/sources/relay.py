@@ -7,6 +7,7 @@ relay of a chain, and a consumer may move between them.  Nothing is decoded here
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -26,6 +27,7 @@ from databus.common.errors import (
     SourcePositionLost,
     SourceUnavailable,
     UnknownSchema,
+    from_problem,
 )
 from databus.common.schema import SourceSchema
 from databus.relay.sources.parent import Following, Parent, Received, Registration
@@ -34,7 +36,7 @@ from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding, Ta
 DEFAULT_PORT = 8700
 TICK_S = 0.5
 STARTS = ("oldest", "latest")
-OPTIONS = ("start", "silence_s", "block")
+OPTIONS = ("start", "silence_s", "block", "release")
 
 T = TypeVar("T")
 
@@ -48,6 +50,7 @@ class RelaySettings:
     sources: tuple[str, ...]
     start: str
     silence_s: float
+    release: bool
 
 
 def read_settings(config: DatabaseConfig) -> RelaySettings:
@@ -86,8 +89,9 @@ def read_settings(config: DatabaseConfig) -> RelaySettings:
     start = config.options.get("start", "oldest")
     if start not in STARTS:
         raise ConfigError(f"database {config.name}: start is {start!r}, not oldest or latest")
-    if not isinstance(config.options.get("block", False), bool):
-        raise ConfigError(f"database {config.name}: block is neither true nor false")
+    for option in ("block", "release"):
+        if not isinstance(config.options.get(option, False), bool):
+            raise ConfigError(f"database {config.name}: {option} is neither true nor false")
     silence_s = config.options.get("silence_s", 20.0)
     if isinstance(silence_s, str | bool) or silence_s <= 0:
         raise ConfigError(f"database {config.name}: silence_s is {silence_s!r}, not seconds")
@@ -97,6 +101,7 @@ def read_settings(config: DatabaseConfig) -> RelaySettings:
         sources=() if "*" in config.sources else config.sources,
         start=str(start),
         silence_s=float(silence_s),
+        release=bool(config.options.get("release", False)),
     )
 
 
@@ -155,6 +160,7 @@ class RelaySource:
         self._schemas: dict[int, SourceSchema] = {}
         self._held: tuple[Position, Following] | None = None
         self._resolved = 0
+        self._released: tuple[str, Position] | None = None
 
     @property
     def clock(self) -> str:
@@ -318,6 +324,20 @@ class RelaySource:
             # stand inside a window; only what lies before its scn is finished.
             self._resolved = max(self._resolved, received.passed.scn - 1)
         return Batch(received.data, schemas, self._resolved)
+
+    async def release(self, position: Position) -> None:
+        """Let a parent in block mode forget what is on disk here, if ``release`` says so.
+
+        The one that is followed is told, once; after a move the next one is.
+        """
+        told = (self._parent.url, position)
+        if not self._settings.release or told == self._released:
+            return
+        self._released = told
+        body = json.dumps(position.to_json()).encode()
+        status, answer = await self._parent.forward(self._connections(), "POST", "/release", body)
+        if status >= 400:
+            raise from_problem(json.loads(answer))
 
     async def ack(self, scn: int) -> None:
         """Nothing to do: a parent keeps no account of its readers."""

@@ -194,6 +194,9 @@ class RelayingSource(Protocol):
     def stream_from(self, position: Position) -> AsyncIterator[Batch]:
         """Every frame after ``position``, be it inside a window, instead of ``stream``."""
 
+    async def release(self, position: Position) -> None:
+        """Everything up to ``position``, be it inside a window, is on disk here."""
+
     async def forward(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         """The origin's answer (status, body) to a request such as ``/dumps/1`` or ``/chunks``."""
 
