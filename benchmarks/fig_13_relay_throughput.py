@@ -1,8 +1,9 @@
 """Figure 13 of the paper: how much a relay sends to N consumers, by poll interval.
 
 A relay with a filled ring of 2.5 KB events; every consumer reads the ring from its oldest
-event on, polling at the interval (0: again at once), and begins anew at its end.  Beside it,
-in the same run: raw loopback to as many readers, and the paper's figure for one gigabit.
+event on, in one long answer or polling at the interval (0: again at once), and begins anew at
+its end.  Beside it, in the same run and with as many readers: raw loopback, NATS JetStream and
+Redis Streams with the same events, and the paper's figure for one gigabit.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import socket
 import time
 import urllib.request
 
-from benchmarks.harness import Report, Run, grid, measure, start
+from benchmarks.brokers import READERS
+from benchmarks.harness import Report, Run, Sample, grid, measure, start
 from benchmarks.loopback import PIECE_BYTES, RawSender, http_get, read_bytes, read_raw
 from benchmarks.relay_process import RelayProcess
 from databus.common import frame
@@ -20,6 +22,9 @@ from databus.common import frame
 EVENT_BYTES = 2500
 EVENTS_PER_WINDOW = 10
 POLL_BYTES = 4 << 20
+WHOLE_RING = 1 << 40
+FLOOR = 0.7
+FLOOR_CONSUMERS = 10
 PAPER_MB_PER_S = {5: 110, 10: 120}
 
 
@@ -41,9 +46,10 @@ def poll(
     buffer, total = bytearray(PIECE_BYTES), 0
     oldest, newest = span
     scn = oldest
+    max_bytes = POLL_BYTES if step < WHOLE_RING else WHOLE_RING
     with socket.create_connection(("127.0.0.1", port)) as connection:
         while time.perf_counter() < until:
-            path = f"/v1/gen/stream?scn={scn}&max_bytes={POLL_BYTES}"
+            path = f"/v1/gen/stream?scn={scn}&max_bytes={max_bytes}"
             total += http_get(connection, path, buffer, until)
             scn = scn + step if scn + 2 * step <= newest else oldest
             if wait_s:
@@ -51,55 +57,84 @@ def poll(
     return total
 
 
-def verified(relay: RelayProcess, first: int) -> tuple[str, int, int]:
-    """Read the whole ring once with every CRC checked: (hash of it, events, bytes a window)."""
-    url = f"{relay.url}/v1/gen/stream?scn={first}&format=frames&max_bytes={1 << 40}"
-    splitter, digest, events, length = frame.FrameSplitter(), hashlib.sha256(), 0, 0
+def verified(relay: RelayProcess, first: int) -> tuple[str, list[memoryview]]:
+    """Read the whole ring once with every CRC checked: (hash of it, its events)."""
+    url = f"{relay.url}/v1/gen/stream?scn={first}&format=frames&max_bytes={WHOLE_RING}"
+    splitter, digest = frame.FrameSplitter(), hashlib.sha256()
+    events: list[memoryview] = []
     with urllib.request.urlopen(url, timeout=60) as answer:
         while piece := answer.read(PIECE_BYTES):
             block = splitter.feed(piece)
             digest.update(block)
-            events += int((frame.scan(block, verify=False).op < frame.FIRST_CONTROL_OP).sum())
-            length += len(block)
-    return digest.hexdigest()[:16], events, length * EVENTS_PER_WINDOW // events
+            columns = frame.scan(block, verify=False)
+            rows = columns.op < frame.FIRST_CONTROL_OP
+            view = memoryview(block)
+            events += [
+                view[at : at + length]
+                for at, length in zip(
+                    columns.offset[rows].tolist(), columns.length[rows].tolist(), strict=True
+                )
+            ]
+    return digest.hexdigest()[:16], events
 
 
 def main(run: Run) -> None:
     """Measure and report."""
     consumers = [1, 2] if run.smoke else [1, 5, 10, 20, 40]
     intervals_ms = [0] if run.smoke else [0, 10, 50, 100]
-    seconds = 0.5 if run.smoke else 3.0
+    seconds = 0.3 if run.smoke else 3.0
     ring_bytes = (16 if run.smoke else 256) << 20
     report = Report(run, "Relay throughput, 2.5 KB events, filled ring", "MB/s")
     with filled_relay(ring_bytes, run.seed) as relay, RawSender() as raw:
         span = relay.range()
         oldest, newest = span["prev"]["scn"], span["max"]["scn"]
-        report.output_hash, events, window_bytes = verified(relay, oldest)
-        step = POLL_BYTES // window_bytes
+        report.output_hash, events = verified(relay, oldest)
+        window_bytes = sum(map(len, events)) // len(events) * EVENTS_PER_WINDOW + 100
         report.settings = {
             "ring_bytes": ring_bytes,
-            "events": events,
+            "events": len(events),
             "event_bytes": window_bytes // EVENTS_PER_WINDOW,
             "poll_bytes": POLL_BYTES,
             "seconds": seconds,
+            "floor": f"{FLOOR} of raw loopback up to {FLOOR_CONSUMERS} consumers, both brokers",
         }
-        limits: dict[int, float] = {}
+        limits: dict[int, Sample] = {}
         for count in consumers:
-            limit = measure(run, lambda n=count: read_bytes(n, seconds, read_raw, raw.port) / 1e6)
-            limits[count] = limit.median
-            report.add(limit, series="raw loopback", consumers=count)
-        for interval_ms, count in grid(intervals_ms, consumers):
-            arguments = (relay.port, (oldest, newest), step, interval_ms / 1000)
+            limits[count] = measure(
+                run, lambda n=count: read_bytes(n, seconds, read_raw, raw.port) / 1e6
+            )
+            report.add(limits[count], series="raw loopback", consumers=count)
+        best: dict[int, float] = {}
+        for interval_ms, count in grid([-1, *intervals_ms], consumers):
+            step = WHOLE_RING if interval_ms < 0 else POLL_BYTES // window_bytes
+            arguments = (relay.port, (oldest, newest), step, max(0, interval_ms) / 1000)
             sample = measure(
                 run, lambda n=count, a=arguments: read_bytes(n, seconds, poll, *a) / 1e6
             )
-            report.add(sample, series=f"relay, poll every {interval_ms} ms", consumers=count)
-            if interval_ms == 0:
+            how = "one answer" if interval_ms < 0 else f"poll every {interval_ms} ms"
+            report.add(sample, series=f"relay, {how}", consumers=count)
+            best[count] = max(best.get(count, 0.0), sample.median)
+            if interval_ms <= 0:
                 paper = PAPER_MB_PER_S.get(count)
                 beside = f"; the paper, on 1 Gb/s: {paper} MB/s" if paper else ""
                 report.note(
-                    f"{count} consumers: {sample.median / limits[count]:.2f} of raw "
-                    f"loopback{beside}"
+                    f"{count} consumers, {how}: {sample.median / limits[count].median:.2f} of "
+                    f"raw loopback{beside}"
+                )
+    for broker, read in READERS.items():
+        if not broker.is_here():
+            report.note(f"{broker.name}: {broker.program} is not here; scripts/brokers.sh gets it")
+            continue
+        with broker(events) as server:
+            place = (server.port, server.count, server.size)
+            for count in consumers:
+                sample = measure(
+                    run, lambda n=count, r=read, p=place: read_bytes(n, seconds, r, *p) / 1e6
+                )
+                report.add(sample, series=broker.name, consumers=count)
+                report.note(
+                    f"{count} consumers: the relay sends {best[count] / sample.median:.1f} times "
+                    f"what {broker.name} does"
                 )
     report.write()
 

@@ -116,7 +116,7 @@ def http_get(connection: socket.socket, path: str, buffer: bytearray, until: flo
     """
     connection.sendall(
         f"GET {path} HTTP/1.1\r\nHost: localhost\r\n"
-        "Accept: application/vnd.databus.frames\r\n\r\n".encode()
+        "Accept: application/vnd.databus.frames;spans=1\r\n\r\n".encode()
     )
     head = b""
     while b"\r\n\r\n" not in head:
