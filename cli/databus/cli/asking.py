@@ -9,12 +9,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from databus.cli.web import call, split_database
 from databus.common.config import Config
 from databus.common.errors import (
+    BadRequest,
     DatabusError,
     DumpFailed,
     PreflightFailed,
@@ -75,17 +76,54 @@ def start_dump(url: str, sources: str, options: dict[str, Any], *, wait: bool) -
     if not wait:
         print(dump["id"])
         return
+    _watch(f"{base}/v1/{database}/dumps/{dump['id']}", dump)
+
+
+def watch_dump(url: str, dump: str) -> None:
+    """Show the progress of a dump that was started before.
+
+    Raises:
+        DumpFailed: it ended without having read everything.
+    """
+    base, database = split_database(url)
+    place = f"{base}/v1/{database}/dumps/{dump}"
+    _watch(place, call(place))
+
+
+def _watch(place: str, dump: dict[str, Any]) -> None:
     with Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), transient=True
-    ) as progress:
-        task = progress.add_task("")
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[pace]}"),
+        TimeElapsedColumn(),
+        transient=True,
+    ) as bar:
+        task = bar.add_task("", total=None, pace="")
         while dump["state"] not in _ENDED:
-            progress.update(task, description=_dump_line(dump))
+            progress = dump.get("progress") or {}
+            bar.update(
+                task,
+                description=_dump_line(dump),
+                total=progress.get("estimated_rows") or None,
+                completed=progress.get("rows_read", dump["rows"]),
+                pace=_pace(progress),
+            )
             time.sleep(_POLL_S)
-            dump = call(f"{base}/v1/{database}/dumps/{dump['id']}")
+            dump = call(place)
     print(_dump_line(dump))
+    missing = dump.get("missing") or []
+    if missing:
+        others = f" and {len(missing) - 10} others" if len(missing) > 10 else ""
+        print(f"no row has the key {', '.join(map(str, missing[:10]))}{others}")
     if dump["state"] != "completed":
         raise DumpFailed(f"dump {dump['id']} is {dump['state']}: {dump.get('error')}")
+
+
+def _pace(progress: dict[str, Any]) -> str:
+    rate, eta_s = progress.get("rows_per_s"), progress.get("eta_s")
+    left = "" if eta_s is None else f", {int(eta_s) // 60}:{int(eta_s) % 60:02d} left"
+    return "" if rate is None else f"{rate:,.0f} rows/s{left}"
 
 
 def list_dumps(url: str) -> None:
@@ -95,14 +133,26 @@ def list_dumps(url: str) -> None:
         print(_dump_line(dump))
 
 
-def change_dump(url: str, dump: str, state: str) -> None:
-    """Pause or resume a dump."""
+def key_list(text: str) -> list[Any]:
+    """The keys that somebody has written as JSON.
+
+    Raises:
+        BadRequest: it is none.
+    """
+    try:
+        keys = json.loads(text)
+    except ValueError as error:
+        raise BadRequest(f"--keys {text!r} is no JSON: {error}") from None
+    if not isinstance(keys, list):
+        raise BadRequest(f"--keys {text!r} is no list")
+    return keys
+
+
+def change_dump(url: str, dump: str, state: str, pace: dict[str, int | None]) -> None:
+    """Pause or resume a dump, perhaps at another pace."""
     base, database = split_database(url)
-    print(
-        _dump_line(
-            call(f"{base}/v1/{database}/dumps/{dump}", method="PATCH", body={"state": state})
-        )
-    )
+    body = {"state": state} | {name: value for name, value in pace.items() if value is not None}
+    print(_dump_line(call(f"{base}/v1/{database}/dumps/{dump}", method="PATCH", body=body)))
 
 
 def cancel_dump(url: str, dump: str) -> None:
