@@ -20,43 +20,43 @@ command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || {
 
 # Debian's mirror is the one that this machine's apt uses.
 targets=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages')
-mirror=${DEBIAN_MIRROR:-$(grep -vm1 security <<<"$targets" || true)}
+mirror=${DEBIAN_MIRROR:-$(grep -v security <<<"$targets" | grep -m1 '/debian' || true)}
 [ -n "$mirror" ] || {
     echo "mysql.sh: apt knows no mirror of Debian; name one with DEBIAN_MIRROR" >&2
     exit 1
 }
 
 mkdir -p "${folder%/*}"
-work=$(mktemp -d "$folder.XXXXXX")
-trap 'rm -rf "$work"' EXIT
+scratch=$(mktemp -d "$folder.XXXXXX")
+trap 'rm -rf "$scratch"' EXIT
 trap 'exit 1' INT TERM
-mkdir -p "$work"/{state/lists/partial,cache/archives/partial,none} "$work/tree"/{usr/lib,usr/bin,usr/sbin,usr/lib64}
+mkdir -p "$scratch"/{state/lists/partial,cache/archives/partial,none} "$scratch/tree"/{usr/lib,usr/bin,usr/sbin,usr/lib64}
 # The links of a merged /usr, which the packages expect to find.
-for name in lib bin sbin lib64; do ln -s "usr/$name" "$work/tree/$name"; done
-: >"$work/status"
+for name in lib bin sbin lib64; do ln -s "usr/$name" "$scratch/tree/$name"; done
+: >"$scratch/status"
 signed=
 [ -e "$keyring" ] && signed=" signed-by=$keyring"
-echo "deb [arch=$(dpkg --print-architecture)$signed] $mirror sid main" >"$work/sources.list"
+echo "deb [arch=$(dpkg --print-architecture)$signed] $mirror sid main" >"$scratch/sources.list"
 
 own=(
     -qq
-    -o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts="$work/none"
-    -o Dir::Etc::Preferences="$work/none/preferences" -o Dir::Etc::PreferencesParts="$work/none"
-    -o Dir::State="$work/state" -o Dir::State::status="$work/status" -o Dir::Cache="$work/cache"
+    -o Dir::Etc::SourceList="$scratch/sources.list" -o Dir::Etc::SourceParts="$scratch/none"
+    -o Dir::Etc::Preferences="$scratch/none/preferences" -o Dir::Etc::PreferencesParts="$scratch/none"
+    -o Dir::State="$scratch/state" -o Dir::State::status="$scratch/status" -o Dir::Cache="$scratch/cache"
     -o APT::Sandbox::User= -o Acquire::Languages=none -o Acquire::PDiffs=false
     -o Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled=false
     -o Acquire::Retries=2 -o Acquire::http::Timeout=20
 )
 apt-get "${own[@]}" update
 apt-get "${own[@]}" --yes --no-install-recommends --download-only install mysql-server-core
-for package in "$work"/cache/archives/*.deb; do
+for package in "$scratch"/cache/archives/*.deb; do
     case ${package##*/} in perl* | libperl* | debconf* | dpkg* | tar* | libgdbm*) continue ;; esac
     dpkg-deb --fsys-tarfile "$package" |
-        tar -x -C "$work/tree" --keep-directory-symlink --no-same-owner \
+        tar -x -C "$scratch/tree" --keep-directory-symlink --no-same-owner \
             --exclude='./usr/share/doc' --exclude='./usr/share/man' --exclude='./usr/share/locale' \
             --exclude='./usr/lib/*/gconv'
 done
-find "$work/tree/usr/bin" ! -name mysqlbinlog -type f -delete
+find "$scratch/tree/usr/bin" ! -name mysqlbinlog -type f -delete
 rm -rf "$folder"
-mv "$work/tree" "$folder"
+mv "$scratch/tree" "$folder"
 echo "mysql.sh: $folder holds a MySQL server ($(du -sm "$folder" | cut -f1) MB)" >&2
