@@ -192,7 +192,10 @@ class RingReader:
         """
         for _ in range(FIND_ATTEMPTS):
             state = self.snapshot()
-            if state.head == state.tail:
+            if state.is_empty:
+                # What has been evicted was no younger than that.
+                if state.evicted_frames and commit_us <= state.max_commit_us:
+                    raise _time_too_old(commit_us, state, self.directory)
                 return state.max
             if commit_us <= state.min_commit_us:
                 if state.prev != ORIGIN:
@@ -301,10 +304,14 @@ def _too_old(position: Position, state: RingState, directory: Path) -> ScnTooOld
 
 
 def _time_too_old(commit_us: int, state: RingState, directory: Path) -> ScnTooOld:
+    kept = (
+        f"frame that has gone, {state.max_commit_us} us: none is left"
+        if state.is_empty
+        else f"oldest frame, {state.min_commit_us} us: earlier ones are gone"
+    )
     return ScnTooOld(
-        f"commit time {commit_us} us is not after that of the ring's oldest frame, "
-        f"{state.min_commit_us} us: earlier ones are gone (frames {state.min} to {state.max}, "
-        f"{directory}); a bootstrap is needed",
+        f"commit time {commit_us} us is not after that of the ring's {kept} "
+        f"(frames {state.min} to {state.max}, {directory}); a bootstrap is needed",
         prev=state.prev.to_json(),
         min=state.min.to_json(),
         max=state.max.to_json(),

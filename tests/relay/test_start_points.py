@@ -1,0 +1,122 @@
+"""Where a reader starts, at each boundary and one on either side of it, over HTTP.
+
+The letters are the cases of Databus's own resolution: (a) nothing is there, or all was read;
+(b) between what is gone and the oldest window; (c) older; (d) between two windows;
+(e) overwritten while it was looked up, in test_ring.py; (f) wherever the ring begins; (g) ahead.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from databus.common.checkpoint import SEQ_END, OnlineCheckpoint, Position, encode
+from databus.common.formats import FRAMES_TYPE
+from databus.common.frame import Op, iter_frames
+from tests.support.live_relay import CLOCK, ORDERS, LiveRelay, window
+
+TOO_OLD = "scn_too_old"
+S = 1_000_000  # a window's commit time is its scn in seconds
+# Windows 20 to 50, two events each; 20 is gone.  So prev is 20:2 and max is 50:2.
+TABLE: list[tuple[str, dict[str, str], str]] = [
+    ("c", {"scn": "0:0"}, TOO_OLD),
+    ("c", {"scn": "19"}, TOO_OLD),
+    ("c", {"scn": "20:0"}, TOO_OLD),
+    ("c", {"scn": "20:1"}, TOO_OLD),
+    ("b", {"scn": "20:2"}, "30:0"),
+    ("b", {"scn": "20:3"}, "30:0"),
+    ("b", {"scn": "20"}, "30:0"),
+    ("b", {"scn": "21"}, "30:0"),
+    ("b", {"scn": "29"}, "30:0"),
+    ("b", {"scn": "29:7"}, "30:0"),
+    ("d", {"scn": "30:0"}, "30:1"),
+    ("d", {"scn": "30:1"}, "30:2"),
+    ("d", {"scn": "30:2"}, "40:0"),
+    ("d", {"scn": "30:3"}, "40:0"),
+    ("d", {"scn": "30"}, "40:0"),
+    ("d", {"scn": "31"}, "40:0"),
+    ("d", {"scn": "39"}, "40:0"),
+    ("d", {"scn": "49"}, "50:0"),
+    ("d", {"scn": "50:1"}, "50:2"),
+    ("a", {"scn": "50:2"}, "at 50:2"),
+    ("a", {"scn": "50"}, f"at 50:{SEQ_END}"),
+    ("g", {"scn": "50:3"}, "ahead 50:3"),
+    ("g", {"scn": "51"}, f"ahead 51:{SEQ_END}"),
+    ("g", {"scn": str(2**64 - 1)}, f"ahead {2**64 - 1}:{SEQ_END}"),
+    ("f", {"start": "oldest"}, "30:0"),
+    ("f", {}, "30:0"),
+    ("f", {"start": "latest"}, "at 50:2"),
+    ("c", {"start_time": "0"}, TOO_OLD),
+    ("c", {"start_time": str(20 * S)}, TOO_OLD),
+    ("c", {"start_time": str(20 * S + 1)}, TOO_OLD),  # 30 may not be the first after it
+    ("c", {"start_time": str(30 * S)}, TOO_OLD),
+    ("d", {"start_time": str(30 * S + 1)}, "40:0"),
+    ("d", {"start_time": str(40 * S - 1)}, "40:0"),
+    ("d", {"start_time": str(40 * S)}, "40:0"),
+    ("d", {"start_time": str(40 * S + 1)}, "50:0"),
+    ("d", {"start_time": str(50 * S)}, "50:0"),
+    ("g", {"start_time": str(50 * S + 1)}, "at 50:2"),
+]
+# The same ring when all of it has gone.
+EMPTIED: list[tuple[str, dict[str, str], str]] = [
+    ("c", {"scn": "50:1"}, TOO_OLD),
+    ("a", {"scn": "50:2"}, "at 50:2"),
+    ("a", {"scn": "50"}, f"at 50:{SEQ_END}"),
+    ("g", {"scn": "51:0"}, "ahead 51:0"),
+    ("f", {"start": "oldest"}, "at 50:2"),
+    ("f", {"start": "latest"}, "at 50:2"),
+    ("c", {"start_time": str(50 * S)}, TOO_OLD),
+    ("g", {"start_time": str(50 * S + 1)}, "at 50:2"),
+]
+# A ring that begins behind 20:2 and has never had a frame.
+FRESH: list[tuple[str, dict[str, str], str]] = [
+    ("c", {"scn": "20:1"}, TOO_OLD),
+    ("a", {"scn": "20:2"}, "at 20:2"),
+    ("a", {"scn": "20"}, f"at 20:{SEQ_END}"),
+    ("g", {"scn": "21"}, f"ahead 21:{SEQ_END}"),
+    ("f", {"start": "oldest"}, "at 20:2"),
+    ("f", {"start": "latest"}, "at 20:2"),
+    ("g", {"start_time": "0"}, "at 20:2"),
+]
+
+
+async def outcome(http: aiohttp.ClientSession, url: str, query: dict[str, str]) -> str:
+    async with http.get(url, params={**query, "max_bytes": "1"}) as answer:
+        if answer.status != 200:
+            return str((await answer.json(content_type=None))["code"])
+        (first,) = iter_frames(await answer.read())
+        place = f"{first.scn}:{first.seq}"
+        is_ahead = "Databus-Ahead" in answer.headers
+        if first.op != Op.HEARTBEAT:
+            assert not is_ahead
+            return place
+        return f"ahead {place}" if is_ahead else f"at {place}"
+
+
+@pytest.mark.parametrize(
+    ("before_us", "table"), [(30 * S, TABLE), (60 * S, EMPTIED), (None, FRESH)]
+)
+async def test_every_start_point_is_exact_at_its_boundary(
+    tmp_path: Path, before_us: int | None, table: list[tuple[str, dict[str, str], str]]
+) -> None:
+    live = LiveRelay(tmp_path, start=Position(20, 2) if before_us is None else Position(0))
+    if before_us is not None:
+        for scn in (20, 30, 40, 50):
+            live.append(window(scn, [(Op.INSERT, ORDERS, n) for n in (1, 2)]))
+        assert live.writer.expire(before_us)
+    headers = {"Accept": FRAMES_TYPE}
+    async with live.served(), aiohttp.ClientSession(headers=headers) as http:
+        url = f"{live.url}/v1/shop/stream"
+        for case, query, expected in table:
+            found = await outcome(http, url, query)
+            assert found == expected, f"case {case}, {query}"
+            if "scn" in query:
+                # A checkpoint is the same place, and is refused for another clock.
+                scn, _, seq = query["scn"].partition(":")
+                position = Position(int(scn), int(seq) if seq else SEQ_END)
+                for clock, then in ((CLOCK, expected), ("other", "clock_mismatch")):
+                    text = encode(OnlineCheckpoint("shop", clock, position))
+                    assert await outcome(http, url, {"checkpoint": text}) == then, query
+    live.close()
