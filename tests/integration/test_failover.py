@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from databus.cli.servers import MariaDBServer
+from databus.cli.servers import MariaDBServer, PostgresServer
 from databus.common.config import DatabaseConfig
+from tests.support import mariadb_replicas
 from tests.support.capture import (
     capturing,
     database_config,
@@ -20,7 +21,8 @@ from tests.support.capture import (
     streaming,
 )
 from tests.support.fixtures import FreshDatabase
-from tests.support.mariadb_replicas import follow, local, primary_and_replica, promote
+from tests.support.mariadb_replicas import follow, local, primary_and_replica
+from tests.support.postgres_standby import caught_up, primary_and_standby, promote
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
@@ -83,7 +85,7 @@ async def test_a_promoted_replica_goes_on_where_its_killed_primary_ended(
         primary.kill9()
         for number in range(3):
             local(replica, f"INSERT INTO local.notes (v) VALUES ({number})")
-        promote(replica)
+        mariadb_replicas.promote(replica)
         promoted.set()
         writer.write(replica, 150)
 
@@ -173,3 +175,120 @@ async def test_a_server_that_began_anew_is_refused_even_after_it_passed_our_posi
         message = await failed_with(fetcher, "source_position_lost")
     assert "It was reset, is another server" in message
     assert ring_state(tmp_path / "shop").letters == "c"
+
+
+# -- PostgreSQL
+
+
+def postgres_config(*servers: PostgresServer, **options: Any) -> DatabaseConfig:
+    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    url = servers[0].url("shop").replace(f"127.0.0.1:{servers[0].port}", hosts)
+    return database_config("shop", url, "public.*", **options)
+
+
+@pytest.fixture
+def standby_pair(tmp_path: Path) -> Iterator[tuple[PostgresServer, PostgresServer]]:
+    with primary_and_standby(tmp_path) as found:
+        found[0].execute(TABLE, database="shop")
+        yield found
+
+
+def insert(server: PostgresServer, first: int, count: int) -> None:
+    """So many transactions of one row."""
+    for number in range(first, first + count):
+        server.execute(f"INSERT INTO orders VALUES ({number}, 0)", database="shop")
+
+
+@pytest.mark.postgres
+async def test_a_standby_promoted_before_anybody_wrote_to_it_is_gone_on_with(
+    standby_pair: tuple[PostgresServer, PostgresServer], tmp_path: Path
+) -> None:
+    primary, standby = standby_pair
+    folder = tmp_path / "relay" / "shop"
+
+    def count() -> int:
+        return len(ring_state(folder).windows)
+
+    async with capturing(postgres_config(primary, standby), tmp_path / "relay") as fetcher:
+        await streaming(fetcher)
+        clock = fetcher.intake and fetcher.intake.ring.clock
+        await asyncio.to_thread(insert, primary, 0, 20)
+        await eventually(lambda: count() == 20, 90)
+        await asyncio.to_thread(caught_up, primary, standby)
+        primary.kill9()
+        # A standby has no slots to read from: it is not taken for the primary.
+        await eventually(lambda: "is a standby" in str(fetcher.status.error), 90)
+        await asyncio.to_thread(promote, standby)
+        await eventually(
+            lambda: bool(standby.execute("SELECT 1 FROM pg_replication_slots WHERE active")), 90
+        )
+        await asyncio.to_thread(insert, standby, 20, 20)
+        await eventually(lambda: count() == 40, 90)
+        assert fetcher.intake is not None
+        assert fetcher.intake.ring.clock == clock
+        kept = fetcher.folder.memo
+        await eventually(lambda: '"timeline": 2' in kept.read_text(), 60)
+    state = ring_state(folder)
+    assert sorted(key[0] for key in state.tables["public.orders"]) == list(range(40))
+    # Another restart, with our position on the new timeline.
+    async with capturing(postgres_config(primary, standby), tmp_path / "relay") as fetcher:
+        await streaming(fetcher)
+        await asyncio.to_thread(insert, standby, 40, 1)
+        await eventually(lambda: count() == 41, 90)
+
+
+@pytest.mark.postgres
+async def test_a_standby_promoted_without_what_we_have_read_is_refused_by_name(
+    standby_pair: tuple[PostgresServer, PostgresServer], tmp_path: Path
+) -> None:
+    primary, standby = standby_pair
+    folder = tmp_path / "relay" / "shop"
+    async with capturing(postgres_config(primary), tmp_path / "relay") as fetcher:
+        await streaming(fetcher)
+        await asyncio.to_thread(insert, primary, 0, 5)
+        await asyncio.to_thread(caught_up, primary, standby)
+        standby.stop()
+        await asyncio.to_thread(insert, primary, 5, 5)
+        await eventually(lambda: len(ring_state(folder).windows) == 10, 90)
+        await eventually(lambda: fetcher.folder.memo.exists(), 60)
+    before = ring_state(folder)
+    primary.kill9()
+    standby.start()
+    await asyncio.to_thread(promote, standby)
+    # What would hide it: a slot that begins before our position, in another history.
+    await asyncio.to_thread(
+        standby.execute,
+        "SELECT pg_create_logical_replication_slot('databus_shop', 'pgoutput')",
+        database="shop",
+    )
+    await asyncio.to_thread(insert, standby, 5, 60)
+    async with capturing(postgres_config(primary, standby), tmp_path / "relay") as fetcher:
+        message = await failed_with(fetcher, "source_position_lost")
+    assert "history is not the one that we have read" in message
+    assert "timeline 1" in message
+    assert ring_state(folder) == before
+
+
+@pytest.mark.postgres
+async def test_a_dropped_slot_is_mended_only_if_nothing_was_committed_meanwhile(
+    tmp_path: Path,
+) -> None:
+    with PostgresServer(tmp_path / "server", options=["autovacuum=off"]) as server:
+        server.create_database("shop")
+        server.execute("CREATE EXTENSION pg_walinspect", database="shop")
+        server.execute(TABLE, database="shop")
+        config, folder = postgres_config(server), tmp_path / "relay" / "shop"
+        for step in range(2):
+            async with capturing(config, tmp_path / "relay") as fetcher:
+                await streaming(fetcher)
+                await asyncio.to_thread(insert, server, step, 1)
+                await eventually(lambda last=step: len(ring_state(folder).windows) > last, 90)
+            await eventually(
+                lambda: server.execute("SELECT active FROM pg_replication_slots") == [(False,)], 60
+            )
+            server.execute("SELECT pg_drop_replication_slot('databus_shop')")
+        await asyncio.to_thread(insert, server, 2, 3)
+        async with capturing(config, tmp_path / "relay") as fetcher:
+            message = await failed_with(fetcher, "source_position_lost")
+        assert "3 commits are missed" in message
+        assert server.execute("SELECT count(*) FROM pg_replication_slots") == [(0,)]

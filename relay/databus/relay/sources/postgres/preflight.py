@@ -13,11 +13,13 @@ from databus.relay.sources.postgres.catalogue import (
     create_publication_sql,
     extend_publication_sql,
 )
-from databus.relay.sources.postgres.replication import Connection, PostgresError
+from databus.relay.sources.postgres.lineage import identify
+from databus.relay.sources.postgres.replication import PostgresError
 from databus.relay.sources.postgres.schema import Table, key_remedy, matches, quote
 from databus.relay.sources.postgres.settings import Settings
 from databus.relay.sources.source import Finding
 
+STANDBY = "pg_is_in_recovery"
 _OLDEST_VERSION = 130000
 
 
@@ -38,21 +40,6 @@ async def examine(settings: Settings, globs: Sequence[str], catalogue: Catalogue
     findings += _tables(settings, globs, tables)
     findings += await _publication(settings, catalogue, facts, [t for t in tables if t.key])
     return findings
-
-
-async def system_identifier(settings: Settings) -> str:
-    """The identifier that a cluster and its replicas share; it needs a replication session.
-
-    Raises:
-        SourceUnavailable: the server does not answer; PostgresError: it refuses the session.
-    """
-    connection = Connection(settings, replication=True)
-    try:
-        await connection.connect()
-        row = (await connection.query("IDENTIFY_SYSTEM"))[0]
-        return (row[0] or b"").decode()
-    finally:
-        connection.close()
 
 
 def _sign_in(settings: Settings, refusal: str) -> Finding:
@@ -92,9 +79,9 @@ def _server(settings: Settings, facts: dict[str, Any]) -> list[Finding]:
     if facts["in_recovery"]:
         found.append(
             Finding(
-                "pg_is_in_recovery",
+                STANDBY,
                 "the server is a standby; slots are kept on the primary",
-                "put the primary's address into the url",
+                "put the primary's address into the url, or all of them: host:port,host:port",
             )
         )
     if not (facts["may_replicate"] or facts["is_superuser"]):
@@ -146,7 +133,7 @@ async def _replication(settings: Settings, facts: dict[str, Any]) -> list[Findin
     if facts["senders"] >= facts["max_senders"]:
         return []
     try:
-        await system_identifier(settings)
+        await identify(settings)
     except PostgresError as error:
         if error.sqlstate in SIGN_IN_STATES:
             return [_sign_in(settings, error.message)]

@@ -8,15 +8,18 @@ from __future__ import annotations
 import difflib
 import re
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from databus.common.config import DatabaseConfig, parse_seconds
+from databus.common.config import DatabaseConfig, parse_bytes, parse_seconds
 from databus.common.errors import ConfigError
 from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
+from databus.relay.sources.hosts import Host, read_hosts
 
 _OPTIONS = (
+    "clock_name",
+    "retained_wal_warning",
     "slot",
     "publication",
     "special_values",
@@ -29,6 +32,7 @@ _OPTIONS = (
 )
 _SSL_MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
 _NAME_LIMIT = 63
+_DEFAULT_PORT = 5432
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,13 @@ class Settings:
 
     ``special_values`` says what becomes of a value that its kind cannot hold (an infinite
     date, a year before 1 or after 9999, 24:00, NaN in a numeric(p, s)): ``error`` stops the
-    stream and names it, ``null`` carries NULL.
+    stream and names it, ``null`` carries NULL.  ``hosts`` are the servers that may be the
+    primary, ``host`` and ``port`` the one in use.  ``clock_name`` tells streams of one cluster
+    apart that have different histories.
     """
 
     name: str
+    hosts: tuple[Host, ...]
     host: str
     port: int
     user: str
@@ -56,6 +63,12 @@ class Settings:
     sslcert: str = ""
     sslkey: str = ""
     keys: ConfiguredKeys = NO_KEYS
+    clock_name: str = ""
+    retained_wal_warning_bytes: int = 10 << 30
+
+    def at(self, host: Host) -> Settings:
+        """The same, with another of the servers."""
+        return replace(self, host=host.name, port=host.port)
 
     @property
     def address(self) -> str:
@@ -98,10 +111,14 @@ def read_settings(config: DatabaseConfig) -> Settings:
     slot = str(options.get("slot", plain))
     if not re.fullmatch(r"[a-z0-9_]{1,63}", slot):
         raise ConfigError(f"database {config.name}: slot {slot!r} is not 1 to 63 of a-z, 0-9 and _")
+    hosts = read_hosts(config.name, parts.netloc, _DEFAULT_PORT)
+    if "host" in options:
+        hosts = (Host(str(options["host"]), hosts[0].port),)
     return Settings(
         name=config.name,
-        host=str(options.get("host", parts.hostname or "127.0.0.1")),
-        port=parts.port or 5432,
+        hosts=hosts,
+        host=hosts[0].name,
+        port=hosts[0].port,
         user=unquote(parts.username),
         database=database,
         password=unquote(parts.password or ""),
@@ -115,6 +132,8 @@ def read_settings(config: DatabaseConfig) -> Settings:
         sslcert=str(options.get("sslcert", "")),
         sslkey=str(options.get("sslkey", "")),
         keys=ConfiguredKeys(config.keys),
+        clock_name=str(options.get("clock_name", "")),
+        retained_wal_warning_bytes=_bytes(config.name, options, "retained_wal_warning", "10GiB"),
     )
 
 
@@ -125,6 +144,13 @@ def _one_of(
     if value not in allowed:
         raise ConfigError(f"database {name}: {key} is {value!r}; it takes {', '.join(allowed)}")
     return value
+
+
+def _bytes(name: str, options: dict[str, Any], key: str, default: str) -> int:
+    try:
+        return parse_bytes(options.get(key, default))
+    except ValueError as error:
+        raise ConfigError(f"database {name}: {key}: {error}") from None
 
 
 def _seconds(name: str, options: dict[str, Any], key: str, default: float) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
@@ -19,13 +20,15 @@ from databus.common.errors import SourceUnavailable, UnknownSource
 from databus.common.kernels import COMPILED
 from databus.common.schema import SourceSchema
 from databus.relay.sources import rows
-from databus.relay.sources.postgres import chunk_kernels, preflight
+from databus.relay.sources.hosts import Host
+from databus.relay.sources.postgres import chunk_kernels, lineage, preflight, retention
 from databus.relay.sources.postgres.catalogue import Catalogue
 from databus.relay.sources.postgres.chunks import ChunkReader
 from databus.relay.sources.postgres.layout import warm_up
 from databus.relay.sources.postgres.lsn import format_lsn, parse_lsn, scn_before
-from databus.relay.sources.postgres.replication import Connection, PostgresError
-from databus.relay.sources.postgres.schema import Table, matches, quote
+from databus.relay.sources.postgres.preflight import STANDBY
+from databus.relay.sources.postgres.replication import PostgresError
+from databus.relay.sources.postgres.schema import Table, matches
 from databus.relay.sources.postgres.settings import read_settings
 from databus.relay.sources.postgres.stream import SlotStream
 from databus.relay.sources.source import (
@@ -34,6 +37,7 @@ from databus.relay.sources.source import (
     ChunkRequest,
     Finding,
     TableSize,
+    Transaction,
     raise_findings,
 )
 
@@ -62,17 +66,39 @@ class PostgresSource:
         self._chunks = ChunkReader(self._settings, self._catalogue)
         self._clock = ""
         self._acked_scn = 0
+        self._timeline = 0
+        self._recalled: tuple[int, int] | None = None
         self._stream: SlotStream | None = None
         self._unpublished: dict[str, str] = {}
+        self._warned = False
 
     @property
     def clock(self) -> str:
-        """``postgresql:`` and the system identifier, which replicas share."""
+        """``postgresql:`` and the system identifier, which replicas share; then a name."""
         return self._clock
 
     async def preflight(self) -> list[Finding]:
-        """See preflight.py."""
-        return await preflight.examine(self._settings, self._globs, self._catalogue)
+        """See preflight.py.  Of several hosts it takes the first that is a primary."""
+        hosts, unavailable = self._settings.hosts, list[str]()
+        for host in hosts:
+            if len(hosts) > 1:
+                await self._move_to(host)
+            try:
+                findings = await preflight.examine(self._settings, self._globs, self._catalogue)
+            except SourceUnavailable as error:
+                unavailable.append(error.message)
+                continue
+            if len(hosts) == 1 or not any(f.setting == STANDBY for f in findings):
+                return findings
+            unavailable.append(f"{host} is a standby")
+        raise SourceUnavailable(f"no primary among {len(hosts)} hosts: {'; '.join(unavailable)}")
+
+    async def _move_to(self, host: Host) -> None:
+        await self._chunks.close()
+        await self._catalogue.close()
+        self._settings = self._settings.at(host)
+        self._catalogue = Catalogue(self._settings)
+        self._chunks = ChunkReader(self._settings, self._catalogue)
 
     async def open(self) -> None:
         """Examine the server, see to the publication, learn the clock's identity."""
@@ -83,9 +109,18 @@ class PostgresSource:
             await asyncio.to_thread(rows.warm_up)
         try:
             await self._publish()
-            self._clock = f"postgresql:{await preflight.system_identifier(self._settings)}"
+            now = await lineage.identify(self._settings)
         except (PostgresError, asyncpg.PostgresError) as error:
             raise SourceUnavailable(f"{self._settings.address}: {error}") from error
+        name = self._settings.clock_name
+        self._clock = f"postgresql:{now.system}" + (f":{name}" if name else "")
+        self._timeline = now.timeline
+        if self._recalled is not None:
+            await lineage.require_history(self._settings, now, *self._recalled)
+
+    def recall(self, memo: str, last: Transaction | None, after_scn: int) -> None:
+        """See ``RememberingSource``: the timeline that was read up to ``after_scn``."""
+        self._recalled = (lineage.decode_memo(memo), after_scn) if memo else None
 
     async def first_scn(self) -> int:
         """Create the slot, in the place of one that an earlier ring has left.
@@ -93,7 +128,6 @@ class PostgresSource:
         The scn is that of the slot's consistent point: every transaction that commits later
         comes with the stream, every one that is finished shows in a chunk.
         """
-        connection = Connection(self._settings, replication=True)
         try:
             slot = await self._catalogue.slot()
             if slot is not None:
@@ -104,18 +138,11 @@ class PostgresSource:
                     format_lsn(slot.confirmed_lsn or 0),
                 )
                 await self._catalogue.drop_slot()
-            await connection.connect()
-            rows = await connection.query(
-                f"CREATE_REPLICATION_SLOT {quote(self._settings.slot)} LOGICAL pgoutput "
-                "NOEXPORT_SNAPSHOT"
-            )
+            self._acked_scn = scn_before(await lineage.create_slot(self._settings))
         except (PostgresError, asyncpg.PostgresError) as error:
             raise SourceUnavailable(
                 f"slot {self._settings.slot} cannot be created: {error}"
             ) from error
-        finally:
-            connection.close()
-        self._acked_scn = scn_before(parse_lsn((rows[0][1] or b"0/0").decode()))
         return self._acked_scn
 
     async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
@@ -124,9 +151,10 @@ class PostgresSource:
         running = SlotStream(self._settings, self._globs, self._catalogue, self._publish)
         self._stream = running
         running.ack(self._acked_scn)
+        memo = lineage.encode_memo(self._timeline)
         try:
             async for batch in running.batches(after_scn):
-                yield batch
+                yield replace(batch, memo=memo)
         finally:
             await running.close()
             self._stream = None
@@ -186,6 +214,11 @@ class PostgresSource:
             status["wal_status"] = slot.wal_status
             status["safe_wal_bytes"] = slot.safe_wal_bytes
             status["slot_active_pid"] = slot.active_pid
+            warnings = retention.warnings(slot, self._settings)
+            if warnings and not self._warned:
+                _log.warning("database %s: %s", self._settings.name, "; ".join(warnings))
+            self._warned = bool(warnings)
+            status["warnings"] = warnings
         return status
 
     async def close(self) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from databus.common.errors import DatabusError, FormatError, SourcePositionLost, SourceUnavailable
 from databus.relay.sources.postgres import pgoutput
 from databus.relay.sources.postgres.catalogue import Catalogue, start_replication_command
+from databus.relay.sources.postgres.lineage import commits_between, create_slot
 from databus.relay.sources.postgres.lsn import flush_lsn, format_lsn
 from databus.relay.sources.postgres.replication import Connection, PostgresError, error_of
 from databus.relay.sources.postgres.settings import Settings
@@ -196,23 +197,67 @@ class SlotStream:
 
     async def _check_slot(self, after_scn: int) -> None:
         slot = await self._catalogue.slot()
-        name, wanted = self._settings.slot, flush_lsn(after_scn)
+        name = self._settings.slot
         if slot is None:
-            raise SourcePositionLost(
-                f"slot {name} does not exist on {self._settings.address}; the changes after "
-                f"{format_lsn(wanted)} (scn {after_scn}) are no longer kept"
-            )
+            await self._make_slot_anew(after_scn)
+            return
         if slot.wal_status == "lost" or slot.restart_lsn is None or slot.confirmed_lsn is None:
             raise SourcePositionLost(
                 f"slot {name} was invalidated by the server (wal_status {slot.wal_status}): it "
                 "had to keep more log than max_slot_wal_keep_size allows"
             )
-        if slot.confirmed_lsn > wanted:
+        await self._bridge(slot.confirmed_lsn, after_scn)
+
+    async def _make_slot_anew(self, after_scn: int) -> None:
+        """Where the slot is gone: go on with a new one if nothing was committed meanwhile.
+
+        So it is after a standby was promoted before anybody wrote to it: servers before
+        PostgreSQL 17 do not carry slots over.
+        """
+        name, wanted = self._settings.slot, flush_lsn(after_scn)
+        try:
+            begins_lsn = await create_slot(self._settings)
+        except (PostgresError, asyncpg.PostgresError) as error:
+            raise SourcePositionLost(f"slot {name} is gone and cannot be made: {error}") from error
+        try:
+            await self._bridge(begins_lsn, after_scn)
+        except SourcePositionLost as error:
+            await self._catalogue.drop_slot()
             raise SourcePositionLost(
-                f"slot {name} begins at {format_lsn(slot.confirmed_lsn)}, behind our position "
-                f"{format_lsn(wanted)} (scn {after_scn}): it was created anew or advanced, and "
-                f"{slot.confirmed_lsn - wanted} bytes of log are missed"
-            )
+                f"slot {name} does not exist on {self._settings.address}: it was dropped, or the "
+                "server is a promoted standby, which before PostgreSQL 17 has no slots; the "
+                f"changes after {format_lsn(wanted)} (scn {after_scn}) are no longer kept. "
+                f"A new slot would not do: {error.message}"
+            ) from error
+
+    async def _bridge(self, begins_lsn: int, after_scn: int) -> None:
+        """See to it that a slot that begins there lacks no commit after ours.
+
+        Raises:
+            SourcePositionLost: it does, or nobody can tell.
+        """
+        name, wanted = self._settings.slot, flush_lsn(after_scn)
+        if begins_lsn <= wanted:
+            return
+        commits = await commits_between(self._catalogue, wanted, begins_lsn)
+        if commits == 0:
+            _log.warning(
+                "database %s: slot %s begins at %s, behind our position %s; the server's log has "
+                "no commit between them, so nothing is missed",
+                self._settings.name, name, format_lsn(begins_lsn), format_lsn(wanted),
+            )  # fmt: skip
+            return
+        missed = (
+            f"{commits} commits are missed"
+            if commits is not None
+            else "whether commits are missed cannot be told: CREATE EXTENSION pg_walinspect "
+            "(PostgreSQL 15) would tell, while the log is still there"
+        )
+        raise SourcePositionLost(
+            f"slot {name} begins at {format_lsn(begins_lsn)}, behind our position "
+            f"{format_lsn(wanted)} (scn {after_scn}): it was created anew or advanced, and of "
+            f"{begins_lsn - wanted} bytes of log {missed}"
+        )
 
     async def _start(self, after_scn: int) -> None:
         """Connect and start; the server may need a moment to end our last connection."""
