@@ -1,0 +1,137 @@
+"""Which history a server has: its timeline, where others ended, and what a gap in a slot holds.
+
+A promoted standby goes on under a new timeline, from some point of the old one.  Log positions
+are comparable only as far as both histories are one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import asyncpg
+
+from databus.common.errors import FormatError, SourcePositionLost, SourceUnavailable
+from databus.relay.sources.postgres.catalogue import Catalogue
+from databus.relay.sources.postgres.lsn import flush_lsn, format_lsn, parse_lsn
+from databus.relay.sources.postgres.replication import Connection, PostgresError
+from databus.relay.sources.postgres.schema import quote
+from databus.relay.sources.postgres.settings import Settings
+
+LARGEST_GAP_BYTES = 1 << 30
+
+_COMMITS_SQL = """
+SELECT count(*) AS commits FROM pg_get_wal_records_info($1::text::pg_lsn, $2::text::pg_lsn)
+WHERE resource_manager = 'Transaction' AND record_type LIKE 'COMMIT%'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which cluster a server belongs to, and which of its histories it writes."""
+
+    system: str
+    timeline: int
+
+
+def encode_memo(timeline: int) -> str:
+    """The timeline that a stream was read on."""
+    return json.dumps({"timeline": timeline})
+
+
+def decode_memo(memo: str) -> int:
+    """The timeline in a memo.
+
+    Raises:
+        FormatError: it is no memo.
+    """
+    try:
+        return int(json.loads(memo)["timeline"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{memo[:200]!r} is no memo of a slot: {error}") from error
+
+
+async def identify(settings: Settings) -> Identity:
+    """The server's identity; it needs a replication session.
+
+    Raises:
+        SourceUnavailable: the server does not answer; PostgresError: it refuses the session.
+    """
+    connection = Connection(settings, replication=True)
+    try:
+        await connection.connect()
+        row = (await connection.query("IDENTIFY_SYSTEM"))[0]
+        return Identity((row[0] or b"").decode(), int(row[1] or b"0"))
+    finally:
+        connection.close()
+
+
+async def require_history(settings: Settings, now: Identity, timeline: int, after_scn: int) -> None:
+    """See to it that what we have read up to ``after_scn`` is in this server's history.
+
+    Raises:
+        SourcePositionLost: it was promoted, or restored, without a part of it.
+    """
+    if now.timeline == timeline:
+        return
+    ended = await _ends(settings, now.timeline) if now.timeline > timeline else {}
+    position = flush_lsn(after_scn)
+    end = ended.get(timeline)
+    if end is None or position > end:
+        told = f"left it at {format_lsn(end)}" if end is not None else "has nothing to do with it"
+        raise SourcePositionLost(
+            f"{settings.address}: this server's history is not the one that we have read: we are "
+            f"at {format_lsn(position)} (scn {after_scn}) of timeline {timeline}, its timeline "
+            f"{now.timeline} {told}. It was promoted or restored without what came after; "
+            "begin a new stream, with another options.clock_name"
+        )
+
+
+async def _ends(settings: Settings, timeline: int) -> dict[int, int]:
+    """Where each timeline before this one ended."""
+    connection = Connection(settings, replication=True)
+    try:
+        await connection.connect()
+        row = (await connection.query(f"TIMELINE_HISTORY {timeline}"))[0]
+    except PostgresError as error:
+        raise SourceUnavailable(f"{settings.address}: {error}") from error
+    finally:
+        connection.close()
+    return parse_history((row[1] or b"").decode(errors="replace"))
+
+
+def parse_history(text: str) -> dict[int, int]:
+    """A timeline's history file: by timeline, the LSN at which it was left."""
+    ends = {}
+    for line in text.splitlines():
+        fields = line.split("#")[0].split()
+        if len(fields) >= 2 and fields[0].isdigit():
+            ends[int(fields[0])] = parse_lsn(fields[1])
+    return ends
+
+
+async def commits_between(catalogue: Catalogue, start_lsn: int, stop_lsn: int) -> int | None:
+    """How many transactions committed between two positions; None where nobody can tell.
+
+    The extension pg_walinspect (PostgreSQL 15 and later) reads the server's log.
+    """
+    if not 0 <= stop_lsn - start_lsn <= LARGEST_GAP_BYTES:
+        return None
+    try:
+        rows = await catalogue.fetch(_COMMITS_SQL, format_lsn(start_lsn), format_lsn(stop_lsn))
+    except asyncpg.PostgresError:
+        return None
+    return int(rows[0]["commits"])
+
+
+async def create_slot(settings: Settings) -> int:
+    """Create our slot; where it begins: every later commit comes whole with it."""
+    connection = Connection(settings, replication=True)
+    try:
+        await connection.connect()
+        rows = await connection.query(
+            f"CREATE_REPLICATION_SLOT {quote(settings.slot)} LOGICAL pgoutput NOEXPORT_SNAPSHOT"
+        )
+    finally:
+        connection.close()
+    return parse_lsn((rows[0][1] or b"0/0").decode())
