@@ -122,36 +122,38 @@ def edit_record(
     count: int, blob: U8Array, states: I64Array, scratch: I64Array, digits: U8Array,
 ) -> int:  # fmt: skip
     """Write the record ``buf[at:stop]`` as its columns' plans say; where it ends, or -1."""
+    kept = at  # from here on nothing has been copied yet: what is kept goes out in runs
     for line in range(first, first + count):
         action = columns[line, 2]
         nullable = columns[line, 1] != 0
-        if nullable:
-            branch, at = _number(buf, at, stop)
-            if at < 0 or branch < 0 or branch > 1:
-                return -1
-            if branch == 0:
-                if action != 1:
-                    out[to] = 0
-                    to += 1
-                continue
-        shape = columns[line, 0]
         start = at
-        begin, at = _value_end(buf, start, stop, shape)
-        if at < 0:
-            return -1
+        is_null = False
+        if nullable:
+            if at >= stop or buf[at] & 0xFD:
+                return -1
+            is_null = buf[at] == 0
+            at += 1
+        shape = columns[line, 0]
+        begin = at
+        if not is_null:
+            begin, at = _value_end(buf, at, stop, shape)
+            if at < 0:
+                return -1
+        if action == 0:
+            continue
+        copy(out, to, buf, kept, start - kept)
+        to += start - kept
+        kept = at
         if action == 1:
             continue
-        if action == 4:
+        if is_null or action == 4:
             out[to] = 0
             to += 1
             continue
         if nullable:
             out[to] = 2
             to += 1
-        if action == 0:
-            copy(out, to, buf, start, at - start)
-            to += at - start
-        elif action == 2:
+        if action == 2:
             to = _hash(buf, begin, at, shape, out, to, states, scratch, digits)
         elif action == 3:
             copy(out, to, blob, columns[line, 3], columns[line, 4])
@@ -161,6 +163,8 @@ def edit_record(
             to = _put_length(out, to, end - begin)
             copy(out, to, buf, begin, end - begin)
             to += end - begin
+    copy(out, to, buf, kept, at - kept)
+    to += at - kept
     return to if at == stop else -1
 
 
