@@ -195,3 +195,12 @@ async def test_a_relay_that_is_not_there_yet_is_waited_for(
         assert log.is_new()
         async with relay_of(tmp_path, 100, port=port):
             await eventually(lambda: not log.is_new() and log.state().window.scn > 0, 20.0)
+
+
+async def test_windows_that_wait_are_committed_together(tmp_path: Path) -> None:
+    async with relay_of(tmp_path, 4000) as relay:
+        end = await relay_end(relay)
+        async with writing(tmp_path, relay.url) as (log, _):
+            await eventually(lambda: not log.is_new() and log.state().last >= end, 30.0)
+            assert log.window_count >= 800
+            assert log.append_count <= log.window_count / 10

@@ -79,6 +79,11 @@ _GAUGES: Mapping[str, tuple[str, Callable[[Facts], float]]] = {
 _COUNTERS: Mapping[str, tuple[str, Callable[[ServedDatabase], float]]] = {
     "requests": ("Bootstrap requests.", lambda d: d.requests),
     "served_bytes": ("Bytes sent to readers.", lambda d: d.bytes_served),
+    "row_groups_read": ("Parquet row groups read for readers.", lambda d: d.groups_read),
+    "row_groups_skipped": (
+        "Row groups that their statistics made unnecessary.",
+        lambda d: d.groups_skipped,
+    ),
     "served_rows": ("Rows read for readers.", lambda d: d.rows_served),
 }
 

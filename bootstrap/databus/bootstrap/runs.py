@@ -210,7 +210,8 @@ class RowGroup:
     """A piece of a run that is read at once: its rows begin at ``first_row`` of the run.
 
     No row of it lies before ``first`` or after ``last``, none was committed after
-    ``last_commit_us``.
+    ``last_commit_us``; pairs are the least and the greatest of their column, ``key_hashes`` as
+    signed numbers.
     """
 
     file: int
@@ -220,6 +221,8 @@ class RowGroup:
     first: Position
     last: Position
     source_ids: tuple[int, int]
+    ops: tuple[int, int]
+    key_hashes: tuple[int, int] | None
     last_commit_us: int
 
 
@@ -320,6 +323,8 @@ class OpenRun:
                 first, last = bounds(group)
                 sources = group.column(COLUMNS.index("source_id")).statistics
                 times = group.column(COLUMNS.index("commit_us")).statistics
+                ops = group.column(COLUMNS.index("op")).statistics
+                hashes = group.column(COLUMNS.index("key_hash")).statistics
                 yield RowGroup(
                     file=number,
                     index=index,
@@ -328,6 +333,10 @@ class OpenRun:
                     first=first,
                     last=last,
                     source_ids=(sources.min, sources.max),
+                    ops=(ops.min, ops.max) if ops and ops.has_min_max else (0, 255),
+                    key_hashes=(
+                        (hashes.min, hashes.max) if hashes and hashes.has_min_max else None
+                    ),
                     last_commit_us=times.max if times and times.has_min_max else SCN_LIMIT,
                 )
                 first_row += group.num_rows

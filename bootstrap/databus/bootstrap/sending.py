@@ -11,7 +11,7 @@ from typing import Protocol
 from aiohttp import web
 
 from databus.bootstrap.served import ServedDatabase
-from databus.bootstrap.stream import Piece
+from databus.bootstrap.stream import BootstrapStream, Piece
 from databus.common.checkpoint import Position
 from databus.common.errors import DatabusError, InternalError
 from databus.common.formats import Format, error_frame
@@ -88,7 +88,7 @@ class Sender:
         self._format = form
         self._max_bytes = max_bytes
         self._sent_bytes = 0
-        self._is_entered = False
+        self._is_entered = self._is_counted = False
         self._reading = threading.Lock()
 
     async def read(self) -> Piece | None:
@@ -107,6 +107,10 @@ class Sender:
         with self._reading:
             self._pieces.close()
             self._database.open_readers.leave(self._stream)
+            if isinstance(self._stream, BootstrapStream) and not self._is_counted:
+                self._is_counted = True
+                self._database.groups_read += self._stream.groups_read
+                self._database.groups_skipped += self._stream.groups_skipped
 
     async def send(
         self, response: web.StreamResponse, piece: Piece | None, stopping: asyncio.Event

@@ -77,6 +77,8 @@ class ServedDatabase:
     def __init__(self, name: str, folder: Path, logs: OpenLogs, store: Store | None = None) -> None:
         self.name = name
         self.store = store or Store(folder)
+        self.groups_read = 0
+        self.groups_skipped = 0
         self.open_readers = OpenReaders(self.store.storage)
         self._log_folder = folder / LOG_FOLDER
         self._logs = logs
@@ -281,6 +283,8 @@ class ServedDatabase:
                 "requests": self.requests,
                 "readers": self.readers,
                 "rows": self.rows_served,
+                "row_groups_read": self.groups_read,
+                "row_groups_skipped": self.groups_skipped,
                 "bytes": self.bytes_served,
             },
         }

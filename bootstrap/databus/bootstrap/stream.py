@@ -31,8 +31,8 @@ from databus.common.checkpoint import (
     OnlineCheckpoint,
     Position,
 )
-from databus.common.filters import StreamFilter
-from databus.common.frame import Buffer, FrameColumns, Op
+from databus.common.filters import ModPartition, Partition, StreamFilter
+from databus.common.frame import FIRST_CONTROL_OP, Buffer, FrameColumns, Op
 from databus.common.selection import close_windows, gather
 
 PIECE_BYTES = 4 << 20
@@ -101,6 +101,7 @@ class BootstrapStream:
         self._resume = resume
         self._piece_bytes = piece_bytes
         self._in_window = False
+        self.groups_read = self.groups_skipped = 0
         self.position = resume.position if resume else since
 
     def pieces(self) -> Generator[Piece, None, None]:
@@ -175,7 +176,10 @@ class BootstrapStream:
             for group in opened.row_groups:
                 is_due = group.last > after and group.first_row + group.rows > from_row
                 if is_due and self._may_match(group):
+                    self.groups_read += 1
                     yield from self._group(opened, group, after, from_row)
+                else:
+                    self.groups_skipped += 1
         finally:
             opened.close()
         self.position = max(self.position, run.stop)
@@ -184,11 +188,23 @@ class BootstrapStream:
         yield Piece(b"", self._checkpoint(run.id, 0), 0)
 
     def _may_match(self, group: RowGroup) -> bool:
-        """Whether a source that is wanted lies in the group's range of source numbers."""
-        if self._filter.takes_every_source:
+        """Whether the filter may take a frame of the group, by its statistics.
+
+        Inside a window that has begun everything is read: its end must come.
+        """
+        if self._in_window or self._filter.is_empty:
             return True
-        low, high = group.source_ids
-        return bool(((self._source_ids >= low) & (self._source_ids <= high)).any())
+        if not self._filter.takes_every_source:
+            low, high = group.source_ids
+            if not ((self._source_ids >= low) & (self._source_ids <= high)).any():
+                return False
+        low, high = group.ops
+        if high >= FIRST_CONTROL_OP:
+            return True  # control frames pass the other filters
+        if self._filter.ops and not any(low <= op <= high for op in self._filter.ops):
+            return False
+        is_cut = low <= Op.TRUNCATE <= high  # a truncate concerns every partition
+        return is_cut or may_hold(self._filter.partition, group.key_hashes)
 
     def _group(
         self, opened: OpenRun, group: RowGroup, after: Position, from_row: int
@@ -270,3 +286,16 @@ class BootstrapStream:
                 yield Piece(frames, checkpoint, cut - at)
                 at = cut
             self.position = part.stop
+
+
+def may_hold(partition: Partition | None, key_hashes: tuple[int, int] | None) -> bool:
+    """Whether a partition may have a key whose hash lies in a row group's range."""
+    if key_hashes is None or not isinstance(partition, ModPartition):
+        return True
+    low, high = key_hashes
+    if low < 0 <= high or high - low >= partition.count:
+        return True  # as unsigned numbers the range wraps, or it has every remainder
+    first = low % 2**64
+    return any(
+        (first + step) % partition.count in partition.buckets for step in range(high - low + 1)
+    )
