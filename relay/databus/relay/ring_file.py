@@ -214,13 +214,22 @@ class RingFile:
 
 
 def make_file(path: Path, size: int) -> None:
-    """Create a file of zeros with all its blocks allocated, so that no store can fail later."""
+    """Create a file of zeros with all its blocks allocated, so that no store can fail later.
+
+    Raises:
+        StoreError: the disk has not as much; what it gave of it is given back.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o640)
     try:
         try:
             os.posix_fallocate(fd, 0, size)
         except OSError as error:
-            raise StoreError(f"{path} cannot get {size} bytes on disk: {error.strerror}") from error
+            path.unlink()
+            free = os.statvfs(path.parent)
+            raise StoreError(
+                f"{path} cannot get {size} bytes on disk: {error.strerror} (free are "
+                f"{free.f_bavail * free.f_frsize}); lower ring_bytes, or free some"
+            ) from error
         os.fsync(fd)
     finally:
         os.close(fd)
