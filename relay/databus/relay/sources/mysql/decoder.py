@@ -25,6 +25,7 @@ from databus.relay.sources.mysql.groups import PART_BYTES as PART_BYTES
 from databus.relay.sources.mysql.groups import FrameBuffer, Group
 from databus.relay.sources.mysql.lineage import Mark, Memo
 from databus.relay.sources.mysql.mapped import CatalogueDiffers, MappedTable, resolve
+from databus.relay.sources.mysql.payload import Payload
 from databus.relay.sources.mysql.settings import Settings
 from databus.relay.sources.mysql.statements import truncated_table
 from databus.relay.sources.mysql.tables import Catalogue
@@ -68,7 +69,8 @@ class BinlogDecoder:
 
     ``groups_in_kernel`` says whether the kernel knows how groups begin and end here.
 
-    ``replaying`` says that ``replay`` must be called before the next event.
+    ``replaying`` says that ``replay`` must be called before the next event; ``payload``, that its
+    events come before the next one, and then ``end_payload`` must be called.
 
     Owner: the task that reads the stream.
     Raises: FormatError for bytes that are no events; UnsupportedChange for events that cannot
@@ -106,6 +108,7 @@ class BinlogDecoder:
         self.mark: Mark | None = None
         self.prepared = PreparedTransactions()
         self.replaying = False
+        self.payload: Payload | None = None
         self.on_table: Callable[[int, bytes, MappedTable | None], None] = lambda *_: None
         self.on_new_file: Callable[[], None] = lambda: None
         self._announced: dict[str, int] = {}
@@ -200,6 +203,10 @@ class BinlogDecoder:
         return f"binlog {self.file or '(start)'} at {begin}"
 
     # -- groups
+
+    def end_payload(self) -> None:
+        """Only MySQL has compressed transactions."""
+        self.payload = None
 
     def txid(self, group: Group) -> str:
         """The whole GTID of a group."""

@@ -12,6 +12,7 @@ from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.decoder import BinlogDecoder
 from databus.relay.sources.mysql.events import EventType, GtidFlag
 from databus.relay.sources.mysql.groups import Group
+from databus.relay.sources.mysql.payload import Payload
 from databus.relay.sources.mysql.settings import Settings
 from databus.relay.sources.mysql.tables import Catalogue
 
@@ -25,8 +26,6 @@ _REFUSED = {
     "set gtid_mode = ON on the server that wrote it",
     EventType.TAGGED_GTID: "a transaction with a tagged GTID (GTID_TAGGED_LOG_EVENT); "
     "let no session set gtid_next = 'AUTOMATIC:tag'",
-    EventType.TRANSACTION_PAYLOAD: "a compressed transaction (TRANSACTION_PAYLOAD_EVENT); "
-    "set binlog_transaction_compression = OFF",
     EventType.PARTIAL_UPDATE_ROWS: "a partial update of a JSON value "
     "(PARTIAL_UPDATE_ROWS_EVENT); set binlog_row_value_options = ''",
 }
@@ -74,7 +73,9 @@ class MySqlDecoder(BinlogDecoder):
     ) -> None:
         super().__init__(settings, charsets, catalogue, _OURS, after_scn)
         self._uuids = uuids
+        self._outside = False, 0
         self._handlers[EventType.MYSQL_GTID] = self._mysql_gtid
+        self._handlers[EventType.TRANSACTION_PAYLOAD] = self._compressed
         for refused in _REFUSED:
             self._handlers[refused] = self._refuse
 
@@ -128,10 +129,24 @@ class MySqlDecoder(BinlogDecoder):
             return True  # CREATE TABLE ... SELECT: its rows follow, with the table's map.
         return super()._query(header, body, fresh)
 
+    def _compressed(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+        within = self.group
+        if within is not None and not within.wanted:
+            self._end_group()
+        else:
+            # Its events are read before the next one of the stream; they have no checksums.
+            self.payload = Payload(body, self._place(header))
+            self._outside = self.checksums, header.end_offset
+            self.checksums = False
+        return True
+
+    def end_payload(self) -> None:
+        """The payload's events have all been read: go on with the stream's."""
+        self.payload = None
+        self.checksums, self.offset = self._outside
+
     def _refuse(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
         within = self.group
         if within is None or within.wanted:
             raise UnsupportedChange(f"{self._place(header)}: {_REFUSED[EventType(header.type)]}")
-        if header.type == EventType.TRANSACTION_PAYLOAD:
-            self._end_group()
         return True

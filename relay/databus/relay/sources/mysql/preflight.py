@@ -95,7 +95,6 @@ def _setting_findings(connection: Connection) -> list[Finding]:
 _WANTED_OF_MYSQL: tuple[tuple[str, str, str], ...] = (
     *_WANTED[:3],
     ("binlog_row_value_options", "", "updates of JSON would come in parts"),
-    ("binlog_transaction_compression", "OFF", "compressed transactions are not read"),
 )
 _GTIDS_ON = (
     "SET GLOBAL enforce_gtid_consistency = ON; SET GLOBAL gtid_mode = OFF_PERMISSIVE; "

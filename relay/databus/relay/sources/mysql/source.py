@@ -253,21 +253,28 @@ class MySqlSource:
                 raise SourceUnavailable(f"{where} closed the connection")
             packets.received(count)
             while True:
-                if fast is not None and not packets.in_long_event:
-                    need_bytes = fast.run(packets)
+                current = decoder.payload.packets if decoder.payload else packets
+                if fast is not None and not current.in_long_event:
+                    need_bytes = fast.run(current)
                     decoder.spill()
                     if need_bytes:
                         if decoder.pending_bytes:
                             yield self._batch(decoder)
                         fast.make_room(need_bytes)
                         continue
-                event = packets.next_event()
+                event = current.next_event()
                 if event is None:
-                    break
+                    if decoder.payload is None:
+                        break
+                    if not decoder.payload.refill():
+                        decoder.end_payload()
+                    elif decoder.pending_bytes >= PART_BYTES:
+                        yield self._batch(decoder)
+                    continue
                 if not decoder.feed(event):
                     decoder.catalogue = await self._fresh_catalogue()
                     decoder.feed(event, fresh=True)
-                packets.used()
+                current.used()
                 decoder.spill()
                 while decoder.replaying:
                     decoder.replay()
