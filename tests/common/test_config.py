@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from databus.common import config
+from databus.common.config import Config, DatabaseConfig, parse
 from databus.common.errors import ConfigError
 
 EXAMPLE = """
@@ -105,3 +106,47 @@ def test_sizes_carry_their_unit(text: object, count: int) -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("2min", 120), ("1h", 3600), (3, 3)])
 def test_durations_carry_their_unit(text: object, seconds: float) -> None:
     assert config.parse_seconds(text) == seconds
+
+
+def test_excluded_tables_are_not_captured() -> None:
+    found = DatabaseConfig.model_validate(
+        {
+            "name": "a",
+            "url": "sqlite:///x",
+            "sources": ["s.*"],
+            "exclude_sources": ["s.tmp_*", "s.x"],
+        }
+    )
+    assert [found.captures(name) for name in ("s.y", "s.x", "s.tmp_1", "t.y")] == [
+        True, False, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('exclude_columns = ["password"]', "SCHEMA.TABLE.COLUMN"),
+        ('hash_columns = ["a.b.c"]', "hash_salt"),
+        ('hash_salt = "x"', "no hash_columns"),
+        ('mask_columns = { "a.b.c" = 0 }', "mask_columns"),
+        ('truncate_columns = { "a.b.c" = "4" }', "truncate_columns"),
+        ('skipped_operations = ["r"]', "skipped_operations"),
+        ('keys = { "a.b" = [] }', "list of columns"),
+        ('keys = { "a.b" = ["*", "c"] }', "more than"),
+    ],
+)
+def test_a_rule_that_is_none_is_named(line: str, told: str) -> None:
+    text = f'[relay]\n[[database]]\nname = "a"\nurl = "sqlite:///x"\n{line}\n'
+    with pytest.raises(ConfigError, match=told):
+        parse(text)
+
+
+def test_a_salt_survives_the_way_to_a_child_process_and_is_not_printed() -> None:
+    text = (
+        '[relay]\n[[database]]\nname = "a"\nurl = "sqlite:///x"\n'
+        'hash_columns = ["a.b.c"]\nhash_salt = "pepper"\n'
+    )
+    found = parse(text)
+    assert "pepper" not in str(found) + repr(found)
+    copy = Config.model_validate(found.model_dump(mode="json"))
+    assert copy == found and copy.database[0].hash_salt.reveal == "pepper"

@@ -230,3 +230,17 @@ def test_two_sources_of_one_number_are_refused_by_name() -> None:
     schemas = SchemaSet([SourceSchema(other, (Column("id", Kind.INT),), ("id",))])
     with pytest.raises(UnsupportedChange, match=f"{name} and {other} have the same number"):
         schemas.add(SourceSchema(name, (Column("id", Kind.INT),), ("id",)))
+
+
+def test_a_configured_key_may_hold_nulls_and_changes_no_other_fingerprint() -> None:
+    columns = (Column("a", Kind.INT, nullable=False), Column("b", Kind.STRING))
+    own, configured = (SourceSchema("s.t", columns, ("a", "b"), flag) for flag in (False, True))
+    assert "nullable_key" not in own.to_json()
+    assert own.fingerprint != configured.fingerprint
+    assert SourceSchema.from_json(configured.to_json()) == configured
+    key = configured.encode_key({"a": 1, "b": None})
+    assert configured.decode_key(key) == {"a": 1, "b": None}
+    with pytest.raises(FormatError):
+        own.encode_key({"a": 1, "b": None})
+    with pytest.raises(FormatError):
+        SourceSchema.from_json(own.to_json() | {"nullable_key": 1})

@@ -6,8 +6,11 @@ import datetime as dt
 import hashlib
 import hmac
 import json
+import sqlite3
 import uuid
+from dataclasses import dataclass, replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,13 @@ from hypothesis import strategies as st
 
 from databus.common import frame
 from databus.common.config import DatabaseConfig
-from databus.common.errors import BadRequest, ConfigError, FormatError, UnsupportedChange
+from databus.common.errors import (
+    BadRequest,
+    ConfigError,
+    DumpFailed,
+    FormatError,
+    UnsupportedChange,
+)
 from databus.common.frame import FrameView, Op
 from databus.common.kernels import COMPILED
 from databus.common.schema import Column, Kind, SourceSchema
@@ -26,7 +35,10 @@ from databus.relay import sha256
 from databus.relay.column_rules import ColumnRules, effective_columns
 from databus.relay.rewriting import Rewriter
 from databus.relay.sealing import Sealing
-from databus.relay.sources.source import Batch
+from databus.relay.sources.catalogue import create_source
+from databus.relay.sources.rows import Row, Rows
+from databus.relay.sources.ruled import RuledSource
+from databus.relay.sources.source import Batch, Chunk, ChunkRequest, WatermarkingSource
 
 SALT = "pepper and salt"
 CUSTOMERS = SourceSchema(
@@ -201,6 +213,109 @@ def test_a_column_that_comes_in_mid_stream_falls_under_the_same_patterns() -> No
     assert told == CUSTOMERS == batch.schemas[0]
     assert change.schema_fp == insert.schema_fp == CUSTOMERS.fingerprint
     assert b"4111" not in batch.data and b"card" not in batch.data
+
+
+@settings(max_examples=30, deadline=None)
+@given(cut=st.integers(0, 14), other=st.integers(0, 14))
+def test_a_stream_that_is_read_again_in_other_pieces_gives_the_same_bytes(
+    cut: int, other: int
+) -> None:
+    data = b"".join(block(CUSTOMERS, ROW, scn=scn) for scn in range(1, 4))
+    places = [0, *(view.offset for view in frame.iter_frames(data)), len(data)]
+    given_rules = rules(hash_columns=["*.email"], skipped_operations=["u"])
+
+    def read(at: int) -> bytes:
+        rewriter = Rewriter(given_rules)
+        first = rewriter.batch(Batch(data[: places[at]], (CUSTOMERS,)))
+        return first.data + rewriter.batch(Batch(data[places[at] :])).data
+
+    assert read(cut) == read(other)
+
+
+@ways
+def test_rows_of_a_chunk_have_the_bytes_that_the_stream_has(compiled: bool) -> None:
+    schema = replace(CUSTOMERS, key=("id", "ssn"))
+    given_rules = rules(hash_columns=["*.ssn", "*.born"], exclude_columns=["*.note"])
+    rewriter = Rewriter(given_rules, compiled=compiled)
+    rows = [(number, *ROW[1:]) for number in range(3)]
+    raw = [Row(schema.encode_key([row[0], row[2]]), schema.encode_row(row)) for row in rows]
+    chunk = rewriter.chunk(Chunk(schema, Rows.of(raw), Shown(9), ["x"], done=True))
+    seen, frames = rewritten(given_rules, schema, b"".join(block(schema, row) for row in rows))
+    assert chunk.schema == seen and chunk.last_key == ["x"]
+    streamed = [
+        (bytes(view.key), bytes(view.after or b"")) for view in frames if view.op == Op.INSERT
+    ]
+    assert [(row.key, row.row) for row in chunk.rows] == streamed
+
+
+# -- a source behind the rules
+
+
+async def test_a_value_that_cannot_be_carried_is_not_shown_if_a_rule_is_about_its_column(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "shop.db"
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("CREATE TABLE people (id INTEGER PRIMARY KEY, pin INTEGER, n INTEGER)")
+    settings_ = {"name": "shop", "url": f"sqlite:///{path}", "null_columns": ["*.people.pin"]}
+    source = create_source(DatabaseConfig.model_validate(settings_))
+    await source.open()
+    try:
+        start = await source.first_scn()
+        connection.execute("INSERT INTO people VALUES (1, 'my secret', 1)")
+        with pytest.raises(UnsupportedChange, match=r"main\.people\.pin") as raised:
+            async for _ in source.stream(start):
+                pass
+        assert "secret" not in str(raised.value)
+        with pytest.raises(UnsupportedChange, match=r"main\.people\.pin") as raised:
+            await source.read_chunk(ChunkRequest("main.people", 10))
+        assert "secret" not in str(raised.value)
+    finally:
+        await source.close()
+        connection.close()
+
+
+async def test_watermarks_that_the_rules_would_change_are_refused() -> None:
+    inner = Watermarked()
+    with pytest.raises(DumpFailed, match="skipped_operations"):
+        await ruled(inner, skipped_operations=["u"]).write_watermark("shop.marks", "t")
+    with pytest.raises(DumpFailed, match=r"shop\.marks"):
+        await ruled(inner, hash_columns=["*.token"], hash_salt="x").write_watermark(
+            "shop.marks", "t"
+        )
+    source = ruled(inner, hash_columns=["shop.people.token"], hash_salt="x")
+    assert isinstance(source, WatermarkingSource)
+    await source.write_watermark("shop.marks", "t")
+    assert inner.written == [("shop.marks", "t")]
+
+
+class Watermarked:
+    """What is asked of a source that writes watermarks."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, str]] = []
+
+    async def schemas(self) -> list[SourceSchema]:
+        columns = (Column("id", Kind.INT, nullable=False), Column("token", Kind.STRING))
+        return [SourceSchema("shop.marks", columns, ("id",))]
+
+    async def write_watermark(self, table: str, token: str) -> None:
+        self.written.append((table, token))
+
+
+def ruled(inner: Any, **values: Any) -> Any:
+    config = {"name": "shop", "url": "sqlite:///x"} | values
+    return RuledSource(inner, DatabaseConfig.model_validate(config))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A snapshot that shows everything up to its point."""
+
+    high: int
+
+    def sees(self, scn: int, txid: str) -> bool:
+        return scn <= self.high
 
 
 # -- what is refused

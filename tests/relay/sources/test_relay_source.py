@@ -390,3 +390,12 @@ async def test_a_chain_runs_no_dumps_itself_and_names_who_does(tmp_path: Path) -
             assert status == 503
             assert json.loads(body)["code"] == "server_unavailable"
             await source.ack(5)
+
+
+@pytest.mark.parametrize(
+    "rule", [{"exclude_sources": ["a.b"]}, {"null_columns": ["a.b.c"]}, {"keys": {"a.b": "*"}}]
+)
+def test_rules_belong_to_the_relay_that_reads_the_database(rule: dict[str, object]) -> None:
+    config = DatabaseConfig.model_validate({"name": "a", "url": "relay+http://h:1/a"} | rule)
+    with pytest.raises(ConfigError, match=next(iter(rule))):
+        create_source(config)
