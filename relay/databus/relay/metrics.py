@@ -90,13 +90,22 @@ class RelayCollector(Collector):
             labels=["database", "state"],
         )
         lag = _gauge("fetcher_lag_seconds", "How far the ring is behind the source.")
+        retained = _gauge("source_retained_bytes", "Log that the source keeps for this relay.")
+        safe = _gauge("source_safe_bytes", "Log that it may still keep before it gives up ours.")
+        warnings = _gauge("source_warnings", "Warnings about the source; /v1/status has them.")
         for database in self.databases:
             fetcher = database.fetcher_state()
+            facts = fetcher.document.get("source")
+            if isinstance(facts, dict):
+                for family, key in ((retained, "retained_bytes"), (safe, "safe_wal_bytes")):
+                    if isinstance(facts.get(key), int):
+                        family.add_metric([database.name], facts[key])
+                warnings.add_metric([database.name], len(facts.get("warnings") or ()))
             up.add_metric([database.name, fetcher.name], 1)
             lag_us = fetcher.document.get("lag_us")
             if isinstance(lag_us, int | float):
                 lag.add_metric([database.name], lag_us / 1e6)
-        yield from (up, lag)
+        yield from (up, lag, retained, safe, warnings)
 
     def _dumps(self) -> Iterator[Metric]:
         states = GaugeMetricFamily(
