@@ -35,7 +35,7 @@ setup-demo:
 
 .PHONY: setup-test
 setup-test:
-	@scripts/setup.sh java mariadb postgres mysql sysbench
+	@scripts/setup.sh java mariadb postgres mysql sysbench chromium
 
 .PHONY: demo
 demo: setup-demo ## Show the whole system at work and compare the results, DB=sqlite by default

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prepares this folder for a command: Debian packages, virtual environment, editable install.
 #
-#   scripts/setup.sh [java] [mariadb] [postgres] [mysql] [sysbench]
+#   scripts/setup.sh [java] [mariadb] [postgres] [mysql] [sysbench] [chromium]
 #
 # The words name what is needed beside Python. Nothing is done twice: what is there is left
 # alone, and the Python packages are installed again only when pyproject.toml or their versions
@@ -95,9 +95,9 @@ collect_missing() {
             has_program initdb /usr/lib/postgresql/*/bin ||
                 need postgresql "PostgreSQL, started privately"
             ;;
-        mysql | sysbench) ;; # may be missing: see below
+        mysql | sysbench | chromium) ;; # may be missing: see below
         *)
-            say "unknown word '$wanted'; known: java mariadb postgres mysql sysbench"
+            say "unknown word '$wanted'; known: java mariadb postgres mysql sysbench chromium"
             exit 1
             ;;
         esac
@@ -243,6 +243,13 @@ fetch_optional() {
                 optional sysbench "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive sh -c \
                     'apt-get -qq update; apt-get -y -qq install --no-install-recommends sysbench'; } ||
                 true
+            ;;
+        chromium)
+            # Only the download has a limit: dpkg is not to be stopped in the middle.
+            has_program chromium || { become_root &&
+                optional chromium "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive sh -c \
+                    'apt-get -qq update; apt-get -y -qq install --no-install-recommends -d chromium' &&
+                apt install --no-install-recommends --no-download chromium 2>/dev/null; } || true
             ;;
         esac
     done
