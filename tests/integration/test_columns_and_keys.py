@@ -45,7 +45,7 @@ class Upstream:
         return f"{self.namespace}.{name}"
 
 
-@pytest.fixture(params=["sqlite", "mariadb", "postgres"])
+@pytest.fixture(params=["sqlite", "mariadb", "mysql", "postgres"])
 def upstream(request: pytest.FixtureRequest, tmp_path: Path) -> Upstream:
     if request.param == "sqlite":
         path = tmp_path / "source.db"
@@ -61,7 +61,7 @@ def upstream(request: pytest.FixtureRequest, tmp_path: Path) -> Upstream:
         execute("PRAGMA journal_mode = wal")
         return Upstream("sqlite", f"sqlite:///{path}", "main", execute)
     fresh: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
-    namespace = fresh.name if request.param == "mariadb" else "public"
+    namespace = "public" if request.param == "postgres" else fresh.name
     return Upstream(request.param, fresh.url, namespace, fresh.execute)
 
 
@@ -114,7 +114,7 @@ class Running:
     async def dump(
         self, session: aiohttp.ClientSession, source: str, **more: Any
     ) -> dict[str, Any]:
-        request = {"sources": [source], "chunk_rows": 3, **more}
+        request = {"sources": [source], "chunk_rows": 5, **more}
         async with session.post(f"{self.relay.url}/v1/shop/dumps", json=request) as answer:
             dump = await answer.json()
 
@@ -229,6 +229,19 @@ async def test_skipped_operations_and_excluded_tables_do_not_come(
         registry = RegistryReader(run.folder / "schemas.jsonl")
         registry.refresh()
         assert registry.schemas.sources == [kept]
+    execute("INSERT INTO kept VALUES (4, 4)")
+    execute("DELETE FROM kept WHERE id = 3")
+    execute("UPDATE kept SET v = 6 WHERE id = 2")
+    async with running(configured(upstream, tmp_path, rules), tmp_path) as run:
+        await eventually(
+            lambda: sorted(row["v"] for row in run.rows(kept).values()) == [1, 3, 4, 6],
+            WAIT_S, poll_s=0.2,
+        )  # fmt: skip
+        places = [view.position for view in ring_frames(run.folder)]
+        assert places == sorted(set(places))
+        ends = [view for view in ring_frames(run.folder) if view.op == Op.END_OF_WINDOW]
+        events = sum(view.event_count for view in ends)
+        assert events == len(run.frames()) + 2, "an end counts what the source had"
 
 
 async def test_a_rule_against_a_key_is_named_by_the_preflight(
