@@ -58,15 +58,16 @@ def test_ten_kills_leave_no_gap_no_double_and_nothing_older_after_something_newe
     tmp_path: Path,
 ) -> None:
     seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
     moments = random.Random(seed)
+    parallel = moments.choice((1, 3))
+    print(f"seed {seed}, {parallel} chunks at once")
     path = tmp_path / "relay.toml"
     path.write_text(CONFIG)
     with RelayProcess(path) as relay:
         relay.ready()
         # A chunk that is read before every key is inserted rightly holds fewer rows.
         eventually_sync(lambda: relay.state("gen")["max"]["scn"] >= KEYS_INSERTED_SCN, 60)
-        request = {"sources": ["gen.*"], "chunk_rows": 25, "delay_ms": 5}
+        request = {"sources": ["gen.*"], "chunk_rows": 25, "delay_ms": 5, "parallel": parallel}
         dump = relay.send("POST", "/v1/gen/dumps", request)
         for number in range(KILLS):
             victim = relay.fetcher()
@@ -97,7 +98,10 @@ def test_ten_kills_leave_no_gap_no_double_and_nothing_older_after_something_newe
     positions = [view.position for view in views]
     assert positions == sorted(set(positions))
     rows = [view for view in dump_ops if view.op == Op.READ]
-    assert {SCHEMA.decode_key(view.key)["id"] for view in rows} == set(range(3000))
+    # Every row has either gone out or been overtaken by the stream, and was recorded once.
+    (table,) = dump["tables"]
+    assert table["rows"] + table["dropped"] == 3000
+    assert len({SCHEMA.decode_key(view.key)["id"] for view in rows}) >= table["rows"] > 0
     # Each kill repeats at most the chunk whose progress was not on disk yet.
     assert len(rows) <= 3000 + KILLS * 25
     _check_history(views)

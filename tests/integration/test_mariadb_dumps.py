@@ -45,6 +45,23 @@ async def _dump(source: MySqlSource, table: str, limit: int, **more: Any) -> lis
         after = chunk.last_key
 
 
+async def _dump_bounded(source: MySqlSource, table: str, upto: Any) -> list[dict[str, Any]]:
+    """In chunks whose ends are known before they are read, as they are when read in parallel."""
+    rows: list[dict[str, Any]] = []
+    after: list[Any] | None = None
+    while True:
+        bound = await source.chunk_end(ChunkRequest(table, 3, after=after, upto=upto))
+        chunk = await source.read_chunk(
+            ChunkRequest(table, 9, after=after, upto=upto if bound is None else bound)
+        )
+        assert chunk.done
+        assert len(chunk.rows) <= 3
+        rows += [chunk.schema.decode_row(row.row) for row in chunk.rows]
+        if bound is None:
+            return rows
+        after = bound
+
+
 @pytest.mark.parametrize(
     ("columns", "values"),
     [
@@ -52,6 +69,9 @@ async def _dump(source: MySqlSource, table: str, limit: int, **more: Any) -> lis
         ("a BIGINT UNSIGNED", "18446744073709551580 + seq"),
         ("a DECIMAL(30,3)", "(n - 10) / 8"),
         ("a VARCHAR(20) COLLATE utf8mb4_unicode_ci", "CONCAT(CHAR(96 + seq % 5), 'ż', seq)"),
+        ("a VARCHAR(20) COLLATE utf8mb4_general_ci", "CONCAT(IF(n % 2, 'A', 'b'), CHAR(64 + seq))"),
+        ("a VARCHAR(20) COLLATE utf8mb4_bin", "CONCAT(IF(n % 2, 'A', 'b'), CHAR(64 + seq))"),
+        ("a DOUBLE", "(n - 10) / 3"),
         ("a VARCHAR(20) CHARACTER SET latin1", "CONCAT(CHAR(96 + seq % 5), seq)"),
         ("a VARBINARY(9)", "CONCAT(CHAR(seq * 12 % 256), x'00ff', CHAR(seq))"),
         ("a UUID", "CONCAT('00112233-4455-6677-8899-0000000000', HEX(seq + 16))"),
@@ -79,6 +99,7 @@ async def test_a_dump_in_small_chunks_gives_every_row_once_for_every_kind_of_key
     wanted = [int(str(v)) for (v,) in mariadb_database.execute(f"SELECT v FROM t ORDER BY {names}")]
     assert [row["v"] for row in await _dump(source, table, 3)] == wanted
     largest = await source.largest_key(table)
+    assert [row["v"] for row in await _dump_bounded(source, table, largest)] == wanted
     mariadb_database.execute("DELETE FROM t WHERE v = 1")
     upto = await _dump(source, table, 4, upto=largest)
     assert [row["v"] for row in upto] == [v for v in wanted if v != 1]

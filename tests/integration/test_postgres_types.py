@@ -261,6 +261,8 @@ KEYS = [
     ("uuid", "gen_random_uuid()"),
     ("text", "md5(i::text)"),
     ('text COLLATE "C"', "chr(60 + i)"),
+    ("text COLLATE german", "chr(60 + i) || CASE i % 3 WHEN 0 THEN 'ß' ELSE 'É' END"),
+    ("text COLLATE any_case", "chr(60 + i)"),
     ("numeric(10,3)", "i / 7.0"),
     ("bytea", "decode(md5(i::text), 'hex')"),
     ("timestamptz", "now() + i * interval '1.5 s'"),
@@ -273,6 +275,11 @@ KEYS = [
 async def test_chunks_page_by_keys_of_many_types(postgres_database: FreshDatabase) -> None:
     db = postgres_database
     db.execute("CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy')")
+    db.execute("CREATE COLLATION german (provider = icu, locale = 'de')")
+    db.execute(
+        "CREATE COLLATION any_case (provider = icu, locale = 'und-u-ks-level2', "
+        "deterministic = false)"
+    )
     async with opened(config_of(db)) as source:
         for number, (type_name, expression) in enumerate(KEYS):
             name = f"k{number}"
@@ -280,6 +287,13 @@ async def test_chunks_page_by_keys_of_many_types(postgres_database: FreshDatabas
                 db.execute(f"CREATE TABLE {name} (k {type_name}, PRIMARY KEY (k, w))")
                 db.execute(
                     f"INSERT INTO {name} SELECT {expression}, i FROM generate_series(1, 25) i"
+                )
+            elif "any_case" in type_name:
+                # In both cases, which this collation holds to be equal.
+                db.execute(f"CREATE TABLE {name} (k {type_name} PRIMARY KEY)")
+                db.execute(
+                    f"INSERT INTO {name} SELECT {expression} FROM generate_series(1, 25) i "
+                    "ON CONFLICT DO NOTHING"
                 )
             elif type_name == "mood":
                 db.execute(f"CREATE TABLE {name} (k mood PRIMARY KEY)")
@@ -297,3 +311,16 @@ async def test_chunks_page_by_keys_of_many_types(postgres_database: FreshDatabas
                 after, done = chunk.last_key, chunk.done
             ((count,),) = db.execute(f"SELECT count(*) FROM {name}")
             assert len(keys) == len(set(keys)) == count
+            # The same in chunks whose ends are known before, as they are when read in parallel.
+            bounded, after, bound = [], None, None
+            while bound is not None or not bounded:
+                request = ChunkRequest(f"public.{name}", 3, after=after, upto=upto)
+                bound = await source.chunk_end(request)
+                chunk = await source.read_chunk(
+                    ChunkRequest(f"public.{name}", 9, after=after, upto=bound or upto)
+                )
+                assert len(chunk.rows) <= 3
+                assert chunk.done
+                bounded += [row.key for row in chunk.rows]
+                after = bound
+            assert bounded == keys

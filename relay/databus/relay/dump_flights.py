@@ -218,8 +218,6 @@ class TableDump:
             )
             self._flights.append(flight)
             await self._start(flight)
-            if self._dump.delay_ms:
-                return
 
     @property
     def _lanes(self) -> int:
@@ -229,7 +227,9 @@ class TableDump:
         if not self._flights:
             # A list of keys is cut off behind what is settled, so that comes first.
             return not self._emitted and now_s >= self._not_before_s
-        if self._dump.keys is not None or self._dump.delay_ms:
+        if self._dump.keys is not None or now_s < self._not_before_s:
+            return False
+        if self._lanes == 1 and self._dump.delay_ms:
             return False
         reading = sum(flight.chunk is None for flight in self._flights)
         last = self._flights[-1]
@@ -350,6 +350,8 @@ class TableDump:
 
     def _send(self, head: _Flight, intake: Intake) -> bool:
         """Append a slice of the chunk, if its time has come; True if that has changed anything."""
+        if self._emitted:
+            return False  # a crash now would send the one before again, and that is enough
         resolved_scn = max(intake.resolved, intake.complete.scn)
         if head.bracket is not None:
             if not head.bracket.is_closed or (self._brackets and self._brackets.violation):
