@@ -62,7 +62,7 @@ def _value(kind: int, data: bytes, at: int) -> str:
         return double_text(struct.unpack_from("<d", data, at)[0])
     if kind == _STRING:
         length, at = _length(data, at)
-        return _quoted(data[at : at + length].decode())
+        return quoted(data[at : at + length].decode())
     if kind == _OPAQUE:
         length, start = _length(data, at + 1)
         return _opaque(data[at], data[start : start + length])
@@ -85,7 +85,7 @@ def _object(data: bytes, width: int) -> str:
         place = _number(data, keys + index * entry, width)
         length = _number(data, keys + index * entry + width, 2)
         name = data[place : place + length].decode()
-        members.append(f"{_quoted(name)}: {_entry(data, values + index * (width + 1), width)}")
+        members.append(f"{quoted(name)}: {_entry(data, values + index * (width + 1), width)}")
     return "{" + ", ".join(members) + "}"
 
 
@@ -118,7 +118,8 @@ def _length(data: bytes, at: int) -> tuple[int, int]:
     return length, at
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """A string as the server writes it in JSON."""
     return '"' + text.translate(_ESCAPES) + '"'
 
 

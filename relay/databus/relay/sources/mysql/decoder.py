@@ -511,7 +511,9 @@ class BinlogDecoder:
             return
         schema = mapped.schema
         update = kind == EventType.UPDATE_ROWS
-        rows = itertools.islice(mapped.rows(body, start, update=update), self.rows_done, None)
+        partial = header.type == EventType.PARTIAL_UPDATE_ROWS
+        found = mapped.rows(body, start, update=update, partial=partial)
+        rows = itertools.islice(found, self.rows_done, None)
         self.rows_done = 0
         if update:
             for before, after in rows:

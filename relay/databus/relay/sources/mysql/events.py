@@ -60,12 +60,13 @@ _ROWS_V2 = {
     EventType.WRITE_ROWS_V2: EventType.WRITE_ROWS,
     EventType.UPDATE_ROWS_V2: EventType.UPDATE_ROWS,
     EventType.DELETE_ROWS_V2: EventType.DELETE_ROWS,
+    EventType.PARTIAL_UPDATE_ROWS: EventType.UPDATE_ROWS,
 }
 ROWS_EVENTS = frozenset({*_ROWS_V2.keys(), *_ROWS_V2.values()})
 COMPRESSED_EVENTS = frozenset(
     range(EventType.QUERY_COMPRESSED, EventType.DELETE_ROWS_COMPRESSED + 1)
 )
-OTHER_ROWS_EVENTS = frozenset({20, 21, 22, 39, 40, 169, 170, 171})
+OTHER_ROWS_EVENTS = frozenset({20, 21, 22, 169, 170, 171})
 
 
 class GtidFlag(IntEnum):

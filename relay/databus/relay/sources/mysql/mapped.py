@@ -11,6 +11,7 @@ from databus.common.schema import Column, SourceSchema
 from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.columns import (
+    JSON,
     StreamColumn,
     column_of,
     stream_columns,
@@ -18,8 +19,10 @@ from databus.relay.sources.mysql.columns import (
 )
 from databus.relay.sources.mysql.decimals import Decoder
 from databus.relay.sources.mysql.events import TableMap, packed_int
+from databus.relay.sources.mysql.json_diffs import applied
 from databus.relay.sources.mysql.tables import Catalogue, Table
 
+_PARTIAL_JSON = 1
 _STORED_AS = {"uuid": "binary(16)", "inet6": "binary(16)", "inet4": "binary(4)", "json": "longtext"}
 
 Row = tuple[Any, ...]
@@ -48,8 +51,12 @@ class MappedTable:
         """Avro bytes of a row's key."""
         return self.schema.encode_key([row[index] for index in self.key_indices])
 
-    def rows(self, body: memoryview, start: int, *, update: bool) -> Iterator[tuple[Row, Row]]:
+    def rows(
+        self, body: memoryview, start: int, *, update: bool, partial: bool = False
+    ) -> Iterator[tuple[Row, Row]]:
         """(row, row) of an insert or delete, (before, after) of an update, one by one.
+
+        ``partial`` updates may have differences in place of JSON values.
 
         ``body`` is a rows event without header and checksum, its columns counted at ``start``.
 
@@ -75,7 +82,10 @@ class MappedTable:
         try:
             while at < len(body):
                 first, at = self._row(body, at, bitmap_bytes)
-                if update:
+                if partial:
+                    second, at = self._partial_row(body, at, bitmap_bytes, first)
+                    yield first, second
+                elif update:
                     second, at = self._row(body, at, bitmap_bytes)
                     yield first, second
                 else:
@@ -86,6 +96,32 @@ class MappedTable:
             raise type(error)(f"{where}: {error.message}") from None
         if at != len(body):
             raise FormatError(f"{where}: rows end at byte {at} of {len(body)}")
+
+    def _partial_row(
+        self, body: memoryview, at: int, null_bytes: int, before: Row
+    ) -> tuple[Row, int]:
+        """A row after the change, some of whose JSON values are differences to ``before``."""
+        options, at = packed_int(body, at)
+        partial = 0
+        places = [index for index, column in enumerate(self.columns) if column.code == JSON]
+        if options & _PARTIAL_JSON:
+            size = (len(places) + 7) // 8
+            partial = int.from_bytes(body[at : at + size], "little")
+            at += size
+        nulls = int.from_bytes(body[at : at + null_bytes], "little")
+        at += null_bytes
+        values: list[Any] = []
+        for index, decode in enumerate(self.decoders):
+            if nulls >> index & 1:
+                values.append(None)
+            elif index in places and partial >> places.index(index) & 1:
+                length = int.from_bytes(body[at : at + 4], "little")
+                at += 4 + length
+                values.append(applied(before[index], body[at - length : at]))
+            else:
+                value, at = decode(body, at)
+                values.append(value)
+        return tuple(values), at
 
     def _row(self, body: memoryview, at: int, null_bytes: int) -> tuple[Row, int]:
         nulls = int.from_bytes(body[at : at + null_bytes], "little")

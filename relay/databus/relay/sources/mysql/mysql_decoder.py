@@ -26,8 +26,6 @@ _REFUSED = {
     "set gtid_mode = ON on the server that wrote it",
     EventType.TAGGED_GTID: "a transaction with a tagged GTID (GTID_TAGGED_LOG_EVENT); "
     "let no session set gtid_next = 'AUTOMATIC:tag'",
-    EventType.PARTIAL_UPDATE_ROWS: "a partial update of a JSON value "
-    "(PARTIAL_UPDATE_ROWS_EVENT); set binlog_row_value_options = ''",
 }
 
 

@@ -39,7 +39,12 @@ class Payload:
         self.packets = PacketBuffer(where, 1)
         self._where = where
         fields, at = _fields(body, where)
-        data = bytes(body[at : at + fields.get(_SIZE, len(body) - at)])
+        size = fields.get(_SIZE, len(body) - at)
+        data = bytes(body[at : at + size])
+        if len(data) != size:
+            raise FormatError(
+                f"{where}: a compressed transaction has {len(data)} bytes of its {size}"
+            )
         compression = fields.get(_COMPRESSION, _NONE)
         if compression not in (_ZSTD, _NONE):
             raise FormatError(

@@ -92,10 +92,7 @@ def _setting_findings(connection: Connection) -> list[Finding]:
     return findings
 
 
-_WANTED_OF_MYSQL: tuple[tuple[str, str, str], ...] = (
-    *_WANTED[:3],
-    ("binlog_row_value_options", "", "updates of JSON would come in parts"),
-)
+_WANTED_OF_MYSQL: tuple[tuple[str, str, str], ...] = (*_WANTED[:3],)
 _GTIDS_ON = (
     "SET GLOBAL enforce_gtid_consistency = ON; SET GLOBAL gtid_mode = OFF_PERMISSIVE; "
     "SET GLOBAL gtid_mode = ON_PERMISSIVE; SET GLOBAL gtid_mode = ON; and gtid_mode=ON and "
