@@ -306,3 +306,28 @@ def test_the_counts_of_a_worker_outlive_the_coming_of_a_database(tmp_path: Path)
     assert read_tallies(tmp_path, 1, "a")["requests"] == 3
     assert read_tallies(tmp_path, 1, "b")["requests"] == 4
     tallies.close()
+
+
+async def test_nothing_is_left_of_databases_that_came_and_went(tmp_path: Path) -> None:
+    one = config(tmp_path, database("one"))
+    two = config(tmp_path, database("one"), database("two"))
+    async with LocalRelay(one) as relay, aiohttp.ClientSession(relay.url) as session:
+        await relay.ready()
+
+        async def round_trip() -> None:
+            await relay.reload(two)
+            await relay.ready()
+            reader = Reader(session, "two")
+            await eventually(lambda: reader.positions, WAIT_S)
+            await relay.reload(one)
+            async with asyncio.timeout(WAIT_S):
+                await reader.task
+            assert "unknown_database" in reader.error
+
+        await round_trip()
+        before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+        maps = Path("/proc/self/maps").read_text().count("/data/two/")
+        for _ in range(5):
+            await round_trip()
+        await eventually(lambda: sum(1 for _ in Path("/proc/self/fd").iterdir()) <= before, WAIT_S)
+        assert Path("/proc/self/maps").read_text().count("/data/two/") <= maps == 0

@@ -251,6 +251,18 @@ def test_a_discarded_window_leaves_no_trace_and_can_come_again(tmp_path: Path) -
         assert read_from(reader, Position(1)) == again
 
 
+def test_a_closed_ring_takes_nothing_and_keeps_whole_windows(tmp_path: Path) -> None:
+    writer = Ring.create(tmp_path, RING_BYTES)
+    writer.append(make_window(1, [10]) + without_end(make_window(2, [10, 10])))
+    writer.close()
+    with pytest.raises(StoreError, match="has been closed"):
+        writer.append(make_window(3, [10]))
+    writer.close()
+    with Ring.open_writer(tmp_path) as again, Ring.open_reader(tmp_path) as reader:
+        assert again.last == Position(1, 1)
+        assert read_from(reader, ORIGIN) == make_window(1, [10])
+
+
 def test_an_open_window_is_dropped_by_close(tmp_path: Path) -> None:
     window = make_window(2, [10, 10])
     with Ring.create(tmp_path, RING_BYTES) as writer:

@@ -12,7 +12,13 @@ from typing import Self
 import numpy as np
 
 from databus.common.checkpoint import Position
-from databus.common.errors import ClockMismatch, FormatError, FrameTooLarge, RingFull
+from databus.common.errors import (
+    ClockMismatch,
+    FormatError,
+    FrameTooLarge,
+    RingFull,
+    StoreError,
+)
 from databus.common.frame import Buffer
 from databus.common.kernels import U8Array
 from databus.relay import expiry, kernels
@@ -155,7 +161,10 @@ class RingWriter:
             FormatError: it is not whole frames with positions growing from ``last`` on.
             FrameTooLarge: a frame is larger than ``max_frame_bytes``.
             RingFull: in block mode, there is no room until ``release``.
+            StoreError: the ring has been closed.
         """
+        if self._lock < 0:
+            raise StoreError(f"the ring in {self.directory} has been closed; open it again")
         frames = np.frombuffer(block, dtype=np.uint8)
         frames.flags.writeable = False
         self._check(frames, block)
