@@ -10,6 +10,7 @@ from typing import Any
 import pymysql
 import pytest
 
+from databus.cli.servers import PostgresServer
 from databus.common.errors import SourcePositionLost
 from databus.relay.fetcher import Fetcher
 from databus.relay.layout import DatabaseFolder
@@ -183,3 +184,60 @@ async def test_a_commit_whose_rows_are_gone_is_named(
     # Nothing is remembered, and nothing is prepared any more: its rows are not looked for.
     with pytest.raises(SourcePositionLost, match=r"XA COMMIT .*prepared before"):
         await read_to_end(source, start)
+
+
+# -- PostgreSQL
+
+
+@pytest.mark.postgres
+async def test_prepared_transactions_of_postgresql_come_with_commit_prepared(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "relay" / "shop"
+    options = ["max_prepared_transactions=10"]
+    with PostgresServer(tmp_path / "server", options=options) as server:
+        server.create_database("shop")
+        server.execute("CREATE TABLE t (id INT PRIMARY KEY, v TEXT)", database="shop")
+        config = database_config("shop", server.url("shop"), "public.*")
+        database = FreshDatabase(server, "shop")
+
+        def prepared(name: str, *statements: str) -> None:
+            with server.connect("shop") as connection:
+                for statement in ("BEGIN", *statements, f"PREPARE TRANSACTION '{name}'"):
+                    connection.execute(statement)
+
+        def letters() -> str:
+            return ring_state(folder).letters
+
+        async with capturing(config, tmp_path / "relay") as fetcher:
+            await streaming(fetcher)
+            prepared("never", "INSERT INTO t VALUES (1, 'never')")
+            prepared(
+                "copied",
+                "INSERT INTO t SELECT i, 'many at one place' FROM generate_series(100, 3099) i",
+                "SAVEPOINT s",
+                "INSERT INTO t VALUES (2, 'rolled back')",
+                "ROLLBACK TO SAVEPOINT s",
+                "INSERT INTO t VALUES (3, 'after it')",
+            )
+            prepared("early", "INSERT INTO t VALUES (4, 'early')")
+            database.execute("INSERT INTO t VALUES (5, 'plain')")
+            await eventually(lambda: letters() == "c", 60)
+            database.execute("COMMIT PREPARED 'early'")
+            await eventually(lambda: letters() == "cc", 60)
+        server.kill9()
+        server.start()
+        async with capturing(config, tmp_path / "relay") as fetcher:
+            await streaming(fetcher)
+            database.execute("ROLLBACK PREPARED 'never'")
+            database.execute("COMMIT PREPARED 'copied'")
+            await eventually(lambda: len(letters()) == 3003, 60)
+        state = ring_state(folder)
+        assert [count for _, _, count in state.windows] == [1, 1, 3001]
+        assert all(txid.isdigit() for _, txid, _ in state.windows)
+        assert list(state.tables["public.t"]) == [
+            (5,),
+            (4,),
+            *((n,) for n in range(100, 3100)),
+            (3,),
+        ]
