@@ -150,7 +150,7 @@ def run(run_: Run, rows: int, seconds: float) -> None:
             upstream.fill(TABLE, rows, min(rows, 10_000))
             limit = measure(run_, lambda u=upstream: own_rows_per_s(u, rows))
             report.add(limit, database=upstream.name, series="own client")
-            for parallel in (1, 2):
+            for parallel in (2,) if run_.smoke else (1, 2):
                 sample = measure(run_, lambda u=upstream, p=parallel: dump_rows_per_s(u, p))
                 report.add(sample, database=upstream.name, series="dump", parallel=parallel)
                 report.note(
@@ -183,7 +183,7 @@ def main() -> None:
         rows = int(sys.argv[place + 1])
         del sys.argv[place : place + 2]
     run_ = start("capture_dump", __doc__.partition("\n")[0] + "  --rows N: rows of the table.")
-    run(run_, rows or (20_000 if run_.smoke else 1_000_000), 1 if run_.smoke else 10)
+    run(run_, rows or (5_000 if run_.smoke else 1_000_000), 0.5 if run_.smoke else 10)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from databus.relay.intake import Intake
 from databus.relay.sources.source import Chunk, ChunkRequest, Source, WatermarkingSource
 from databus.relay.watermark import ChunkWindow, ReadAgain, Ready, Waiting
 
-MAX_SLICE_BYTES = 1 << 20
+MAX_SLICE_BYTES = 256 << 10
 MAX_CHUNK_BYTES = 16 << 20
 MAX_ATTEMPTS = 20
 MAX_HALVINGS = 6
