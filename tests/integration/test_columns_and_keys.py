@@ -16,13 +16,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from databus.common.config import Config, parse
+from databus.common.config import Config, DatabaseConfig, parse
 from databus.common.errors import PreflightFailed
 from databus.common.frame import FrameView, Op
 from databus.relay.registry import RegistryReader
 from databus.relay.relay import LocalRelay
 from databus.relay.sources.catalogue import create_source
+from databus.relay.sources.mysql import MySqlSource
 from tests.support.fixtures import FreshDatabase
+from tests.support.mariadb_stream import read_to_end
 from tests.support.relay_process import ring_frames
 from tests.support.waiting import eventually
 
@@ -331,3 +333,39 @@ async def test_a_table_without_a_key_is_refused_and_the_way_out_is_named(
         assert 'ALTER TABLE "public"."loglines" REPLICA IDENTITY FULL' in whole
     else:
         assert whole == ""
+
+
+async def test_both_decoders_of_a_binlog_write_the_same_keys_with_nulls(
+    mariadb_database: FreshDatabase,
+) -> None:
+    database = mariadb_database
+    database.execute("CREATE TABLE loglines (a INTEGER, b VARCHAR(300), c BLOB)")
+    config = DatabaseConfig.model_validate(
+        {
+            "name": "shop",
+            "url": database.url,
+            "sources": [f"{database.name}.*"],
+            "keys": {"*.loglines": "*"},
+        }
+    )
+    read = []
+    for use_kernels in (True, False):
+        source = MySqlSource(config, use_kernels=use_kernels)
+        await source.open()
+        try:
+            if use_kernels:
+                start = await source.first_scn()
+                database.execute(
+                    "INSERT INTO loglines VALUES (1, 'x', NULL), (NULL, NULL, NULL), "
+                    "(2, '', ''), (-3, REPEAT('ż', 150), x'00')"
+                )
+                database.execute("UPDATE loglines SET b = NULL WHERE a = 1")
+                database.execute("UPDATE loglines SET a = a")
+                database.execute("DELETE FROM loglines")
+            read.append(await read_to_end(source, start))
+        finally:
+            await source.close()
+    assert bytes(read[0].data) == bytes(read[1].data)
+    keys = [event.key for event in read[0].events()]
+    assert keys[1] == {"a": None, "b": None, "c": None}
+    assert keys[2] == {"a": 2, "b": "", "c": b""}

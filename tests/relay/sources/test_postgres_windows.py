@@ -14,6 +14,7 @@ from databus.common import kernels as common_kernels
 from databus.common.errors import FormatError, UnsupportedChange
 from databus.common.frame import Op, iter_frames, scan
 from databus.common.schema import SourceSchema
+from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.postgres import windows
 from databus.relay.sources.postgres.pgoutput import UNCHANGED, Value
 from databus.relay.sources.postgres.windows import WindowAssembler
@@ -44,10 +45,14 @@ DESCRIBED = [
 
 
 def assemble(
-    messages: Sequence[bytes], *, compiled: bool, special_values: str = "error"
+    messages: Sequence[bytes],
+    *,
+    compiled: bool,
+    special_values: str = "error",
+    keys: ConfiguredKeys = NO_KEYS,
 ) -> tuple[bytes, list[SourceSchema], WindowAssembler, int]:
     """The frames of these messages, their schemas, and how many were fed by hand."""
-    assembler = WindowAssembler(("public.*",), special_values, 0, compiled=compiled)
+    assembler = WindowAssembler(("public.*",), special_values, 0, keys=keys, compiled=compiled)
     block = bytearray(made.copy_data(*messages))  # writable, as received blocks are
     array, at, by_hand = np.frombuffer(block, dtype=np.uint8), 0, 0
     out, schemas = b"", list[SourceSchema]()
@@ -324,3 +329,27 @@ def test_cut_and_damaged_messages_never_pass_the_kernel_unseen() -> None:
         messages = [made.begin(80), *DESCRIBED, bytes(damaged)[: chance.randrange(6, len(good))]]
         with pytest.raises((FormatError, UnsupportedChange)):
             assemble([*messages, made.commit(80)], compiled=True)
+
+
+@pytest.mark.skipif(not common_kernels.COMPILED, reason="numba is not installed")
+def test_rows_keyed_as_configured_come_from_both_paths_with_equal_bytes() -> None:
+    columns: list[made.Column] = [("a", 23, -1, True), ("b", 25, -1, True), ("c", 17, -1, True)]
+    rows: list[list[Value]] = [
+        [b"1", b"x", b"\\x00"], [None, None, None], [b"-7", b"", b"\\x"], [b"2", None, None],
+    ]  # fmt: skip
+    messages = [made.begin(800), made.relation(OID, "public.t", columns, "f")]
+    messages += [made.insert(OID, row) for row in rows]
+    messages += [made.update(OID, row, row, "O") for row in rows]
+    messages += [made.update(OID, rows[0], rows[1], "O")]
+    messages += [made.delete(OID, row, "O") for row in rows]
+    messages += [made.commit(800)]
+    keys = ConfiguredKeys({"public.t": ("*",)})
+    reference = assemble(messages, compiled=False, keys=keys)
+    compiled = assemble(messages, compiled=True, keys=keys)
+    assert compiled[:2] == reference[:2]
+    assert compiled[3] == 2, "the relation and the update of a key, and no more, by hand"
+    (schema,) = compiled[1]
+    frames = list(iter_frames(compiled[0]))
+    assert [frame.op for frame in frames[8:10]] == [Op.DELETE, Op.INSERT]
+    assert schema.decode_key(frames[1].key) == {"a": None, "b": None, "c": None}
+    assert schema.decode_key(frames[2].key) == schema.decode_row(frames[2].after or b"")

@@ -56,8 +56,9 @@ NEED_INPUT, NEED_DECODER, NEED_ROOM = 0, 1, 2
     T_SOURCE,
     T_SCHEMA,
     T_EXTRA,
-) = range(11)
-TABLE_FIELDS = 11
+    T_NULLABLE_KEY,
+) = range(12)
+TABLE_FIELDS = 12
 MODE_SKIP, MODE_KERNEL, MODE_PYTHON = 0, 1, 2
 
 # Fields of a column.

@@ -100,7 +100,12 @@ def _put_key(
     for index in range(plan[table + c.T_KEYS]):
         column = plan[plan[table + c.T_KEY] + index]
         start = plan[span + 2 * column]
-        to = put_bytes(out, to, images, start, plan[span + 2 * column + 1] - start)
+        size = plan[span + 2 * column + 1] - start
+        if plan[table + c.T_NULLABLE_KEY]:
+            # No value is empty in Avro: an empty span is a null.
+            out[to] = 2 if size else 0
+            to += 1
+        to = put_bytes(out, to, images, start, size)
     return to
 
 

@@ -56,8 +56,8 @@ class KernelTables:
 
     def _add_columns(self, row: list[int], mapped: MappedTable) -> None:
         coded = [self._column(column) for column in mapped.columns]
-        by_python = None in coded or mapped.schema.nullable_key
-        row[c.T_MODE] = c.MODE_PYTHON if by_python else c.MODE_KERNEL
+        row[c.T_MODE] = c.MODE_PYTHON if None in coded else c.MODE_KERNEL
+        row[c.T_NULLABLE_KEY] = int(mapped.schema.nullable_key)
         row[c.T_COLUMN], row[c.T_COLUMNS] = len(self._columns), len(coded)
         row[c.T_KEY], row[c.T_KEYS] = len(self._keys), len(mapped.key_indices)
         row[c.T_SOURCE] = mapped.schema.source_id

@@ -26,7 +26,8 @@ IN_TRANSACTION, SCN, COMMIT_US, XID, SEQ, RESOLVED, CHANGED_AFTER, STATE_COUNT =
 # Why transcode stopped.
 AT_END, AT_OTHER, OUT_FULL = range(3)
 
-# relations: a row for each table that the stream has described; CAPTURED is 0 or 1.
+# relations: a row for each table that the stream has described; CAPTURED is 0 or 1, or 2 where
+# the key's columns are unions with null.
 OID, CAPTURED, FIRST_COLUMN, COLUMN_COUNT, FIRST_KEY, KEY_COUNT, SOURCE_ID, SCHEMA_FP = range(8)
 
 # columns: a row for each column of each captured table.
@@ -317,8 +318,16 @@ def _key(
     """Write the key's Avro record; where it ends, or -1."""
     for place_in_key in range(relations[number, 5]):
         place = keys[relations[number, 4] + place_in_key]
+        nullable = relations[number, 1] == 2
         if fields[line + 1, place] < 0:
-            return -1
+            if not nullable or fields[line + 1, place] != _NULL:
+                return -1
+            out[at] = 0
+            at += 1
+            continue
+        if nullable:
+            out[at] = 2
+            at += 1
         column = relations[number, 2] + place
         at = put_value(
             buf,

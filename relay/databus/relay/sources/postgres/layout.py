@@ -41,14 +41,8 @@ class KernelTables:
         self._arrays: Arrays | None = None
 
     def put(self, oid: int, schema: SourceSchema | None) -> None:
-        """The table has this schema from now on; with None its changes are skipped.
-
-        A key with nulls is not the kernel's: it stops at changes of a table that it does not
-        know, and they go the other way.
-        """
+        """The table has this schema from now on; with None its changes are skipped."""
         self._schemas[oid] = schema
-        if schema is not None and schema.nullable_key:
-            del self._schemas[oid]
         self._arrays = None
 
     @property
@@ -77,7 +71,8 @@ class KernelTables:
                 continue
             names = [column.name for column in schema.columns]
             relations[number] = (
-                oid, 1, len(columns), len(names), len(keys), len(schema.key), schema.source_id,
+                oid, 1 + schema.nullable_key, len(columns), len(names), len(keys),
+                len(schema.key), schema.source_id,
                 np.uint64(schema.fingerprint).astype(np.int64),
             )  # fmt: skip
             columns += [_column(column, schema) for column in schema.columns]
