@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import urllib.error
@@ -89,6 +91,7 @@ class Reader:
     def __init__(self, session: aiohttp.ClientSession, name: str) -> None:
         self.splitter = frame.FrameSplitter()
         self.positions: list[Position] = []
+        self.rows: list[str] = []
         self.error = ""
         self.task = asyncio.create_task(self._read(session, name))
 
@@ -107,6 +110,9 @@ class Reader:
             elif view.op != Op.HEARTBEAT:
                 assert not self.positions or view.position > self.positions[-1]
                 self.positions.append(view.position)
+                if not view.is_control:
+                    names = {frame.source_id(name): name for name in ("main.a", "main.b")}
+                    self.rows.append(names.get(view.source_id, "another"))
 
 
 async def end(*readers: Reader) -> None:
@@ -331,3 +337,43 @@ async def test_nothing_is_left_of_databases_that_came_and_went(tmp_path: Path) -
             await round_trip()
         await eventually(lambda: sum(1 for _ in Path("/proc/self/fd").iterdir()) <= before, WAIT_S)
         assert Path("/proc/self/maps").read_text().count("/data/two/") <= maps == 0
+
+
+async def test_a_table_that_is_added_to_the_sources_joins_and_the_others_go_on(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "shop.db"
+
+    def shop(*sources: str) -> Config:
+        names = ", ".join(f'"{source}"' for source in sources)
+        section = f'[[database]]\nname = "shop"\nurl = "sqlite:///{path}"\nsources = [{names}]\n'
+        return config(tmp_path, section + 'sync_every = "20ms"\n', database("one"))
+
+    with contextlib.closing(sqlite3.connect(path, timeout=60)) as connection:
+        for table in ("a", "b"):
+            connection.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, text TEXT)")
+        connection.commit()
+
+        def insert(table: str, number: int) -> None:
+            with connection:
+                connection.execute(f"INSERT INTO {table} VALUES (?, 'x')", (number,))
+
+        first = shop("main.a")
+        async with LocalRelay(first) as relay, aiohttp.ClientSession(relay.url) as session:
+            await relay.ready()
+            reader, other = Reader(session, "shop"), Reader(session, "one")
+            insert("a", 1)
+            insert("b", 1)
+            await eventually(lambda: reader.rows == ["main.a"], WAIT_S)
+            await relay.reload(shop("main.a", "main.b"))
+            await eventually(lambda: relay.fetchers["shop"].status.state == "streaming", WAIT_S)
+            for number in (2, 3):
+                insert("a", number)
+                insert("b", number)
+            expected = ["main.a"] + ["main.a", "main.b"] * 2
+            await eventually(lambda: reader.rows == expected, WAIT_S)
+            seen = len(other.positions)
+            await eventually(lambda: len(other.positions) > seen, WAIT_S)
+            assert not reader.task.done()
+            assert not other.task.done()
+            await end(reader, other)
