@@ -45,7 +45,14 @@ def gather(
     first = int(starts[0])
     if int(starts[-1] + lengths[-1]) - first == total:
         return block[first : first + total].data
-    out = np.empty(total, dtype=np.uint8)
+    return copy_of(block, starts, lengths)
+
+
+def copy_of(
+    block: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> memoryview:
+    """The frames at ``starts``, ascending, back to back, in memory of their own."""
+    out = np.empty(int(lengths.sum()), dtype=np.uint8)
     _copy(block, starts, lengths, out)
     return out.data
 

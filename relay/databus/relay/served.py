@@ -29,6 +29,7 @@ from databus.common.filters import StreamFilter, matches, matching_ids
 from databus.common.frame import source_id
 from databus.common.query import nearest
 from databus.common.schema import SchemaSet, SourceSchema
+from databus.relay.directory import Directory
 from databus.relay.dumps import DumpBook
 from databus.relay.extents import Extents
 from databus.relay.layout import DatabaseFolder
@@ -86,6 +87,7 @@ class ServedDatabase:
         self.judges = Judges(self._registry.schemas)
         self.reads = SharedReads()
         self.extents = Extents()
+        self.directory = Directory()
 
     @property
     def ring(self) -> RingReader:

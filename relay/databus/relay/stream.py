@@ -6,6 +6,7 @@ only if p is not before ``prev``, the position just before the oldest retained f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,10 +14,11 @@ import numpy.typing as npt
 
 from databus.common.checkpoint import SEQ_END, Latest, Oldest, Position, StartPoint
 from databus.common.errors import ClockMismatch, ScnTooOld
-from databus.common.filters import ModPartition, RangePartition, StreamFilter
+from databus.common.filters import Mask, ModPartition, RangePartition, StreamFilter
 from databus.common.frame import FIRST_CONTROL_OP, OFFSETS, Buffer, FrameColumns, Op, scan
 from databus.common.selection import close_windows, gather
 from databus.common.window import WindowBuilder, heartbeat
+from databus.relay.directory import Listing
 from databus.relay.extents import Extent
 from databus.relay.ring_format import RingState
 from databus.relay.row_judge import RowJudge
@@ -64,6 +66,9 @@ def is_ahead(position: Position, state: RingState) -> bool:
     if position.scn == state.max.scn and position.seq == SEQ_END:
         return False
     return position > state.max
+
+
+PART_BYTES = 1 << 20
 
 
 class Part(NamedTuple):
@@ -148,6 +153,11 @@ class StreamCursor:
         """Whether frames go out as they lie."""
         return self._takes_all
 
+    @property
+    def decides_by_headers(self) -> bool:
+        """Whether no byte of a frame but its header is looked at."""
+        return self._judge is None and not isinstance(self._filter.partition, RangePartition)
+
     def pass_on(self, extent: Extent, *, is_limited: bool) -> None:
         """All frames of an extent are handed out; ``is_limited``: the next one is too much."""
         self._may_be_inside = False
@@ -157,31 +167,74 @@ class StreamCursor:
         self.sent_events += extent.row_count
         self.is_full = is_limited
 
+    def take_listed(
+        self,
+        listing: Listing,
+        fetch: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Buffer],
+    ) -> Part:
+        """Choose from frames whose headers alone are here; ``fetch`` gets the chosen ones.
+
+        At most ``PART_BYTES`` of them, or one.  What ``fetch`` raises leaves the cursor where
+        it was.
+        """
+        columns = listing.columns
+        if self._may_be_inside:
+            self._in_window = int(columns.scn[0]) == self.position.scn
+            self._may_be_inside = False
+        taken = self._filter.mask(columns, listing.headers, self._source_ids)
+        data, looked_at = self._choose(columns, taken, fetch, PART_BYTES)
+        return Part(data, listing.used_bytes(looked_at))
+
     def _take_some(
         self, raw: npt.NDArray[np.uint8], columns: FrameColumns, ring_position: int | None
     ) -> Part:
-        if self._takes_all:
-            chosen = np.arange(len(columns))
-        else:
+        taken = None
+        if not self._takes_all:
             taken = self._filter.mask(columns, raw, self._source_ids)
             if self._judge is not None:
                 taken = self._judge.refine(taken, columns, raw, ring_position)
-            mask, self._in_window = close_windows(columns, taken, in_window=self._in_window)
+        data, looked_at = self._choose(
+            columns, taken, lambda chosen, lengths: gather(raw, columns.offset[chosen], lengths)
+        )
+        used = columns.stop if looked_at == len(columns) else int(columns.offset[looked_at])
+        return Part(data, used)
+
+    def _choose(
+        self,
+        columns: FrameColumns,
+        taken: Mask | None,
+        fetch: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Buffer],
+        part_bytes: int | None = None,
+    ) -> tuple[Buffer, int]:
+        """(the frames that are handed out, how many frames are finished with).
+
+        No more than ``part_bytes`` are handed out, but always a first frame.
+        """
+        in_window = self._in_window
+        if taken is None:
+            chosen = np.arange(len(columns))
+        else:
+            mask, in_window = close_windows(columns, taken, in_window=in_window)
             chosen = np.flatnonzero(mask)
         lengths = columns.length[chosen].astype(np.int64)
         fitting = self._fitting(lengths)
+        is_full = fitting < len(chosen)
+        if part_bytes is not None:
+            fits = int(np.searchsorted(np.cumsum(lengths), part_bytes, side="right"))
+            if max(1, fits) < fitting:
+                fitting, is_full = max(1, fits), False
+                # The end of a window that anything is taken of is chosen, too.
+                in_window = columns.op[chosen[fitting - 1]] != Op.END_OF_WINDOW
         looked_at = len(columns)
         if fitting < len(chosen):
-            self.is_full = True
             looked_at = int(chosen[fitting])
             chosen, lengths = chosen[:fitting], lengths[:fitting]
+        data: Buffer = fetch(chosen, lengths) if len(chosen) else b""
+        self._in_window, self.is_full = in_window, is_full
         self._look(columns, looked_at)
-        data: Buffer = b""
         if len(chosen):
-            data = gather(raw, columns.offset[chosen], lengths)
             self._send(columns, int(chosen[-1]), len(data), columns.op[chosen])
-        used = columns.stop if looked_at == len(columns) else int(columns.offset[looked_at])
-        return Part(data, used)
+        return data, looked_at
 
     def _look(self, columns: FrameColumns, count: int) -> None:
         """Move on behind the first ``count`` frames."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from aiohttp import web
 
@@ -26,6 +27,7 @@ from databus.common.http import STOPPING
 from databus.common.rendering import Renderer
 from databus.relay.content_coding import CODED_BLOCK_BYTES, CODERS, Coder
 from databus.relay.direct_send import CutOff, DirectSender
+from databus.relay.directory import Listing
 from databus.relay.extents import Extent
 from databus.relay.ring_format import RingState
 from databus.relay.row_judge import JUDGED_BLOCK_BYTES
@@ -94,6 +96,12 @@ class StreamAnswer:
         self._sends_extents = (
             request.format == "frames" and self.coder is None and self.cursor.takes_all
         )
+        self._uses_listings = (
+            request.format == "frames"
+            and self.coder is None
+            and not self.cursor.takes_all
+            and self.cursor.decides_by_headers
+        )
         self._is_limited = False
         self._known_schemas = -1
         self._ring_position = -1
@@ -121,13 +129,18 @@ class StreamAnswer:
 
     def next_part(self) -> Buffer | Extent | None:
         """The next bytes of the body, b"" after filtered-out frames, None at the end for now."""
-        ring, cursor = self.database.ring, self.cursor
+        database, cursor = self.database, self.cursor
+        ring = database.ring
         if self._ring_position < 0 and not self._find():
             return None
         try:
             if self._sends_extents and (extent := self._next_extent()):
                 return extent
-            block, after = self.database.reads.read(ring, self._ring_position, self._block_bytes)
+            if self._uses_listings and (
+                listing := database.directory.at(ring, self._ring_position)
+            ):
+                return self._take_listed(listing)
+            block, after = database.reads.read(ring, self._ring_position, self._block_bytes)
         except ReaderOvertaken:
             self._ring_position = -1  # the next step looks it up again, in a new ring maybe
             return b""
@@ -150,6 +163,18 @@ class StreamAnswer:
         self._ring_position = extent.after
         self._sent_a_frame = True
         return extent
+
+    def _take_listed(self, listing: Listing) -> Buffer:
+        """The bytes of what the filter takes of a listing."""
+        self._refresh_sources()
+        ring = self.database.ring
+        part = self.cursor.take_listed(listing, partial(listing.fetch, ring))
+        if part.used_bytes == listing.stop - listing.start:
+            self._ring_position = listing.after
+        else:
+            self._ring_position = listing.start + part.used_bytes
+        self._sent_a_frame |= bool(part.data)
+        return part.data
 
     def passed_on(self, extent: Extent) -> None:
         """The extent that ``next_part`` gave has been sent, whole."""

@@ -1,0 +1,183 @@
+"""The ring alone: events appended and events looked at by a filter, a second.
+
+Append: blocks of windows of 2.5 KB events into a ring, over and over, beside a plain copy of the
+same blocks.  Filter: a reader goes through a filled ring with a 16-way partition, as one does
+that has fallen behind; by itself, and sharing its scans with others.  Then the memory of a
+reader over a hundred ring lengths.  The floors: 500,000 appended, 5 million looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from benchmarks.harness import Report, Run, measure, start
+from databus.common import frame
+from databus.common.checkpoint import ORIGIN
+from databus.common.filters import ModPartition, StreamFilter
+from databus.common.frame import HEADER_BYTES, OFFSETS, Op
+from databus.common.window import WindowBuilder
+from databus.relay.directory import Directory
+from databus.relay.ring import Ring
+from databus.relay.ring_reader import RingReader
+from databus.relay.ring_writer import RingWriter
+from databus.relay.stream import StreamCursor, warm_up
+
+EVENT_BYTES = {"2.5 KB": 2500, "200 B": 200}
+EVENTS_PER_WINDOW = 10
+BLOCK_BYTES = 1 << 20
+PARTITIONS = 16
+FLOORS = {"append": 500_000, "filter": 5_000_000}
+LAPS = 100
+
+
+class Blocks:
+    """Blocks of whole windows that may be appended again and again, at ever later positions.
+
+    Their CRCs are of their first round: the ring's writer and a filter look at headers.
+    """
+
+    def __init__(self, event_bytes: int, total_bytes: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        payload = rng.integers(32, 127, event_bytes, dtype=np.uint8).tobytes()
+        self.blocks: list[npt.NDArray[np.uint8]] = []
+        self.event_count = 0
+        made, scn = 0, 0
+        while made < total_bytes:
+            block = bytearray()
+            while len(block) < BLOCK_BYTES:
+                scn += 1
+                builder = WindowBuilder(scn, commit_us=scn)
+                for _ in range(EVENTS_PER_WINDOW):
+                    key = int(rng.integers(1 << 40)).to_bytes(8, "little")
+                    row = payload[: event_bytes - HEADER_BYTES - len(key)]
+                    builder.event(Op.INSERT, 1, 1, key, after=row)
+                    self.event_count += 1
+                block += builder.end()
+            self.blocks.append(np.frombuffer(block, dtype=np.uint8))
+            made += len(block)
+        self.bytes = made
+        self._scns = [
+            (frame.scan(block, verify=False).offset + OFFSETS["scn"]) >> 3 for block in self.blocks
+        ]
+        self._step = scn
+        self._round = 0
+
+    def next_round(self) -> None:
+        """Move all positions on behind those that were appended."""
+        if self._round:
+            for block, words in zip(self.blocks, self._scns, strict=True):
+                block.view(np.uint64)[words] += np.uint64(self._step)
+        self._round += 1
+
+    def digest(self) -> str:
+        """Hash of the first round."""
+        found = hashlib.sha256()
+        for block in self.blocks:
+            found.update(block.data)
+        return found.hexdigest()[:16]
+
+    def append(self, writer: RingWriter) -> float:
+        """Append all blocks once; seconds."""
+        self.next_round()
+        began = time.perf_counter()
+        for block in self.blocks:
+            writer.append(block.data)
+        return time.perf_counter() - began
+
+    def copy(self, target: npt.NDArray[np.uint8]) -> float:
+        """Copy all blocks once, to where a ring would have them; seconds."""
+        began, at = time.perf_counter(), 0
+        for block in self.blocks:
+            at = 0 if at + len(block) > len(target) else at
+            target[at : at + len(block)] = block
+            at += len(block)
+        return time.perf_counter() - began
+
+
+def filter_once(ring: RingReader, partition: int, directory: Directory) -> tuple[float, int]:
+    """(seconds, events looked at) of a filtered reader's way through the ring."""
+    cursor = StreamCursor(
+        ORIGIN, StreamFilter(partition=ModPartition(PARTITIONS, frozenset({partition})))
+    )
+    began = time.perf_counter()
+    at, events = ring.snapshot().head, 0
+    while (listing := directory.at(ring, at)) is not None:
+        cursor.take_listed(listing, partial(listing.fetch, ring))
+        at = listing.after
+        events += len(listing.columns)
+    return time.perf_counter() - began, events
+
+
+def main(run: Run) -> None:
+    """Measure and report."""
+    ring_bytes = (16 if run.smoke else 256) << 20
+    report = Report(run, "The ring's rates", "events/s")
+    report.settings = {"ring_bytes": ring_bytes, "partitions": PARTITIONS, "floors": FLOORS}
+    warm_up()
+    for name, event_bytes in EVENT_BYTES.items():
+        blocks = Blocks(event_bytes, ring_bytes * 5 // 4, run.seed)
+        report.output_hash = blocks.digest()
+        target = np.ones(ring_bytes, dtype=np.uint8)
+        with tempfile.TemporaryDirectory(prefix="databus-bench-") as folder:
+            path = Path(folder)
+            with Ring.create(path, ring_bytes) as writer:
+                blocks.append(writer)
+                copied = measure(run, _rate(blocks.event_count, blocks.copy, target))
+                appended = measure(run, _rate(blocks.event_count, blocks.append, writer))
+                report.add(copied, series=f"memcpy, {name}")
+                report.add(appended, series=f"append, {name}")
+                with Ring.open_reader(path) as ring:
+                    filtered = measure(run, partial(_filter_rate, ring, None))
+                    report.add(filtered, series=f"filter, {name}")
+                    directory = Directory()
+                    filter_once(ring, 0, directory)
+                    shared = measure(run, partial(_filter_rate, ring, directory))
+                    report.add(shared, series=f"filter after another reader, {name}")
+                    if name == "2.5 KB":
+                        _tell_memory(report, writer, ring, blocks, 3 if run.smoke else LAPS)
+        gigabytes = appended.median * blocks.bytes / blocks.event_count / 1e9
+        report.note(
+            f"append, {name}: {appended.median / FLOORS['append']:.2f} of the floor, "
+            f"{gigabytes:.2f} GB/s, {appended.median / copied.median:.2f} of memcpy"
+        )
+        report.note(f"filter, {name}: {filtered.median / FLOORS['filter']:.2f} of the floor")
+    report.write()
+
+
+def _rate(count: int, once: Callable[..., float], *arguments: Any) -> Callable[[], float]:
+    return lambda: count / once(*arguments)
+
+
+def _filter_rate(ring: RingReader, directory: Directory | None) -> float:
+    seconds, events = filter_once(ring, 3, directory or Directory())
+    return events / seconds
+
+
+def _tell_memory(
+    report: Report, writer: RingWriter, ring: RingReader, blocks: Blocks, laps: int
+) -> None:
+    """How the process grows while a reader follows the ring for so many of its lengths."""
+    process, directory = psutil.Process(), Directory()
+    blocks.append(writer)
+    filter_once(ring, 0, directory)
+    before = process.memory_full_info().uss
+    start_tail = ring.snapshot().tail
+    while ring.snapshot().tail - start_tail < laps * ring.ring_bytes:
+        blocks.append(writer)
+        filter_once(ring, 0, directory)
+    grown = process.memory_full_info().uss - before
+    report.note(f"memory over {laps} ring lengths: {grown / 1024:+,.0f} KiB")
+
+
+if __name__ == "__main__":
+    main(start("fig_ring_rates", __doc__.partition("\n")[0]))

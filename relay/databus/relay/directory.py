@@ -1,0 +1,150 @@
+"""A directory of the ring: the headers of its frames, copied once for all filtered readers.
+
+A filter decides by headers, which lie one to a cache line or two over all of the ring; here
+they lie together.  What is not here: readers at the tail, who share copies of whole blocks, and
+what is decided by rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from databus.common.errors import ReaderOvertaken
+from databus.common.frame import HEADER_BYTES, Buffer, FrameColumns
+from databus.common.selection import copy_of
+from databus.relay import kernels
+from databus.relay.extents import Head
+from databus.relay.ring_file import RingFile
+from databus.relay.ring_reader import RingReader
+
+LISTING_BYTES = 4 << 20
+MIN_LISTING_BYTES = 64 << 10
+MAX_HEADERS_BYTES = 16 << 20
+
+_MOST = (LISTING_BYTES + MIN_LISTING_BYTES) // HEADER_BYTES + 1
+_places = np.empty(_MOST, dtype=np.int64)
+_headers = np.empty(_MOST * (HEADER_BYTES // 8), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The headers of the frames between two ring positions, in one lap.
+
+    ``columns`` are over the headers alone, so that its offsets are places in ``headers``;
+    ``places`` are the frames' offsets in the ring's data area.  ``after`` is where to go on.
+    """
+
+    file: RingFile
+    start: int
+    stop: int
+    after: int
+    columns: FrameColumns
+    headers: npt.NDArray[np.uint8]
+    places: npt.NDArray[np.int64]
+
+    def used_bytes(self, count: int) -> int:
+        """How long the first ``count`` frames are together."""
+        if count == len(self.places):
+            return self.stop - self.start
+        return int(self.places[count] - self.places[0])
+
+    def fetch(
+        self, ring: RingReader, chosen: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+    ) -> Buffer:
+        """A copy of the chosen frames.
+
+        Raises:
+            ReaderOvertaken: the writer may have overwritten one of them.
+        """
+        head = Head(ring, self.file)
+        if not head.has_passed(self.start):
+            data = copy_of(self.file.data, self.places[chosen], lengths)
+            if not head.has_passed(self.start):
+                return data
+        raise ReaderOvertaken(f"ring position {self.start} was overwritten while it was read")
+
+
+class Directory:
+    """The listings of one ring.
+
+    Invariants:
+        I1. A listing lay whole between head and tail while it was copied: what it says stays
+            true of its ring positions, which are not used twice.
+        I2. Listings end at multiples of ``LISTING_BYTES`` where nothing else ends them, so that
+            readers who began anywhere come to the same ones.
+        I3. At most ``MAX_HEADERS_BYTES`` of headers are kept, and one listing more.
+
+    Owner: one worker's event loop.
+    Raises: ReaderOvertaken as ``RingReader.read`` does.
+    """
+
+    def __init__(self) -> None:
+        self.listed_count = 0
+        self._known: dict[tuple[int, int], Listing] = {}
+        self._kept_bytes = 0
+        self._file: RingFile | None = None
+
+    def at(self, ring: RingReader, position: int) -> Listing | None:
+        """The listing at a ring position; None where little comes, or one very long frame."""
+        state = ring.snapshot()
+        file = ring.file
+        if file is not self._file:
+            self._known.clear()
+            self._kept_bytes = 0
+            self._file = file
+        if position < state.head:
+            raise ReaderOvertaken(f"ring position {position} was overwritten, head {state.head}")
+        while state.tail - position >= MIN_LISTING_BYTES:
+            lap_end = position - position % file.data_bytes + file.data_bytes
+            stop = min(state.tail, lap_end, _grid_line(position))
+            found = self._known.get((position, stop)) or self._list(ring, position, stop)
+            if isinstance(found, Listing):
+                return found
+            if found != kernels.WALK_PAD:
+                return None
+            position = lap_end
+        return None
+
+    def _list(self, ring: RingReader, start: int, limit: int) -> Listing | int:
+        """The listing from ``start`` to ``limit`` at most; without a frame, what lies there."""
+        file, head = ring.file, Head(ring, ring.file)
+        lap_start = start - start % file.data_bytes
+        count, stop, what = kernels.list_headers(
+            file.data.view(np.int64), start - lap_start, limit - lap_start, _places, _headers
+        )
+        if head.has_passed(start):
+            raise ReaderOvertaken(f"ring position {start} was overwritten while it was listed")
+        if not count:
+            return int(what)
+        self.listed_count += 1
+        headers = _headers[: count * (HEADER_BYTES // 8)].copy()
+        listing = Listing(
+            file=file,
+            start=start,
+            stop=lap_start + stop,
+            after=lap_start + (file.data_bytes if what == kernels.WALK_PAD else stop),
+            columns=FrameColumns(
+                headers.view(np.uint64),
+                np.arange(count, dtype=np.int64) * HEADER_BYTES,
+                headers.nbytes,
+            ),
+            headers=headers.view(np.uint8),
+            places=_places[:count].copy(),
+        )
+        self._keep(start, limit, listing)
+        return listing
+
+    def _keep(self, start: int, limit: int, listing: Listing) -> None:
+        while self._known and self._kept_bytes > MAX_HEADERS_BYTES:
+            oldest = self._known.pop(next(iter(self._known)))
+            self._kept_bytes -= oldest.headers.nbytes
+        self._known[start, limit] = listing
+        self._kept_bytes += listing.headers.nbytes
+
+
+def _grid_line(position: int) -> int:
+    """Where a listing from ``position`` on is to end: a line that is not too near."""
+    return (position + MIN_LISTING_BYTES) // LISTING_BYTES * LISTING_BYTES + LISTING_BYTES
