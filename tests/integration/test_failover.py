@@ -17,6 +17,7 @@ from tests.support.capture import (
     capturing,
     database_config,
     failed_with,
+    kept_memo,
     ring_state,
     streaming,
 )
@@ -135,7 +136,7 @@ async def test_a_replica_promoted_without_what_we_have_read_is_refused_by_name(
         primary.execute("SET GLOBAL rpl_semi_sync_master_enabled = OFF")
         await asyncio.to_thread(writer.write, primary, 3)
         await eventually(lambda: len(ring_state(folder).windows) == 8, 60)
-        await eventually(lambda: fetcher.folder.memo.exists(), 60)
+        await eventually(lambda: kept_memo(fetcher), 60)
     before = ring_state(folder)
     primary.kill9()
     replica.execute("RESET SLAVE ALL")
@@ -164,7 +165,7 @@ async def test_a_server_that_began_anew_is_refused_even_after_it_passed_our_posi
         await eventually(lambda: ring_state(tmp_path / "shop").letters == "c", 60)
         assert fetcher.intake is not None
         reached = fetcher.intake.complete.scn
-        await eventually(lambda: f'"scn": {reached}' in fetcher.folder.memo.read_text(), 60)
+        await eventually(lambda: f'"scn": {reached}' in kept_memo(fetcher), 60)
     reset = "RESET MASTER" if product == "mariadb" else "RESET BINARY LOGS AND GTIDS"
     database.execute(reset)
     # Of another second: MariaDB's binlog tells time no finer, and the server is the same.
@@ -226,8 +227,7 @@ async def test_a_standby_promoted_before_anybody_wrote_to_it_is_gone_on_with(
         await eventually(lambda: count() == 40, 90)
         assert fetcher.intake is not None
         assert fetcher.intake.ring.clock == clock
-        kept = fetcher.folder.memo
-        await eventually(lambda: '"timeline": 2' in kept.read_text(), 60)
+        await eventually(lambda: '"timeline": 2' in kept_memo(fetcher), 60)
     state = ring_state(folder)
     assert sorted(key[0] for key in state.tables["public.orders"]) == list(range(40))
     # Another restart, with our position on the new timeline.
@@ -250,7 +250,7 @@ async def test_a_standby_promoted_without_what_we_have_read_is_refused_by_name(
         standby.stop()
         await asyncio.to_thread(insert, primary, 5, 5)
         await eventually(lambda: len(ring_state(folder).windows) == 10, 90)
-        await eventually(lambda: fetcher.folder.memo.exists(), 60)
+        await eventually(lambda: kept_memo(fetcher), 60)
     before = ring_state(folder)
     primary.kill9()
     standby.start()

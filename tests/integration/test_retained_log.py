@@ -69,7 +69,7 @@ async def test_an_idle_captured_table_holds_nothing_back_while_others_write(
 ) -> None:
     config = parse(CONFIG.format(url=server.url("shop")), folder=tmp_path)
     async with LocalRelay(config) as relay:
-        await relay.ready()
+        await relay.ready(120)
         for database, filler in (
             ("busy", FILLER),
             ("shop", FILLER.replace("filler", "elsewhere.filler", 1)),
@@ -100,7 +100,7 @@ async def test_much_retained_log_is_a_warning_and_too_much_ends_by_name(
     server.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '200MB'")
     server.execute("SELECT pg_reload_conf()")
     async with LocalRelay(config) as relay:
-        await relay.ready()
+        await relay.ready(120)
         # A transaction that stays open holds the log back, whoever reads it.
         with server.connect("shop") as connection:
             connection.execute("BEGIN")

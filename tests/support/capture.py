@@ -70,6 +70,12 @@ async def failed_with(fetcher: Fetcher, code: str, timeout_s: float = 90.0) -> s
     return fetcher.status.error.message
 
 
+def kept_memo(fetcher: Fetcher) -> str:
+    """What is on disk of the source's memo; empty while there is none."""
+    memo = fetcher.folder.memo
+    return memo.read_text() if memo.exists() else ""
+
+
 @dataclass
 class RingState:
     """What a consumer holds that has applied a ring from its beginning.

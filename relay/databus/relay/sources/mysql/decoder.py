@@ -23,7 +23,7 @@ from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.events import CRC_BYTES, HEADER_BYTES, EventType, GtidFlag
 from databus.relay.sources.mysql.groups import PART_BYTES as PART_BYTES
 from databus.relay.sources.mysql.groups import FrameBuffer, Group
-from databus.relay.sources.mysql.lineage import Mark, Memo
+from databus.relay.sources.mysql.lineage import Mark, Memo, require_same
 from databus.relay.sources.mysql.mapped import CatalogueDiffers, MappedTable, resolve
 from databus.relay.sources.mysql.payload import Payload
 from databus.relay.sources.mysql.settings import Settings
@@ -244,12 +244,7 @@ class BinlogDecoder:
         if expected is None or scn < expected.scn:
             return
         found = Mark(scn, header.server_id, commit_us or header.timestamp_s * 1_000_000)
-        if not found.is_same(expected):
-            raise SourcePositionLost(
-                f"{self._place(header)}: this server's history is not the one that we have read: "
-                f"we know {expected}, here is {found}. It was reset, is another "
-                "server, or was promoted without the last transactions of its primary"
-            )
+        require_same(found, expected, self._place(header))
         self.expected, self.mark = None, found
 
     def _end_group(self) -> None:
@@ -443,7 +438,7 @@ class BinlogDecoder:
                     source=schema.source_id,
                     schema_fp=schema.fingerprint,
                     commit_us=group.commit_us,
-                    after=schema_json(schema),
+                    after=json.dumps(schema.to_json(), separators=(",", ":")).encode(),
                 )
             )
             group.seq += 1
@@ -601,8 +596,3 @@ class BinlogDecoder:
                 f"{self._place(header)}: an event of type {header.type}, which is unknown"
             )
         return True
-
-
-def schema_json(schema: SourceSchema) -> bytes:
-    """The content of a schema-change frame."""
-    return json.dumps(schema.to_json(), separators=(",", ":")).encode()

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from databus.common.errors import FormatError
+from databus.common.errors import FormatError, SourcePositionLost
 from databus.relay.sources.source import Transaction
 
 
@@ -36,6 +36,20 @@ class Mark:
     def __str__(self) -> str:
         when = datetime.fromtimestamp(self.commit_us / 1e6, UTC).isoformat()
         return f"scn {self.scn} of server_id {self.server_id}, committed {when}"
+
+
+def require_same(found: Mark, expected: Mark, place: str) -> None:
+    """See to it that the transaction at ``place`` is the one that we remember.
+
+    Raises:
+        SourcePositionLost: it is another one.
+    """
+    if not found.is_same(expected):
+        raise SourcePositionLost(
+            f"{place}: this server's history is not the one that we have read: we know "
+            f"{expected}, here is {found}. It was reset, is another server, or was promoted "
+            "without the last transactions of its primary"
+        )
 
 
 @dataclass(frozen=True, slots=True)
