@@ -497,7 +497,7 @@ def tables(draw: st.DrawFn) -> tuple[SourceSchema, list[str], list[list[Any]]]:
     return schema, actions, rows
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(table=tables(), absent=st.integers(0, 4095))
 def test_rewritten_frames_decode_to_the_rule_applied_to_the_decoded_row(
     table: tuple[SourceSchema, list[str], list[list[Any]]], absent: int
