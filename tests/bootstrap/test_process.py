@@ -180,17 +180,24 @@ def test_the_applier_keeps_what_the_configuration_says(
 
     (tmp_path / "shop" / "log").mkdir(parents=True)
     (tmp_path / "shop" / "log" / "data.mdb").touch()
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[int | None, ...]] = []
 
     class Noting(applier.Applier):
         def apply(self, *, full: bool = False) -> list[Mapping[str, Any]]:
-            seen.append((self.retention_bytes, self.grace_us))
+            kept = self.retention_bytes, self.retention_us, self.retention_scns
+            seen.append((*kept, self.grace_us))
             return []
 
     monkeypatch.setattr(applier, "Applier", Noting)
-    monkeypatch.setattr(applier, "start_spark", lambda *_: SimpleNamespace(stop=lambda: None))
+    session = SimpleNamespace(stop=lambda: None, newSession=lambda: None)
+    monkeypatch.setattr(applier, "start_spark", lambda *_: session)
     run_applier(BootstrapConfig(data_dir=tmp_path, retention_bytes=1 << 30, run_grace=2.0))
-    assert seen == [(1 << 30, 2_000_000)]
+    bounds = {"retention_time": 60.0, "retention_scns": 7}
+    run_applier(BootstrapConfig.model_validate({"data_dir": tmp_path, **bounds}))
+    assert seen == [
+        (1 << 30, None, None, 2_000_000),
+        (64 << 30, 60_000_000, 7, 600_000_000),
+    ]
 
 
 def test_an_address_that_is_taken_is_one_clear_error(

@@ -11,6 +11,7 @@ import pytest
 from databus.bootstrap import segments
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Store
+from databus.bootstrap.progress import Progress
 from databus.bootstrap.runs import RunKind
 from tests.bootstrap.model import CLOCK, START, History, compact, frames_of, write_run
 
@@ -93,3 +94,26 @@ def test_a_file_without_the_section_is_refused(databus: Any, tmp_path: Path) -> 
     done = databus("runs", "-c", path)
     assert done.code == 2
     assert "no [bootstrap] section" in done.err
+
+
+def test_a_damaged_run_is_found_when_asked_for_and_the_applier_is_shown(
+    databus: Any, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert databus("runs", "-c", config, "--check").code == 0
+    store = Store(config.parent / "data" / "shop")
+    progress = Progress("shop", store.storage)
+    what = {"kind": "base", "runs": 3, "rows_in": 10, "bytes_in": 10}
+    with progress.merging(what, lambda: (1, 4)):
+        shown = databus("runs", "-c", config).out
+        assert "shop: merging 3 runs into a base, 0 of 0 tasks" in shown
+    with pytest.raises(RuntimeError), progress.merging(what, lambda: (1, 4)):
+        raise RuntimeError("a torn file")
+    assert "shop: the last merge failed: a torn file" in databus("runs", "-c", config).out
+
+    run = store.read().chain[0]
+    path = store.run_folder(run) / run.files[0].name
+    path.write_bytes(path.read_bytes()[:-9])
+    done = databus("runs", "-c", config, "--check")
+    assert done.code != 0
+    assert run.id in done.err

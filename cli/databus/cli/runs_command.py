@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from databus.common.errors import ConfigError
+from databus.common.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from databus.bootstrap.manifest import Manifest
@@ -24,16 +24,21 @@ def runs(
         Path, typer.Option("--config", "-c", metavar="FILE", help="The TOML file; see the README.")
     ],
     json_: Annotated[bool, typer.Option("--json", help="As JSON, one object a database.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read every frame of every run; fail if one is wrong.")
+    ] = False,
 ) -> None:
-    """Show the runs of a bootstrap store and what the last applies did.
+    """Show the runs of a bootstrap store, on disk or on S3, and what the last applies did.
 
-    Reads the files; no server needs to be up.  `tier` is how many runs a merge took.
+    Reads the store; no server needs to be up.  `tier` is how many runs a merge took.
 
     Examples:
 
         databus runs -c databus.toml
         databus runs -c databus.toml --json
+        databus runs -c databus.toml --check
     """
+    from databus.bootstrap.progress import applier_document
     from databus.bootstrap.stores import Stores
     from databus.common import config as configuration
 
@@ -42,13 +47,21 @@ def runs(
         raise ConfigError(f"{config}: there is no [bootstrap] section")
     stores = Stores(section).begun()
     console = Console(soft_wrap=True)
+    problems = []
     for name, store in stores.items():
         manifest = store.read()
+        applier = applier_document(store.storage)
         if json_:
-            print(json.dumps({"database": name, **_document(manifest)}))
+            document = {"database": name, **_document(manifest), "applier": applier}
+            print(json.dumps(document))
         else:
             console.print(_runs_table(name, manifest))
             console.print(_applies_table(name, manifest))
+            if line := _applier_line(applier):
+                console.print(f"{name}: {line}", markup=False)
+        problems += store.check() if check else []
+    if problems:
+        raise StoreError("; ".join(problems))
     if not stores and not json_:
         console.print(f"{section.store or section.data_dir} holds no database yet", markup=False)
 
@@ -114,6 +127,17 @@ def _applies_table(name: str, manifest: Manifest) -> Table:
             f"{record['seconds']:.1f}",
         )
     return table
+
+
+def _applier_line(applier: dict[str, Any]) -> str:
+    """What the applier is doing, if that is worth a line."""
+    if applier["state"] == "failed":
+        return f"the last merge failed: {applier.get('error', '')}"
+    if applier["state"] in ("merging", "down"):
+        done = f"{applier.get('tasks_done', 0)} of {applier.get('tasks', 0)} tasks"
+        what = f"merging {applier['runs']} runs into a {applier['kind']}, {done}"
+        return what if applier["state"] == "merging" else f"{what}; silent since, perhaps dead"
+    return ""
 
 
 def _position(document: dict[str, int]) -> str:
