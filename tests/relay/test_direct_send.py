@@ -11,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import uvloop
 
 from databus.common.checkpoint import ORIGIN, OnlineCheckpoint, Position, encode
 from databus.common.errors import ReaderOvertaken
@@ -366,4 +367,39 @@ async def test_nothing_is_written_for_a_reader_that_has_no_room(
         assert lapped.truth == got[: len(lapped.truth)]
         # Each wait for room is for a good part of the send buffer, not for a page.
         assert senders[0].write_count < 16 * len(got) // (64 << 10)
+    lapped.live.close()
+
+
+def test_on_the_workers_own_loop_readers_come_go_and_are_cut_off(
+    tmp_path: Path, cleaner: contextlib.ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    lapped = Lapped(tmp_path, 8 << 20)
+
+    async def served(http: aiohttp.ClientSession) -> dict[str, int]:
+        async with http.get(f"{lapped.live.url}/v1/status") as answer:
+            counts: dict[str, int] = (await answer.json())["databases"][0]["served"]
+        return counts
+
+    async def scenario() -> None:
+        async with lapped.live.served(), aiohttp.ClientSession() as http:
+            url = f"{lapped.live.url}/v1/shop/stream"
+            async with http.get(url, headers=SPANS) as answer:
+                body, is_whole = await received(answer)
+            assert is_whole
+            assert understood(body, SPANS) == lapped.truth
+            gone, overtaken = (cleaner.enter_context(Stuck(port_of(lapped.live))) for _ in "ab")
+
+            async def readers(count: int) -> bool:
+                return (await served(http))["readers"] == count
+
+            await eventually(lambda: readers(2), 60)
+            gone.__exit__()
+            await eventually(lambda: readers(1), 60)
+            lapped.write_lap()
+            assert lapped.truth.startswith(understood(await overtaken.rest(), SPANS))
+            await eventually(lambda: readers(0), 60)
+            assert (await served(http))["overtaken"] == 1
+
+    uvloop.run(scenario())
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
     lapped.live.close()

@@ -53,7 +53,7 @@ class DirectSender:
 
     def __init__(self, request: web.Request, *, spans: bool) -> None:
         transport = request.transport
-        if transport is None:
+        if transport is None or transport.is_closing():
             raise ConnectionResetError("the reader has gone")
         self._transport = transport
         self._connection = transport.get_extra_info("socket")
@@ -71,14 +71,15 @@ class DirectSender:
 
     def close(self) -> None:
         """Let go; the connection stays as it is."""
-        self._transport.set_write_buffer_limits()
+        if not self._transport.is_closing():
+            self._transport.set_write_buffer_limits()
         if self._waiting_fd >= 0:
             os.close(self._waiting_fd)
             self._waiting_fd = -1
 
     async def send(self, ring: RingReader, extent: Extent) -> None:
         """Send the frames of an extent."""
-        while self._transport.get_write_buffer_size():
+        while not self._transport.is_closing() and self._transport.get_write_buffer_size():
             await self._writable()
         size = extent.size_bytes
         start: bytes = extent.span if self._spans else b""
@@ -158,7 +159,8 @@ class DirectSender:
         )
         if not sent:
             raise ReaderOvertaken(what)
-        self._transport.abort()
+        if not self._transport.is_closing():
+            self._transport.abort()
         raise CutOff(what)
 
 
