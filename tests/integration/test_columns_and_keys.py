@@ -369,3 +369,34 @@ async def test_both_decoders_of_a_binlog_write_the_same_keys_with_nulls(
     keys = [event.key for event in read[0].events()]
     assert keys[1] == {"a": None, "b": None, "c": None}
     assert keys[2] == {"a": 2, "b": "", "c": b""}
+
+
+async def test_unchanged_toast_values_stay_marked_where_columns_are_hashed_or_left_out(
+    postgres_database: FreshDatabase, tmp_path: Path
+) -> None:
+    execute = postgres_database.execute
+    execute("CREATE TABLE docs (id int PRIMARY KEY, gone text, body text, plain text, n int)")
+    for column in ("gone", "body", "plain"):
+        execute(f"ALTER TABLE docs ALTER COLUMN {column} SET STORAGE EXTERNAL")
+    upstream = Upstream("postgres", postgres_database.url, "public", execute)
+    rules = (
+        f'exclude_columns = ["*.gone"]\nhash_columns = ["*.body", "*.docs.id"]\n'
+        f'hash_salt = "{SALT}"\n'
+    )
+    async with running(configured(upstream, tmp_path, rules), tmp_path) as run:
+        execute(
+            "INSERT INTO docs VALUES (1, repeat('goneSECRET', 1000), repeat('bodySECRET', 1000), "
+            "repeat('plain', 2000), 1)"
+        )
+        execute("UPDATE docs SET n = 2 WHERE id = 1")
+        execute("DELETE FROM docs WHERE id = 1")
+        await eventually(lambda: len(run.frames()) == 3, WAIT_S, poll_s=0.2)
+        insert, update, delete = run.frames()
+        registry = RegistryReader(run.folder / "schemas.jsonl")
+        registry.refresh()
+        schema = registry.schemas.by_fingerprint(update.schema_fp)
+        assert schema.absent_names(update.absent) == ("body", "plain")
+        assert schema.decode_row(insert.after or b"")["body"] == digest("bodySECRET" * 1000)
+        assert schema.decode_key(delete.key) == {"id": digest("1")}
+        assert insert.key == update.key == delete.key
+        assert b"SECRET" not in run.everything()
