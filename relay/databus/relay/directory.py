@@ -75,7 +75,8 @@ class Directory:
             true of its ring positions, which are not used twice.
         I2. Listings end at multiples of ``LISTING_BYTES`` where nothing else ends them, so that
             readers who began anywhere come to the same ones.
-        I3. At most ``MAX_HEADERS_BYTES`` of headers are kept, and one listing more.
+        I3. At most ``MAX_HEADERS_BYTES`` of headers are kept, and one listing more; the first
+            of them is not of an earlier lap.
 
     Owner: one worker's event loop.
     Raises: ReaderOvertaken as ``RingReader.read`` does.
@@ -138,9 +139,12 @@ class Directory:
         return listing
 
     def _keep(self, start: int, limit: int, listing: Listing) -> None:
-        while self._known and self._kept_bytes > MAX_HEADERS_BYTES:
-            oldest = self._known.pop(next(iter(self._known)))
-            self._kept_bytes -= oldest.headers.nbytes
+        head = listing.file.snapshot().head
+        while self._known:
+            key = next(iter(self._known))
+            if key[0] >= head and self._kept_bytes <= MAX_HEADERS_BYTES:
+                break
+            self._kept_bytes -= self._known.pop(key).headers.nbytes
         self._known[start, limit] = listing
         self._kept_bytes += listing.headers.nbytes
 
