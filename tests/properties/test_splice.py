@@ -69,6 +69,7 @@ class Lane:
     waiting: Waiting
     bracket: Bracket | None
     rows: dict[bytes, tuple[int, int]] | None = None
+    chunk: Chunk | None = None  # read, and not handed over yet
 
 
 class SpliceMachine(RuleBasedStateMachine):
@@ -209,9 +210,21 @@ class SpliceMachine(RuleBasedStateMachine):
         lane.rows = {key_bytes(key): (key, state[key][0]) for key in keys if state[key][1]}
         rows = Rows.of(Row(key, b"") for key in lane.rows)
         snapshot = ModelSnapshot(visible, len(self.log))
+        lane.chunk = Chunk(SCHEMA, rows, snapshot, None, False)
+
+    @precondition(lambda self: any(lane.chunk is not None for lane in self.lanes))
+    @rule(data=st.data())
+    def hand_over(self, data: st.DataObject) -> None:
+        """Chunks may arrive in another order than that of their snapshots."""
+        self.arrive(data.draw(st.sampled_from([lane for lane in self.lanes if lane.chunk])))
+
+    def arrive(self, lane: Lane) -> None:
+        assert self.splice is not None
+        assert lane.chunk is not None
         if lane.bracket is not None:
             self.mark(lane.bracket.high)
-        self.splice.arrived(lane.waiting, Chunk(SCHEMA, rows, snapshot, None, False))
+        self.splice.arrived(lane.waiting, lane.chunk)
+        lane.chunk = None
 
     @precondition(lambda self: self.builder is None and self.lanes)
     @rule(data=st.data(), slice_rows=st.integers(1, CHUNK_KEYS))
@@ -257,6 +270,8 @@ class SpliceMachine(RuleBasedStateMachine):
                 self.start_dump(0)
             elif any(lane.rows is None for lane in self.lanes):
                 self.read(next(lane for lane in self.lanes if lane.rows is None))
+            elif any(lane.chunk is not None for lane in self.lanes):
+                self.arrive(next(lane for lane in self.lanes if lane.chunk is not None))
             elif self.lanes:
                 self.emit_a_slice(self.lanes[0], CHUNK_KEYS)
             elif self.next_key < KEYS:
