@@ -316,14 +316,15 @@ class Connection:
         if round_trip_us < _NEAR_US:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WINDOW_BYTES)
 
-    async def receive(self, timeout_s: float) -> memoryview | None:
+    async def receive(self, timeout_s: float, *, is_behind: bool = True) -> memoryview | None:
         """All whole messages that are there, as one block; waits at most ``timeout_s``.
 
+        ``is_behind``: what came last is old, so that a burst is a backlog and not the tail.
         None if nothing came.  The block stays valid until ``consumed`` is called with it.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
-        if self._recent_bytes >= _BACKLOG_BYTES:
+        if is_behind and self._recent_bytes >= _BACKLOG_BYTES:
             await asyncio.sleep(_NAP_S)
             self._recent_bytes = 0
         while True:

@@ -103,6 +103,11 @@ class WindowAssembler:
         return int(self._state[RESOLVED])
 
     @property
+    def commit_us(self) -> int:
+        """When the transaction that came last was committed, by the server's clock."""
+        return int(self._state[COMMIT_US])
+
+    @property
     def is_idle(self) -> bool:
         """Whether no transaction is under way."""
         return not self._state[IN_TRANSACTION]
