@@ -68,7 +68,7 @@ def test_every_kind_is_tried() -> None:
 
 
 def as_arrow_gives(value: Any, column: Column) -> Any:
-    """What a decoded value is in Arrow, by docs/types-arrow.md."""
+    """What a decoded value is in Arrow, by docs/spark.md."""
     if isinstance(value, dt.time):
         return value.isoformat("microseconds")
     if isinstance(value, dt.timedelta):

@@ -15,7 +15,14 @@ from typing import NoReturn
 
 import typer
 
-from databus.cli import commands, demo_command, inspection, runs_command, verify_command
+from databus.cli import (
+    commands,
+    demo_command,
+    export_command,
+    inspection,
+    runs_command,
+    verify_command,
+)
 from databus.common.errors import (
     BadRequest,
     ConfigError,
@@ -35,6 +42,7 @@ cli = typer.Typer(
 )
 commands.add_to(cli)
 runs_command.add_to(cli)
+export_command.add_to(cli)
 verify_command.add_to(cli)
 demo_command.add_to(cli)
 cli.add_typer(inspection.cli, name="inspect")

@@ -1,12 +1,12 @@
 """Frames as Arrow columns: the rows of one table, typed by its schema, without an object a row.
 
-This is what Spark, the exports and any reader of Arrow get.  docs/types-arrow.md lists the
+This is what Spark, the exports and any reader of Arrow get.  docs/spark.md lists the
 types.  Needs pyarrow (extra ``bootstrap`` or ``export``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from databus.common.frame import (
     OP_LETTERS,
     Flag,
     FrameColumns,
+    FrameView,
     Op,
     trusted_frame,
 )
@@ -152,6 +153,14 @@ class RowDecoder:
             arrays.append(_METADATA[field.name](self, data, columns, rows).cast(field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
+    def batch_of(self, rows: Sequence[Mapping[str, Any]]) -> Any:
+        """Rows that were put together from several frames, by column name."""
+        return pa.RecordBatch.from_pylist(list(rows), schema=self.schema)
+
+    def absent_names(self, one: FrameView) -> tuple[str, ...]:
+        """The columns that a partial frame does not hold."""
+        return self._schema_of(one.schema_fp).absent_names(one.absent) if one.absent else ()
+
     def _groups(self, columns: FrameColumns, rows: npt.NDArray[np.int64]) -> list[_Group]:
         offset = columns.offset[rows]
         key_len, before_len, after_len = (
@@ -252,7 +261,7 @@ class RowDecoder:
         partial = (columns.flags[rows] & Flag.PARTIAL) != 0
         for at in np.flatnonzero(partial).tolist():
             one = trusted_frame(data.data, int(columns.offset[rows[at]]))
-            values[at] = self._schema_of(one.schema_fp).absent_names(one.absent)
+            values[at] = self.absent_names(one)
         return pa.array(values, type=pa.list_(pa.string()))
 
 

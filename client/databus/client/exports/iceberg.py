@@ -1,0 +1,152 @@
+"""A table in Apache Iceberg, written by ``pyiceberg``; the mark is in the table's properties.
+
+The catalog is an SQLite file, ``<to>/catalog.db``, in the form that every Iceberg client with an
+SQL catalog reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.table.upsert_util import create_match_filter
+
+from databus.client.exports.export import Changes, Mark
+from databus.common.checkpoint import Position
+
+APPEND_ROWS = 1_000_000
+"""Rows of one data file, and what is held in memory."""
+
+
+def open_catalog(folder: Path) -> SqlCatalog:
+    """The catalog over a folder, made if there is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return SqlCatalog(
+        "databus", uri=f"sqlite:///{folder}/catalog.db", warehouse=folder.resolve().as_uri()
+    )
+
+
+class IcebergTable:
+    """One table.
+
+    Invariants:
+        I1. Rows and position change in one commit of the catalog.
+
+    Owner: one export at a time; the catalog refuses a second that wrote in between.
+    """
+
+    def __init__(
+        self,
+        catalog: SqlCatalog,
+        name: tuple[str, ...],
+        key: Sequence[str],
+        reached: Callable[[str], None] = lambda step: None,
+    ) -> None:
+        self._catalog = catalog
+        self._name = name
+        self._key = list(key)
+        self._reached = reached
+
+    def _table(self) -> Any:
+        try:
+            return self._catalog.load_table(self._name)
+        except NoSuchTableError:
+            return None
+
+    def mark(self) -> Mark | None:
+        """Where the table stands."""
+        table = self._table()
+        if table is None or "databus.clock" not in table.properties:
+            return None
+        found = table.properties
+        position = Position(int(found["databus.scn"]), int(found["databus.seq"]))
+        return Mark(found["databus.clock"], position)
+
+    def schema(self) -> Any:
+        """Its schema, in the types that we write."""
+        found = self._table().schema().as_arrow()
+        return pa.schema([(field.name, _ours(field.type)) for field in found])
+
+    def rows_of(self, keys: Any) -> list[Mapping[str, Any]]:
+        """The rows with these keys."""
+        found = self._table().scan(row_filter=create_match_filter(keys, self._key))
+        return list(found.to_arrow().to_pylist())
+
+    def replace(self, schema: Any, batches: Iterator[Any], mark: Mark) -> int:
+        """One commit that deletes everything and appends these rows."""
+        table = self._table()
+        if table is None:
+            with contextlib.suppress(NamespaceAlreadyExistsError):
+                self._catalog.create_namespace(self._name[:-1])
+            beginning = self._catalog.create_table_transaction(self._name, schema=schema)
+        else:
+            beginning = table.transaction()
+        count = 0
+        with beginning as transaction:
+            if table is not None:
+                transaction.delete(AlwaysTrue())
+                _reshape(transaction, table, schema)
+            for rows in _chunks(schema, batches):
+                transaction.append(rows)
+                count += rows.num_rows
+            transaction.set_properties(_properties(mark))
+            self._reached("written")
+        return count
+
+    def apply(self, schema: Any, changes: Changes, mark: Mark) -> None:
+        """One commit that deletes all keys that are touched and appends their rows."""
+        table = self._table()
+        with table.transaction() as transaction:
+            if set(schema.names) - set(self.schema().names):
+                with transaction.update_schema() as update:
+                    update.union_by_name(schema)
+            keys = changes.keys
+            transaction.delete(create_match_filter(keys, self._key))
+            if changes.rows.num_rows:
+                transaction.append(changes.rows.select(schema.names))
+            transaction.set_properties(_properties(mark))
+            self._reached("written")
+
+
+def _reshape(transaction: Any, table: Any, schema: Any) -> None:
+    """Make the columns those of ``schema``: what went or has another type is dropped."""
+    had = {field.name: _ours(field.type) for field in table.schema().as_arrow()}
+    dropped = [n for n, t in had.items() if n not in schema.names or schema.field(n).type != t]
+    if dropped:
+        with transaction.update_schema(allow_incompatible_changes=True) as update:
+            for name in dropped:
+                update.delete_column(name)
+    with transaction.update_schema() as update:
+        update.union_by_name(schema)
+
+
+def _ours(type_: Any) -> Any:
+    """Iceberg gives texts and bytes with 64-bit offsets; ours have 32."""
+    if pa.types.is_large_string(type_):
+        return pa.string()
+    return pa.binary() if pa.types.is_large_binary(type_) else type_
+
+
+def _properties(mark: Mark) -> dict[str, str]:
+    return {
+        "databus.clock": mark.clock,
+        "databus.scn": str(mark.position.scn),
+        "databus.seq": str(mark.position.seq),
+    }
+
+
+def _chunks(schema: Any, batches: Iterator[Any]) -> Iterator[Any]:
+    held: list[Any] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(one.num_rows for one in held) >= APPEND_ROWS:
+            yield pa.Table.from_batches(held, schema=schema)
+            held = []
+    if held:
+        yield pa.Table.from_batches(held, schema=schema)
