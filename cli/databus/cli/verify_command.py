@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,13 +11,12 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
-from databus.common.config import Config
 from databus.common.errors import ConfigError, UnknownSource
-from databus.common.filters import matches
 
 if TYPE_CHECKING:
     from databus.bootstrap.copies import ServedCopy
     from databus.bootstrap.verify import Report
+    from databus.common.config import Config
 
 EXIT_DIFFERENT = 4
 SHOWN_KEYS = 5
@@ -50,6 +48,8 @@ def verify(
         databus verify -c databus.toml
         databus verify -c databus.toml --source 'shop.orders' --repair
     """
+    import asyncio
+
     from databus.common import config as configuration
 
     reports = asyncio.run(
@@ -105,6 +105,8 @@ async def _verify(
 
 
 async def _tables(copy: ServedCopy, database: str, pattern: str) -> list[str]:
+    from databus.common.filters import matches
+
     known = await copy.sources()
     found = [table for table in known if matches(table, (pattern,))]
     if not found:
