@@ -194,7 +194,7 @@ async def test_a_database_that_is_added_and_cannot_be_captured_harms_no_other(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_a_relay_reads_its_file_again_without_a_restart_of_what_has_not_changed(
     tmp_path: Path,
 ) -> None:
@@ -222,7 +222,7 @@ def test_a_relay_reads_its_file_again_without_a_restart_of_what_has_not_changed(
         assert (done.returncode, done.stdout) == (0, "added three\nremoved two\n"), done.stderr
         # Each worker has been told; which one answers is the kernel's choice.
         for _ in range(20):
-            eventually_sync(lambda: served(1) == ["one", "three"])
+            eventually_sync(lambda: served(1) == ["one", "three"], 60)
         eventually_sync(lambda: relay.state("three")["state"] == "streaming", 60)
         now = {child.pid for child in relay.children("databus.relay.fetcher")}
         assert len(now & fetchers) == 1
