@@ -23,7 +23,7 @@ from tests.bootstrap.model import CLOCK, START, History, State
 from tests.support.s3_server import Faults, S3Server
 from tests.support.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(500)]
 
 PROGRAM = "from databus.cli.main import app; app()"
 CONFIG = """
@@ -70,14 +70,14 @@ def test_workers_that_see_only_the_store_on_s3_merge_what_the_log_had(
         log.append(block, 1)
         segments.seal(log, store, 1)
 
-    s3.faults = Faults(refused=0.01, lost=0.01)
+    s3.faults = Faults(refused=0.005, lost=0.005)
     environment = {**os.environ, "SPARK_EXECUTOR_MEMORY": "512m"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, "apply", "-c", str(file), "--once"],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=330,
         check=False,
     )
     s3.faults = Faults()

@@ -38,7 +38,7 @@ VARIABLES = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REG
 
 def on_s3(place: str) -> Store:
     """The store, its options from the environment."""
-    return open_store(place, BootstrapConfig(s3=S3Options(region="us-east-1", lease_ttl=1)))
+    return open_store(place, BootstrapConfig(s3=S3Options(region="us-east-1", lease_ttl=60)))
 
 
 def write(folder: Path, store: Store) -> None:
