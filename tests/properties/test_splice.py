@@ -287,4 +287,4 @@ class SpliceMachine(RuleBasedStateMachine):
 
 
 TestSplice = SpliceMachine.TestCase
-TestSplice.settings = settings(max_examples=250, stateful_step_count=30, deadline=None)
+TestSplice.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
