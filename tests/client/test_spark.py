@@ -1,0 +1,284 @@
+"""Spark over a real relay and a real bootstrap server: reads, changes, streams."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from databus.bootstrap.applier import start_spark
+from databus.cli.shop import TABLES
+from databus.client.spark import register
+from databus.common.checkpoint import Position
+from tests.support.fixtures import FreshDatabase
+from tests.support.processes import Processes
+from tests.support.system import System, server_shop, sqlite_shop
+from tests.support.tables import get, keyed, name_of, settled, source_rows, started, write
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    """One session for all tests of this file."""
+    session = start_spark("local[2]", "1g")
+    register(session)
+    yield session
+    session.stop()
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(20)
+        SparkContext._gateway = None
+        SparkContext._jvm = None
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """One system over an SQLite file for all tests of this file; its ring is small."""
+    folder = tmp_path_factory.mktemp("spark")
+    processes = Processes(folder)
+    try:
+        shop, url = sqlite_shop(folder / "shop.db")
+        yield started(folder, processes, shop, url, ring_bytes="256KiB")
+    finally:
+        processes.end_all()
+
+
+def options(system: System, table: str, **more: Any) -> dict[str, str]:
+    given = {
+        "database": "shop",
+        "source": name_of(system, table),
+        "relays": system.relay_url,
+        "bootstraps": system.bootstrap_url,
+    }
+    return given | {name: str(value) for name, value in more.items()}
+
+
+def read(spark: Any, system: System, table: str, **more: Any) -> Any:
+    return spark.read.format("databus").options(**options(system, table, **more)).load()
+
+
+def rows_of(frame: Any, *, own: bool = False) -> list[dict[str, Any]]:
+    """The rows as dicts, as Arrow gives them; without the stream's own columns."""
+    found = frame.toArrow().to_pylist()
+    return [{n: v for n, v in row.items() if own or not n.startswith("_")} for row in found]
+
+
+def served_rows(system: System) -> int:
+    return int(get(f"{system.bootstrap_url}/v1/status")["databases"][0]["served"]["rows"])
+
+
+def test_a_read_is_the_source_typed_by_its_schema(spark: Any, system: System) -> None:
+    write(system, 40)
+    for table in ("order_lines", "stock"):
+        key = TABLES[table]
+        frame = read(spark, system, table, partitions=3)
+        found = rows_of(frame)
+        assert keyed(found, key) == source_rows(system, table)
+        assert len(found) == len(source_rows(system, table))
+    assert dict(frame.dtypes) == {
+        "sku": "string",
+        "on_hand": "bigint",
+        "photo": "binary",
+        "weight": "double",
+    }
+
+
+def test_states_of_the_past_and_changes_between_two_positions(spark: Any, system: System) -> None:
+    first = write(system, 30)
+    before = source_rows(system, "orders")
+    second = write(system, 30)
+    after = source_rows(system, "orders")
+    assert keyed(rows_of(read(spark, system, "orders", scn=first)), ("id",)) == before
+    net = rows_of(read(spark, system, "orders", since=first, until=second), own=True)
+    state = dict(before)
+    for row in keyed(net, ("id",)).values():
+        key, gone = (row["id"],), row["_op"] == "d"
+        values = {name: value for name, value in row.items() if not name.startswith("_")}
+        if gone:
+            state.pop(key, None)
+        else:
+            state[key] = values
+    assert state == after
+    assert len({row["id"] for row in net}) == len(net)
+    every = rows_of(read(spark, system, "orders", since=first, until=second, mode="all"), own=True)
+    positions = [(row["_scn"], row["_seq"]) for row in every]
+    assert len(set(positions)) == len(positions) >= len(net)
+    assert all(first < Position(*one) <= second for one in positions)
+    last = max(every, key=lambda row: (row["_scn"], row["_seq"]))
+    moment = last["_commit_time"].isoformat().replace("+00:00", "Z")
+    timed = read(spark, system, "orders", since=first, until=moment, mode="all")
+    assert timed.count() == len(every)
+
+
+def test_filters_and_columns_make_the_request_smaller(spark: Any, system: System) -> None:
+    end = write(system, 30)
+    keys = sorted(source_rows(system, "orders"))
+
+    def counted(table: str, condition: str, **more: Any) -> tuple[int, int]:
+        """How many rows Spark finds, and how many the server sent for that."""
+        frame = read(spark, system, table, partitions=1, **more)
+        before = served_rows(system)
+        return frame.where(condition).count(), served_rows(system) - before
+
+    low, high = keys[3][0], keys[8][0]
+    (order, line), *_ = sorted(source_rows(system, "order_lines"))
+    for table, condition, count in (
+        ("orders", f"id = {keys[5][0]}", 1),
+        ("orders", f"id IN ({keys[1][0]}, {keys[2][0]}, -7)", 2),
+        ("orders", f"id >= {low} AND id < {high}", 5),
+        ("order_lines", f"order_id = {order} AND line = {line}", 1),
+    ):
+        assert counted(table, condition, pushdown="true") == (count, count)
+    found, sent = counted("orders", "_op = 'd'", until=end, mode="all", pushdown="true")
+    plain = counted("orders", "_op = 'd'", until=end, mode="all")
+    assert found == plain[0]
+    assert sent < plain[1]
+    frame = read(spark, system, "orders")
+    assert frame.where(f"id = {keys[5][0]}").count() == 1
+    assert frame.count() == len(keys), "what one query asked for is none of the next one's"
+    some = read(spark, system, "orders", columns="state,id")
+    assert some.columns == ["state", "id"]
+    assert {(row["id"],) for row in rows_of(some)} == set(keys)
+    typed = spark.read.format("databus").schema("id long, total double")
+    rows = rows_of(typed.options(**options(system, "orders")).load())
+    totals = {key: float(row["total"]) for key, row in source_rows(system, "orders").items()}
+    assert {(row["id"],): row["total"] for row in rows} == totals
+
+
+class Sink:
+    """Keeps each batch in a folder of its own, so that a batch that comes again replaces itself."""
+
+    def __init__(self, folder: Path, dies_in: int | None = None) -> None:
+        self.folder = folder
+        self.dies_in = dies_in
+
+    def __call__(self, frame: Any, batch: int) -> None:
+        frame.write.mode("overwrite").parquet(str(self.folder / f"{batch:05d}"))
+        if batch == self.dies_in:
+            raise RuntimeError("the sink dies after it has written")
+
+    def rows(self) -> list[list[dict[str, Any]]]:
+        folders = sorted(self.folder.iterdir())
+        return [pq.read_table(folder).to_pylist() for folder in folders]
+
+
+def run_to_the_end(spark: Any, system: System, sink: Sink, place: Path) -> None:
+    """A query over what there is now, from where its checkpoint stands."""
+    stream = spark.readStream.format("databus").options(
+        **options(system, "orders", metadata="true")
+    )
+    query = (
+        stream.load()
+        .writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(place))
+        .trigger(once=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def test_a_stream_that_dies_and_starts_again_gives_each_change_once(
+    spark: Any, system: System, tmp_path: Path
+) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    folder = tmp_path / "out"
+    begun = write(system, 20)
+    run_to_the_end(spark, system, Sink(folder), tmp_path / "checkpoint")
+    write(system, 30)
+    dying = Sink(folder, dies_in=1)
+    with pytest.raises(StreamingQueryException):
+        run_to_the_end(spark, system, dying, tmp_path / "checkpoint")
+    half = dying.rows()[1]
+    # So much happens meanwhile that the relay's ring has forgotten the batch; the log keeps up.
+    while get(f"{system.relay_url}/v1/databases")["databases"][0]["prev"]["scn"] <= begun.scn:
+        write(system, 100)
+    sink = Sink(folder)
+    for _ in range(2):  # the batch that died, then what came since
+        run_to_the_end(spark, system, sink, tmp_path / "checkpoint")
+    first, again, *rest = sink.rows()
+    assert sorted(map(str, again)) == sorted(map(str, half))
+    changes = [row for batch in (again, *rest) for row in batch]
+    positions = [(row["_scn"], row["_seq"]) for row in changes]
+    assert len(positions) == len(set(positions))
+    state = keyed(first, ("id",))
+    for row in sorted(changes, key=lambda row: (row["_scn"], row["_seq"])):
+        if row["_op"] == "d":
+            state.pop((row["id"],), None)
+        else:
+            state[(row["id"],)] = row
+    plain = [{n: v for n, v in row.items() if not n.startswith("_")} for row in state.values()]
+    assert keyed(plain, ("id",)) == source_rows(system, "orders")
+
+
+def test_postgresql_and_its_partial_updates(
+    spark: Any, tmp_path: Path, processes: Processes, postgres_database: FreshDatabase
+) -> None:
+    shop, url = server_shop("postgres", postgres_database)
+    postgres_database.execute("ALTER TABLE customers ALTER note TYPE text")
+    postgres_database.execute("ALTER TABLE customers ALTER note SET STORAGE EXTERNAL")
+    system = started(tmp_path, processes, shop, url)
+    first = write(system, 10)
+    large = "x" * 9000
+    postgres_database.execute(f"UPDATE customers SET note = '{large}' WHERE id = 1")
+    postgres_database.execute("UPDATE customers SET credit = 17.25 WHERE id IN (1, 2)")
+    settled(system)
+    for table, key in TABLES.items():
+        assert keyed(rows_of(read(spark, system, table)), key) == source_rows(system, table)
+    frame = read(spark, system, "customers", since=first)
+    assert dict(frame.dtypes)["credit"] == "decimal(12,2)"
+    changed = keyed(rows_of(frame), ("id",))
+    assert changed[(1,)]["note"] == large
+    assert changed[(1,)]["credit"] == Decimal("17.25")
+
+
+def test_options_that_make_no_sense_are_refused_by_name(spark: Any, system: System) -> None:
+    for more, word in (
+        ({"scn": 5, "since": 3}, "do not go together"),
+        ({"sinse": 3}, "sinse"),
+        ({"mode": "some"}, "mode"),
+        ({"columns": "none_such"}, "none_such"),
+    ):
+        with pytest.raises(Exception, match=word):
+            read(spark, system, "orders", **more).collect()
+    with pytest.raises(Exception, match="nothing_such"):
+        read(spark, system, "nothing_such").collect()
+
+
+def test_the_example_keeps_a_mirror(spark: Any, system: System, tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("mirror", ROOT / "examples" / "spark_mirror.py")
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    given = argparse.Namespace(
+        database="shop",
+        source=name_of(system, "orders"),
+        relays=system.relay_url,
+        bootstraps=system.bootstrap_url,
+        key="id",
+        to=str(tmp_path / "mirror"),
+        every=None,
+    )
+    for _ in range(2):
+        write(system, 20)
+        example.follow(spark, given).awaitTermination()
+        mirror = pq.read_table(tmp_path / "mirror" / "current").to_pylist()
+        rows = [
+            {name: value for name, value in row.items() if not name.startswith("_")}
+            for row in mirror
+            if row["_op"] != "d"
+        ]
+        assert keyed(rows, ("id",)) == source_rows(system, "orders")
