@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from databus.cli.shop import Shop
+from databus.cli.shop import Shop, differences
 from tests.support.fixtures import FreshDatabase
 from tests.support.processes import Processes, http_status
 from tests.support.system import System, Workload, server_shop, sqlite_shop, wait_for
@@ -19,6 +19,9 @@ from tests.support.system import System, Workload, server_shop, sqlite_shop, wai
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
 
 Damage = Callable[[list[str]], None]
+
+
+BINARY = "CREATE TABLE tokens (token {blob} NOT NULL PRIMARY KEY, used INT)"
 
 
 @pytest.fixture(params=["sqlite", "mariadb"])
@@ -77,6 +80,12 @@ def test_planted_damage_is_found_named_and_mended_while_the_source_is_written(
     damaged_system: tuple[System, Damage], processes: Processes
 ) -> None:
     system, damage = damaged_system
+    connection = system.shop.connect()
+    cursor = connection.cursor()
+    cursor.execute(BINARY.format(blob=system.shop.dialect.blob))
+    cursor.execute("INSERT INTO tokens VALUES (x'00ff', 1), (x'', 2), (x'5c78', 3)")
+    connection.commit()
+    connection.close()
     system.start_relay()
     system.start_bootstrap()
     with system.shop.session() as step:
@@ -97,6 +106,8 @@ def test_planted_damage_is_found_named_and_mended_while_the_source_is_written(
             f"UPDATE customers SET name = 'renamed' WHERE id = {customers[0]}",
             "INSERT INTO customers (id, name) VALUES (900001, 'unheard of')",
             f"DELETE FROM customers WHERE id = {customers[1]}",
+            "UPDATE tokens SET used = 7 WHERE token = x'00ff'",
+            "DELETE FROM tokens WHERE token = x'5c78'",
         ]
     )
     done, reports = verify(processes, system)
@@ -108,17 +119,30 @@ def test_planted_damage_is_found_named_and_mended_while_the_source_is_written(
         ("extra", customers[1]),
     }
     assert [r["differences"] for r in reports["customers"]["ranges"]] == [2, 1]
-    assert all(report["equal"] for name, report in reports.items() if name != "customers")
+    tokens = {(one["verdict"], one["key"][0]) for one in reports["tokens"]["differences"]}
+    assert tokens == {("changed", "AP8="), ("extra", "XHg=")}
+    damaged = ("customers", "tokens")
+    assert all(report["equal"] for name, report in reports.items() if name not in damaged)
 
     with Workload(system.shop, per_s=50):
         done, reports = verify(processes, system, "--repair")
     assert done.returncode == 0, done.stderr + done.stdout
     assert reports["customers"]["repaired"]
+    assert reports["tokens"]["repaired"]
     done, reports = verify(processes, system)
     assert done.returncode == 0, done.stderr + done.stdout
     assert all(not report["differences"] for report in reports.values())
     # Those who follow the stream were mended by the same rows and deletions.
-    system.wait_until_equal()
+    tokens_of = f"{system.shop.dialect.namespace}.tokens"
+    expected = system.shop.rows()
+    wait_for(
+        lambda: (
+            not differences(expected, {**system.copy(), tokens_of: {}})
+            and {key: row["used"] for key, row in system.copy()[tokens_of].items()}
+            == {(b"\x00\xff",): 7, (b"",): 2}
+        ),
+        "the consumer's copy is mended",
+    )
 
 
 def _sources(system: System, processes: Processes) -> str:

@@ -7,6 +7,7 @@ transaction found new: one or several whole transactions of the database.
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
 import json
 import sqlite3
@@ -18,9 +19,9 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from databus.common.config import DatabaseConfig
-from databus.common.errors import ConfigError, SourcePositionLost, SourceUnavailable
+from databus.common.errors import BadRequest, ConfigError, SourcePositionLost, SourceUnavailable
 from databus.common.frame import Op
-from databus.common.schema import SourceSchema
+from databus.common.schema import Kind, SourceSchema
 from databus.common.window import WindowBuilder
 from databus.relay.sources import sqlite_log as log
 from databus.relay.sources.configured_keys import ConfiguredKeys
@@ -424,13 +425,31 @@ class SqliteSource:
         for key in keys:
             rows = self._chunk_db.execute(
                 f"SELECT {names} FROM {log.quoted(table)} WHERE {condition}",
-                [_from_json(value) for value in key],
+                _key_of_json(schema, key),
             ).fetchall()
             if not rows:
                 missing.append(key)
             for row in (_chunk_row(schema, row) for row in rows):
                 found[row.key] = row
         return list(found.values()), missing
+
+
+def _key_of_json(schema: SourceSchema, key: list[Any]) -> list[Any]:
+    """A key's values, bytes as base64, as everywhere in JSON."""
+    if len(key) != len(schema.key):
+        raise BadRequest(
+            f"the key {key!r} has {len(key)} values; {schema.source} is keyed by "
+            f"{', '.join(schema.key)}"
+        )
+    try:
+        return [
+            base64.b64decode(value, validate=True)
+            if column.kind is Kind.BYTES and isinstance(value, str)
+            else _from_json(value)
+            for column, value in zip(schema.key_columns, key, strict=True)
+        ]
+    except ValueError as error:
+        raise BadRequest(f"the key {key!r} of {schema.source}: {error}") from None
 
 
 def _path(config: DatabaseConfig) -> str:

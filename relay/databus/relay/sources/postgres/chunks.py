@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from databus.relay.sources.rows import Rows
 from databus.relay.sources.source import Chunk, ChunkRequest, TableSize
 
 _SCHEMA_TRIES = 5
+_BYTEA = 17
 _UNDEFINED = ("42703", "42P01", "0A000")
 _BEGIN = "START TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 # In key order off the key's index, also where a table has no statistics yet: a plan that sorts
@@ -305,6 +307,8 @@ def _compare(table: Table, operator: str, key: Sequence[Any], parameters: list[s
 
 def _same_key(table: Table, key: Sequence[Any], parameters: list[str]) -> str:
     """Whether a row has this key; a value of a configured one may be null."""
+    _checked(table, key, table.key)
+    key = _with_bytes(table, key)
     if not table.key_is_configured:
         return _compare(table, "=", key, parameters)
     parts = []
@@ -315,6 +319,24 @@ def _same_key(table: Table, key: Sequence[Any], parameters: list[str]) -> str:
             parameters.append(_text(table, value))
             parts.append(f"{quote(name)} = ${len(parameters)}")
     return f"({' AND '.join(parts)})"
+
+
+def _with_bytes(table: Table, key: Sequence[Any]) -> list[Any]:
+    """The key with its bytes, base64 as everywhere in JSON, as PostgreSQL writes them."""
+    oids = {column.name: column.base_oid for column in table.columns}
+    return [
+        _hex(table, value) if oids.get(name) == _BYTEA and value is not None else value
+        for name, value in zip(table.key, key, strict=True)
+    ]
+
+
+def _hex(table: Table, value: Any) -> str:
+    if str(value).startswith("\\x"):
+        return str(value)
+    try:
+        return "\\x" + base64.b64decode(str(value), validate=True).hex()
+    except ValueError:
+        raise BadRequest(f"{value!r} in a key of {table.source} is not base64") from None
 
 
 def _checked(table: Table, key: Sequence[Any], columns: tuple[str, ...]) -> tuple[str, ...]:
