@@ -13,13 +13,15 @@ import multiprocessing as mp
 import sys
 import tempfile
 import time
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import uvloop
 
-from benchmarks.commit_latency import _commit
+from benchmarks.commit_latency import commit_at_rate
 from benchmarks.harness import Report, Run, measure, start
 from benchmarks.upstreams import DATABASE, MariaDB, Postgres, Upstream, _newest, timed
 from databus.cli.servers import PASSWORD, USER
@@ -108,6 +110,15 @@ def own_rows_per_s(upstream: Upstream, rows: int) -> float:
     return rows / timed(command, PGPASSWORD=PASSWORD).seconds
 
 
+async def _told(pipe: Connection, writer: BaseProcess) -> Any:
+    """What the writer says next."""
+    while not pipe.poll():
+        if not writer.is_alive():
+            raise RuntimeError(f"the writer ended with exit code {writer.exitcode}")
+        await asyncio.sleep(0.01)
+    return pipe.recv()
+
+
 def latencies_ms(upstream: Upstream, first: int, seconds: float, *, dumping: bool) -> Any:
     """From the return of a commit until its row is in the ring; milliseconds of each row."""
     count = int(RATE * seconds)
@@ -116,15 +127,23 @@ def latencies_ms(upstream: Upstream, first: int, seconds: float, *, dumping: boo
     async def work(fetcher: TimedFetcher) -> Any:
         ours, theirs = mp.Pipe()
         writer = mp.get_context("spawn").Process(
-            target=_commit,
-            args=(theirs, isinstance(upstream, MariaDB), upstream.server.port, statements, RATE),
+            target=commit_at_rate,
+            args=(
+                theirs,
+                isinstance(upstream, MariaDB),
+                upstream.server.port,
+                statements,
+                RATE,
+                0,
+                1,
+            ),
             daemon=True,
         )
         writer.start()
         dumps = asyncio.create_task(_forever(fetcher)) if dumping else None
-        while not ours.poll():
-            await asyncio.sleep(0.05)
-        committed = ours.recv()
+        await _told(ours, writer)
+        ours.send(time.time())
+        committed = await _told(ours, writer)
         while first + count - 1 not in fetcher.arrivals_us:
             await asyncio.sleep(0.01)
         if dumps is not None:

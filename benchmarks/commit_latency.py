@@ -164,7 +164,7 @@ def _write(upstream: Upstream, table: str, rate: int, count: int) -> npt.NDArray
     for number in range(writers):
         ours, theirs = mp.Pipe()
         process = mp.get_context("spawn").Process(
-            target=_commit,
+            target=commit_at_rate,
             args=(
                 theirs, isinstance(upstream, MariaDB), upstream.server.port,
                 statements[number::writers], rate, number, writers,
@@ -191,10 +191,12 @@ def _write(upstream: Upstream, table: str, rate: int, count: int) -> npt.NDArray
     return found
 
 
-def _commit(
+def commit_at_rate(
     answer: Connection, is_mariadb: bool, port: int, statements: list[str], rate: int,
     first: int, step: int,
 ) -> None:  # fmt: skip
+    """Commit every ``step``-th statement of a rate from ``first`` on, from the moment on that it is
+    told after it said "ready"; answers when each commit returned, in microseconds."""
     cursor = _connect(is_mariadb, port).cursor()
     committed = np.zeros(len(statements), dtype=np.int64)
     answer.send("ready")
