@@ -78,13 +78,18 @@ async def write_much(database: FreshDatabase, first: int, insert: str = POSTGRES
 
 
 async def is_told(reader: socket.socket) -> None:
-    """The reader is still connected; when it reads on, it is told what happened meanwhile."""
+    """When the reader reads on, it is told what happened meanwhile, or sees that it was cut off."""
     loop = asyncio.get_running_loop()
     received = b""
     async with asyncio.timeout(30):
         while b"reader_overtaken" not in received[-4096:]:
-            chunk = await loop.sock_recv(reader, 1 << 16)
-            assert chunk, "the relay ended the answer without a word"
+            try:
+                chunk = await loop.sock_recv(reader, 1 << 16)
+            except ConnectionResetError:
+                chunk = b""
+            if not chunk:
+                assert not received.endswith(b"0\r\n\r\n"), "the answer has no end"
+                break
             received += chunk
     assert received.startswith(b"HTTP/1.1 200")
 

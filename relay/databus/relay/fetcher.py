@@ -452,9 +452,13 @@ class Fetcher:
             source = self._source
             if source is not None and time.monotonic() - asked_s >= self._pace.source_status_s:
                 asked_s = time.monotonic()
-                with contextlib.suppress(DatabusError, OSError, TimeoutError):
+                try:
                     async with asyncio.timeout(self._pace.source_status_s):
                         self.status.source = await source.status()
+                except (DatabusError, OSError, TimeoutError):
+                    pass  # The stream has the same trouble, and tells.
+                except Exception:
+                    _log.exception("%s: the source's status", self.config.name)
             self._write_status()
             await asyncio.sleep(self._pace.status_s)
 

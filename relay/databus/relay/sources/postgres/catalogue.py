@@ -109,20 +109,31 @@ class Catalogue:
                 OSError,
                 TimeoutError,
                 asyncpg.InterfaceError,
+                asyncpg.InternalClientError,
                 asyncpg.PostgresConnectionError,
                 asyncpg.OperatorInterventionError,
                 asyncpg.InsufficientResourcesError,
             ) as error:
+                self._drop()
                 raise SourceUnavailable(
                     f"{self._settings.address} cannot be asked: {error or type(error).__name__}"
                 ) from error
+            except asyncpg.PostgresError:
+                raise
+            except BaseException:
+                # The question may still be on its way, and the next one would meet its answer.
+                self._drop()
+                raise
+
+    def _drop(self) -> None:
+        if self._session is not None:
+            self._session.terminate()
+            self._session = None
 
     async def close(self) -> None:
         """End the session."""
         async with self._turn:
-            if self._session is not None:
-                self._session.terminate()
-                self._session = None
+            self._drop()
 
     async def tables(self) -> dict[int, Table]:
         """All tables of the database, by oid."""
