@@ -216,6 +216,7 @@ async def test_the_kernel_and_the_python_decoder_give_the_same_bytes(
 
 
 @pytest.mark.filterwarnings("ignore:.* is deprecated, use:DeprecationWarning")
+@pytest.mark.timeout(240)
 async def test_the_rows_are_those_that_python_mysql_replication_reads(
     mariadb_database: FreshDatabase, source: MySqlSource
 ) -> None:
@@ -243,6 +244,8 @@ async def test_the_rows_are_those_that_python_mysql_replication_reads(
             "port": mariadb_database.server.port,
             "user": "databus",
             "password": "databus",
+            # Now and then this reader waits for ever for a server that has sent everything.
+            "read_timeout": 10,
         },
         server_id=987654,
         only_events=[WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent],
