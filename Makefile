@@ -13,6 +13,8 @@ FIGURES := $(basename $(notdir $(wildcard benchmarks/fig_*.py benchmarks/capture
 PYTEST := $(BIN)/python -m pytest
 # Each test file stays with one process, so that its servers are started once.
 PARALLEL := -n 2 --dist loadfile
+# Spark's classes from the archive that setup.sh made; passed over where there is none.
+export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile=$(CURDIR)/.venv/spark-classes.jsa
 # What `make demo` needs beside Python and Java.
 SERVER_OF_sqlite :=
 SERVER_OF_mariadb := mariadb
@@ -35,7 +37,7 @@ setup-demo:
 
 .PHONY: setup-test
 setup-test:
-	@scripts/setup.sh java mariadb postgres mysql sysbench chromium
+	@scripts/setup.sh java spark-classes mariadb postgres mysql sysbench chromium
 
 .PHONY: demo
 demo: setup-demo ## Show the whole system at work and compare the results, DB=sqlite by default

@@ -16,9 +16,10 @@ import socket
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from benchmarks.loopback import PIECE_BYTES
 from databus.cli.guardian import Guardian
@@ -42,14 +43,14 @@ def find(program: str) -> tuple[str, dict[str, str]] | None:
     return (found, dict(os.environ)) if found else None
 
 
-class Broker:
+class Broker(ABC):
     """A private server with events in one stream, all padded to the length of the longest.
 
     Owner: the benchmark, as a context manager.
     """
 
-    name = ""
-    program = ""
+    name: ClassVar[str]
+    program: ClassVar[str]
 
     def __init__(self, events: Sequence[memoryview]) -> None:
         self._events = events
@@ -87,11 +88,13 @@ class Broker:
         self._guardian.release()
         self._folder.cleanup()
 
+    @abstractmethod
     def _arguments(self, folder: Path) -> list[str]:
-        raise NotImplementedError
+        """What the program is started with; ``folder`` is its own."""
 
+    @abstractmethod
     def _fill(self) -> None:
-        raise NotImplementedError
+        """Write every event into the stream."""
 
     def payload(self, index: int) -> bytes:
         """An event's bytes."""

@@ -2,17 +2,19 @@
 
 A table of ten columns is dumped through the fetcher's own code into a ring; beside it, in the
 same run, the database's own client drains the same table (`mariadb -e SELECT`, psql's \\copy)
-as the limit.  Then a writer commits 1,000 rows a second, with and without a dump that runs, and
-the time from a commit's return until its row is in the ring is compared.
+as the limit, and Debezium takes it by an initial snapshot.  Then a writer commits 1,000 rows a
+second: alone, beside a dump at full speed, and beside one at a pace; what is compared is the time
+from a commit's return until its row is in the ring.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import multiprocessing as mp
-import sys
 import tempfile
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,7 +24,8 @@ import numpy as np
 import uvloop
 
 from benchmarks.commit_latency import commit_at_rate
-from benchmarks.harness import Report, Run, measure, start
+from benchmarks.harness import Report, Run, Sample, measure, start
+from benchmarks.peer_runs import Debezium, peers_of
 from benchmarks.upstreams import DATABASE, MariaDB, Postgres, Upstream, _newest, timed
 from databus.cli.servers import PASSWORD, USER
 from databus.common import frame
@@ -32,8 +35,15 @@ from databus.relay.fetcher import Fetcher
 from databus.relay.intake import Intake
 from databus.relay.sources.source import Batch
 
+DATABASES: dict[str, type[MariaDB | Postgres]] = {"mariadb": MariaDB, "postgres": Postgres}
 TABLE = "dumped"
 RATE = 1000
+BESIDE: dict[str, dict[str, int] | None] = {
+    "alone": None,
+    "while a dump runs at full speed": {},
+    "while a dump runs at a pace": {"chunk_rows": 2000, "delay_ms": 40},
+}
+"""At full speed a dump takes whatever processor the database and the relay are given."""
 
 
 class TimedFetcher(Fetcher):
@@ -119,8 +129,13 @@ async def _told(pipe: Connection, writer: BaseProcess) -> Any:
     return pipe.recv()
 
 
-def latencies_ms(upstream: Upstream, first: int, seconds: float, *, dumping: bool) -> Any:
-    """From the return of a commit until its row is in the ring; milliseconds of each row."""
+def latencies_ms(
+    upstream: Upstream, first: int, seconds: float, pace: dict[str, int] | None
+) -> Any:
+    """From the return of a commit until its row is in the ring; milliseconds of each row.
+
+    ``pace`` is that of the dumps that run meanwhile, one after the other; None: there are none.
+    """
     count = int(RATE * seconds)
     statements = [upstream.insert_one(TABLE, first + number) for number in range(count)]
 
@@ -140,7 +155,7 @@ def latencies_ms(upstream: Upstream, first: int, seconds: float, *, dumping: boo
             daemon=True,
         )
         writer.start()
-        dumps = asyncio.create_task(_forever(fetcher)) if dumping else None
+        dumps = None if pace is None else asyncio.create_task(_forever(fetcher, pace))
         await _told(ours, writer)
         ours.send(time.time())
         committed = await _told(ours, writer)
@@ -155,33 +170,31 @@ def latencies_ms(upstream: Upstream, first: int, seconds: float, *, dumping: boo
     return uvloop.run(_with_fetcher(upstream, work))
 
 
-async def _forever(fetcher: Fetcher) -> None:
+async def _forever(fetcher: Fetcher, pace: dict[str, int]) -> None:
     while True:
-        await _dump(fetcher)
+        await _dump(fetcher, **pace)
 
 
 def run(run_: Run, rows: int, seconds: float) -> None:
     report = Report(run_, "Dumps", "rows/s", {"rows": rows, "rate": RATE})
     seen = []
-    for upstream in (MariaDB(), Postgres()):
+    for name in run_.options.databases:
+        upstream: Upstream = DATABASES[name]()
         with upstream:
             upstream.create_table(TABLE)
             upstream.fill(TABLE, rows, min(rows, 10_000))
-            limit = measure(run_, lambda u=upstream: own_rows_per_s(u, rows))
+            limit = measure(run_, partial(own_rows_per_s, upstream, rows))
             report.add(limit, database=upstream.name, series="own client")
             for parallel in (2,) if run_.smoke else (1, 2):
-                sample = measure(run_, lambda u=upstream, p=parallel: dump_rows_per_s(u, p))
+                sample = measure(run_, partial(dump_rows_per_s, upstream, parallel))
                 report.add(sample, database=upstream.name, series="dump", parallel=parallel)
                 report.note(
                     f"{upstream.name}, parallel={parallel}: {sample.median / limit.median:.2f} of "
                     "its own client, which converts nothing"
                 )
-            for number, dumping in enumerate((False, True)):
-                found = latencies_ms(
-                    upstream, rows + number * 1_000_000, seconds, dumping=dumping
-                )  # fmt: skip
+            for number, (what, pace) in enumerate(BESIDE.items()):
+                found = latencies_ms(upstream, rows + number * 1_000_000, seconds, pace)
                 p50, p99 = np.percentile(found, (50, 99))
-                what = "while a dump runs" if dumping else "alone"
                 report.note(
                     f"{upstream.name}: commit to ring at {RATE}/s {what}: "
                     f"p50 {p50:.2f} ms, p99 {p99:.2f} ms"
@@ -190,19 +203,35 @@ def run(run_: Run, rows: int, seconds: float) -> None:
                     {"database": upstream.name, "series": f"latency_ms, {what}",
                      "p50": float(p50), "p99": float(p99)}
                 )  # fmt: skip
+            if not run_.smoke:
+                _snapshots(report, upstream, rows)
             seen.append(upstream.name)
     report.output_hash = "-".join(seen)
     report.write()
 
 
+def _snapshots(report: Report, upstream: Upstream, rows: int) -> None:
+    """Debezium's, of the same table."""
+    for peer in peers_of(upstream):
+        if isinstance(peer, Debezium):
+            if peer.absent is None:
+                taken = [peer.snapshot(TABLE, rows, n) for n in range(report.run.repeats)]
+                sample = Sample(tuple(one.rows / one.seconds for one in taken))
+                report.add(sample, database=upstream.name, series=f"{peer.name}, snapshot")
+            else:
+                report.note(f"{peer.name}: absent ({peer.absent})")
+        peer.close()
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, help="of the table")
+    parser.add_argument("--databases", nargs="*", default=list(DATABASES), choices=list(DATABASES))
+
+
 def main() -> None:
-    rows = 0
-    if "--rows" in sys.argv:
-        place = sys.argv.index("--rows")
-        rows = int(sys.argv[place + 1])
-        del sys.argv[place : place + 2]
-    run_ = start("capture_dump", __doc__.partition("\n")[0] + "  --rows N: rows of the table.")
-    run(run_, rows or (5_000 if run_.smoke else 1_000_000), 0.5 if run_.smoke else 10)
+    run_ = start("capture_dump", __doc__.partition("\n")[0], _options)
+    rows = run_.options.rows or (5_000 if run_.smoke else 1_000_000)
+    run(run_, rows, 0.5 if run_.smoke else 10)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ alone and into a ring; beside them, in the same run, the database's own reader a
 
 from __future__ import annotations
 
-from benchmarks.captured import capture
+from benchmarks.captured import capture, options
 from benchmarks.harness import start
 from benchmarks.upstreams import MariaDB
 
 if __name__ == "__main__":
-    capture(start("capture_mariadb", __doc__.partition("\n")[0]), MariaDB())
+    capture(start("capture_mariadb", __doc__.partition("\n")[0], options), MariaDB())

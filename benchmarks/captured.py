@@ -1,26 +1,47 @@
-"""What both capture benchmarks do: drain backlogs beside the database's own reader.
+"""What the capture benchmarks do: drain backlogs beside the database's own reader, then follow.
 
-``capture_mariadb`` and ``capture_postgres`` are the commands.
+``capture_mariadb``, ``capture_mysql`` and ``capture_postgres`` are the commands.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import statistics
 
-from benchmarks.commit_latency import PERCENTILES, measured_latencies
+from benchmarks.commit_latency import (
+    PERCENTILES,
+    Latencies,
+    measured_latencies,
+    peer_latencies,
+)
 from benchmarks.drain import Drained, drain, first_scn
 from benchmarks.harness import Report, Run, Sample
-from benchmarks.peer_runs import Peer, Taken, peers_of
-from benchmarks.upstreams import Backlog, Upstream
+from benchmarks.peer_runs import Debezium, Peer, Taken, peers_of
+from benchmarks.upstreams import Backlog, Reading, Upstream
 
 COMMITS_PER_S = (100, 1000, 5000)
+ROWS_PER_COMMIT = (1, 1000)
+LATENCY_REPEATS = 3
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """What can be left out, so that a run fits into the time that there is."""
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of each backlog")
+    parser.add_argument("--per-commit", type=int, nargs="*", default=ROWS_PER_COMMIT)
+    parser.add_argument("--rates", type=int, nargs="*", default=COMMITS_PER_S)
+    parser.add_argument("--peers", nargs="*", help="parts of their names; all unless given")
 
 
 def capture(run: Run, upstream: Upstream) -> None:
     """Measure and report one database."""
-    sizes = {1: 2_000, 1000: 10_000} if run.smoke else {1: 1_000_000, 1000: 1_000_000}
+    given = run.options
+    sizes = {1: 2_000, 1000: 10_000}
+    if not run.smoke:
+        sizes = dict.fromkeys(given.per_commit, given.rows)
     report = Report(run, f"Capture from {upstream.name}: 10 columns, a backlog", "rows/s")
-    report.settings = {"rows": sizes, "commits_per_s": COMMITS_PER_S}
+    rates, seconds = (COMMITS_PER_S[1:2], 1.0) if run.smoke else (given.rates, 10.0)
+    report.settings = {"rows": sizes, "commits_per_s": rates}
     with upstream:
         report.settings["server"] = upstream.server.version
         peers = _present(report, upstream)
@@ -32,16 +53,20 @@ def capture(run: Run, upstream: Upstream) -> None:
                 peer.mark(table)
             backlog = upstream.backlog(table, rows, per_commit, after_scn, run.repeats)
             report.output_hash = _drained(report, upstream, backlog, peers)
+        for rate in rates:
+            _latency(report, upstream, peers, rate, seconds)
         for peer in peers:
             peer.close()
-        _latency(report, upstream)
     report.write()
 
 
 def _present(report: Report, upstream: Upstream) -> list[Peer]:
     """The peers that are installed; the others are named, in a smoke run all of them."""
-    present = []
+    present, asked = [], report.run.options.peers
     for peer in peers_of(upstream):
+        if asked is not None and not any(part in peer.name for part in asked):
+            peer.close()
+            continue
         absent = "a smoke run has no peers" if report.run.smoke else peer.absent
         if absent is None:
             present.append(peer)
@@ -53,21 +78,30 @@ def _present(report: Report, upstream: Upstream) -> list[Peer]:
     return present
 
 
+def _part_of(sample: Sample, limit: Sample | None, name: str) -> str:
+    return "" if limit is None else f"{sample.median / limit.median:.2f} of {name} "
+
+
 def _drained(report: Report, upstream: Upstream, backlog: Backlog, peers: list[Peer]) -> str:
     """All ways to take one backlog, in turn, so that each meets the same weather."""
-    own, streamed, ringed = [], list[Drained](), list[Drained]()
+    own, streamed, ringed = list[Reading](), list[Drained](), list[Drained]()
+    absent = upstream.own_reader_absent
     taken: dict[str, list[Taken]] = {peer.name: [] for peer in peers}
     loads = []
     for number in range(report.run.repeats):
         loads.append(os.getloadavg()[0])
-        own.append(upstream.read_own(backlog, number))
+        if absent is None:
+            own.append(upstream.read_own(backlog, number))
         streamed.append(drain(backlog, into_ring=False))
         ringed.append(drain(backlog, into_ring=True))
         for peer in peers:
             taken[peer.name].append(peer.take(backlog, number))
     rows, place = backlog.rows, {"rows_per_commit": backlog.per_commit}
-    limit = Sample(tuple(rows / one.seconds for one in own))
-    report.add(limit, series=upstream.own_reader, **place)
+    limit = Sample(tuple(rows / one.seconds for one in own)) if own else None
+    if limit is not None:
+        report.add(limit, series=upstream.own_reader, **place)
+    else:
+        report.note(f"{upstream.own_reader}: absent ({absent})")
     for series, found in (("source.stream()", streamed), ("into the ring", ringed)):
         sample = Sample(tuple(rows / one.seconds for one in found))
         cpu_us = Sample(tuple(one.cpu_seconds / rows * 1e6 for one in found))
@@ -79,7 +113,7 @@ def _drained(report: Report, upstream: Upstream, backlog: Backlog, peers: list[P
         report.note(
             f"{series}, {backlog.per_commit} rows a commit: {sample.median:,.0f} rows/s, "
             f"{cpu_us.median:.2f} us of CPU a row, {peak:.0f} MB at most; "
-            f"{sample.median / limit.median:.2f} of {upstream.own_reader} "
+            f"{_part_of(sample, limit, upstream.own_reader)}"
             f"(load average {max(loads):.1f})"
         )
     ours = Sample(tuple(rows / one.seconds for one in ringed))
@@ -105,17 +139,35 @@ def _compared(report: Report, ours: Sample, name: str, backlog: Backlog, runs: l
     )
 
 
-def _latency(report: Report, upstream: Upstream) -> None:
-    rates, seconds = (COMMITS_PER_S[1:2], 1.0) if report.run.smoke else (COMMITS_PER_S, 10.0)
-    for rate in rates:
-        table = f"paced{rate}"
+def _latency(
+    report: Report, upstream: Upstream, peers: list[Peer], rate: int, seconds: float
+) -> None:
+    """Ours and each peer that calls back, in turn, so that each meets the same weather."""
+    found: dict[str, list[Latencies]] = {}
+    for number in range(min(LATENCY_REPEATS, report.run.repeats)):
+        table = f"paced{rate}_{number}"
         upstream.create_table(table)
-        found = measured_latencies(upstream, table, rate, seconds)
-        told = ", ".join(f"p{p} {found.latency_ms(p):.2f}" for p in PERCENTILES)
-        report.settings.setdefault("latency_ms", {})[str(rate)] = {
-            f"p{p}": found.latency_ms(p) for p in PERCENTILES
-        }
-        report.note(
-            f"commit to callback at {found.commits_per_s:,.0f} commits/s: {told} ms "
-            f"({found.count:,} rows, load average {os.getloadavg()[0]:.1f})"
-        )
+        measured = measured_latencies(upstream, table, rate, seconds)
+        found.setdefault("commit to callback", []).append(measured)
+        for peer in peers:
+            if isinstance(peer, Debezium) and peer.form == "json":
+                table = f"peer{rate}_{number}"
+                upstream.create_table(table)
+                found.setdefault(peer.name, []).append(peer_latencies(peer, table, rate, seconds))
+    for series, runs in found.items():
+        _told(report, series, rate, runs)
+
+
+def _told(report: Report, series: str, rate: int, runs: list[Latencies]) -> None:
+    """Of each percentile the median of the runs, and what the runs lie between."""
+    told, texts = {}, []
+    for percent in PERCENTILES:
+        each = sorted(one.latency_ms(percent) for one in runs)
+        told[f"p{percent}"] = statistics.median(each)
+        texts.append(f"p{percent} {told[f'p{percent}']:.2f} ({each[0]:.2f} to {each[-1]:.2f})")
+    report.settings.setdefault("latency_ms", []).append({"series": series, "rate": rate, **told})
+    report.note(
+        f"{series} at {statistics.median(one.commits_per_s for one in runs):,.0f} commits/s, "
+        f"{len(runs)} times {runs[0].count:,} rows: {', '.join(texts)} ms "
+        f"(load average {os.getloadavg()[0]:.1f})"
+    )

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import uvloop
 
+from benchmarks.peer_runs import Debezium
 from benchmarks.upstreams import DATABASE, MariaDB, Upstream
 from databus.cli.guardian import Guardian
 from databus.cli.servers import PASSWORD, USER, free_port
@@ -32,6 +33,8 @@ from databus.client import Consumer, DatabusClient, Event
 
 PERCENTILES = (50, 95, 99)
 WARM_UP_S = 0.5
+PEER_WARM_UP_S = 10.0
+"""A virtual machine compiles what it has run often."""
 ARRIVE_S = 60.0
 START_S = 90.0
 COMMITS_OF_A_WRITER = 2000
@@ -79,6 +82,17 @@ def measured_latencies(upstream: Upstream, table: str, rate: int, seconds: float
         if not arrived.poll(ARRIVE_S):
             raise RuntimeError(f"not all of {count} rows have come within {ARRIVE_S:g} s")
         arrivals = arrived.recv()
+    spent_s = (commits.max() - commits[0]) / 1e6
+    return Latencies((arrivals - commits)[warm_up:], (count - 1) / spent_s)
+
+
+def peer_latencies(peer: Debezium, table: str, rate: int, seconds: float) -> Latencies:
+    """The same for a peer's callback, without a relay between."""
+    warm_up = int(PEER_WARM_UP_S * rate)
+    count = warm_up + int(seconds * rate)
+    with peer.following(table, count) as arrived:
+        commits = _write(peer.upstream, table, rate, count)
+        arrivals = arrived()
     spent_s = (commits.max() - commits[0]) / 1e6
     return Latencies((arrivals - commits)[warm_up:], (count - 1) / spent_s)
 

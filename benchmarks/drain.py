@@ -9,7 +9,7 @@ import multiprocessing as mp
 import resource
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -113,11 +113,13 @@ async def _drain(backlog: Backlog, into_ring: bool) -> Drained:
         await source.close()
 
 
-async def _stream(backlog: Backlog, stream: AsyncIterator[Batch], intake: Intake | None) -> Drained:
+async def _stream(
+    backlog: Backlog, stream: AsyncGenerator[Batch, None], intake: Intake | None
+) -> Drained:
     rows, newest = 0, b""
     cpu, started = time.process_time(), time.perf_counter()
     seconds = cpu_seconds = 0.0
-    async with contextlib.aclosing(stream) as batches:  # type: ignore[type-var]
+    async with contextlib.aclosing(stream) as batches:
         async for batch in batches:
             if intake is not None:
                 intake.take(batch)

@@ -8,13 +8,17 @@ Redis Streams with the same events, and the paper's figure for one gigabit.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import socket
 import time
 import urllib.request
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from benchmarks.brokers import READERS
-from benchmarks.harness import Report, Run, Sample, grid, measure, start
+from benchmarks.harness import Report, Run, measure, measure_in_turns, numbers, ratio, start
 from benchmarks.loopback import PIECE_BYTES, RawSender, http_get, read_bytes, read_raw
 from benchmarks.relay_process import RelayProcess
 from databus.common import frame
@@ -25,10 +29,11 @@ POLL_BYTES = 4 << 20
 WHOLE_RING = 1 << 40
 FLOOR = 0.7
 FLOOR_CONSUMERS = 10
+RAW = "raw loopback"
 PAPER_MB_PER_S = {5: 110, 10: 120}
 
 
-def filled_relay(ring_bytes: int, seed: int) -> RelayProcess:
+def filled_relay(ring_bytes: int, seed: int, workers: int) -> RelayProcess:
     """A relay over a generator that has filled its ring."""
     events = 2 * ring_bytes // EVENT_BYTES
     payload_bytes = EVENT_BYTES - frame.HEADER_BYTES - 20
@@ -36,7 +41,8 @@ def filled_relay(ring_bytes: int, seed: int) -> RelayProcess:
         f"generator://?events_per_second=max&payload_bytes={payload_bytes}&keys=100000"
         f"&events_per_window={EVENTS_PER_WINDOW}&events={events}&seed={seed}"
     )
-    return RelayProcess(source, ring_bytes, until_scn=events // EVENTS_PER_WINDOW)
+    last = events // EVENTS_PER_WINDOW
+    return RelayProcess(source, ring_bytes, until_scn=last, workers=workers)
 
 
 def poll(
@@ -80,47 +86,69 @@ def verified(relay: RelayProcess, first: int) -> tuple[str, list[memoryview]]:
 
 def main(run: Run) -> None:
     """Measure and report."""
-    consumers = [1, 2] if run.smoke else [1, 5, 10, 20, 40]
-    intervals_ms = [0] if run.smoke else [0, 10, 50, 100]
-    seconds = 0.3 if run.smoke else 3.0
+    consumers = run.options.consumers or ([1, 2] if run.smoke else [1, 2, 5, 10, 20, 40])
+    workers = run.options.workers or ([1] if run.smoke else [1, 2])
+    intervals_ms = [0] if run.smoke else run.options.intervals or [0, 10, 50, 100]
+    seconds = 0.3 if run.smoke else run.options.seconds
     ring_bytes = (16 if run.smoke else 256) << 20
     report = Report(run, "Relay throughput, 2.5 KB events, filled ring", "MB/s")
-    with filled_relay(ring_bytes, run.seed) as relay, RawSender() as raw:
-        span = relay.range()
-        oldest, newest = span["prev"]["scn"], span["max"]["scn"]
-        report.output_hash, events = verified(relay, oldest)
-        window_bytes = sum(map(len, events)) // len(events) * EVENTS_PER_WINDOW + 100
-        report.settings = {
-            "ring_bytes": ring_bytes,
-            "events": len(events),
-            "event_bytes": window_bytes // EVENTS_PER_WINDOW,
-            "poll_bytes": POLL_BYTES,
-            "seconds": seconds,
-            "floor": f"{FLOOR} of raw loopback up to {FLOOR_CONSUMERS} consumers, both brokers",
-        }
-        limits: dict[int, Sample] = {}
-        for count in consumers:
-            limits[count] = measure(
-                run, lambda n=count: read_bytes(n, seconds, read_raw, raw.port) / 1e6
-            )
-            report.add(limits[count], series="raw loopback", consumers=count)
-        best: dict[int, float] = {}
-        for interval_ms, count in grid([-1, *intervals_ms], consumers):
-            step = WHOLE_RING if interval_ms < 0 else POLL_BYTES // window_bytes
-            arguments = (relay.port, (oldest, newest), step, max(0, interval_ms) / 1000)
-            sample = measure(
-                run, lambda n=count, a=arguments: read_bytes(n, seconds, poll, *a) / 1e6
-            )
-            how = "one answer" if interval_ms < 0 else f"poll every {interval_ms} ms"
-            report.add(sample, series=f"relay, {how}", consumers=count)
-            best[count] = max(best.get(count, 0.0), sample.median)
-            if interval_ms <= 0:
+    report.settings = {
+        "ring_bytes": ring_bytes,
+        "poll_bytes": POLL_BYTES,
+        "seconds": seconds,
+        "floor": f"{FLOOR} of raw loopback up to {FLOOR_CONSUMERS} consumers, both brokers",
+    }
+    best: dict[int, float] = {}
+    events: list[memoryview] = []
+    for count_of_workers in workers:
+        # More workers are measured where they may matter: not with pauses between the polls.
+        intervals = intervals_ms if count_of_workers == workers[0] else [0]
+        with filled_relay(ring_bytes, run.seed, count_of_workers) as relay, RawSender() as raw:
+            span = relay.range()
+            oldest, newest = span["prev"]["scn"], span["max"]["scn"]
+            report.output_hash, events = verified(relay, oldest)
+            window_bytes = sum(map(len, events)) // len(events) * EVENTS_PER_WINDOW + 100
+            report.settings["events"] = len(events)
+            report.settings["event_bytes"] = window_bytes // EVENTS_PER_WINDOW
+            for count in consumers:
+                contenders = {
+                    RAW: partial(megabytes, count, seconds, read_raw, raw.port),
+                }
+                for interval_ms in [-1, *intervals]:
+                    step = WHOLE_RING if interval_ms < 0 else POLL_BYTES // window_bytes
+                    how = "one answer" if interval_ms < 0 else f"poll every {interval_ms} ms"
+                    how += f", {count_of_workers} workers" if count_of_workers > 1 else ""
+                    contenders[f"relay, {how}"] = partial(
+                        megabytes, count, seconds, poll,
+                        relay.port, (oldest, newest), step, max(0, interval_ms) / 1000,
+                    )  # fmt: skip
+                found = measure_in_turns(run, contenders)
                 paper = PAPER_MB_PER_S.get(count)
                 beside = f"; the paper, on 1 Gb/s: {paper} MB/s" if paper else ""
-                report.note(
-                    f"{count} consumers, {how}: {sample.median / limits[count].median:.2f} of "
-                    f"raw loopback{beside}"
-                )
+                for series, sample in found.items():
+                    report.add(sample, series=series, consumers=count)
+                    if series != RAW:
+                        best[count] = max(best.get(count, 0.0), sample.median)
+                        part = ratio(sample, found[RAW])
+                        report.note(f"{count} consumers, {series}: {part:.2f} of {RAW}{beside}")
+    measure_brokers(run, report, events, consumers, seconds, best)
+    report.write()
+
+
+def megabytes(count: int, seconds: float, read: Callable[..., int], *arguments: Any) -> float:
+    """Megabytes a second that so many readers get together."""
+    return read_bytes(count, seconds, read, *arguments) / 1e6
+
+
+def measure_brokers(
+    run: Run,
+    report: Report,
+    events: list[memoryview],
+    consumers: list[int],
+    seconds: float,
+    best: dict[int, float],
+) -> None:
+    """The same events out of each broker, beside the best of the relay's figures."""
     for broker, read in READERS.items():
         if not broker.is_here():
             report.note(f"{broker.name}: {broker.program} is not here; scripts/brokers.sh gets it")
@@ -128,16 +156,19 @@ def main(run: Run) -> None:
         with broker(events) as server:
             place = (server.port, server.count, server.size)
             for count in consumers:
-                sample = measure(
-                    run, lambda n=count, r=read, p=place: read_bytes(n, seconds, r, *p) / 1e6
-                )
+                sample = measure(run, partial(megabytes, count, seconds, read, *place))
                 report.add(sample, series=broker.name, consumers=count)
-                report.note(
-                    f"{count} consumers: the relay sends {best[count] / sample.median:.1f} times "
-                    f"what {broker.name} does"
-                )
-    report.write()
+                times = f"{best[count] / sample.median:.1f} times" if sample.median else "beyond"
+                report.note(f"{count} consumers: the relay sends {times} what {broker.name} does")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What may be measured in part, where a machine is not free for all of it."""
+    parser.add_argument("--consumers", type=numbers, help="such as 1,5,10")
+    parser.add_argument("--workers", type=numbers, help="HTTP workers of the relay, such as 1,2")
+    parser.add_argument("--intervals", type=numbers, help="ms between polls, such as 0,10")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
 
 
 if __name__ == "__main__":
-    main(start("fig_13_relay_throughput", __doc__.partition("\n")[0]))
+    main(start("fig_13_relay_throughput", __doc__.partition("\n")[0], add_options))

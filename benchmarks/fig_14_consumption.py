@@ -7,7 +7,7 @@ polled every 10 ms over one gigabit, and fell behind beyond a knee.
 
 from __future__ import annotations
 
-from benchmarks.followers import EVENT_BYTES, content_hash, follow, paced_relay
+from benchmarks.followers import EVENT_BYTES, add_options, content_hash, follow, paced_relay
 from benchmarks.harness import Report, Run, Sample, start
 
 PAPER_KNEE = {100: 200, 1000: 40, 2000: 20}
@@ -15,9 +15,9 @@ PAPER_KNEE = {100: 200, 1000: 40, 2000: 20}
 
 def main(run: Run) -> None:
     """Measure and report."""
-    rates = [2000] if run.smoke else [100, 1000, 2000]
-    consumers = [1, 5] if run.smoke else [1, 5, 10, 20, 40, 100, 200]
-    seconds = 0.8 if run.smoke else 5.0
+    rates = run.options.rates or ([2000] if run.smoke else [100, 1000, 2000])
+    consumers = run.options.consumers or ([1, 5] if run.smoke else [1, 5, 10, 20, 40, 100, 200])
+    seconds = 0.8 if run.smoke else run.options.seconds
     report = Report(run, "Consumption by consumers and update rate, 2.5 KB", "events/s/consumer")
     report.settings = {"event_bytes": EVENT_BYTES, "seconds": seconds, "mode": "follow"}
     for rate in rates:
@@ -42,4 +42,4 @@ def main(run: Run) -> None:
 
 
 if __name__ == "__main__":
-    main(start("fig_14_consumption", __doc__.partition("\n")[0]))
+    main(start("fig_14_consumption", __doc__.partition("\n")[0], add_options))

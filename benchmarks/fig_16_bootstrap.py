@@ -4,12 +4,17 @@ A store of our own with the changes of an hour, a part of which are updates of k
 in that hour already.  The same server serves it before the applier has merged it (the log) and
 after (the delta); the consumer receives, checks, decodes and keeps every row.  In the paper
 applying the snapshot beats replaying the log once about half of the changes are such updates.
+
+Making the stores takes longer than measuring: ``--folder DIR --prepare`` makes them and ends,
+and ``--folder DIR`` measures what lies there.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.fig_apply_cost import borrowed
 from benchmarks.harness import Report, Run, Sample, measure, start
 from databus.bootstrap import segments
 from databus.bootstrap.applier import Applier, start_spark
@@ -59,38 +65,64 @@ PAPER = "paper: the snapshot is faster once about one half are updates of existi
 
 def main(run: Run) -> None:
     """Measure and report."""
-    parts = [0, 50, 90] if run.smoke else list(range(0, 100, 10))
-    count = 4_000 if run.smoke else 400_000
+    given = run.options
+    parts = given.percents or ([0, 50, 90] if run.smoke else list(range(0, 100, 10)))
+    count = given.changes or (4_000 if run.smoke else 400_000)
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="databus-bench-"))
+    try:
+        _prepare(folder, parts, count, run.seed)
+        if not given.prepare:
+            _measured(run, folder, parts, count)
+    finally:
+        if given.folder is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _measured(run: Run, folder: Path, parts: list[int], count: int) -> None:
     report = Report(run, "Bringing a consumer up over an hour of changes", "ms")
     report.settings = {"changes": count, "segments": SEGMENTS, "window_changes": WINDOW_CHANGES}
     digest = hashlib.sha256()
     found: dict[int, float] = {}
-    spark = start_spark("local[2]", "1g")
-    try:
-        for percent in parts:
-            with tempfile.TemporaryDirectory(prefix="databus-bench-") as name:
-                folder = Path(name)
-                store = _hour(folder / "shop", count, percent / 100, run.seed)
-                by_log, log_rows = _timed(run, folder)
-                Applier(store, spark).apply()
-                by_delta, delta_rows = _timed(run, folder)
-            if log_rows[0] != delta_rows[0]:
-                raise AssertionError(f"at {percent} % log and delta give different states")
-            digest.update(log_rows[0].encode())
-            report.add(by_log, series="log", updates_percent=percent)
-            report.add(by_delta, series="delta", updates_percent=percent)
-            found[percent] = by_log.median / by_delta.median
-            report.note(
-                f"{percent} % updates: the delta is {found[percent]:.2f} times as fast "
-                f"({log_rows[1]:,} rows by log, {delta_rows[1]:,} by delta)"
-            )
-    finally:
-        spark.stop()
+    for percent in parts:
+        place = _place(folder, percent, count)
+        by_log, log_rows = _timed(run, place / "log")
+        by_delta, delta_rows = _timed(run, place / "delta")
+        if log_rows[0] != delta_rows[0]:
+            raise AssertionError(f"at {percent} % log and delta give different states")
+        digest.update(log_rows[0].encode())
+        report.add(by_log, series="log", updates_percent=percent)
+        report.add(by_delta, series="delta", updates_percent=percent)
+        found[percent] = by_log.median / by_delta.median
+        report.note(
+            f"{percent} % updates: the delta is {found[percent]:.2f} times as fast "
+            f"({log_rows[1]:,} rows by log, {delta_rows[1]:,} by delta)"
+        )
     even = [percent for percent, ratio in found.items() if ratio >= 1]
     report.note(f"break-even at {min(even)} % or less; {PAPER}" if even else f"none; {PAPER}")
     report.note("floor: 0.90 or more everywhere, 2.0 at 50 %, 5.0 at 90 %")
     report.output_hash = digest.hexdigest()[:16]
     report.write()
+
+
+def _place(folder: Path, percent: int, count: int) -> Path:
+    return folder / f"hour-{count}-{percent}"
+
+
+def _prepare(folder: Path, parts: list[int], count: int, seed: int) -> None:
+    """Make the stores that are not there: the same hour as a log alone, and merged."""
+    missing = [part for part in parts if not (_place(folder, part, count) / "delta").exists()]
+    if not missing:
+        return
+    spark = start_spark("local[2]", "1g")
+    try:
+        for percent in missing:
+            place = _place(folder, percent, count)
+            shutil.rmtree(place, ignore_errors=True)
+            store = _hour(place / "log" / "shop", count, percent / 100, seed)
+            Applier(borrowed(store, place / "merging" / "shop"), spark).apply()
+            (place / "merging").rename(place / "delta")
+    finally:
+        spark.stop()
 
 
 def _hour(folder: Path, count: int, part: float, seed: int) -> Store:
@@ -197,5 +229,12 @@ def _server(folder: Path) -> Iterator[str]:
         guardian.release()
 
 
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--percents", type=int, nargs="*", help="updates of keys changed before")
+    parser.add_argument("--changes", type=int, help="in the hour")
+    parser.add_argument("--folder", type=Path, help="where the stores are kept for another run")
+    parser.add_argument("--prepare", action="store_true", help="make the stores there, and end")
+
+
 if __name__ == "__main__":
-    main(start("fig_16_bootstrap", __doc__.partition("\n")[0]))
+    main(start("fig_16_bootstrap", __doc__.partition("\n")[0], _options))

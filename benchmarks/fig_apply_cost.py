@@ -3,10 +3,14 @@
 The same number of changes (half updates, a quarter inserts, a quarter deletes) is merged by
 Spark into a chain beside bases of different sizes, as the applier does by itself: the base is
 left alone until its changes are a quarter of it.  So the cost of an apply must not grow with
-the table.  What a rewrite of the base costs is shown beside it.
+the table.  What a rewrite of the base costs is shown beside it, and what an apply costs with
+its share of the next rewrite.
 
 The bootstrap is served over loopback by a server process and read by one process that splits
 and checks the frames; the limit is one thread that reads the same Parquet with pyarrow.
+
+Making 20 million rows takes minutes: ``--folder DIR --prepare`` makes the bases and ends, and
+``--folder DIR`` measures over what lies there, and leaves it as it was.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import argparse
 import contextlib
 import hashlib
 import http.client
+import os
 import shutil
 import socket
 import subprocess
@@ -23,6 +28,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +37,14 @@ import pyarrow.parquet as pq
 
 from benchmarks import harness
 from benchmarks.harness import Report, Run, Sample
+from databus.bootstrap import planner
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Store, new_run_id
-from databus.bootstrap.runs import PARQUET, SCHEMA, RunKind, describe_file
+from databus.bootstrap.planner import Merge
+from databus.bootstrap.runs import PARQUET, SCHEMA, RunFile, RunKind, describe_file
 from databus.bootstrap.runs import Run as StoredRun
 from databus.bootstrap.segments import as_table, seal
-from databus.common import frame
+from databus.common import frame, kernels
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.config import BootstrapConfig, Config
 from databus.common.frame import FrameSplitter, Op
@@ -46,6 +54,9 @@ KEY_BYTES = 16
 GROUP_ROWS = (16 << 20) // FRAME_BYTES
 FILE_ROWS = (128 << 20) // FRAME_BYTES
 SOURCE = frame.source_id("shop.orders")
+SIZES = "1000000,5000000,20000000"
+SMOKE_SIZES = "2000,20000"
+READ_BYTES = 256 << 10
 FLOOR_APPLY = 1.5
 FLOOR_READ = 0.5
 
@@ -67,8 +78,6 @@ def template(op: Op) -> np.ndarray[Any, Any]:
 
 def frames(keys: np.ndarray[Any, Any], scn: int, first_seq: int, op: Op, payload: int) -> bytes:
     """One frame a key, at (scn, first_seq ..); every CRC is right."""
-    from google_crc32c import value
-
     one = template(op)
     rows = np.tile(one, (len(keys), 1))
     header = frame.HEADER_BYTES
@@ -87,10 +96,17 @@ def frames(keys: np.ndarray[Any, Any], scn: int, first_seq: int, op: Op, payload
         rows[:, header + KEY_BYTES :] = rng.integers(
             97, 129, (count, rows.shape[1] - header - KEY_BYTES), dtype=np.uint8
         )
-    for row in rows:
-        crc = value(row[4:].tobytes())
-        row[0:4] = np.frombuffer(np.uint32(crc).tobytes(), np.uint8)
+    _stamp(rows.reshape(-1), rows.shape[1])
     return rows.tobytes()
+
+
+@kernels.jit
+def _stamp(data: kernels.U8Array, frame_bytes: int) -> None:
+    """Write the CRC of each frame."""
+    for at in range(0, len(data), frame_bytes):
+        crc = kernels.crc32c(data, at + 4, at + frame_bytes)
+        for byte in range(4):
+            data[at + byte] = (crc >> (8 * byte)) & 255
 
 
 def make_base(store: Store, rows: int) -> Position:
@@ -99,7 +115,7 @@ def make_base(store: Store, rows: int) -> Position:
     run_id = new_run_id(RunKind.BASE, stop)
     folder = store.run_folder(run_id)
     folder.mkdir(parents=True)
-    files = []
+    files: list[RunFile] = []
     # The first group's frames are shifted to new keys and positions: packing is not measured.
     made = 0
     while made < rows:
@@ -154,59 +170,105 @@ def write_changes(log: HotLog, store: Store, rows: int, changes: int, scn: int) 
         seal(log, store, 1)
 
 
-def apply_cost(run: Run, report: Report, folder: Path, sizes: list[int], changes: int) -> Path:
-    """Measure an apply beside each base, and a rewrite of it; returns the last store."""
-    from databus.bootstrap import planner
-    from databus.bootstrap.applier import Applier, start_spark
-    from databus.bootstrap.planner import Merge
+def prepare(folder: Path, rows: int) -> Store:
+    """The store whose base has this many rows, made if it is not there."""
+    store = Store(folder / f"base-{rows}" / "shop")
+    if not store.exists():
+        store.create()
+        make_base(store, rows)
+        log = HotLog(store.folder / "log")
+        log.bind("shop", "clock", store.read().snapshot)
+        log.put_note("seeding", {"shop.orders": {"state": "seeded"}})
+        log.close()
+    return store
+
+
+def borrowed(store: Store, folder: Path) -> Store:
+    """A store of its own over the same files, which are linked: runs are never written to."""
+    shutil.copytree(store.runs_folder, folder / "runs", copy_function=os.link)
+    shutil.copytree(store.folder / "log", folder / "log")
+    shutil.copy(store.manifest_path, folder)
+    return Store(folder)
+
+
+class Applying:
+    """A store of its own beside a base, to which changes are applied again and again."""
+
+    def __init__(self, spark: Any, store: Store, work: Path, changes: int) -> None:
+        from databus.bootstrap.applier import Applier
+
+        base = store.read().base
+        assert base is not None
+        self._base, self._changes = base, changes
+        self._store = borrowed(store, work / "shop")
+        self._log = HotLog(self._store.folder / "log")
+        self._applier = Applier(self._store, spark, grace_us=0)
+
+    def apply_s(self, turn: int) -> float:
+        """Seconds of one apply of so many changes."""
+        first_scn = self._base.stop.scn + 1 + 4 * turn
+        write_changes(self._log, self._store, self._base.rows, self._changes, first_scn)
+        chain = self._store.read().chain[-4:]
+        assert len(chain) == 4
+        return self._merge_s(Merge(chain, RunKind.DELTA))
+
+    def rewrite_s(self) -> float:
+        """Seconds of a rewrite of the base with all those changes."""
+        while merge := planner.next_merge(self._store.read(), 1 << 40, full=True):
+            seconds = self._merge_s(merge)
+            if merge.kind is RunKind.BASE:
+                return seconds
+        raise AssertionError("there is no base to rewrite")
+
+    def _merge_s(self, merge: Merge) -> float:
+        began_s = time.perf_counter()
+        self._applier._merge(merge)
+        return time.perf_counter() - began_s
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._log.close()
+        shutil.rmtree(self._store.folder)
+
+
+def apply_cost(run: Run, report: Report, folder: Path, sizes: list[int], changes: int) -> None:
+    """Measure applies beside each base, in turns, and then a rewrite of each."""
+    from databus.bootstrap.applier import start_spark
 
     spark = start_spark("local[2]", "2g")
-    medians = {}
-    store = Store(folder)
     try:
-        for position, rows in enumerate(sizes):
-            store = Store(folder / str(rows) / "shop")
-            store.create()
-            log = HotLog(store.folder / "log")
-            end = make_base(store, rows)
-            log.bind("shop", "clock", end)
-            log.put_note("seeding", {"shop.orders": {"state": "seeded"}})
-            applier = Applier(store, spark, grace_us=0)
-            seconds = []
-            for turn in range(run.repeats + 1):
-                write_changes(log, store, rows, changes, end.scn + 1 + 4 * turn)
-                chain = store.read().chain[-4:]
-                assert len(chain) == 4
-                began_s = time.perf_counter()
-                applier._merge(Merge(chain, RunKind.DELTA))
-                seconds.append(time.perf_counter() - began_s)
-            measured = seconds[1:]  # the first warms the Java machine up
-            report.add(Sample(tuple(measured)), series="apply", rows=rows, changes=changes)
-            medians[rows] = Sample(tuple(measured)).median
-            if not run.smoke or position == len(sizes) - 1:
-                manifest = store.read()
-                merge = planner.next_merge(manifest, 1 << 40, full=True)
-                while merge is not None and merge.kind is not RunKind.BASE:
-                    applier._merge(merge)
-                    merge = planner.next_merge(store.read(), 1 << 40, full=True)
-                if merge is not None:
-                    began_s = time.perf_counter()
-                    applier._merge(merge)
-                    rewrite = Sample((time.perf_counter() - began_s,))
-                    report.add(rewrite, series="rewrite of the base", rows=rows, changes=changes)
-            log.close()
-            if rows != sizes[-1]:
-                shutil.rmtree(folder / str(rows))
+        beside = {
+            rows: Applying(spark, prepare(folder, rows), folder / f"work-{rows}", changes)
+            for rows in sizes
+        }
+        seconds: dict[int, list[float]] = {rows: [] for rows in sizes}
+        for turn in range(run.repeats + 1):
+            for rows, applying in beside.items():
+                spent_s = applying.apply_s(turn)
+                seconds[rows] += [spent_s] if turn else []  # the first warms Java up
+        applies = {rows: Sample(tuple(found)) for rows, found in seconds.items()}
+        for rows, sample in applies.items():
+            report.add(sample, series="apply", rows=rows, changes=changes)
+        rewritten = [] if run.options.no_rewrites else sizes
+        rewrites = {rows: beside[rows].rewrite_s() for rows in rewritten}
+        for rows, spent_s in rewrites.items():
+            report.add(Sample((spent_s,)), series="rewrite of the base", rows=rows)
+        for applying in beside.values():
+            applying.close()
     finally:
         spark.stop()
+    # A rewrite comes once the changes are BASE_SHARE of the base: each apply has its share of it.
+    shares = {rows: min(1.0, changes / (planner.BASE_SHARE * rows)) for rows in sizes}
+    whole = {rows: applies[rows].median + rewrites[rows] * shares[rows] for rows in rewrites}
     least, most = sizes[0], sizes[-1]
-    ratio = medians[most] / medians[least]
+    ratio = applies[most].median / applies[least].median
+    report.settings["apply_ratio"] = ratio
     report.note(
         f"an apply of {changes:,} changes at {most:,} rows costs {ratio:.2f} of one at "
         f"{least:,} rows; the floor is {FLOOR_APPLY}"
     )
-    report.settings["apply_ratio"] = ratio
-    return store.folder
+    said = ", ".join(f"{spent_s:.1f} s at {rows:,} rows" for rows, spent_s in whole.items())
+    report.note(f"with its share of the next rewrite of the base an apply costs {said or '?'}")
 
 
 @contextlib.contextmanager
@@ -238,29 +300,56 @@ def server(data_dir: Path) -> Iterator[int]:
         child.wait(30)
 
 
-def read_over_http(port: int) -> tuple[float, int, int, str]:
-    """One full bootstrap: seconds, rows, bytes, and a hash of the order of its positions."""
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One full bootstrap; ``order`` is a hash of its rows' positions, if they were looked at."""
+
+    seconds: float
+    frame_bytes: int
+    rows: int = 0
+    order: str = ""
+
+
+def read_over_http(port: int, *, look: bool = False) -> Received:
+    """Take a full bootstrap and check every frame; with ``look`` count and hash the rows too."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     began_s = time.perf_counter()
     connection.request(
         "GET", "/v1/shop/bootstrap", headers={"Accept": "application/vnd.databus.frames"}
     )
     answer = connection.getresponse()
+    if answer.status != http.client.OK:
+        raise RuntimeError(f"the server answered {answer.status}: {answer.read()!r}")
     splitter = FrameSplitter()
-    rows = size = 0
+    size = rows = 0
     digest = hashlib.sha256()
-    while data := answer.read1(1 << 20):
+    while data := answer.read1(READ_BYTES):
         whole = splitter.feed(data)
-        if whole:
+        size += len(whole)
+        if look and whole:
             columns = frame.scan(whole, verify=False)
             is_row = columns.op < frame.FIRST_CONTROL_OP
             rows += int(is_row.sum())
-            size += len(whole)
             digest.update(columns.scn[is_row].tobytes())
             digest.update(columns.seq[is_row].tobytes())
     seconds = time.perf_counter() - began_s
     connection.close()
-    return seconds, rows, size, digest.hexdigest()[:16]
+    return Received(seconds, size, rows, digest.hexdigest()[:16])
+
+
+def bootstraps(run: Run, report: Report, store: Store, **place: object) -> Sample:
+    """Take a full bootstrap again and again; rows/s."""
+    with server(store.folder.parent) as port:
+        seen = read_over_http(port, look=True)
+        found = [read_over_http(port) for _ in range(run.repeats)]
+    if any(one.frame_bytes != seen.frame_bytes for one in found):
+        raise AssertionError(f"{found} are not the {seen.frame_bytes} bytes of the first")
+    rows = Sample(tuple(seen.rows / one.seconds for one in found))
+    size = Sample(tuple(one.frame_bytes / one.seconds / 1e6 for one in found))
+    report.add(rows, series="bootstrap, rows/s", **place)
+    report.add(size, series="bootstrap, MB/s", **place)
+    report.output_hash += seen.order
+    return rows
 
 
 def read_with_pyarrow(store: Store) -> float:
@@ -275,54 +364,55 @@ def read_with_pyarrow(store: Store) -> float:
     return time.perf_counter() - began_s
 
 
-def bootstrap_read(run: Run, report: Report, folder: Path) -> None:
+def bootstrap_read(run: Run, report: Report, store: Store) -> None:
     """Measure a full bootstrap of the store against reading it."""
-    store = Store(folder)
     base = store.read().base
     assert base is not None
-    with server(folder.parent) as port:
-        read_over_http(port)
-        found = [read_over_http(port) for _ in range(run.repeats)]
+    read_with_pyarrow(store)
+    served = bootstraps(run, report, store, rows=base.rows)
     limit = Sample(tuple(base.rows / read_with_pyarrow(store) for _ in range(run.repeats)))
-    served = Sample(tuple(rows / seconds for seconds, rows, _, _ in found))
-    size = Sample(tuple(size / seconds / 1e6 for seconds, _, size, _ in found))
-    report.add(served, series="bootstrap, rows/s", rows=base.rows)
-    report.add(size, series="bootstrap, MB/s", rows=base.rows)
     report.add(limit, series="pyarrow alone, rows/s", rows=base.rows)
     ratio = served.median / limit.median
     report.settings["read_ratio"] = ratio
-    report.output_hash = found[0][3]
     report.note(
         f"a full bootstrap runs at {ratio:.2f} of pyarrow reading the frame column alone in one "
         f"thread; the floor is {FLOOR_READ}"
     )
 
 
-def main(run: Run, sizes: list[int], changes: int) -> None:
+def main(run: Run) -> None:
     """Measure and report."""
-    report = Report(run, "Cost of an apply by table size; a full bootstrap", "s, or as said")
-    report.settings = {"sizes": sizes, "changes": changes, "frame_bytes": FRAME_BYTES}
-    folder = Path(tempfile.mkdtemp(prefix="databus-apply-"))
+    given = run.options
+    sizes = [
+        int(size) for size in (given.sizes or (SMOKE_SIZES if run.smoke else SIZES)).split(",")
+    ]
+    changes = given.changes or (400 if run.smoke else 500_000)
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="databus-apply-"))
     try:
-        last = apply_cost(run, report, folder, sizes, changes)
-        bootstrap_read(run, report, last)
+        for rows in sizes:
+            prepare(folder, rows)
+        if given.prepare:
+            return
+        report = Report(run, "Cost of an apply by table size; a full bootstrap", "s, or as said")
+        report.settings = {"sizes": sizes, "changes": changes, "frame_bytes": FRAME_BYTES}
+        if given.only in (None, "read"):
+            bootstrap_read(run, report, prepare(folder, sizes[-1]))
+        if given.only in (None, "apply"):
+            apply_cost(run, report, folder, sizes, changes)
+        report.write()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    report.write()
+        if given.folder is None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def options() -> tuple[list[int], int]:
-    """``--sizes`` and ``--changes``, taken off the command line; small ones for ``--smoke``."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--sizes", default="")
-    parser.add_argument("--changes", type=int, default=0)
-    given, rest = parser.parse_known_args()
-    smoke = "--smoke" in rest
-    sys.argv[1:] = rest
-    sizes = given.sizes or ("2000,20000" if smoke else "1000000,5000000,20000000")
-    return [int(size) for size in sizes.split(",")], given.changes or (400 if smoke else 500_000)
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sizes", help="rows of the tables, with commas between")
+    parser.add_argument("--changes", type=int, help="changes in an apply")
+    parser.add_argument("--folder", type=Path, help="where the bases are kept for another run")
+    parser.add_argument("--prepare", action="store_true", help="make the bases there, and end")
+    parser.add_argument("--no-rewrites", action="store_true", help="leave the bases as they are")
+    parser.add_argument("--only", choices=("apply", "read"), help="measure one of the two")
 
 
 if __name__ == "__main__":
-    sizes, changes = options()
-    main(harness.start("fig_apply_cost", __doc__.partition("\n")[0]), sizes, changes)
+    main(harness.start("fig_apply_cost", __doc__.partition("\n")[0], _options))

@@ -8,18 +8,16 @@ costs.  The floor: 5,000 connections at less than 30 KiB each.
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing as mp
 import resource
 import select
 import socket
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 
-import psutil
-
-from benchmarks.harness import Report, Run, Sample, grid, start
-from benchmarks.relay_process import RelayProcess
+from benchmarks.harness import Report, Run, Sample, grid, numbers, start
+from benchmarks.relay_process import RelayProcess, anonymous_bytes
 
 FLOOR_KIB = 30
 RING_BYTES = 16 << 20
@@ -32,7 +30,7 @@ KINDS = {
 
 def main(run: Run) -> None:
     """Measure and report."""
-    counts = [100] if run.smoke else [1000, 2000, 5000]
+    counts = run.options.consumers or ([100] if run.smoke else [1000, 2000, 5000])
     report = Report(run, "Memory of an idle connection", "KiB/connection")
     report.settings = {"floor_kib": FLOOR_KIB, "ring_bytes": RING_BYTES}
     report.output_hash = "none: nothing is read but heartbeats and one event a second"
@@ -60,7 +58,7 @@ def _measure(relay: RelayProcess, count: int, kind: str) -> tuple[int, float]:
     """(bytes that the worker has grown by, seconds between the first and the last arrival)."""
     query, worker = KINDS[kind], relay.worker()
     _warm_up(relay, query)
-    before = _memory(worker)
+    before = anonymous_bytes(worker)
     ours, theirs = mp.Pipe()
     process = mp.get_context("fork").Process(
         target=_connect_all, args=(theirs, relay.port, count, query), daemon=True
@@ -73,7 +71,7 @@ def _measure(relay: RelayProcess, count: int, kind: str) -> tuple[int, float]:
         outcome = ours.recv()
         if isinstance(outcome, str):
             raise RuntimeError(outcome)
-        grown = _memory(worker) - before
+        grown = anonymous_bytes(worker) - before
         if kind != "followers":
             return grown, 0.0
         ours.send("go on")
@@ -91,14 +89,6 @@ def _warm_up(relay: RelayProcess, query: str) -> None:
     for _ in range(20):
         with _ask(relay.port, query) as connection:
             connection.recv(1)  # the answer has begun; closing it ends it
-
-
-def _memory(process: psutil.Process) -> int:
-    """Bytes of memory of a process, shared pages in part."""
-    for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss_Anon:"):
-            return int(line.split()[1]) << 10
-    return int(process.memory_full_info().pss)
 
 
 def _ask(port: int, query: str) -> socket.socket:
@@ -150,5 +140,10 @@ def _spread(poll: select.epoll, connections: dict[int, socket.socket]) -> float:
     return time.monotonic() - first
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What may be measured in part."""
+    parser.add_argument("--consumers", type=numbers, help="connections, such as 1000,5000")
+
+
 if __name__ == "__main__":
-    main(start("fig_idle_connections", __doc__.partition("\n")[0]))
+    main(start("fig_idle_connections", __doc__.partition("\n")[0], add_options))

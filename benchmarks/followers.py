@@ -6,6 +6,7 @@ the relay that is measured.  It asks by HTTP/1.0, whose bodies are the frames an
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import multiprocessing as mp
 import select
@@ -19,6 +20,7 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.harness import numbers
 from benchmarks.relay_process import RelayProcess
 from databus.common import frame
 from databus.common.kernels import I64Array, U8Array, jit, load_u32
@@ -56,6 +58,13 @@ def paced_relay(updates_per_second: int, seed: int) -> RelayProcess:
         f"&keys=100000&events_per_window=1&clock=real&seed={seed}"
     )
     return RelayProcess(source, RING_BYTES, until_scn=VERIFIED_EVENTS)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What may be measured in part, where a machine is not free for all of it."""
+    parser.add_argument("--consumers", type=numbers, help="such as 1,40")
+    parser.add_argument("--rates", type=numbers, help="updates a second, such as 100,2000")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
 
 
 def content_hash(relay: RelayProcess) -> str:

@@ -32,6 +32,7 @@ class Run:
     seed: int
     repeats: int
     out: Path
+    options: argparse.Namespace = field(default_factory=argparse.Namespace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Report:
     points: list[dict[str, Any]] = field(default_factory=list)
     output_hash: str = ""
     notes: list[str] = field(default_factory=list)
+    _cpu_before: Any = field(default_factory=psutil.cpu_times, repr=False)
 
     def add(self, sample: Sample, **place: Any) -> None:
         """A measured point, at ``place`` (series, x, and whatever tells it apart)."""
@@ -81,7 +83,7 @@ class Report:
 
     def write(self) -> Path:
         """Write the JSON document and say where it lies."""
-        document = {
+        document: dict[str, Any] = {
             "name": self.run.name,
             "title": self.title,
             "unit": self.unit,
@@ -89,30 +91,37 @@ class Report:
             "seed": self.run.seed,
             "command": " ".join(["python", "-m", f"benchmarks.{self.run.name}", *sys.argv[1:]]),
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": machine(),
+            "machine": machine() | {"stolen": stolen(self._cpu_before)},
             "settings": self.settings,
             "points": self.points,
             "output_hash": self.output_hash,
             "notes": self.notes,
         }
+        print(
+            f"  of the processors' time, {document['machine']['stolen']:.0%} was the host's others'"
+        )
         self.run.out.parent.mkdir(parents=True, exist_ok=True)
         self.run.out.write_text(json.dumps(document, indent=1) + "\n")
         print(f"  output hash {self.output_hash}; written to {self.run.out}")
         return self.run.out
 
 
-def start(name: str, description: str) -> Run:
-    """Read the command line of a benchmark."""
+def start(
+    name: str, description: str, extend: Callable[[argparse.ArgumentParser], None] | None = None
+) -> Run:
+    """Read the command line of a benchmark, with the options of its own that ``extend`` adds."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     parser.add_argument("--smoke", action="store_true", help="seconds instead of minutes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
+    if extend is not None:
+        extend(parser)
     given = parser.parse_args()
     suffix = "-smoke" if given.smoke else ""
     out = given.out or RESULTS / f"{name}{suffix}.json"
     print(f"{name}: {description}")
-    return Run(name, given.smoke, given.seed, 1 if given.smoke else given.repeats, out)
+    return Run(name, given.smoke, given.seed, 1 if given.smoke else given.repeats, out, given)
 
 
 def measure(run: Run, once: Callable[[], float]) -> Sample:
@@ -120,6 +129,27 @@ def measure(run: Run, once: Callable[[], float]) -> Sample:
     if not run.smoke:
         once()
     return Sample(tuple(once() for _ in range(run.repeats)))
+
+
+def measure_in_turns(run: Run, contenders: dict[str, Callable[[], float]]) -> dict[str, Sample]:
+    """Each contender measured ``repeats`` times, one after the other in every round.
+
+    So that what the machine does besides is the same for all of them, and a round's ratios are
+    true even where its numbers are not.
+    """
+    if not run.smoke:
+        for once in contenders.values():
+            once()
+    rounds = [[once() for once in contenders.values()] for _ in range(run.repeats)]
+    return {
+        name: Sample(values)
+        for name, values in zip(contenders, zip(*rounds, strict=True), strict=True)
+    }
+
+
+def ratio(one: Sample, other: Sample) -> float:
+    """The median of the ratios of rounds that were measured in turns."""
+    return statistics.median(a / b for a, b in zip(one.values, other.values, strict=True))
 
 
 def machine() -> dict[str, Any]:
@@ -134,11 +164,31 @@ def machine() -> dict[str, Any]:
     }
 
 
+def stolen(before: Any) -> float:
+    """The part of the processors' time that other guests of the host have had since ``before``.
+
+    Over a few hundredths, times are those of the host's other guests, and only ratios within one
+    run tell anything.
+    """
+    now = psutil.cpu_times()
+    spent = sum(now) - sum(before)
+    return (
+        round((getattr(now, "steal", 0.0) - getattr(before, "steal", 0.0)) / spent, 3)
+        if spent
+        else 0.0
+    )
+
+
 def _cpu_model() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def numbers(text: str) -> list[int]:
+    """An option that is a list, such as 1,5,10."""
+    return [int(number) for number in text.split(",")]
 
 
 def grid(*axes: Iterable[Any]) -> Iterable[tuple[Any, ...]]:

@@ -7,6 +7,7 @@ from its first row on, in a process of its own: what it needs to start is not he
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,12 +15,16 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.upstreams import DATABASE, Backlog, Postgres, Upstream
+import numpy as np
+
+from benchmarks.upstreams import DATABASE, Backlog, MariaDB, Postgres, Upstream
 from databus.cli.servers import PASSWORD, USER
+from databus.common.kernels import I64Array
 
 SOURCES = Path(__file__).parent / "peers"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
@@ -125,13 +130,13 @@ class NodeClient(Peer):
 
 
 class Debezium(Peer):
-    """The embedded engine with tuned settings, as JSON or as Connect records."""
+    """The embedded engine with tuned settings; ``form`` is json, or connect for its records."""
 
     def __init__(self, name: str, upstream: Upstream, form: str) -> None:
         super().__init__(name, upstream)
-        self._form = form
-        is_postgres = isinstance(upstream, Postgres)
-        self._installed = INSTALLED / ("debezium" if is_postgres else "debezium-mariadb")
+        self.form = form
+        is_mariadb = upstream.name == MariaDB.name
+        self._installed = INSTALLED / ("debezium-mariadb" if is_mariadb else "debezium")
 
     @property
     def absent(self) -> str | None:
@@ -143,7 +148,7 @@ class Debezium(Peer):
     def mark(self, table: str) -> None:
         """Let it see one row of another table: that leaves a place and the tables' history."""
         self.upstream.execute("CREATE TABLE IF NOT EXISTS marks (id BIGINT PRIMARY KEY)")
-        slot = f"marked_{table}_{self._form}"
+        slot = f"marked_{table}_{self.form}"
         if isinstance(self.upstream, Postgres):
             self.upstream.execute(f"CREATE PUBLICATION {slot} FOR TABLE {table}, marks")
         place = self.folder / table
@@ -151,18 +156,73 @@ class Debezium(Peer):
         command = self._command(place, table, slot, slot, topic="marks", rows=1)
         with (place / "log").open("wb") as log:
             marking = subprocess.Popen(command, stdout=log, stderr=log)
+        self._commit_marks_until(lambda: marking.poll() is not None)
+        if marking.poll() != 0:
+            marking.kill()
+            raise RuntimeError(f"{self.name} has not begun: {_said(place)}")
+
+    def _commit_marks_until(self, reached: Callable[[], bool]) -> None:
         number, deadline_s = time.time_ns(), time.monotonic() + MARK_S
-        while marking.poll() is None and time.monotonic() < deadline_s:
+        while not reached() and time.monotonic() < deadline_s:
             number += 1
             self.upstream.execute(f"INSERT INTO marks VALUES ({number})")
             time.sleep(0.2)
-        if marking.poll() != 0:
-            marking.kill()
-            said = (place / "log").read_text(errors="replace")[-1500:]
-            raise RuntimeError(f"{self.name} has not begun: {said}")
+
+    def snapshot(self, table: str, rows: int, number: int) -> Taken:
+        """Take a whole table by an initial snapshot, for the nth time.
+
+        Raises:
+            RuntimeError: it failed, with what it said.
+        """
+        slot = f"snapshot_{table}_{number}"
+        place = self.folder / slot
+        place.mkdir()
+        if isinstance(self.upstream, Postgres):
+            self.upstream.execute(f"DROP PUBLICATION IF EXISTS {slot}")
+            self.upstream.execute(f"CREATE PUBLICATION {slot} FOR TABLE {table}")
+        more = {"snapshot.mode": "initial", "snapshot.locking.mode": "none"}
+        try:
+            return _run(self._command(place, table, slot, slot, topic=table, rows=rows, **more))
+        finally:
+            if isinstance(self.upstream, Postgres):
+                self._drop(slot)
+
+    @contextlib.contextmanager
+    def following(self, table: str, count: int) -> Iterator[Callable[[], I64Array]]:
+        """While it follows a table's rows with the ids below ``count``; what is yielded waits for
+        the last one and tells when each came, in microseconds."""
+        self.upstream.execute("CREATE TABLE IF NOT EXISTS marks (id BIGINT PRIMARY KEY)")
+        slot = f"follows_{table}"
+        if isinstance(self.upstream, Postgres):
+            self.upstream.execute(f"CREATE PUBLICATION {slot} FOR TABLE {table}, marks")
+        place = self.folder / slot
+        place.mkdir()
+        arrivals = place / "arrivals"
+        command = self._command(
+            place, table, slot, slot, topic=table, rows=count, **{"drain.arrivals": arrivals}
+        )
+        with (place / "log").open("wb") as log:
+            follower = subprocess.Popen(command, stdout=log, stderr=log)
+
+        def is_streaming() -> bool:
+            return b"streaming" in (place / "log").read_bytes() or follower.poll() is not None
+
+        def arrived() -> I64Array:
+            if follower.wait(MARK_S) or not arrivals.exists():
+                raise RuntimeError(f"{self.name} has not followed: {_said(place)}")
+            return np.fromfile(arrivals, dtype=np.int64)
+
+        try:
+            self._commit_marks_until(is_streaming)
+            yield arrived
+        finally:
+            follower.kill()
+            follower.wait()
+            if isinstance(self.upstream, Postgres):
+                self._drop(slot)
 
     def take(self, backlog: Backlog, number: int) -> Taken:
-        publication = f"marked_{backlog.table}_{self._form}"
+        publication = f"marked_{backlog.table}_{self.form}"
         slot = f"{publication}_{number}"
         place = self.folder / f"{backlog.table}-{number}"
         shutil.copytree(self.folder / backlog.table, place)
@@ -179,7 +239,15 @@ class Debezium(Peer):
                 self._drop(slot)
 
     def _command(
-        self, place: Path, table: str, slot: str, publication: str, *, topic: str, rows: int
+        self,
+        place: Path,
+        table: str,
+        slot: str,
+        publication: str,
+        *,
+        topic: str,
+        rows: int,
+        **more: Any,
     ) -> list[str]:
         schema = self.upstream.schema
         properties: dict[str, Any] = {
@@ -195,7 +263,7 @@ class Debezium(Peer):
             "offset.storage.file.filename": place / "offsets",
             "drain.topic": topic,
             "drain.rows": rows,
-            "drain.format": self._form,
+            "drain.format": self.form,
             **TUNED,
         }
         if isinstance(self.upstream, Postgres):
@@ -216,6 +284,7 @@ class Debezium(Peer):
                 "schema.history.internal": "io.debezium.storage.file.history.FileSchemaHistory",
                 "schema.history.internal.file.filename": place / "history",
             }
+        properties |= more
         file = place / "drain.properties"
         file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
         path = f"{self._installed}/classes:{self._installed}/jars/*"
@@ -230,6 +299,10 @@ def peers_of(upstream: Upstream) -> list[Peer]:
         Debezium("Debezium, tuned, Connect records", upstream, "connect"),
         NodeClient(f"Node: {node}", upstream),
     ]
+
+
+def _said(place: Path) -> str:
+    return (place / "log").read_text(errors="replace")[-1500:]
 
 
 def _run(command: list[str]) -> Taken:

@@ -26,7 +26,8 @@ class RelayProcess:
     Owner: the benchmark, as a context manager.
     """
 
-    def __init__(self, source: str, ring_bytes: int, *, until_scn: int) -> None:
+    def __init__(self, source: str, ring_bytes: int, *, until_scn: int, workers: int = 1) -> None:
+        self.workers = workers
         self._source = source
         self._ring_bytes = ring_bytes
         self._until_scn = until_scn
@@ -39,6 +40,7 @@ class RelayProcess:
         config = folder / "databus.toml"
         config.write_text(
             f'[relay]\nlisten = "127.0.0.1:{self.port}"\ndata_dir = "{folder}/relay"\n'
+            f"workers = {self.workers}\n"
             f'[[database]]\nname = "gen"\nurl = "{self._source}"\n'
             f"ring_bytes = {self._ring_bytes}\n"
         )
@@ -89,3 +91,11 @@ class RelayProcess:
                 pass
             time.sleep(0.1)
         raise TimeoutError(f"the relay has not reached scn {self._until_scn} within {START_S} s")
+
+
+def anonymous_bytes(process: psutil.Process) -> int:
+    """Memory of a process that is no file's, shared pages in part."""
+    for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss_Anon:"):
+            return int(line.split()[1]) << 10
+    return int(process.memory_full_info().pss)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from typing import Any, ClassVar, Self
 
 from databus.cli.servers import PASSWORD, USER, MariaDBServer, PostgresServer, PrivateServer
 from databus.common.config import DatabaseConfig, SourceUrl
+from tests.support.mysql_server import MySQLServer, mysql_launcher
 
 DATABASE = "bench"
 
@@ -58,6 +60,16 @@ class Upstream(ABC):
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="databus-bench-"))
+
+    @property
+    def own_reader_absent(self) -> str | None:
+        """Why the database's own reader cannot be run here; None if it can."""
+        program = self._own_program()[-1]
+        return None if shutil.which(program) else f"there is no {program}"
+
+    @abstractmethod
+    def _own_program(self) -> list[str]:
+        """How the own reader is called, the program last."""
 
     def __enter__(self) -> Self:
         self.server.start()
@@ -176,16 +188,64 @@ class MariaDB(Upstream):
         self.execute("FLUSH BINARY LOGS")
         return int(str(self.execute("SELECT @@gtid_binlog_pos")[0][0]).rpartition("-")[2])
 
+    def _own_program(self) -> list[str]:
+        return ["mariadb-binlog"]
+
     def read_own(self, backlog: Backlog, number: int) -> Reading:
         into = "/dev/shm" if os.access("/dev/shm", os.W_OK) else str(self._folder)
         with tempfile.TemporaryDirectory(dir=into) as folder:
             return timed(
                 [
-                    "mariadb-binlog", "--no-defaults", "--raw", "--read-from-remote-server",
+                    *self._own_program(), "--no-defaults", "--raw", "--read-from-remote-server",
                     "--host=127.0.0.1", f"--port={self.server.port}", f"--user={USER}",
                     f"--password={PASSWORD}", f"--result-file={folder}/", backlog.own["file"],
                 ]
             )  # fmt: skip
+
+
+class MySQL(MariaDB):
+    """A MySQL, as ``scripts/mysql.sh`` unpacks it, whose own reader is ``mysqlbinlog --raw``."""
+
+    name = "MySQL"
+    own_reader = "mysqlbinlog --raw"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = MySQLServer(self._folder / "server")
+
+    def _own_program(self) -> list[str]:
+        server = mysql_launcher()
+        place = next(place for place, part in enumerate(server) if part.endswith("mysqld"))
+        return [*server[:place], str(Path(server[place]).parents[1] / "bin/mysqlbinlog")]
+
+    @staticmethod
+    def _row(number: str) -> str:
+        # MySQL 9 has neither of the older digests.
+        row = MariaDB._row(number)
+        return re.sub(r"(?:MD5|SHA1)\(((?:[^()]|\([^()]*\))*)\)", r"SHA2(\1, 224)", row)
+
+    def fill(self, table: str, rows: int, per_commit: int) -> None:
+        # What MariaDB does in an anonymous block and with a table of numbers.
+        numbers = (
+            f" FROM (WITH RECURSIVE n(seq) AS (SELECT 0 UNION ALL SELECT seq + 1 FROM n "
+            f"WHERE seq < {per_commit - 1}) SELECT seq FROM n) n"
+        )
+        row = self._row("(@i + seq)") + numbers if per_commit > 1 else self._row("@i")
+        self.execute(
+            f"CREATE PROCEDURE fill_{table}() BEGIN SET @i = 0; WHILE @i < {rows} DO "
+            f"INSERT INTO {table} SELECT {row}; SET @i = @i + {per_commit}; END WHILE; END"
+        )
+        self.execute(f"CALL fill_{table}()")
+
+    def before_fill(self, table: str, readings: int) -> dict[str, str]:
+        self.execute("FLUSH BINARY LOGS")
+        return {"file": str(self.execute("SHOW BINARY LOG STATUS")[0][0])}
+
+    def after_fill(self, facts: dict[str, str]) -> int:
+        self.execute("FLUSH BINARY LOGS")
+        executed = str(self.execute("SELECT @@gtid_executed")[0][0])
+        # The only server that there was: the scn's upper bits, which count servers, are zero.
+        return int(executed.rpartition("-")[2])
 
 
 class Postgres(Upstream):
@@ -247,15 +307,17 @@ class Postgres(Upstream):
         self.execute("SELECT pg_logical_emit_message(true, 'databus-bench', '')")
         return (high << 32 | low) - 1
 
+    def _own_program(self) -> list[str]:
+        return [_newest("pg_recvlogical")]
+
     def read_own(self, backlog: Backlog, number: int) -> Reading:
         slot = f"own_{backlog.table}{number}"
         reading = timed(
             [
-                _newest("pg_recvlogical"), "--host=127.0.0.1", f"--port={self.server.port}",
-                f"--username={USER}",
-                f"--dbname={DATABASE}", f"--slot={slot}", "--start", "--file=/dev/null",
-                "--fsync-interval=0", f"--endpos={backlog.own['end']}", "--no-loop",
-                "--option=proto_version=1",
+                *self._own_program(), "--host=127.0.0.1", f"--port={self.server.port}",
+                f"--username={USER}", f"--dbname={DATABASE}", f"--slot={slot}", "--start",
+                "--file=/dev/null", "--fsync-interval=0", f"--endpos={backlog.own['end']}",
+                "--no-loop", "--option=proto_version=1",
                 f"--option=publication_names=databus_{backlog.table}",
             ],
             PGPASSWORD=PASSWORD,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import hypothesis
 
 pytest_plugins = ["tests.support.fixtures"]
@@ -10,3 +13,8 @@ pytest_plugins = ["tests.support.fixtures"]
 # is what bounds it.
 hypothesis.settings.register_profile("databus", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("databus")
+
+# Each of the tests' Sparks lives for seconds: it takes its classes from the archive that
+# scripts/setup.sh made, where there is one, and compiles quickly instead of well.
+_CLASSES = Path(__file__).parents[1] / ".venv" / "spark-classes.jsa"
+os.environ["SPARK_SUBMIT_OPTS"] = f"-XX:SharedArchiveFile={_CLASSES} -XX:TieredStopAtLevel=1"

@@ -7,10 +7,14 @@ import io.debezium.engine.RecordChangeEvent;
 import io.debezium.engine.format.ChangeEventFormat;
 import io.debezium.engine.format.Json;
 import java.io.FileReader;
+import java.io.IOException;
 import java.io.Reader;
 import java.lang.management.ManagementFactory;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Instant;
 import java.util.List;
 import java.util.Locale;
 import java.util.Properties;
@@ -23,6 +27,8 @@ import org.apache.kafka.connect.source.SourceRecord;
  * <p>Usage: DebeziumDrain FILE.properties. Keys under "drain." are ours: topic (the end of its name),
  * rows (how many, and then end), format (json or connect). The clock starts with the first batch, so
  * the start of the virtual machine and of the connector are not counted. Prints one line of JSON.
+ * With "drain.arrivals", a file, it says "streaming" at the first record of any topic, and at the end
+ * writes when each row came there: 64-bit microseconds, by the id that is the row's key (JSON only).
  */
 public final class DebeziumDrain {
     private static final CountDownLatch DONE = new CountDownLatch(1);
@@ -32,6 +38,9 @@ public final class DebeziumDrain {
     private static long before;
     private static long startedNs;
     private static long startedCpuNs;
+    private static String arrivals;
+    private static long[] arrivedUs;
+    private static boolean isStreaming;
 
     private static long cpuNs() {
         var system = (com.sun.management.OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
@@ -42,6 +51,24 @@ public final class DebeziumDrain {
         if (hasValue && destination != null && destination.endsWith(topic)) {
             rows++;
         }
+    }
+
+    private static void arrived(String destination, String key) {
+        if (!isStreaming) {
+            isStreaming = true;
+            System.out.println("streaming");
+        }
+        if (destination != null && destination.endsWith(topic)) {
+            int id = Integer.parseInt(key.replaceAll("[^0-9]", ""));
+            Instant now = Instant.now();
+            arrivedUs[id] = now.getEpochSecond() * 1_000_000 + now.getNano() / 1000;
+        }
+    }
+
+    private static void writeArrivals() throws IOException {
+        ByteBuffer content = ByteBuffer.allocate(8 * arrivedUs.length).order(ByteOrder.LITTLE_ENDIAN);
+        content.asLongBuffer().put(arrivedUs);
+        Files.write(Path.of(arrivals), content.array());
     }
 
     private static void endOfBatch() throws Exception {
@@ -60,6 +87,9 @@ public final class DebeziumDrain {
                     peakKib = Long.parseLong(line.replaceAll("[^0-9]", ""));
                 }
             }
+            if (arrivals != null) {
+                writeArrivals();
+            }
             System.out.printf(Locale.ROOT, "{\"rows\": %d, \"seconds\": %.6f, \"cpu_seconds\": %.6f, \"peak_rss_bytes\": %d}%n",
                 counted, seconds, cpu, peakKib * 1024);
             System.out.flush();
@@ -72,6 +102,9 @@ public final class DebeziumDrain {
         public void handleBatch(List<ChangeEvent<String, String>> records,
                 RecordCommitter<ChangeEvent<String, String>> committer) throws InterruptedException {
             for (ChangeEvent<String, String> one : records) {
+                if (arrivals != null) {
+                    arrived(one.destination(), one.key());
+                }
                 count(one.destination(), one.value() != null);
                 committer.markProcessed(one);
             }
@@ -108,6 +141,8 @@ public final class DebeziumDrain {
         }
         topic = "." + given.remove("drain.topic");
         wanted = Long.parseLong((String) given.remove("drain.rows"));
+        arrivals = (String) given.remove("drain.arrivals");
+        arrivedUs = new long[arrivals == null ? 0 : (int) wanted];
         boolean json = given.remove("drain.format").equals("json");
         DebeziumEngine.CompletionCallback ended = (success, message, error) -> {
             if (!success) {

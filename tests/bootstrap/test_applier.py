@@ -22,6 +22,7 @@ from databus.common.checkpoint import ORIGIN, Position
 from databus.common.config import BootstrapConfig
 from databus.common.errors import MissingDependency, StoreBusy, StoreError
 from databus.common.frame import FrameView, Op, iter_frames, read_frame
+from databus.common.window import WindowBuilder
 from tests.bootstrap.model import CLOCK, START, History, compact, frames_between, frames_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
@@ -103,6 +104,27 @@ def test_many_applies_give_what_one_compaction_of_everything_gives(
         assert as_bytes(frames_of(bench.store, base)) == bench.truth(base=True)
         assert bench.store.check() == []
     assert len(list(bench.store.runs_folder.iterdir())) == len(bench.store.read().runs)
+
+
+def test_row_groups_are_bounded_however_well_frames_compress(
+    bench: Bench, spark: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applier_module, "ROW_GROUP_BYTES", 1 << 14)
+    builder = WindowBuilder(START.scn + 1, 1)
+    for number in range(400):
+        builder.event(Op.INSERT, 5, 1, b"%d" % number, after=bytes(2000))
+    bench.log.append(builder.end("t"), 1)
+    segments.seal(bench.log, bench.store, 1)
+    Applier(bench.store, spark).apply()
+    for run in bench.store.read().runs:
+        opened = bench.store.open_run(run)
+        sizes = [
+            sum(len(block.data) for block in opened.frames(group)) for group in opened.row_groups
+        ]
+        opened.close()
+        if run.is_compacted:
+            assert sum(sizes) > 400 * 2000
+            assert max(sizes) <= 1 << 14
 
 
 def test_large_runs_are_cut_into_files_in_order(

@@ -6,7 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from databus.bootstrap.comparison import KeyRange, TableDigests, Verdict, by_key, folded, judge
+from databus.bootstrap.comparison import (
+    KeyRange,
+    TableDigests,
+    Verdict,
+    WantedFrames,
+    folded,
+    judge,
+)
 from databus.common import frame
 from databus.common.frame import Op, pack_bitmap, pack_frame
 from databus.common.schema import Column, Kind, SchemaSet, SourceSchema
@@ -94,7 +101,11 @@ def test_a_patch_makes_its_key_a_candidate_and_is_folded_into_the_row() -> None:
     digests = digests_of({1: ("a", 1.5)})
     digests.observe(frame.scan(whole + patch), memoryview(whole + patch))
     assert digests.candidates == {key(1)}
-    views = by_key([whole + patch], frozenset({key(1)}))[key(1)]
+    wanted = WantedFrames([key(1), key(3)])
+    wanted.observe(whole + packed(2, ("b", 1.0)))
+    wanted.observe(patch)
+    assert wanted.found.keys() == {key(1)}
+    views = wanted.found[key(1)]
     assert folded(views, SCHEMAS, ITEMS) == {"id": 1, "name": "a", "price": 1.5}
     truth = ITEMS.encode_row([1, "a", 1.5])
     assert judge(truth, views, SCHEMAS, ITEMS) == (Verdict.EQUAL, [])

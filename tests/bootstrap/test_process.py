@@ -203,7 +203,7 @@ def test_the_applier_keeps_what_the_configuration_says(
 def test_an_address_that_is_taken_is_one_clear_error(
     tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
-    from databus.common.http import listening_socket
+    from databus.common.listening import listening_socket
 
     port = free_port()
     taken = listening_socket(f"127.0.0.1:{port}")

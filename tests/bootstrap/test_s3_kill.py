@@ -73,13 +73,11 @@ def merge(folder: Path, store: Store) -> None:
 ACTIONS = {"write": write, "merge": merge}
 
 
-def run_child(server: S3Server, place: str, folder: Path, action: str, step: str | None) -> int:
+def run_child(server: S3Server, place: str, folder: Path, action: str, step: str) -> int:
     """Do ``action`` in a process of its own, dying at ``step``."""
     environment = {**os.environ, **VARIABLES, "PYTHONPATH": str(ROOT)}
     environment["AWS_ENDPOINT_URL"] = server.url
-    environment.pop(failpoints.VARIABLE, None)
-    if step is not None:
-        environment[failpoints.VARIABLE] = step
+    environment[failpoints.VARIABLE] = step
     child = subprocess.run(
         [sys.executable, __file__, action, str(folder), place],
         env=environment,
@@ -141,11 +139,11 @@ def test_killed_at_any_step_it_goes_on_without_loss(
     place = s3.place()
     store = on_s3(place)
     if action == "merge":
-        assert run_child(s3, place, tmp_path, "write", None) == 0
+        write(tmp_path, store)
     killed = run_child(s3, place, tmp_path, action, step)
     assert killed == -signal.SIGKILL, f"{step} was never reached"
     assert_whole(tmp_path, store)
-    assert run_child(s3, place, tmp_path, action, None) == 0
+    ACTIONS[action](tmp_path, on_s3(place))
     assert_whole(tmp_path, store)
     assert set(store.storage.run_ids()) == {run.id for run in store.read().runs}
 

@@ -28,7 +28,7 @@ from databus.common.checkpoint import (
 )
 from databus.common.config import BootstrapConfig
 from databus.common.frame import Op, iter_frames, source_id
-from databus.common.http import listening_socket
+from databus.common.listening import listening_socket
 from databus.common.schema import Column, Kind, SourceSchema
 from databus.common.window import WindowBuilder
 from tests.bootstrap.model import (

@@ -29,6 +29,7 @@ listen = "127.0.0.1:{bootstrap}"
 data_dir = "bootstrap"
 relays = ["http://127.0.0.1:{relay}"]
 spark_master = "local[1]"
+segment_every = "1s"
 apply_every = "1s"
 """
 SECONDS = 10.0

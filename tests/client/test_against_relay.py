@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from databus.client import DatabusClient, FileCheckpoints, OnlineCheckpoint, Position
@@ -17,6 +18,7 @@ from databus.common.frame import Op, iter_frames
 from databus.relay.relay import LocalRelay
 from tests.client.test_client import consume, make, serving
 from tests.support.live_relay import CLOCK, ITEMS, ORDERS, LiveRelay, window
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -44,6 +46,33 @@ async def test_callbacks_checkpoints_and_a_restart(relay: LiveRelay, tmp_path: P
     second = Recorder()
     await consume(make(second, relay.url, checkpoints=store), second, 51)
     assert second.positions == [Position(51, 0)]
+
+
+async def test_a_client_is_counted_by_the_name_that_it_gives(relay: LiveRelay) -> None:
+    relay.append(*[inserts(scn, scn) for scn in range(1, 20)])
+    recorder = Recorder()
+    await consume(make(recorder, relay.url, client_name="search-index"), recorder, 19)
+    async with aiohttp.ClientSession() as http, http.get(f"{relay.url}/v1/status") as answer:
+        (database,) = (await answer.json())["databases"]
+    (client,) = database["clients"]
+    assert (client["name"], client["events"], client["scn"]) == ("search-index", 19, 19)
+
+
+async def test_a_client_ahead_of_its_relay_says_so_and_waits_for_what_is_new(
+    relay: LiveRelay, caplog: pytest.LogCaptureFixture
+) -> None:
+    relay.append(inserts(5, 5))
+    recorder = Recorder()
+    client = make(recorder, relay.url, start=9)
+    async with serving(client):
+        await eventually(lambda: client.status.is_ahead)
+        assert client.status.is_flowing, "its answer is open"
+        assert client.status.newest == Position(5, 1)
+        relay.append(*(inserts(scn, scn) for scn in range(6, 11)))
+        await recorder.until(lambda r: bool(r.positions))
+        await eventually(lambda: not client.status.is_ahead and client.status.is_flowing)
+    assert recorder.positions == [Position(10, 0)]
+    assert caplog.text.count("has the stream up to 5:1 only") == 1
 
 
 async def test_what_is_committed_while_following_arrives(relay: LiveRelay) -> None:
@@ -142,7 +171,7 @@ async def test_raw_windows_are_the_bytes_of_the_ring(relay: LiveRelay) -> None:
             got += part.data
             if part.position.scn == 39:
                 break
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     assert got == b"".join(made)
     assert all(frame.scn <= 39 for frame in iter_frames(got))
 

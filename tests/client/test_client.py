@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ import pytest
 from databus.client import (
     BootstrapCheckpoint,
     DatabusClient,
+    Event,
     FileCheckpoints,
     OnlineCheckpoint,
     Position,
     Result,
     encode_checkpoint,
 )
-from databus.client.testing import Grammar, Mirror, Recorder, Step
+from databus.client.testing import Grammar, Mirror, Recorder, Step, Trouble
 from databus.common.checkpoint import ORIGIN
 from databus.common.errors import (
     ClockMismatch,
@@ -30,7 +31,7 @@ from databus.common.errors import (
     ScnTooOld,
     UnknownSchema,
 )
-from databus.common.frame import Op, pack_frame
+from databus.common.frame import Op, iter_frames, pack_frame
 from tests.client.conftest import StartServer
 from tests.client.scripted_server import CLOCK, Fault, checkpoint_frame
 from tests.client.shop import ITEMS, ORDERS, orders, row, window
@@ -145,7 +146,7 @@ async def test_a_restart_begins_behind_the_stored_checkpoint(
     assert stored == OnlineCheckpoint("shop", CLOCK, Position(3, 1))
 
 
-def fail_once_at(index: int, how: Any = Result.ERROR) -> Any:
+def fail_once_at(index: int, how: Result | Exception = Result.ERROR) -> Trouble:
     """Trouble at step ``index``, the first time only."""
     count = 0
 
@@ -155,7 +156,7 @@ def fail_once_at(index: int, how: Any = Result.ERROR) -> Any:
         if count - 1 == index:
             if isinstance(how, Exception):
                 raise how
-            return how  # type: ignore[no-any-return]
+            return how
         return None
 
     return trouble
@@ -252,6 +253,62 @@ async def test_a_relay_lost_within_a_window_replays_the_window_at_the_next(
     grammar.check()
     assert [len(events) for events in grammar.windows()] == [3, 3, 1]
     assert recorder.calls.count("onRollback") >= 1
+
+
+class Waiting(Recorder):
+    """A consumer whose callback for one event lasts until something has happened elsewhere."""
+
+    def __init__(self, at: Position, happened: Callable[[], bool]) -> None:
+        super().__init__()
+        self._at = at
+        self._happened = happened
+
+    async def onDataEvent(self, event: Event) -> Result | None:
+        super().onDataEvent(event)
+        async with asyncio.timeout(10):
+            while event.position == self._at and not self._happened():
+                await asyncio.sleep(0.001)
+        return None
+
+
+async def test_a_relay_lost_while_its_window_is_with_a_callback_is_announced(
+    scripted: StartServer,
+) -> None:
+    made = [orders(1, 1, 2, 3), orders(2, 4, 5, 6), orders(3, 7)]
+    first, second = await scripted(*made), await scripted(*made)
+    cut = len(made[0]) + len(made[1]) * 3 // 4
+    first.faults = [Fault(cut_after_bytes=cut), *[Fault(status=503)] * 9]
+    second.faults = [Fault(cut_after_bytes=cut)]
+
+    def is_lost() -> bool:
+        return len(first.streams()) + len(second.streams()) >= 2
+
+    waiting = Waiting(Position(2, 0), is_lost)
+    await consume(make(waiting, first.url, second.url), waiting, 3)
+    grammar = Grammar(waiting.steps)
+    grammar.check()
+    assert [len(events) for events in grammar.windows()] == [3, 3, 1]
+    assert "onRollback" in waiting.calls
+
+
+async def test_a_reader_overtaken_while_its_window_is_with_a_callback_loses_no_row(
+    scripted: StartServer,
+) -> None:
+    made = [orders(1, 1, 2, 3), orders(2, 4, 5, 6), orders(3, 7), orders(4, 8)]
+    relay = await scripted(*made)
+    cut = len(made[0]) + len(made[1]) * 3 // 4
+    relay.faults = [Fault(cut_after_bytes=cut), Fault(error=ScnTooOld("2:1 is gone"))]
+    # The log has window 2 once more, from its start: the rows 4, 5 and 6 at their positions.
+    rows = [bytes(frame.bytes) for frame in iter_frames(made[1])][:3]
+    bootstrap = await scripted(bootstrap_rows=rows, bootstrap_target=Position(2, 3))
+    bootstrap.bootstrap_every = 9
+    waiting = Waiting(Position(2, 0), lambda: bool(bootstrap.bootstraps()))
+    client = make(waiting, relay.url, bootstraps=[bootstrap.url], start="oldest")
+    await consume(client, waiting, 4)
+    Grammar(waiting.steps).check()
+    back = max(index for index, call in enumerate(waiting.calls) if call == "onRollback")
+    after = [step[1][3] for step in waiting.steps[back:] if step[0] == "onDataEvent"]
+    assert after[-5:] == [(4,), (5,), (6,), (7,), (8,)]
 
 
 async def test_a_position_behind_the_ring_goes_through_the_bootstrap_and_back(

@@ -225,9 +225,10 @@ def test_start_points() -> None:
     assert first_resume("latest", True) == Latest()
     assert first_resume(17, True) == After(Position(17))
     assert first_resume(at(3), True) == at(3)
+    wrong: Any
     for wrong in ("newest", -1, True, None):
         with pytest.raises(ConfigError):
-            first_resume(wrong, True)  # type: ignore[arg-type]
+            first_resume(wrong, True)
 
 
 def test_a_client_without_a_relay_is_refused() -> None:

@@ -33,7 +33,7 @@ async def read(
             parts.append(part)
             if sum(one.window_count for one in parts) >= windows:
                 break
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     return parts
 
 
@@ -94,7 +94,7 @@ async def test_heartbeats_move_the_position_and_carry_no_data(scripted: StartSer
             await asyncio.sleep(0)
         server.append(heartbeat(server_moved, 0))
         part = await task
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     assert (part.data, part.position, part.complete) == (b"", server_moved, True)
 
 

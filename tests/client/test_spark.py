@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -256,6 +259,62 @@ def test_options_that_make_no_sense_are_refused_by_name(spark: Any, system: Syst
             read(spark, system, "orders", **more).collect()
     with pytest.raises(Exception, match="nothing_such"):
         read(spark, system, "nothing_such").collect()
+
+
+STRANGERS = """
+import json, os, sys
+sys.path[:] = [f for f in sys.path if not os.path.isdir(os.path.join(f or ".", "databus"))]
+import importlib.util
+assert importlib.util.find_spec("databus") is None, "nothing of ours"
+import duckdb, pandas
+folder = sys.argv[1]
+query = f"SELECT * FROM '{folder}/*.parquet'"
+found = duckdb.sql(query).fetchall()
+described = f"SELECT column_name, column_type FROM (DESCRIBE {query})"
+print(json.dumps({
+    "types": dict(duckdb.sql(described).fetchall()),
+    "duckdb": sorted([sku, on_hand, photo and photo.hex(), weight]
+                     for sku, on_hand, photo, weight in found),
+    "pandas": sorted([row.sku, int(row.on_hand),
+                      row.photo.hex() if isinstance(row.photo, bytes) else None, float(row.weight)]
+                     for row in pandas.read_parquet(folder).itertuples()),
+}))
+"""
+
+
+def test_an_export_is_read_by_spark_duckdb_and_pandas_that_have_nothing_of_ours(
+    spark: Any, system: System, tmp_path: Path
+) -> None:
+    from typer.testing import CliRunner
+
+    from databus.cli.main import cli
+
+    write(system, 20)
+    arguments = ["export", "-c", str(system.config), "--format", "parquet", "--to", str(tmp_path)]
+    assert CliRunner().invoke(cli, arguments, catch_exceptions=False).exit_code == 0
+    folders = {t: tmp_path / "shop" / name_of(system, t) / "current" for t in TABLES}
+    # A session of its own does not know the format `databus`; plain Parquet needs it not.
+    plain = spark.newSession()
+    for table, key in TABLES.items():
+        frame = plain.read.parquet(str(folders[table]))
+        assert keyed(frame.toArrow().to_pylist(), key) == source_rows(system, table)
+    assert dict(plain.read.parquet(str(folders["stock"])).dtypes)["weight"] == "double"
+
+    command = [sys.executable, "-I", "-c", STRANGERS, str(folders["stock"])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    rows = source_rows(system, "stock").values()
+    expected = sorted(
+        [r["sku"], r["on_hand"], r["photo"] and r["photo"].hex(), r["weight"]] for r in rows
+    )
+    assert found["duckdb"] == found["pandas"] == expected
+    assert found["types"] == {
+        "sku": "VARCHAR",
+        "on_hand": "BIGINT",
+        "photo": "BLOB",
+        "weight": "DOUBLE",
+    }
 
 
 def test_the_example_keeps_a_mirror(spark: Any, system: System, tmp_path: Path) -> None:

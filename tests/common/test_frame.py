@@ -118,16 +118,30 @@ def test_any_bytes_are_frames_or_a_format_error(noise: bytes) -> None:
             assert "offset" in error.message
 
 
-def test_a_wrong_inner_length_is_found_even_with_a_right_crc() -> None:
+@pytest.mark.parametrize(
+    ("field", "code", "value", "message"),
+    [
+        ("key_len", "<I", 5000, "parts need"),
+        ("absent_len", "<I", 2**32 - 1, "parts need"),
+        ("version", "B", 9, "version is 9"),
+        ("op", "B", 200, "op 200 is unknown"),
+        ("flags", "<H", 0x8002, "flags 0x8002"),
+        ("reserved", "<H", 1, "reserved 0x1"),
+    ],
+)
+def test_a_wrong_header_is_found_even_with_a_right_crc(
+    field: str, code: str, value: int, message: str
+) -> None:
     import google_crc32c
 
-    packed = bytearray(frame.pack_frame(op=Op.INSERT, scn=1, seq=0, source=1, key=b"k", after=b"v"))
-    struct.pack_into("<I", packed, frame.OFFSETS["key_len"], 5000)
+    good = frame.pack_frame(op=Op.INSERT, scn=1, seq=0, source=1, key=b"k", after=b"v")
+    packed = bytearray(good)
+    struct.pack_into(code, packed, frame.OFFSETS[field], value)
     struct.pack_into("<I", packed, 0, google_crc32c.value(bytes(packed[4:])))
-    with pytest.raises(FormatError, match="parts need"):
+    with pytest.raises(FormatError, match=message):
         frame.read_frame(packed)
-    with pytest.raises(FormatError, match="parts need"):
-        frame.scan(packed)
+    with pytest.raises(FormatError, match=message):
+        frame.scan(good + packed + good)
 
 
 @given(st.lists(frames, max_size=6), st.integers(1, 200))

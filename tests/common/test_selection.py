@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from databus.common.filters import is_among
+from databus.common.filters import ModPartition, RangePartition, StreamFilter, is_among
 from databus.common.frame import Op, scan
-from databus.common.selection import close_windows, gather
+from databus.common.selection import HeaderFilter, close_windows, gather
 from databus.common.window import WindowBuilder
 
 numbers = st.lists(st.integers(0, 2**32 - 1), max_size=20)
@@ -73,3 +73,58 @@ def test_gathered_frames_are_the_chosen_ones_back_to_back(chosen: list[bool]) ->
     offsets = [*columns.offset.tolist(), len(block)]
     wanted = b"".join(block[offsets[at] : offsets[at + 1]] for at in places)
     assert bytes(found) == wanted
+
+
+OPS = [Op.INSERT, Op.UPDATE, Op.DELETE, Op.READ, Op.TRUNCATE]
+events = st.lists(
+    st.lists(st.tuples(st.sampled_from(OPS), st.integers(1, 4), st.binary(max_size=3)), max_size=4),
+    min_size=1,
+    max_size=6,
+)
+partitions = st.builds(
+    lambda count, buckets: ModPartition(count, frozenset(one % count for one in buckets)),
+    st.sampled_from([1, 2, 3, 7, 16, 40, 999_999_999]),
+    st.sets(st.integers(0, 40), min_size=1, max_size=5),
+)
+
+
+@given(
+    events,
+    st.sets(st.integers(1, 5)),
+    st.booleans(),
+    st.sets(st.sampled_from(OPS)),
+    st.none() | partitions,
+    st.booleans(),
+    st.booleans(),
+)
+def test_one_pass_over_headers_takes_what_the_filter_takes_with_the_ends_of_windows(
+    windows: list[list[tuple[Op, int, bytes]]],
+    sources: set[int],
+    is_every_source: bool,
+    ops: set[Op],
+    partition: ModPartition | None,
+    in_window: bool,
+    is_cut: bool,
+) -> None:
+    data = b""
+    for scn, rows in enumerate(windows, 1):
+        builder = WindowBuilder(scn, 0)
+        for op, source, key in rows:
+            builder.event(op, source, 0, key)
+        data += builder.end()
+    columns = scan(data[: -(72 + 8)] if is_cut else data)
+    raw = np.frombuffer(data, dtype=np.uint8)
+    ids = np.array(sorted(sources), dtype=np.uint32)
+    wanted = StreamFilter(() if is_every_source else ("some",), frozenset(ops), partition)
+    taken = wanted.mask(columns, raw, ids)
+    expected, after = close_windows(columns, taken, in_window=in_window)
+    mask, count, open_after = HeaderFilter(wanted).choose(
+        raw, columns.offset, ids, in_window=in_window
+    )
+    assert mask.tolist() == expected.tolist()
+    assert (count, open_after) == (int(expected.sum()), after)
+
+
+def test_a_partition_that_looks_at_keys_is_none_of_headers() -> None:
+    with pytest.raises(TypeError, match="looks at keys"):
+        HeaderFilter(StreamFilter(partition=RangePartition(1, 0, 1)))

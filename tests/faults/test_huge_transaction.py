@@ -131,7 +131,7 @@ class Reader:
         """One step a part, from where the last call was left on."""
         client = DatabusClient(database="huge", relays=[self._url], start="oldest")
         parts = client.raw_windows(self.position, part_bytes=256 << 10)
-        async with contextlib.aclosing(parts):  # type: ignore[type-var]
+        async with contextlib.aclosing(parts):
             async for part in parts:
                 if part.data:
                     self.take(part)

@@ -54,8 +54,10 @@ def kill_worker(system: System, running: dict[str, DatabusProcess]) -> None:
 
 
 def kill_server(system: System, running: dict[str, DatabusProcess]) -> None:
+    """One of two, in turns: whoever was reading from it goes on with the other one."""
     running["server"].kill9()
     running["server"].start()
+    running["server"], running["other server"] = running["other server"], running["server"]
 
 
 def kill_writer(system: System, running: dict[str, DatabusProcess]) -> None:
@@ -84,8 +86,10 @@ KILLERS: dict[str, Killer] = {
 }
 
 
-def start_all(system: System, processes: Processes) -> dict[str, DatabusProcess]:
+def start_all(system: System, processes: Processes, target: str) -> dict[str, DatabusProcess]:
     running = {"relay": system.start_relay()}
+    if target == "server":
+        running["other server"] = system.start_another_server("other-server")
     running["writer"] = system.start_bootstrap("--role", "writer", name="writer")
     running["server"] = system.start_bootstrap("--role", "server", name="server")
     running["applier"] = processes.start(
@@ -123,7 +127,7 @@ def test_killed_ten_times_and_nothing_is_lost_on_sqlite(
     print(f"DATABUS_KILL_SEED={SEED}")
     shop, url = sqlite_shop(tmp_path / "shop.db")
     system = System(tmp_path, shop, url, processes, ring_bytes="8MiB")
-    kill_again_and_again(system, start_all(system, processes), target, SEED)
+    kill_again_and_again(system, start_all(system, processes, target), target, SEED)
 
 
 @pytest.mark.parametrize("kind", ["mariadb", "postgres"])
@@ -138,4 +142,4 @@ def test_the_relay_and_its_fetcher_are_killed_on_the_real_servers(
     print(f"DATABUS_KILL_SEED={SEED}")
     shop, url = server_shop(kind, request.getfixturevalue(f"{kind}_database"))
     system = System(tmp_path, shop, url, processes, ring_bytes="8MiB")
-    kill_again_and_again(system, start_all(system, processes), target, SEED)
+    kill_again_and_again(system, start_all(system, processes, target), target, SEED)

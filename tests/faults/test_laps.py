@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import xxhash
+from aiohttp import web
 
 from databus.common.checkpoint import OnlineCheckpoint, Position, encode
 from databus.common.errors import ReaderOvertaken
@@ -147,9 +147,10 @@ async def test_every_byte_that_a_lapped_reader_takes_is_of_the_stream(
 ) -> None:
     make = DirectSender.__init__
 
-    def make_narrow(sender: DirectSender, *arguments: Any, **named: Any) -> None:
-        make(sender, *arguments, **named)
-        sender._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    def make_narrow(sender: DirectSender, request: web.Request, *, spans: bool) -> None:
+        make(sender, request, spans=spans)
+        connection = request.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
     monkeypatch.setattr(DirectSender, "__init__", make_narrow)
     seed = 11

@@ -86,6 +86,9 @@ async def test_three_levels_serve_the_same_bytes(tmp_path: Path) -> None:
                 assert above.get(name) == below.get(name)
         (status,) = (await get_json(c.url, "/v1/status"))["databases"]
         assert status["url"] == parent_url(b.url)
+        (status,) = (await get_json(b.url, "/v1/status"))["databases"]
+        (child,) = (client for client in status["clients"] if client["name"] == "relay")
+        assert (child["readers"], child["scn"], child["lag_us"]) == (1, LAST_SCN, 0)
 
 
 async def test_a_child_with_a_smaller_ring_forgets_earlier_and_is_the_same_behind(

@@ -56,7 +56,7 @@ def oldest_scn(system: System) -> int:
 def test_a_consumer_follows_sleeps_past_the_ring_and_comes_back_equal(
     make_system: MakeSystem,
 ) -> None:
-    system = make_system(ring_bytes="2MiB")
+    system = make_system(ring_bytes="1MiB")
     system.start_relay()
     system.start_bootstrap()
     consumer = system.start_consumer()

@@ -15,7 +15,8 @@ from databus.common.errors import (
     PreflightFailed,
     UnknownSource,
 )
-from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.mysql import MySqlSource, positions
+from databus.relay.sources.mysql import source as source_module
 from databus.relay.sources.source import ChunkRequest
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.fixtures import FreshDatabase
@@ -146,13 +147,68 @@ async def test_a_chunk_names_the_exact_point_of_the_clock_at_which_it_was_read(
 
     async with asyncio.TaskGroup() as group:
         writer = group.create_task(asyncio.to_thread(write))
-        seen = []
+        seen: list[tuple[int, int]] = []
         while not writer.done() or not seen:
             chunk = await source.read_chunk(ChunkRequest(table, 10))
             seen.append((chunk.schema.decode_row(chunk.rows[0].row)["v"], chunk.snapshot.high))
             assert chunk.snapshot.sees(chunk.snapshot.high, "")
             assert not chunk.snapshot.sees(chunk.snapshot.high + 1, "")
     assert [high - value for value, high in seen] == [start] * len(seen)
+
+
+async def test_beside_a_stream_the_server_looks_up_no_places_and_the_points_are_right(
+    mariadb_database: FreshDatabase, source: MySqlSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row counts its commits up, so its value says exactly what the chunk shows."""
+    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    mariadb_database.execute("INSERT INTO t VALUES (1, 0)")
+    await source.open()
+    start = await source.first_scn()
+    table = f"{mariadb_database.name}.t"
+    resolved = start
+    came_on = asyncio.Event()
+
+    async def follow() -> None:
+        nonlocal resolved
+        async for batch in source.stream(start):
+            resolved = batch.resolved
+            if resolved > start:
+                came_on.set()
+
+    def write() -> None:
+        connection = mariadb_database.server.connect(mariadb_database.name)
+        with connection.cursor() as cursor:
+            for _ in range(400):
+                cursor.execute("UPDATE t SET v = v + 1")
+        connection.close()
+
+    following = asyncio.create_task(follow())
+    mariadb_database.execute("UPDATE t SET v = v + 1")
+    await came_on.wait()
+    # From here on the stream passes every place that a snapshot can have.
+    monkeypatch.setattr(source_module, "_STREAM_COMES_BY_S", 60.0)
+    looked_up: list[Any] = []
+    scn_at = positions.scn_at
+
+    def looking_up(*place: Any) -> int:
+        looked_up.append(place)
+        return scn_at(*place)
+
+    monkeypatch.setattr(positions, "scn_at", looking_up)
+    seen: list[int] = []
+    async with asyncio.TaskGroup() as group:
+        writer = group.create_task(asyncio.to_thread(write))
+        while not writer.done() or not seen:
+            chunk = await source.read_chunk(ChunkRequest(table, 10))
+            shown = start + chunk.schema.decode_row(chunk.rows[0].row)["v"]
+            high = chunk.snapshot.high
+            seen.append(shown)
+            assert not chunk.snapshot.sees(shown + 1, "")
+            assert shown <= high <= resolved
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert len(set(seen)) > 1
+    assert not looked_up
 
 
 async def test_status_names_version_positions_and_the_binlogs_size(source: MySqlSource) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import re
 import resource
-import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import pymysql
 import pytest
 
 from databus.cli.servers import MariaDBServer
 from databus.common.errors import (
-    FormatError,
     SourcePositionLost,
     SourceUnavailable,
     UnsupportedChange,
@@ -44,72 +46,6 @@ async def source(mariadb_database: FreshDatabase) -> AsyncIterator[MySqlSource]:
 
 
 # -- windows
-
-
-async def test_a_transaction_over_several_tables_is_one_window_in_statement_order(
-    mariadb_database: FreshDatabase, source: MySqlSource
-) -> None:
-    mariadb_database.execute("CREATE TABLE a (id INT PRIMARY KEY, v TEXT)")
-    mariadb_database.execute("CREATE TABLE b (id INT PRIMARY KEY, v TEXT)")
-    await source.open()
-    start = await source.first_scn()
-    mariadb_database.transaction(
-        "INSERT INTO a VALUES (1, 'ż'), (2, '😀')",
-        "INSERT INTO b VALUES (1, NULL)",
-        "UPDATE a SET v = 'x' WHERE id = 2",
-        "DELETE FROM a WHERE id = 1",
-    )
-    streamed = await read_to_end(source, start)
-    (window,) = streamed.windows()
-    name = mariadb_database.name
-    found = [(e.op, e.source, e.key["id"], e.before, e.after) for e in streamed.events()]
-    assert found == [
-        (Op.INSERT, f"{name}.a", 1, None, {"id": 1, "v": "ż"}),
-        (Op.INSERT, f"{name}.a", 2, None, {"id": 2, "v": "😀"}),
-        (Op.INSERT, f"{name}.b", 1, None, {"id": 1, "v": None}),
-        (Op.UPDATE, f"{name}.a", 2, {"id": 2, "v": "😀"}, {"id": 2, "v": "x"}),
-        (Op.DELETE, f"{name}.a", 1, {"id": 1, "v": "ż"}, None),
-    ]
-    assert [view.seq for view in window] == [0, 1, 2, 3, 4, 5]
-    assert {view.scn for view in window} == {start + 1}
-    assert bytes(window[-1].key) == f"1-1-{start + 1}".encode()
-    assert window[-1].event_count == 5
-    (now,) = mariadb_database.execute("SELECT UNIX_TIMESTAMP()")[0]
-    assert abs(int(str(now)) * 1_000_000 - window[0].commit_us) < 60_000_000
-
-
-async def test_an_update_of_a_key_is_a_delete_and_an_insert_in_one_window(
-    mariadb_database: FreshDatabase, source: MySqlSource
-) -> None:
-    mariadb_database.execute("CREATE TABLE t (a INT, b CHAR(3), v INT, PRIMARY KEY (b, a))")
-    mariadb_database.execute("INSERT INTO t VALUES (1, 'x', 10), (2, 'y', 20)")
-    await source.open()
-    start = await source.first_scn()
-    mariadb_database.execute("UPDATE t SET a = a + 100, v = v + 1 WHERE a = 1")
-    streamed = await read_to_end(source, start)
-    assert [(e.op, e.key, e.before, e.after) for e in streamed.events()] == [
-        (Op.DELETE, {"b": "x", "a": 1}, {"a": 1, "b": "x", "v": 10}, None),
-        (Op.INSERT, {"b": "x", "a": 101}, None, {"a": 101, "b": "x", "v": 11}),
-    ]
-    assert len(streamed.windows()) == 1
-
-
-async def test_rolled_back_work_and_rolled_back_savepoints_leave_no_event(
-    mariadb_database: FreshDatabase, source: MySqlSource
-) -> None:
-    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
-    await source.open()
-    start = await source.first_scn()
-    mariadb_database.transaction("INSERT INTO t VALUES (1)", "ROLLBACK")
-    mariadb_database.transaction(
-        "INSERT INTO t VALUES (2)",
-        "SAVEPOINT s",
-        "INSERT INTO t VALUES (3)",
-        "ROLLBACK TO s",
-        "INSERT INTO t VALUES (4)",
-    )
-    streamed = await read_to_end(source, start)
-    assert [event.key["id"] for event in streamed.events()] == [2, 4]
 
 
 async def test_tables_outside_the_configured_sources_only_move_resolved(
@@ -215,14 +151,58 @@ async def test_the_kernel_and_the_python_decoder_give_the_same_bytes(
     assert sorted(row["id"] for row in streamed) == [int(row["id"]) for row in rows]
 
 
+def rows_read_by_the_other(
+    database: FreshDatabase, file: object, offset: object, count: int
+) -> list[tuple[Any, Any]]:
+    """Before and after of so many rows from a place in the binlog, by python-mysql-replication.
+
+    Raises:
+        OperationalError, TimeoutError: nothing came for twenty seconds.
+    """
+    from pymysqlreplication import BinLogStreamReader
+    from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
+
+    reader = BinLogStreamReader(
+        connection_settings={
+            "host": "127.0.0.1",
+            "port": database.server.port,
+            "user": "databus",
+            "password": "databus",
+            "read_timeout": 20,
+        },
+        server_id=random.randrange(10**6, 10**9),
+        only_events=[WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent],
+        only_schemas=[database.name],
+        log_file=file,
+        log_pos=offset,
+        resume_stream=True,
+        is_mariadb=True,
+    )
+    found: list[tuple[Any, Any]] = []
+    deadline_s = time.monotonic() + 60
+    try:
+        for event in reader:
+            for row in event.rows:
+                if isinstance(event, UpdateRowsEvent):
+                    found.append((row["before_values"], row["after_values"]))
+                elif isinstance(event, WriteRowsEvent):
+                    found.append((None, row["values"]))
+                else:
+                    found.append((row["values"], None))
+            if len(found) >= count:
+                break  # at the end of the log the server may keep it waiting
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{len(found)} of {count} rows")
+    finally:
+        reader.close()
+    return found
+
+
 @pytest.mark.filterwarnings("ignore:.* is deprecated, use:DeprecationWarning")
 @pytest.mark.timeout(240)
 async def test_the_rows_are_those_that_python_mysql_replication_reads(
     mariadb_database: FreshDatabase, source: MySqlSource
 ) -> None:
-    from pymysqlreplication import BinLogStreamReader
-    from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
-
     mariadb_database.execute(
         "CREATE TABLE t (id INT PRIMARY KEY, b BIGINT UNSIGNED, c VARCHAR(40), d DECIMAL(20,6), "
         "e DATETIME(6), f DOUBLE, g BLOB)"
@@ -238,60 +218,16 @@ async def test_the_rows_are_those_that_python_mysql_replication_reads(
     mariadb_database.execute("UPDATE t SET c = NULL WHERE id % 2")
     mariadb_database.execute("DELETE FROM t WHERE id % 5 = 0")
     events = (await read_to_end(source, start)).events()
-    reader = BinLogStreamReader(
-        connection_settings={
-            "host": "127.0.0.1",
-            "port": mariadb_database.server.port,
-            "user": "databus",
-            "password": "databus",
-            # Now and then this reader waits for ever for a server that has sent everything.
-            "read_timeout": 10,
-        },
-        server_id=987654,
-        only_events=[WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent],
-        only_schemas=[mariadb_database.name],
-        log_file=file,
-        log_pos=offset,
-        resume_stream=True,
-        is_mariadb=True,
-    )
     theirs: list[tuple[Any, Any]] = []
-    for event in reader:
-        for row in event.rows:
-            if isinstance(event, UpdateRowsEvent):
-                theirs.append((row["before_values"], row["after_values"]))
-            elif isinstance(event, WriteRowsEvent):
-                theirs.append((None, row["values"]))
-            else:
-                theirs.append((row["values"], None))
-    reader.close()
+    for _ in range(5):
+        # Rarely, on a busy machine, it waits for ever in the middle: then it begins anew.
+        with contextlib.suppress(pymysql.OperationalError, TimeoutError):
+            theirs = rows_read_by_the_other(mariadb_database, file, offset, len(events))
+            break
     assert [(event.before, event.after) for event in events] == theirs
 
 
 # -- positions
-
-
-async def test_a_stream_can_begin_at_every_scn_and_gives_the_same_rest(
-    mariadb_database: FreshDatabase, source: MySqlSource
-) -> None:
-    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
-    await source.open()
-    start = await source.first_scn()
-    for number in range(12):
-        mariadb_database.transaction(
-            f"INSERT INTO t VALUES ({number}, 0)", f"UPDATE t SET v = v + 1 WHERE id <= {number}"
-        )
-        if number % 4 == 3:
-            mariadb_database.execute("FLUSH BINARY LOGS")
-    whole = await read_to_end(source, start)
-    ends: dict[int, int] = {}
-    at = 0
-    for view in iter_frames(bytes(whole.data)):
-        at += view.length
-        ends[view.scn] = at
-    for scn in range(start, start + 12):
-        rest = await read_to_end(source, scn)
-        assert bytes(rest.data) == bytes(whole.data[ends.get(scn, 0) :])
 
 
 async def test_another_domain_is_passed_over_and_counted(own_mariadb: MariaDBServer) -> None:
@@ -380,7 +316,7 @@ async def test_columns_come_and_go_under_load_and_every_row_keeps_its_own_schema
                     streamed.schemas.add(schema)
                 if batch.resolved >= head:
                     break
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     assert [event.after for event in streamed.events()] == [
         {"id": 1, "a": 1},
         {"id": 2, "a": 2, "b": "two"},
@@ -428,48 +364,7 @@ async def test_a_backlog_over_several_definitions_is_read_with_the_definition_of
     ]
 
 
-async def test_a_table_created_without_a_key_stops_the_stream_by_name_until_it_has_one(
-    mariadb_database: FreshDatabase, source: MySqlSource
-) -> None:
-    await source.open()
-    start = await source.first_scn()
-    mariadb_database.execute("CREATE TABLE t (id INT NOT NULL, v INT)")
-    mariadb_database.execute("INSERT INTO t VALUES (1, 1)")
-    with pytest.raises(UnsupportedChange, match=rf"{mariadb_database.name}\.t has no primary key"):
-        await read_to_end(source, start)
-    mariadb_database.execute("ALTER TABLE t ADD UNIQUE KEY (id)")
-    mariadb_database.execute("INSERT INTO t VALUES (2, 2)")
-    assert [e.key for e in (await read_to_end(source, start)).events()] == [{"id": 1}, {"id": 2}]
-
-
 # -- what cannot be carried
-
-
-@pytest.mark.parametrize(
-    ("setting", "statement", "named"),
-    [
-        ("binlog_row_image = 'MINIMAL'", "UPDATE t SET a = 5", "binlog_row_image"),
-        ("binlog_format = 'STATEMENT'", "UPDATE t SET a = 5", "binlog_format"),
-    ],
-)
-async def test_a_session_that_hides_its_changes_stops_the_stream_by_name(
-    mariadb_database: FreshDatabase,
-    source: MySqlSource,
-    setting: str,
-    statement: str,
-    named: str,
-) -> None:
-    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)")
-    mariadb_database.execute("INSERT INTO t VALUES (1, 1, 1)")
-    await source.open()
-    start = await source.first_scn()
-    connection = mariadb_database.server.connect(mariadb_database.name)
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET SESSION {setting}")
-        cursor.execute(statement)
-    connection.close()
-    with pytest.raises(UnsupportedChange, match=named):
-        await read_to_end(source, start)
 
 
 async def test_a_table_without_transactions_streams_but_is_not_dumped(
@@ -511,7 +406,7 @@ async def test_a_transaction_of_200_000_rows_passes_in_parts_with_flat_memory(
             last = batch.data or last
             if batch.resolved > start:
                 break
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
     *_, end = iter_frames(last)
     assert (end.op, end.event_count, end.seq) == (Op.END_OF_WINDOW, 200_000, 200_000)
@@ -534,24 +429,6 @@ async def test_a_row_of_more_than_16_mib_passes(
 
 
 # -- faults
-
-
-async def test_a_damaged_event_is_refused_with_its_place(
-    mariadb_database: FreshDatabase,
-) -> None:
-    from databus.relay.sources.mysql.decoder import BinlogDecoder
-    from databus.relay.sources.mysql.settings import read_settings
-
-    config = mariadb_config(mariadb_database.url, "*")
-    decoder = BinlogDecoder(read_settings(config), None, {}, 1, 0)  # type: ignore[arg-type]
-    decoder.checksums = True
-    body = struct.pack("<QIB6x", 7, 1, 0)
-    event = bytearray(struct.pack("<IBIIIH", 1, 162, 1, 19 + len(body) + 4, 500, 0) + body)
-    event += b"\1\2\3\4"
-    with pytest.raises(
-        FormatError, match=r"binlog .* at 458: the checksum of an event of type 162"
-    ):
-        decoder.feed(memoryview(event))
 
 
 @pytest.mark.faults

@@ -19,6 +19,7 @@ from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import config_of, follow_to, now_scn, opened
 
 UTC = dt.UTC
+UUID_TEXT = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
 
 # Type, kind, and pairs of an SQL literal and what consumers see.
 TYPES: list[tuple[str, Kind, list[tuple[str, Any]]]] = [
@@ -121,7 +122,11 @@ TYPES: list[tuple[str, Kind, list[tuple[str, Any]]]] = [
             ("'1901-12-13 20:45:52-00:30'", dt.datetime(1901, 12, 13, 21, 15, 52, 0, UTC)),
         ],
     ),
-    ("timetz", Kind.STRING, [("'12:00:00+02'", "12:00:00+02")]),
+    (
+        "timetz",
+        Kind.STRING,
+        [("'12:00:00+02'", "12:00:00+02"), ("'24:00:00-01:30'", "24:00:00-01:30")],
+    ),
     (
         "interval",
         Kind.STRING,
@@ -144,14 +149,43 @@ TYPES: list[tuple[str, Kind, list[tuple[str, Any]]]] = [
     ("inet", Kind.STRING, [("'10.1.2.3'", "10.1.2.3"), ("'2001:db8::1/64'", "2001:db8::1/64")]),
     ("cidr", Kind.STRING, [("'10.1.0.0/16'", "10.1.0.0/16")]),
     ("macaddr", Kind.STRING, [("'08-00-2B-01-02-03'", "08:00:2b:01:02:03")]),
+    ("macaddr8", Kind.STRING, [("'08:00:2b:01:02:03:04:05'", "08:00:2b:01:02:03:04:05")]),
+    ("bit(1)", Kind.STRING, [("B'1'", "1")]),
     ("bit(3)", Kind.STRING, [("B'101'", "101")]),
     ("varbit", Kind.STRING, [("B'10'", "10")]),
     ("int4[]", Kind.STRING, [("'{{1,2},{3,NULL}}'", "{{1,2},{3,NULL}}")]),
     ("text[]", Kind.STRING, [("ARRAY['a,b', 'q\"', NULL]", '{"a,b","q\\"",NULL}')]),
+    ("uuid[]", Kind.STRING, [(f"ARRAY['{UUID_TEXT}']::uuid[]", f"{{{UUID_TEXT}}}")]),
+    ("bytea[]", Kind.STRING, [("ARRAY['\\x00ff'::bytea]", '{"\\\\x00ff"}')]),
+    ("numeric[]", Kind.STRING, [("'{1.50,NaN,-Infinity}'", "{1.50,NaN,-Infinity}")]),
+    ("timestamptz[]", Kind.STRING, [("'{infinity}'", "{infinity}")]),
+    ("money[]", Kind.STRING, [("ARRAY[1.5::money]", "{$1.50}")]),
+    ("interval[]", Kind.STRING, [("ARRAY['-1 day'::interval]", '{"-1 days"}')]),
+    ("hstore[]", Kind.STRING, [("ARRAY['a=>1'::hstore]", '{"\\"a\\"=>\\"1\\""}')]),
+    ("mood[]", Kind.STRING, [("'{sad,NULL}'", "{sad,NULL}")]),
+    ("int2[]", Kind.STRING, [("'[0:1][2:3]={{1,2},{3,4}}'", "[0:1][2:3]={{1,2},{3,4}}")]),
+    ("int8range", Kind.STRING, [("'(,9223372036854775807)'", "(,9223372036854775807)")]),
+    ("numrange", Kind.STRING, [("'[1.10,]'", "[1.10,)")]),
+    ("daterange", Kind.STRING, [("'[2024-02-28,2024-02-29]'", "[2024-02-28,2024-03-01)")]),
+    (
+        "tstzrange",
+        Kind.STRING,
+        [("'[2024-01-01 00:00+02,)'", '["2023-12-31 22:00:00+00",)'), ("'empty'", "empty")],
+    ),
+    ("int4multirange", Kind.STRING, [("'{}'", "{}")]),
     ("int4range", Kind.STRING, [("'[1,5)'", "[1,5)")]),
     ("nummultirange", Kind.STRING, [("'{[1,2),[3,4)}'", "{[1,2),[3,4)}")]),
     ("tsvector", Kind.STRING, [("'a fat cat'", "'a' 'cat' 'fat'")]),
+    ("tsquery", Kind.STRING, [("'fat & !rat'", "'fat' & !'rat'")]),
+    ("jsonpath", Kind.STRING, [("'$.a'", '$."a"')]),
     ("point", Kind.STRING, [("'(1.5,2)'", "(1.5,2)")]),
+    ("line", Kind.STRING, [("'{1,-1,0}'", "{1,-1,0}")]),
+    ("lseg", Kind.STRING, [("'[(0,0),(1,1)]'", "[(0,0),(1,1)]")]),
+    ("box", Kind.STRING, [("'(2,2),(0,0)'", "(2,2),(0,0)")]),
+    ("path", Kind.STRING, [("'[(0,0),(1,1)]'", "[(0,0),(1,1)]")]),
+    ("polygon", Kind.STRING, [("'((0,0),(1,1),(1,0))'", "((0,0),(1,1),(1,0))")]),
+    ("circle", Kind.STRING, [("'<(1,2),3>'", "<(1,2),3>")]),
+    ("isbn13", Kind.STRING, [("'9780393040029'", "978-0-393-04002-9")]),
     ("pg_lsn", Kind.STRING, [("'16/B374D848'", "16/B374D848")]),
     ("mood", Kind.STRING, [("'happy'", "happy")]),
     ("pair", Kind.STRING, [("ROW(1, 'x y')::pair", '(1,"x y")')]),
@@ -167,6 +201,7 @@ SET_UP = [
     "CREATE EXTENSION IF NOT EXISTS citext",
     "CREATE EXTENSION IF NOT EXISTS hstore",
     "CREATE EXTENSION IF NOT EXISTS ltree",
+    "CREATE EXTENSION IF NOT EXISTS isn",
     "CREATE TYPE mood AS ENUM ('sad', 'happy')",
     "CREATE TYPE pair AS (n int, t text)",
     "CREATE DOMAIN price AS numeric(10, 2)",

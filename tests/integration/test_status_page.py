@@ -94,6 +94,8 @@ async def test_the_page_shows_each_database_its_range_and_what_ails_it(tmp_path:
     assert "<dt>events served</dt><dd>1,000</dd>" in text
     assert "<dt>windows in the ring</dt><dd>100</dd>" in text
     assert "percent of the ring is used" in text
+    assert "<th>behind the ring</th>" in text
+    assert "<td>unnamed</td>" in text
     # What ails it is shown as text, whatever it holds.
     assert "is no number" in text
     assert "&lt;script&gt;" in text

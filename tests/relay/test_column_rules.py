@@ -38,7 +38,14 @@ from databus.relay.sealing import Sealing
 from databus.relay.sources.catalogue import create_source
 from databus.relay.sources.rows import Row, Rows
 from databus.relay.sources.ruled import RuledSource
-from databus.relay.sources.source import Batch, Chunk, ChunkRequest, WatermarkingSource
+from databus.relay.sources.source import (
+    Batch,
+    Chunk,
+    ChunkRequest,
+    RelayingSource,
+    RememberingSource,
+    WatermarkingSource,
+)
 
 SALT = "pepper and salt"
 CUSTOMERS = SourceSchema(
@@ -287,6 +294,28 @@ async def test_watermarks_that_the_rules_would_change_are_refused() -> None:
     assert isinstance(source, WatermarkingSource)
     await source.write_watermark("shop.marks", "t")
     assert inner.written == [("shop.marks", "t")]
+
+
+def test_a_ruled_source_offers_what_its_source_offers_and_nothing_else() -> None:
+    # From Python 3.12 on isinstance does not see what __getattr__ would find.
+    plain, marking, remembering = ruled(object()), ruled(Watermarked()), ruled(Remembering())
+    offers = [
+        [isinstance(source, kind) for kind in (WatermarkingSource, RememberingSource)]
+        for source in (plain, marking, remembering)
+    ]
+    assert offers == [[False, False], [True, False], [False, True]]
+    assert not any(isinstance(s, RelayingSource) for s in (plain, marking, remembering))
+    remembering.recall("memo", None, 7)
+    assert remembering._inner.told == ("memo", None, 7)
+
+
+class Remembering:
+    """What is asked of a source that has a memo."""
+
+    told: tuple[object, ...] = ()
+
+    def recall(self, *told: object) -> None:
+        self.told = told
 
 
 class Watermarked:

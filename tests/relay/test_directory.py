@@ -11,7 +11,7 @@ import pytest
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import ReaderOvertaken
 from databus.common.filters import ModPartition, RangePartition, StreamFilter
-from databus.common.frame import Op
+from databus.common.frame import Op, scan
 from databus.common.window import WindowBuilder
 from databus.relay import directory as directories
 from databus.relay import stream
@@ -145,3 +145,19 @@ def test_headers_are_kept_within_bounds(
         assert kept == directory._kept_bytes
         assert kept <= 30_000 + 100_000
     assert directory.listed_count > 10
+
+
+def test_columns_of_a_listing_are_those_of_the_frames(
+    ring: tuple[RingWriter, RingReader],
+) -> None:
+    writer, reader = ring
+    fill(writer, 1, 0.5)
+    at = reader.find(ORIGIN)
+    listing = Directory().at(reader, at)
+    assert listing is not None
+    block, _ = reader.read(at, listing.stop - listing.start)
+    scanned_columns = scan(block, verify=False)
+    assert len(listing.columns) == len(scanned_columns)
+    names = ("length", "op", "flags", "scn", "seq", "source_id", "key_hash", "commit_us")
+    for name in (*names, "schema_fp", "key_len", "before_len", "after_len"):
+        assert (getattr(listing.columns, name) == getattr(scanned_columns, name)).all()

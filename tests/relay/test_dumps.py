@@ -61,8 +61,10 @@ def test_a_book_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=60))
-def test_any_file_is_a_book_or_a_format_error(tmp_path_factory: object, content: bytes) -> None:
-    path = tmp_path_factory.mktemp("book") / "dumps.json"  # type: ignore[attr-defined]
+def test_any_file_is_a_book_or_a_format_error(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("book") / "dumps.json"
     path.write_bytes(content)
     with pytest.raises(FormatError):
         DumpBook(path)

@@ -7,6 +7,8 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Callable
+from functools import partial
+from operator import contains
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +280,7 @@ async def test_only_what_is_on_disk_is_acknowledged_to_the_source(
         for number in range(1, 6):
             database.commit((number, "a"))
             await eventually(reached(fetcher, number))
-            await eventually(lambda: number in database.acks, message="the ack")  # noqa: B023
+            await eventually(partial(contains, database.acks, number), message="the ack")
     assert [scn for scn, _ in seen] == sorted(scn for scn, _ in seen)
     assert all(scn <= on_disk for scn, on_disk in seen)
 

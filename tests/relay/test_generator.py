@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ async def test_windows_larger_than_a_batch_are_cut_between_frames_and_go_on() ->
     assert [view.op for view in views].count(Op.END_OF_WINDOW) == 1
 
 
-async def _until(made: GeneratorSource, events: int):  # type: ignore[no-untyped-def]
+async def _until(made: GeneratorSource, events: int) -> AsyncIterator[bytes]:
     async for batch in made.stream(0):
         yield batch.data
         if (await made.status())["events"] >= events:

@@ -1,4 +1,4 @@
-"""``columns=``: NDJSON and SSE with a part of each row."""
+"""``columns=``: a part of each row, in NDJSON, SSE and the Avro of frames."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from databus.common.frame import Op
-from databus.common.schema import Column, Kind, SourceSchema
+from databus.common.frame import FrameView, Op, iter_frames, pack_bitmap
+from databus.common.rendering import Renderer
+from databus.common.schema import Column, Kind, SchemaSet, SourceSchema
 from databus.common.window import WindowBuilder
 from tests.support.live_relay import ITEMS, ORDERS, LiveRelay, window
+from tests.support.relay_http import BEAT, FRAMES, Follower
 
 PAGES = SourceSchema(
     "shop.pages",
@@ -72,10 +74,10 @@ async def test_the_columns_wanted_and_the_keys_are_shown_and_no_others(
     [
         ({"columns": "titel"}, r"unknown column 'titel' (did you mean title?)"),
         ({"columns": "name", "sources": "shop.pages"}, "known are: body, id, title"),
-        ({"columns": "title", "format": "frames"}, "columns is for NDJSON and SSE"),
+        ({"columns": "titel", "format": "frames"}, r"unknown column 'titel' (did you mean title?)"),
     ],
 )
-async def test_unknown_columns_and_frames_are_refused(
+async def test_unknown_columns_are_refused(
     tmp_path: Path, query: dict[str, str], message: str
 ) -> None:
     live = LiveRelay(tmp_path, schemas=(ITEMS, PAGES))
@@ -83,6 +85,126 @@ async def test_unknown_columns_and_frames_are_refused(
     async with live.served(), aiohttp.ClientSession() as http:
         async with http.get(f"{live.url}/v1/shop/stream", params=query) as answer:
             document = await answer.json(content_type=None)
+        query.pop("format", None)
+        async with http.get(f"{live.url}/v1/shop/register", params=query) as answer:
+            assert await answer.json(content_type=None) == document
     live.close()
     assert (answer.status, document["code"]) == (400, "bad_request")
     assert message in document["detail"]
+
+
+# ---- frames ----
+
+NOTED = SourceSchema("shop.pages", (*PAGES.columns, Column("note", Kind.STRING)), ("id",))
+
+
+def noted(scn: int, *, absent: tuple[int, ...] = ()) -> bytes:
+    """A window with every kind of change to a page of the newer version, and one of an order."""
+    builder = WindowBuilder(scn, scn)
+    rows = [NOTED.encode_row((f"body {n}" * 50, scn * 10 + n, f"t{n}", None)) for n in range(2)]
+    key = NOTED.encode_key((scn * 10,))
+    of_pages = (NOTED.source_id, NOTED.fingerprint, key)
+    builder.event(Op.INSERT, *of_pages, after=rows[0])
+    bitmap = pack_bitmap(absent, len(NOTED.columns)) if absent else b""
+    builder.event(Op.UPDATE, *of_pages, before=rows[0], after=rows[1], absent=bitmap)
+    builder.event(Op.DELETE, *of_pages, before=rows[1])
+    builder.event(
+        Op.READ,
+        ORDERS.source_id,
+        ORDERS.fingerprint,
+        ORDERS.encode_key((scn,)),
+        after=ORDERS.encode_row((scn, "x" * 100)),
+    )
+    return builder.end(f"t{scn}")
+
+
+async def schemas_of(http: aiohttp.ClientSession, live: LiveRelay, **query: str) -> SchemaSet:
+    async with http.get(f"{live.url}/v1/shop/register", params=query) as answer:
+        document = await answer.json()
+    found = SchemaSet(SourceSchema.from_json(item["schema"]) for item in document["schemas"])
+    for item in document["schemas"]:
+        assert int(item["fingerprint"], 16) in found
+    return found
+
+
+async def stream_of(
+    http: aiohttp.ClientSession, live: LiveRelay, **query: str | int
+) -> list[FrameView]:
+    async with http.get(f"{live.url}/v1/shop/stream", params=query, headers=FRAMES) as answer:
+        assert answer.status == 200, await answer.text()
+        return list(iter_frames(await answer.read()))  # every CRC is checked
+
+
+def shown(frames: list[FrameView], schemas: SchemaSet) -> list[object]:
+    """The frames as NDJSON shows them."""
+    block = b"".join(bytes(frame.bytes) for frame in frames)
+    return [document for _, document in Renderer("shop", schemas.by_fingerprint).objects(block)]
+
+
+@pytest.mark.parametrize("columns", ["title", "note,item", ""])
+@pytest.mark.parametrize("more", [{}, {"partition": "mod:2:0"}, {"where": "id > 30"}])
+async def test_frames_hold_the_columns_wanted_and_are_otherwise_the_same(
+    tmp_path: Path, http: aiohttp.ClientSession, columns: str, more: dict[str, str]
+) -> None:
+    live = LiveRelay(tmp_path, schemas=(ORDERS, PAGES, NOTED))
+    live.append(page(1, "a", "b"), *(noted(scn, absent=(0, 3)) for scn in range(2, 9)))
+    async with live.served():
+        whole = await stream_of(http, live, **more)
+        part = await stream_of(http, live, columns=columns, **more)
+        schemas = await schemas_of(http, live, columns=columns)
+        url = f"{live.url}/v1/shop/stream"
+        query = {**more, "columns": columns, "format": "ndjson"}
+        async with http.get(url, params=query) as answer:
+            lines = [json.loads(line) for line in (await answer.text()).splitlines()]
+        pieces: list[FrameView] = []
+        while not pieces or pieces[-1].position < part[-1].position:
+            at = f"{pieces[-1].scn}:{pieces[-1].seq}" if pieces else "0:0"
+            pieces += await stream_of(http, live, columns=columns, scn=at, max_bytes=900, **more)
+    live.close()
+    assert shown(part, schemas) == lines
+    assert len(part) > 8
+    for one, other in zip(whole, part, strict=True):
+        assert (one.position, one.op, one.commit_us) == (other.position, other.op, other.commit_us)
+        assert (one.key, one.key_hash, one.source_id) == (
+            other.key,
+            other.key_hash,
+            other.source_id,
+        )
+    assert sum(f.length for f in part) < sum(f.length for f in whole)
+    changes = [bytes(f.bytes) for f in part if not f.is_control]
+    assert [bytes(f.bytes) for f in pieces if not f.is_control] == changes
+
+
+async def test_versions_that_differ_elsewhere_are_one_to_a_reader_of_some_columns(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    live = LiveRelay(tmp_path, schemas=(PAGES, NOTED))
+    async with live.served():
+        assert len(await schemas_of(http, live)) == 2
+        (one,) = await schemas_of(http, live, columns="title")
+        assert [column.name for column in one.columns] == ["id", "title"]
+        assert len(await schemas_of(http, live, columns="note,title")) == 2
+        both = await schemas_of(http, live, columns="body,id,note,title")
+        assert {s.fingerprint for s in both} == {PAGES.fingerprint, NOTED.fingerprint}
+    live.close()
+
+
+async def test_a_follower_of_some_columns_learns_of_a_version_that_comes_meanwhile(
+    relay: LiveRelay, http: aiohttp.ClientSession
+) -> None:
+    relay.registry.add([PAGES])
+    relay.append(page(1, "a", "b"))
+    query = {"columns": "title", "follow": "true", "sources": "shop.pages"}
+    url = f"{relay.url}/v1/shop/stream"
+    async with http.get(url, params=query, headers=FRAMES) as answer:
+        follower = Follower(answer)
+        first = await follower.next_but(BEAT)
+        relay.registry.add([NOTED])
+        relay.append(noted(2))
+        while (frame := await follower.next()) is not None and frame.scn < 2:
+            continue
+    (schema,) = await schemas_of(http, relay, columns="title", sources="shop.pages")
+    assert first is not None
+    assert frame is not None
+    assert first.schema_fp == frame.schema_fp == schema.fingerprint
+    assert schema.decode_row(frame.after or b"") == {"id": 20, "title": "t0"}

@@ -95,6 +95,12 @@ class Reader:
         self.error = ""
         self.task = asyncio.create_task(self._read(session, name))
 
+    def has_more_than(self, count: int) -> bool:
+        """Whether so many frames have come; an error ends the wait for them."""
+        if self.error:
+            raise ValueError(self.error)
+        return len(self.positions) > count
+
     async def _read(self, session: aiohttp.ClientSession, name: str) -> None:
         timeout = aiohttp.ClientTimeout(total=None)
         url = f"/v1/{name}/stream?start=oldest&follow=true"
@@ -170,6 +176,53 @@ async def test_databases_come_change_and_go_and_the_readers_of_others_do_not_not
         assert 'databus_relay_readers{database="one"} 1.0' in text
         assert 'databus_relay_readers{database="two"} 1.0' in text
         await end(one, three, again)
+
+
+async def test_a_ring_that_is_resized_keeps_what_fits_and_its_readers(tmp_path: Path) -> None:
+    def sized(ring_bytes: str) -> Config:
+        section = database("one").replace("_second=300", "_second=400")
+        return config(tmp_path, section.replace("1MiB", ring_bytes))
+
+    async with LocalRelay(sized("1MiB")) as relay, aiohttp.ClientSession(relay.url) as session:
+        await relay.ready()
+
+        async def ring() -> tuple[Position, dict[str, int]]:
+            async with session.get("/v1/status") as answer:
+                (document,) = (await answer.json())["databases"]
+            return Position(**document["prev"]), document["ring"]
+
+        async def resize(ring_bytes: str) -> None:
+            await relay.reload(sized(ring_bytes))
+            await relay.ready()
+            seen = len(reader.positions)
+            await eventually(lambda: reader.has_more_than(seen + 50), WAIT_S)
+
+        async def has_evicted() -> bool:
+            return (await ring())[0].scn > 0
+
+        reader = Reader(session, "one")
+        await eventually(lambda: len(reader.positions) > 50, WAIT_S)
+        await resize("256KiB")
+        await eventually(has_evicted, WAIT_S)
+        before, facts = await ring()
+        assert facts["capacity_bytes"] == 256 << 10
+        await resize("64MiB")
+        after, facts = await ring()
+        assert facts["capacity_bytes"] == 64 << 20
+        assert after >= before, "what was evicted has not come back"
+        kept = Reader(session, "one")
+        await eventually(
+            lambda: kept.positions and kept.positions[-1] >= reader.positions[0], WAIT_S
+        )
+        await resize("32MiB")
+        assert (await ring())[0] == after, "all of it fits"
+        await end(reader, kept)
+    assert reader.error == kept.error == ""
+    every = set(reader.positions)
+    assert {position for position in kept.positions if position <= reader.positions[-1]} <= every
+    assert reader.positions == sorted(every)
+    # Scns of the generator have no gaps, and each of its windows one event and an end.
+    assert {p.scn for p in every} == set(range(1, reader.positions[-1].scn + 1))
 
 
 async def test_a_database_that_is_added_and_cannot_be_captured_harms_no_other(

@@ -36,6 +36,22 @@ def test_readers_at_one_place_cost_one_read_until_the_next_commit(tmp_path: Path
         assert bytes(reads.read(ring, start, 4096)[0]) == first + second
 
 
+def test_a_block_is_scanned_once_for_all_who_are_given_it(tmp_path: Path) -> None:
+    with Ring.create(tmp_path, RING_BYTES) as writer, Ring.open_reader(tmp_path) as ring:
+        reads = SharedReads()
+        writer.append(make_window(1, [50, 60]))
+        at = ring.find(ORIGIN)
+        for scn in range(2, 3 * MAX_BLOCKS):
+            block, after = reads.read(ring, at, 4096)
+            facts = reads.facts(block)
+            assert reads.facts(reads.read(ring, at, 4096)[0]) is facts
+            assert (facts.last, facts.row_count) == (ring.snapshot().max, 2)
+            assert len(facts.columns) == 3
+            assert facts.commit_us == ring.snapshot().max_commit_us
+            writer.append(make_window(scn, [50, 60]))
+            at = after
+
+
 def test_what_was_evicted_is_not_given_from_memory(tmp_path: Path) -> None:
     with Ring.create(tmp_path, RING_BYTES) as writer, Ring.open_reader(tmp_path) as ring:
         reads = SharedReads()

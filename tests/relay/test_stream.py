@@ -90,8 +90,8 @@ def test_a_reader_is_ahead_beyond_the_newest_frame_but_not_at_its_whole_scn(
 # ---- cutting blocks ----
 
 
-def frames_of(data: object) -> list[FrameView]:
-    return list(iter_frames(bytes(data)))  # type: ignore[arg-type]
+def frames_of(data: bytes | memoryview) -> list[FrameView]:
+    return list(iter_frames(bytes(data)))
 
 
 def positions(frames: list[FrameView]) -> list[tuple[int, int]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,3 +135,11 @@ def test_a_child_that_is_started_by_hand_says_how_to_start_the_relay(
 ) -> None:
     with pytest.raises(ConfigError, match="databus relay -c FILE"):
         take_over(arguments)
+
+
+def test_the_supervisor_starts_without_what_only_its_children_need() -> None:
+    text = (
+        "import sys, databus.relay.supervisor\n"
+        "assert not {'numba', 'numpy', 'aiohttp'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", text], check=True, timeout=60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -36,8 +37,8 @@ def chunk(keys: Iterable[bytes], *, sees: Iterable[int] = (), high: int = 0) -> 
 class Watched:
     """A ChunkWindow that is shown frames, and one chunk of it at a time."""
 
-    def __init__(self, **limits: int | bool) -> None:
-        self.window = ChunkWindow(SCHEMA.source_id, **limits)  # type: ignore[arg-type]
+    def __init__(self, **limits: Any) -> None:
+        self.window = ChunkWindow(SCHEMA.source_id, **limits)
         self.waiting = Waiting(0)
         self.chunk: Chunk | None = None
 

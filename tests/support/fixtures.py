@@ -23,6 +23,7 @@ from databus.common.errors import MissingDependency
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.mysql_server import MySQLServer, mysql_launcher
 from tests.support.processes import Processes
+from tests.support.waiting import PATIENCE
 
 _numbers = itertools.count(1)
 _versions: set[str] = set()
@@ -58,8 +59,10 @@ class FreshDatabase:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark a test by the servers that its fixtures start."""
+    """Mark a test by the servers that its fixtures start; be patient with all of them."""
     for item in items:
+        if (limit := item.get_closest_marker("timeout")) is not None:
+            item.add_marker(pytest.mark.timeout(limit.args[0] * PATIENCE), append=False)
         used = set(getattr(item, "fixturenames", ()))
         if used & {"mariadb", "mariadb_database", "own_mariadb"}:
             item.add_marker(pytest.mark.mariadb)
@@ -167,12 +170,6 @@ def own_mariadb(tmp_path: Path) -> Iterator[MariaDBServer]:
     with MariaDBServer(tmp_path / "own") as server:
         server.create_database("shop")
         yield server
-
-
-@pytest.fixture
-def sqlite_path(tmp_path: Path) -> Path:
-    """Where a SQLite file may be created."""
-    return tmp_path / "shop.db"
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from pathlib import Path
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.config import Config, parse
 from databus.common.frame import Op
-from databus.common.http import listening_socket, serve
+from databus.common.http import serve
+from databus.common.listening import listening_socket
 from databus.common.schema import Column, Kind, SourceSchema
 from databus.common.window import WindowBuilder
 from databus.relay.layout import DatabaseFolder

@@ -14,6 +14,7 @@ from databus.common.schema import SchemaSet, SourceSchema
 from databus.relay.sources.mysql import MySqlSource
 from databus.relay.sources.mysql.fast_path import warm_up
 from tests.support.fixtures import FreshDatabase
+from tests.support.waiting import PATIENCE
 
 warm_up()  # before any test's clock runs: without a cache it takes half a minute
 
@@ -118,7 +119,7 @@ async def read_to_end(
         return streamed
     stream = source.stream(after_scn)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(timeout_s * PATIENCE):
             async for batch in stream:
                 streamed.data += batch.data
                 for schema in batch.schemas:
@@ -130,7 +131,7 @@ async def read_to_end(
                 if batch.resolved >= head:
                     return streamed
     finally:
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
     raise AssertionError("the stream ended by itself")
 
 

@@ -60,9 +60,7 @@ class StoredMirror(Consumer):
         key = pickle.dumps(tuple(event.key.values()))
         place, position = (event.source, key), event.position
         newest = self._newest.get(place)
-        # A window may come again from its start (O2), also when its reader changes servers inside
-        # of it: that is no older window after a newer one.
-        if newest is not None and position.scn < newest.scn:
+        if newest is not None and position < newest:
             self._fault(f"{place} went back from {newest} to {position} ({self._mode})")
         self._newest[place] = position
         held = self._db.execute(

@@ -15,6 +15,7 @@ from databus.relay.sources.postgres import PostgresSource
 from databus.relay.sources.postgres.lsn import parse_lsn, scn_before
 from databus.relay.sources.source import Batch, ChunkRequest
 from tests.support.fixtures import FreshDatabase
+from tests.support.waiting import PATIENCE
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ async def follow(
     """Stream until ``enough``; the stream is closed then."""
     seen = seen or Seen()
     seen.resolved = 0  # a new stream tells it anew
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(timeout_s * PATIENCE):
         async with contextlib.aclosing(source.stream(after_scn)) as batches:
             async for batch in batches:
                 seen.take(batch)

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from databus.cli.guardian import Guardian
-from tests.support.waiting import eventually_sync
+from tests.support.waiting import PATIENCE, eventually_sync
 
 _STOP_DEADLINE_S = 20.0
 _COMMAND = (sys.executable, "-c", "from databus.cli.main import app; app()")
@@ -95,11 +95,11 @@ class DatabusProcess:
         """Its exit code, once it ends by itself."""
         assert self.process is not None, "not started"
         try:
-            return self.process.wait(timeout_s)
+            return self.process.wait(timeout_s * PATIENCE)
         except subprocess.TimeoutExpired as error:
             raise AssertionError(
-                f"`databus {' '.join(self.arguments)}` still runs after {timeout_s:g} s; "
-                f"its log ends:\n{self.log[-3000:]}"
+                f"`databus {' '.join(self.arguments)}` still runs after "
+                f"{timeout_s * PATIENCE:g} s; its log ends:\n{self.log[-3000:]}"
             ) from error
 
     def stop(self, signal_number: signal.Signals = signal.SIGTERM) -> int:
@@ -195,7 +195,7 @@ class Processes:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=timeout_s * PATIENCE,
             check=False,
             env={**os.environ, **(environment or {})},
         )
@@ -220,7 +220,7 @@ def http_status(url: str, timeout_s: float = 2.0) -> int | None:
 
 def wait_process_gone(pid: int, timeout_s: float = 10.0) -> None:
     """Return when a process of this id is gone or a zombie."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s * PATIENCE
     while time.monotonic() < deadline_s:
         try:
             if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:

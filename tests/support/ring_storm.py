@@ -24,7 +24,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -60,10 +60,11 @@ class Storm:
     def notes(self) -> Path:
         return Path(self.folder) / "notes"
 
-    def map_notes(self, mode: str) -> U64:
+    def map_notes(self, mode: Literal["r", "r+", "w+"]) -> U64:
         """Row n: words before frame n of the true stream, and their rolling hash."""
         shape = (self.windows * FRAMES + 1, 2)
-        return np.memmap(self.notes, dtype=np.uint64, mode=mode, shape=shape)  # type: ignore[call-overload, no-any-return]
+        notes: U64 = np.memmap(self.notes, dtype=np.uint64, mode=mode, shape=shape)
+        return notes
 
 
 def weighted(words: U64, first: int) -> U64:
@@ -99,7 +100,7 @@ async def write(storm: Storm) -> None:
                 append_in_pieces(writer, batch.data[:stop], columns.offset[:keep], rng)
             if writer.last.scn >= storm.windows:
                 break
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
     await source.close()
 
 

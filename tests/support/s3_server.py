@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -53,6 +54,7 @@ class S3Server:
         self.requests = 0
         self._random = random.Random(seed)
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._places = 0
         self._inner: Any = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._answer, True, request_handler=Quiet)
@@ -101,11 +103,14 @@ class S3Server:
         if draw[1] < self.faults.refused:
             environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
             return _refuse(respond)
-        if draw[2] < self.faults.lost:
-            list(self._inner(environment, lambda *_, **__: None))
-            return _refuse(respond)
-        answer: Iterable[bytes] = self._inner(environment, respond)
-        return answer
+        # moto looks at a write's condition and writes in two steps; S3 does both in one.
+        is_write = environment["REQUEST_METHOD"] not in ("GET", "HEAD")
+        with self._writing if is_write else contextlib.nullcontext():
+            if draw[2] < self.faults.lost:
+                list(self._inner(environment, lambda *_, **__: None))
+                return _refuse(respond)
+            answer: Iterable[bytes] = self._inner(environment, respond)
+            return answer
 
     def close(self) -> None:
         """Stop it."""

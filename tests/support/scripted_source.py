@@ -7,7 +7,7 @@ database: a window that is streamed twice has the same frames twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +116,7 @@ class ScriptedSource:
     async def first_scn(self) -> int:
         return self.database.first_scn
 
-    async def stream(self, after_scn: int) -> AsyncIterator[Batch]:
+    async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         database = self.database
         if after_scn < database.forgotten:
             raise SourcePositionLost(f"scn {after_scn} is purged up to {database.forgotten}")

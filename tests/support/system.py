@@ -111,6 +111,7 @@ class System:
         self._relay_port, self._bootstrap_port = free_port(), free_port()
         self.relay_url = f"http://127.0.0.1:{self._relay_port}"
         self.bootstrap_url = f"http://127.0.0.1:{self._bootstrap_port}"
+        self.bootstrap_urls = [self.bootstrap_url]
         self.config = folder / "databus.toml"
         self.config.write_text(
             _CONFIG.format(
@@ -133,12 +134,20 @@ class System:
         """The bootstrap, or with ``--role`` a part of it."""
         return self._processes.start("bootstrap", "-c", self.config, *arguments, name=name)
 
+    def start_another_server(self, name: str) -> DatabusProcess:
+        """A second bootstrap server over the same store; consumers that start later know both."""
+        port = free_port()
+        config = self.folder / f"{name}.toml"
+        config.write_text(self.config.read_text().replace(f":{self._bootstrap_port}", f":{port}"))
+        self.bootstrap_urls.append(f"http://127.0.0.1:{port}")
+        return self._processes.start("bootstrap", "-c", config, "--role", "server", name=name)
+
     def start_consumer(self, name: str = "mirror", *, start: str = "bootstrap") -> DatabusProcess:
         """A consumer that keeps its copy in ``<name>.db``."""
         settings = {
             "path": str(self.mirror(name)),
             "relays": [self.relay_url],
-            "bootstraps": [self.bootstrap_url],
+            "bootstraps": self.bootstrap_urls,
             "start": start,
         }
         command = [sys.executable, "-m", "tests.support.mirror_process", json.dumps(settings)]

@@ -6,25 +6,45 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
 _POLL_S = 0.02
+PATIENCE = 3.0
+"""How many times as long as was thought everything may take: a deadline is there to end what
+hangs, and a machine that others use meanwhile has been seen at a third of its pace."""
 
 
+@overload
 async def eventually(
-    predicate: Callable[[], T | Awaitable[T]],
+    predicate: Callable[[], Awaitable[T]],
     timeout_s: float = 10.0,
     message: str = "",
     *,
     poll_s: float = _POLL_S,
-) -> T:
+) -> T: ...
+@overload
+async def eventually(
+    predicate: Callable[[], T],
+    timeout_s: float = 10.0,
+    message: str = "",
+    *,
+    poll_s: float = _POLL_S,
+) -> T: ...
+async def eventually(
+    predicate: Callable[[], Any],
+    timeout_s: float = 10.0,
+    message: str = "",
+    *,
+    poll_s: float = _POLL_S,
+) -> Any:
     """Poll until the predicate is true and return what it gave.
 
     An AssertionError inside the predicate counts as "not yet" and is chained if the deadline
     passes; any other exception is the test's failure at once.
     """
+    timeout_s *= PATIENCE
     deadline_s = time.monotonic() + timeout_s
     while True:
         last: object = None
@@ -50,6 +70,7 @@ def eventually_sync(
     poll_s: float = _POLL_S,
 ) -> T:
     """``eventually`` for tests without an event loop."""
+    timeout_s *= PATIENCE
     deadline_s = time.monotonic() + timeout_s
     while True:
         last: object = None

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from databus.common.checkpoint import Position
 from databus.common.frame import Op, iter_frames
 from databus.common.window import WindowBuilder
+from databus.relay.ring import RingReader
 
 SOURCE = 7
 
@@ -49,3 +50,14 @@ def positions(block: bytes | memoryview) -> list[Position]:
 def split_frames(block: bytes | memoryview) -> list[tuple[Position, bytes]]:
     """(position, bytes) of the frames in ``block``, each checked with its CRC."""
     return [(frame.position, bytes(frame.bytes)) for frame in iter_frames(block)]
+
+
+def read_from(reader: RingReader, position: Position, max_bytes: int = 1 << 20) -> bytes:
+    """Everything after ``position``."""
+    out = bytearray()
+    place = reader.find(position)
+    while True:
+        block, place = reader.read(place, max_bytes)
+        if not block:
+            return bytes(out)
+        out += block

@@ -40,6 +40,7 @@ from pyspark.sql.types import (
 )
 
 from databus.bootstrap import failpoints, planner, spark_tasks
+from databus.bootstrap.budget import Budget
 from databus.bootstrap.manifest import Store, new_run_id
 from databus.bootstrap.planner import Merge, Retention
 from databus.bootstrap.progress import Progress
@@ -71,6 +72,9 @@ BROADCAST_ROWS = 1_000_000
 BROADCAST_KEY_BYTES = 64 << 20
 """And only if the keys take no more: driver and executors hold them in memory, twice."""
 
+_BROADCASTS = Budget()
+"""What all merges of this process broadcast at once stays within these two limits as well."""
+
 GRACE_US = 600 * 10**6
 """How long a run is kept after another has taken its place, for readers inside it."""
 
@@ -84,6 +88,7 @@ _SCHEMA = StructType([StructField(name, _TYPES.get(name, LongType())) for name i
 _KEY = ["source_id", "key"]
 
 # Workers need not have this package, and a namespace package does not import from a zip.
+# PySpark's copy of cloudpickle has no types.
 cloudpickle.register_pickle_by_value(spark_tasks)  # type: ignore[no-untyped-call]
 
 
@@ -201,8 +206,11 @@ class Applier:
         context = self.spark.sparkContext
         context.setJobGroup(run_id, f"{self.store.url}: {merge.kind.value}")
         try:
-            with self._progress.merging(what, lambda: _tasks(context, run_id)):
-                names = self._write(self._rows(merge), files)
+            with (
+                self._progress.merging(what, lambda: _tasks(context, run_id)),
+                _BROADCASTS.share(self._broadcast_share(merge)),
+            ):
+                names = self._write(self._rows(merge), files, _group_rows(merge))
         except Exception as error:
             self._drop(run_id)
             raise StoreError(
@@ -225,7 +233,7 @@ class Applier:
         with contextlib.suppress(StoreError):
             self.store.storage.delete_run(run_id)
 
-    def _write(self, rows: DataFrame, files: RunFiles) -> list[str]:
+    def _write(self, rows: DataFrame, files: RunFiles, group_rows: int) -> list[str]:
         """Write a file from each partition; the names of all of them."""
         if isinstance(files, LocalFiles):
             files.folder.mkdir()
@@ -233,6 +241,9 @@ class Applier:
                 **{
                     "compression": COMPRESSION + "_raw" if COMPRESSION == "lz4" else COMPRESSION,
                     "parquet.block.size": str(ROW_GROUP_BYTES),
+                    # The size is that of compressed pages: frames that compress well would
+                    # make groups of many times as much.
+                    "parquet.block.row.count.limit": str(group_rows),
                     "parquet.enable.dictionary": "false",
                     "parquet.page.size": str(1 << 20),
                     "parquet.page.write-checksum.enabled": "true",
@@ -285,22 +296,27 @@ class Applier:
             return _sorted(kept, new_bytes)
         survivors = _not_truncated(self._read((old,), ORIGIN), cuts)
         overwritten = changes.where(F.col("flags").bitwiseAND(int(Flag.PARTIAL)) == 0).select(*_KEY)
-        if self._is_broadcast(new) and not _is_scattered(old):
+        if self._broadcast_share(merge):
             survivors = survivors.join(F.broadcast(overwritten.distinct()), _KEY, "left_anti")
             return survivors.select(*COLUMNS).union(_sorted(kept, new_bytes))
         survivors = survivors.join(overwritten, _KEY, "left_anti").select(*COLUMNS)
         return _sorted(survivors.union(kept), old.frame_bytes + new_bytes)
 
-    def _is_broadcast(self, runs: tuple[Run, ...]) -> bool:
-        """Whether the keys of these runs are few and small enough for the driver's memory."""
-        if sum(run.rows for run in runs) > BROADCAST_ROWS:
-            return False
-        total = 0
-        for run in runs:
+    def _broadcast_share(self, merge: Merge) -> float:
+        """The part of the limits that broadcasting a merge's new keys takes; 0 where the old run
+        has to be shuffled."""
+        old, new = _split(merge)
+        rows = sum(run.rows for run in new)
+        if old is None or _is_scattered(old) or rows > BROADCAST_ROWS:
+            return 0.0
+        key_bytes = 0
+        for run in new:
             opened = self.store.open_run(run)
-            total += opened.column_bytes("key")
+            key_bytes += opened.column_bytes("key")
             opened.close()
-        return total <= BROADCAST_KEY_BYTES
+        if key_bytes > BROADCAST_KEY_BYTES:
+            return 0.0
+        return max(0.001, rows / max(1, BROADCAST_ROWS), key_bytes / BROADCAST_KEY_BYTES)
 
     def _read(self, runs: tuple[Run, ...], after: Position) -> DataFrame:
         paths = [
@@ -344,6 +360,13 @@ def _split(merge: Merge) -> tuple[Run | None, tuple[Run, ...]]:
     ):
         return first, tuple(rest)
     return None, merge.inputs
+
+
+def _group_rows(merge: Merge) -> int:
+    """Rows whose frames are about ROW_GROUP_BYTES."""
+    frame_bytes = sum(run.frame_bytes for run in merge.inputs)
+    rows = sum(run.rows for run in merge.inputs)
+    return max(1, ROW_GROUP_BYTES * rows // max(1, frame_bytes))
 
 
 def _is_scattered(run: Run) -> bool:

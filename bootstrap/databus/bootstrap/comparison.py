@@ -8,7 +8,7 @@ over a candidate is ``judge``'s, over both sides read again around one moment.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,16 +176,24 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other) or (one != one and other != other)
 
 
-def by_key(blocks: Iterable[bytes], wanted: frozenset[bytes]) -> dict[bytes, list[FrameView]]:
-    """The frames of the wanted keys, in order."""
-    hashes = np.fromiter((frame.key_hash(key) for key in wanted), dtype=np.uint64)
-    found: dict[bytes, list[FrameView]] = {}
-    for block in blocks:
+class WantedFrames:
+    """The frames of some keys among many, in order; of the others nothing is kept.
+
+    Owner: one task.
+    """
+
+    def __init__(self, wanted: Collection[bytes]) -> None:
+        self._wanted = frozenset(wanted)
+        hashes = np.fromiter((frame.key_hash(key) for key in self._wanted), dtype=np.uint64)
+        self._hashes = np.sort(hashes)
+        self.found: dict[bytes, list[FrameView]] = {}
+
+    def observe(self, block: bytes) -> None:
+        """Keep what is wanted of whole frames, back to back."""
         columns = frame.scan(block, verify=False)
-        for index in np.flatnonzero(np.isin(columns.key_hash, hashes)).tolist():
+        for index in np.flatnonzero(np.isin(columns.key_hash, self._hashes)).tolist():
             view = frame.trusted_frame(memoryview(block), int(columns.offset[index]))
             key = bytes(view.key)
-            if key in wanted:
+            if key in self._wanted:
                 kept = memoryview(bytes(view.bytes))
-                found.setdefault(key, []).append(frame.trusted_frame(kept, 0))
-    return found
+                self.found.setdefault(key, []).append(frame.trusted_frame(kept, 0))

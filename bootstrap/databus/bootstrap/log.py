@@ -132,16 +132,16 @@ class HotLog:
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         if read_only and not (folder / "data.mdb").exists():
             raise StoreError(f"{folder} holds no log yet; is the log writer running?")
-        if not read_only:
-            folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._gate = _Gate()
         self._read_only = read_only
         self.append_count = 0
         self.window_count = 0
         try:
+            if not read_only:
+                folder.mkdir(parents=True, exist_ok=True)
             self._open()
-        except lmdb.Error as error:
+        except (OSError, lmdb.Error) as error:
             raise StoreError(f"{folder}: {error}") from error
 
     def _open(self) -> None:

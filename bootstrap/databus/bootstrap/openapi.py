@@ -18,7 +18,7 @@ from databus.common.errors import (
     UnknownSource,
 )
 from databus.common.formats import FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE
-from databus.common.openapi import Endpoint
+from databus.common.openapi import POSITION, TEXT, Endpoint, whole_object
 from databus.common.query import (
     CHECKPOINT,
     FORMAT,
@@ -60,16 +60,13 @@ SNAPSHOT_PARAMETERS = (AS_OF, SOURCES, OPS, PARTITION, FORMAT)
 BOOTSTRAP_PARAMETERS = (SOURCES, CHECKPOINT, SCN, PARTITION, OPS, MAX_BYTES, FORMAT)
 SCN_PARAMETERS = (SOURCES, CHECKPOINT)
 
-_INTEGER = {"type": "integer"}
-_TEXT = {"type": "string"}
-_POSITION = {"type": "object", "properties": {"scn": _INTEGER, "seq": _INTEGER}}
 _OBJECTS = {"type": "array", "items": {"type": "object"}}
 _RANGE = {
-    "name": _TEXT,
-    "clock": _TEXT,
-    "prev": _POSITION,
-    "max": _POSITION,
-    "snapshot": {"oneOf": [_POSITION, {"type": "null"}]},
+    "name": TEXT,
+    "clock": TEXT,
+    "prev": POSITION,
+    "max": POSITION,
+    "snapshot": {"oneOf": [POSITION, {"type": "null"}]},
     "state": {"type": "string", "enum": ["seeding", "seeded"]},
 }
 _RANGE_HEADERS = {
@@ -80,24 +77,20 @@ _DATABASE = (UnknownDatabase, ServerUnavailable)
 _SCN_ERRORS = (BadFilter, BadCheckpoint, *_DATABASE, UnknownSource, ClockMismatch)
 
 
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "required": sorted(properties), "properties": properties}
-
-
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "GET",
         "/v1/databases",
         "databases",
         "What is kept, with the range of each log and the snapshot's position.",
-        answer=_object({"databases": _OBJECTS}),
+        answer=whole_object({"databases": _OBJECTS}),
     ),
     Endpoint(
         "GET",
         "/v1/{db}/sources",
         "sources",
         "The sources of a database and how far their seeding is.",
-        answer=_object({**_RANGE, "sources": _OBJECTS}),
+        answer=whole_object({**_RANGE, "sources": _OBJECTS}),
         errors=_DATABASE,
     ),
     Endpoint(
@@ -106,7 +99,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "register",
         "All schema versions of the sources.",
         parameters=(SOURCES,),
-        answer=_object({"database": _TEXT, "clock": _TEXT, "schemas": _OBJECTS}),
+        answer=whole_object({"database": TEXT, "clock": TEXT, "schemas": _OBJECTS}),
         errors=(BadFilter, *_DATABASE, UnknownSource),
     ),
     Endpoint(
@@ -115,7 +108,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "start_scn",
         "The position of the snapshot; scn 0 while it does not hold the sources whole.",
         parameters=SCN_PARAMETERS,
-        answer=_POSITION,
+        answer=POSITION,
         errors=_SCN_ERRORS,
     ),
     Endpoint(
@@ -124,7 +117,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "target_scn",
         "Up to where a bootstrap goes that begins now.",
         parameters=SCN_PARAMETERS,
-        answer=_POSITION,
+        answer=POSITION,
         errors=_SCN_ERRORS,
     ),
     Endpoint(
@@ -155,7 +148,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         parameters=CHANGES_PARAMETERS,
         produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
         headers=_RANGE_HEADERS,
-        errors=(BadFilter, *_DATABASE, UnknownSource, NotAcceptable, LogTooYoung, StoreError),
+        errors=(
+            BadFilter,
+            *_DATABASE,
+            UnknownSource,
+            NotAcceptable,
+            LogTooYoung,
+            NotSeeded,
+            StoreError,
+        ),
     ),
     Endpoint(
         "GET",
@@ -175,17 +176,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             StoreError,
         ),
     ),
-    Endpoint("GET", "/v1/status", "status", "Everything about the store's state."),
-    Endpoint("GET", "/v1/openapi.json", "openapi", "This document."),
-    Endpoint("GET", "/healthz", "healthz", "Whether the process answers."),
-    Endpoint(
-        "GET",
-        "/readyz",
-        "readyz",
-        "Whether every database has a log.",
-        errors=(ServerUnavailable,),
-    ),
-    Endpoint("GET", "/metrics", "metrics", "Prometheus metrics.", produces=("text/plain",)),
+    *openapi.operations("store", "Whether every database has a log."),
 )
 
 

@@ -30,7 +30,7 @@ from databus.bootstrap.stores import Stores
 from databus.bootstrap.writer import write_logs
 from databus.common.config import BootstrapConfig, Config
 from databus.common.errors import ConfigError, DatabusError
-from databus.common.http import listening_socket
+from databus.common.listening import listening_socket
 
 _LOG = logging.getLogger("databus.bootstrap")
 

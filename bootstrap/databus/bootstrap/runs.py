@@ -32,6 +32,9 @@ SCN_LIMIT = 2**63
 ROW_GROUP_BYTES = 16 << 20
 """Frames of one row group, about: what a reader holds in memory, and the unit of pruning."""
 
+DECODED_BYTES = 2 << 20
+"""Frames that are decoded at once, about: they are sent while the next ones are decoded."""
+
 COMPRESSION = "lz4"
 COLUMNS = ("scn", "seq", "source_id", "op", "flags", "commit_us", "key_hash", "key", "frame")
 SCHEMA = pa.schema(
@@ -350,9 +353,18 @@ class OpenRun:
             for index in range(file.metadata.num_row_groups)
         )
 
-    def frames(self, group: RowGroup) -> list[FrameBlock]:
-        """The frames of a row group, back to back, in one or a few blocks."""
-        return blocks_of(self.table(group, ["frame"]))
+    def frames(self, group: RowGroup) -> Iterator[FrameBlock]:
+        """The frames of a row group, back to back, in blocks of about DECODED_BYTES."""
+        file = self._files[group.file]
+        column = file.metadata.row_group(group.index).column(COLUMNS.index("frame"))
+        rows = 1 + DECODED_BYTES * group.rows // max(column.total_uncompressed_size, 1)
+        try:
+            for batch in file.iter_batches(
+                rows, row_groups=[group.index], columns=["frame"], use_threads=False
+            ):
+                yield _as_block(batch.column(0))
+        except (OSError, pa.ArrowException) as error:
+            raise self._read_error(group, error) from error
 
     def check(self) -> None:
         """Read everything and compare it with itself and with the run's range.
@@ -382,8 +394,10 @@ class OpenRun:
         try:
             return self._files[group.file].read_row_group(group.index, columns=names)
         except (OSError, pa.ArrowException) as error:
-            place = self._place.location(self.run.files[group.file].name)
-            raise self._damaged(place, error) from error
+            raise self._read_error(group, error) from error
+
+    def _read_error(self, group: RowGroup, error: Exception) -> StoreError:
+        return self._damaged(self._place.location(self.run.files[group.file].name), error)
 
     def close(self) -> None:
         """Let go of the files."""

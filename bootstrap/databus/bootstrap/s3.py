@@ -232,9 +232,12 @@ class S3Storage:
 
     folder = None
 
-    def __init__(self, bucket: Bucket, prefix: str) -> None:
+    def __init__(
+        self, bucket: Bucket, prefix: str, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self.bucket = bucket
         self.prefix = prefix
+        self._now_s = now_s
 
     @property
     def url(self) -> str:
@@ -264,7 +267,8 @@ class S3Storage:
     @contextlib.contextmanager
     def lease(self, role: str, owner: str | None) -> Iterator[Lease]:
         """Hold an object that is renewed for as long as the block runs."""
-        lease = S3Lease(self.bucket, f"{self.prefix}{role}.lease", role, owner)
+        key = f"{self.prefix}{role}.lease"
+        lease = S3Lease(self.bucket, key, role, owner, self._now_s)
         try:
             yield lease
         finally:

@@ -4,11 +4,15 @@ A source is ``unseeded`` until a dump was asked for, ``dumping`` until the dump 
 the log has passed its end, then ``seeded``.  The dump's rows meet the events in the log; both
 carry positions, so nothing is merged here.  After a gap of the log a source is ``repairing``
 until its copy has been compared with the database and mended.
+
+One source that cannot be read keeps no other from becoming whole: sources are asked for
+together, but one whose dump or repair failed is tried again by itself, after a growing pause.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -22,6 +26,9 @@ _LOG = logging.getLogger("databus.bootstrap.seeding")
 
 UNSEEDED, DUMPING, REPAIRING, SEEDED = "unseeded", "dumping", "repairing", "seeded"
 _ENDED_BADLY = ("failed", "cancelled")
+AGAIN_S = 5.0
+MOST_AGAIN_S = 300.0
+NOBODY = {"source": ""}
 
 Repair = Callable[[str], Awaitable[Position | None]]
 """Makes a source's copy equal to the database; the position from which on it is, or None if
@@ -35,6 +42,7 @@ class Seeder:
         I1. A source is ``seeded`` only if every row that it had at some moment lies in the
             log, or was changed in the log after that moment.
         I2. What has been reached is kept in the log's notes, over restarts.
+        I3. A source that cannot be read delays the others by one dump at most.
 
     Owner: the log writer of the database.
     """
@@ -61,36 +69,68 @@ class Seeder:
         """Look at the relay once and do what is due; True when every source is seeded.
 
         Raises:
-            DatabusError: the relay does not answer; nothing was changed.
+            DatabusError: the relay does not answer; what was reached before is kept.
         """
         document = await self.relay.sources(self.database)
         names = [item["name"] for item in document["sources"]]
         names = [name for name in names if not self.patterns or matches(name, self.patterns)]
         before = self.states()
         states = {**before, **{n: {"state": UNSEEDED} for n in names if n not in before}}
-        newest = decode_position(document["max"])
-        for dump in {one["dump"] for one in states.values() if one["state"] == DUMPING}:
-            await self._follow(dump, states, newest)
-        for name in [n for n, one in states.items() if one["state"] == REPAIRING and n in names]:
-            end = await self._repair(name)
-            if end is not None:
-                states[name] = {"state": SEEDED, "end": end.to_json()}
+        try:
+            await self._dump(names, states, decode_position(document["max"]))
+        finally:
+            if states != before:
                 self.log.put_note("seeding", states)
-        due = [name for name, one in states.items() if one["state"] == UNSEEDED and name in names]
-        if due:
-            await self._ask(due, states)
-        if states != before:
-            self.log.put_note("seeding", states)
+        for name in [name for name in names if states[name]["state"] == REPAIRING]:
+            await self._mend(name)
+        states = self.states()
         return bool(states) and all(one["state"] == SEEDED for one in states.values())
 
+    async def _dump(
+        self, names: list[str], states: dict[str, dict[str, Any]], newest: Position
+    ) -> None:
+        """Follow the dumps that were asked for, and ask for those that are due."""
+        for dump in {one["dump"] for one in states.values() if one["state"] == DUMPING}:
+            await self._follow(dump, states, newest)
+        due = [n for n in names if states[n]["state"] == UNSEEDED and _is_time(states[n])]
+        await self._ask([name for name in due if "tries" not in states[name]], states)
+        for name in due:
+            if "tries" in states[name]:
+                await self._ask([name], states)
+
+    async def _mend(self, name: str) -> None:
+        """Repair a source that is to be; what keeps it from that is noted and tried again."""
+        one = self.states()[name]
+        if one["state"] != REPAIRING or not _is_time(one):
+            return
+        try:
+            end = await self._repair(name)
+        except DatabusError as error:
+            _LOG.warning("repair of %s: %s; it is tried again", name, error.message)
+            if not error.retry:
+                self._note(name, _failed(one, error.message))
+            return
+        if end is not None:
+            self._note(name, {"state": SEEDED, "end": end.to_json()})
+
+    def _note(self, name: str, one: dict[str, Any]) -> None:
+        self.log.put_note("seeding", {**self.states(), name: one})
+
     async def _ask(self, names: list[str], states: dict[str, dict[str, Any]]) -> None:
-        answer = await self.relay.start_dump(self.database, names)
+        if not names:
+            return
+        try:
+            answer = await self.relay.start_dump(self.database, names)
+        except DatabusError as error:
+            if error.retry:
+                raise
+            for name in names:
+                states[name] = _failed(states[name], error.message)
+            return
         _LOG.info("dump %s of %s seeds %s", answer["id"], self.database, ", ".join(names))
         for name in names:
-            error = states[name].get("error")
-            states[name] = {"state": DUMPING, "dump": answer["id"], "rows": 0}
-            if error:
-                states[name]["error"] = error
+            kept = {key: had for key, had in states[name].items() if key in ("error", "tries")}
+            states[name] = {**kept, "state": DUMPING, "dump": answer["id"], "rows": 0}
 
     async def _follow(self, dump: str, states: dict[str, dict[str, Any]], newest: Position) -> None:
         """Take over what the relay says about a dump that was asked for."""
@@ -98,19 +138,21 @@ class Seeder:
         try:
             answer = await self.relay.dump(self.database, dump)
         except NotFound:
-            answer = {"state": "failed", "error": f"the relay does not know dump {dump} any more"}
+            detail = f"the relay does not know dump {dump} any more"
+            answer = {"state": "failed", "error": {"detail": detail, "failed_at": NOBODY}}
+        culprit = _culprit(answer)
         for name, one in states.items():
             if one["state"] == DUMPING and one["dump"] == dump:
-                states[name] = self._after(one, answer, newest)
+                states[name] = self._after(one, answer, newest, culprit in (None, name))
 
     def _after(
-        self, one: dict[str, Any], answer: Mapping[str, Any], newest: Position
+        self, one: dict[str, Any], answer: Mapping[str, Any], newest: Position, is_to_blame: bool
     ) -> dict[str, Any]:
         state = str(answer["state"])
         if state in _ENDED_BADLY:
-            error = str(answer.get("error") or state)
+            error = _words(answer)
             _LOG.warning("dump %s %s: %s; it is asked for again", one["dump"], state, error)
-            return {"state": UNSEEDED, "error": error}
+            return _failed(one, error) if is_to_blame else {"state": UNSEEDED, "error": error}
         followed = {**one, "rows": answer.get("rows", 0)}
         if state != "completed":
             return followed
@@ -126,6 +168,34 @@ class Seeder:
                 "end": followed["end"],
             }
         return followed
+
+
+def _failed(one: Mapping[str, Any], error: str) -> dict[str, Any]:
+    """A source that is to be tried again by itself: at once, then after a growing pause."""
+    tries = int(one.get("tries", 0)) + 1
+    pause_s = min(AGAIN_S * 2 ** min(tries - 2, 20), MOST_AGAIN_S) if tries > 1 else 0.0
+    state = REPAIRING if one["state"] == REPAIRING else UNSEEDED
+    again_us = time.time_ns() // 1000 + int(pause_s * 1e6)
+    return {"state": state, "error": error, "tries": tries, "again_us": again_us}
+
+
+def _is_time(one: Mapping[str, Any]) -> bool:
+    again_us: int = one.get("again_us", 0)
+    return time.time_ns() // 1000 >= again_us
+
+
+def _culprit(answer: Mapping[str, Any]) -> str | None:
+    """The source at which a dump failed, None if it does not say."""
+    error = answer.get("error")
+    at = error.get("failed_at") if isinstance(error, Mapping) else None
+    return str(at["source"]) if at else None
+
+
+def _words(answer: Mapping[str, Any]) -> str:
+    error = answer.get("error")
+    if isinstance(error, Mapping):
+        return str(error.get("detail") or error.get("title") or error)
+    return str(error or answer["state"])
 
 
 async def try_step(seeder: Seeder) -> bool:

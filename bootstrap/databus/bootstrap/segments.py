@@ -101,7 +101,7 @@ def _write_segment(
                 at = piece.stop
         if rows:
             files.settle([FILE_NAME])
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, StoreError) as error:
         with contextlib.suppress(StoreError):
             store.storage.delete_run(run_id)
         raise StoreError(

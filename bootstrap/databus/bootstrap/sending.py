@@ -10,6 +10,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from databus.bootstrap.direct import DirectWriter
 from databus.bootstrap.served import ServedDatabase
 from databus.bootstrap.stream import BootstrapStream, Piece
 from databus.common.checkpoint import Position
@@ -18,6 +19,9 @@ from databus.common.formats import Format, error_frame
 from databus.common.http import STOPPING
 
 CHECKPOINT_BYTES = 1 << 10
+
+DIRECT_BYTES = 64 << 10
+"""From this size on a piece goes to the socket as it lies."""
 
 _log = logging.getLogger("databus.bootstrap.server")
 
@@ -63,7 +67,7 @@ async def answer(
     database.readers += 1
     try:
         await response.prepare(request)
-        await sender.send(response, first, request.app[STOPPING])
+        await sender.send(response, first, request)
     except ConnectionError:
         response.force_close()
     finally:
@@ -88,6 +92,7 @@ class Sender:
         self._format = form
         self._max_bytes = max_bytes
         self._sent_bytes = 0
+        self._direct: DirectWriter | None = None
         self._is_entered = self._is_counted = False
         self._reading = threading.Lock()
 
@@ -113,11 +118,11 @@ class Sender:
                 self._database.groups_skipped += self._stream.groups_skipped
 
     async def send(
-        self, response: web.StreamResponse, piece: Piece | None, stopping: asyncio.Event
+        self, response: web.StreamResponse, piece: Piece | None, request: web.Request
     ) -> None:
         """Send ``piece`` and all that follow; an error becomes the last frame."""
         try:
-            await self._send(response, piece, stopping)
+            await self._send(response, piece, request)
         except ConnectionError:
             raise
         except DatabusError as error:
@@ -126,16 +131,19 @@ class Sender:
             _log.exception("an answer about %s failed", self._database.name)
             await self._fail(response, InternalError("the answer failed"))
         finally:
+            if self._direct is not None:
+                self._direct.close()
             await asyncio.to_thread(self.close)
         await response.write_eof()
 
     async def _send(
-        self, response: web.StreamResponse, piece: Piece | None, stopping: asyncio.Event
+        self, response: web.StreamResponse, piece: Piece | None, request: web.Request
     ) -> None:
+        stopping = request.app[STOPPING]
         while piece is not None:
             following = asyncio.ensure_future(self.read())
             try:
-                await self._write(response, piece)
+                await self._write(response, piece, request)
                 ended = piece.checkpoint is not None and (self._is_full or stopping.is_set())
                 piece = await following
                 if ended:
@@ -150,13 +158,21 @@ class Sender:
             return False
         return self._sent_bytes + CHECKPOINT_BYTES >= self._max_bytes
 
-    async def _write(self, response: web.StreamResponse, piece: Piece) -> None:
-        for frames in (piece.frames, piece.checkpoint_frame):
-            if len(frames):
-                data = self._format.render(frames)
-                await response.write(data)
-                self._sent_bytes += len(data)
-                self._database.bytes_served += len(data)
+    async def _write(
+        self, response: web.StreamResponse, piece: Piece, request: web.Request
+    ) -> None:
+        parts = [part for part in (piece.frames, piece.checkpoint_frame) if len(part)]
+        rendered = [self._format.render(part) for part in parts]
+        size = sum(len(part) for part in rendered)
+        # The headers go out with the first bytes that the response itself writes.
+        if size >= DIRECT_BYTES and self._sent_bytes:
+            self._direct = self._direct or DirectWriter(request)
+            await self._direct.write(rendered)
+        else:
+            for part in rendered:
+                await response.write(part)
+        self._sent_bytes += size
+        self._database.bytes_served += size
         self._database.rows_served += piece.rows
 
     async def _fail(self, response: web.StreamResponse, error: DatabusError) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 
 from aiohttp import web
@@ -46,6 +47,7 @@ from databus.common.rendering import Renderer
 
 AHEAD_WAIT_S = 5.0
 AHEAD_POLL_S = 0.1
+STATUS_PAGE = "status.html"
 
 
 class BootstrapServer:
@@ -78,6 +80,7 @@ class BootstrapServer:
         """What the server answers to."""
         yield web.get("/v1/databases", self.list_databases)
         yield web.get("/v1/status", self.status)
+        yield web.get("/status", self.status_page)
         yield from operation_routes(
             registry=self.registry,
             openapi=openapi.document(),
@@ -184,6 +187,12 @@ class BootstrapServer:
                 "databases": found,
             }
         )
+
+    async def status_page(self, request: web.Request) -> web.Response:
+        """GET /status"""
+        query_of(request)
+        page = resources.files("databus.bootstrap").joinpath(STATUS_PAGE).read_text("utf-8")
+        return web.Response(text=page, content_type="text/html")
 
     async def bootstrap(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/{db}/bootstrap"""

@@ -133,6 +133,15 @@ class Storage(Protocol):
         """Delete a document, if it is there."""
 
 
+@contextlib.contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    """What the disk refuses within the block, as a StoreError that names the place."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: {error}") from error
+
+
 def sync_folder(folder: Path, names: list[str]) -> None:
     """Make files and their entries in the folder durable."""
     for name in (*names, "."):
@@ -167,17 +176,20 @@ class LocalFiles:
 
     def names(self) -> list[str]:
         """Everything in the folder, in alphabetical order."""
-        return sorted(path.name for path in self.folder.iterdir())
+        with _refusals(self.folder):
+            return sorted(path.name for path in self.folder.iterdir())
 
     def delete(self, name: str) -> None:
         """Delete a file, or a folder that Spark left."""
         path = self.folder / name
-        path.unlink() if path.is_file() else shutil.rmtree(path)
+        with _refusals(path):
+            path.unlink() if path.is_file() else shutil.rmtree(path)
 
     def settle(self, names: list[str]) -> None:
         """fsync files, their folder, and the folder that it lies in."""
-        sync_folder(self.folder, names)
-        sync_folder(self.folder.parent, [])
+        with _refusals(self.folder):
+            sync_folder(self.folder, names)
+            sync_folder(self.folder.parent, [])
 
 
 class _HeldFile:
@@ -207,7 +219,8 @@ class LocalStorage:
 
     def create(self) -> None:
         """Make the folders."""
-        self.runs_folder.mkdir(parents=True, exist_ok=True)
+        with _refusals(self.runs_folder):
+            self.runs_folder.mkdir(parents=True, exist_ok=True)
 
     def read_manifest(self) -> Document | None:
         """The file's content; its tag means nothing, ``switching`` keeps others out."""
@@ -249,7 +262,9 @@ class LocalStorage:
     @contextlib.contextmanager
     def _locked(self, name: str, *, wait: bool) -> Iterator[None]:
         path = self.folder / name
-        with path.open("a+") as file:
+        with contextlib.ExitStack() as stack:
+            with _refusals(path):
+                file = stack.enter_context(path.open("a+"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
@@ -269,7 +284,8 @@ class LocalStorage:
         """The names of the run folders."""
         if not self.runs_folder.is_dir():
             return []
-        return sorted(path.name for path in self.runs_folder.iterdir())
+        with _refusals(self.runs_folder):
+            return sorted(path.name for path in self.runs_folder.iterdir())
 
     def files(self, run_id: str) -> RunFiles:
         """The run's folder."""
@@ -300,8 +316,10 @@ class LocalStorage:
 
     def note_names(self, prefix: str) -> list[str]:
         """The names of files that begin so."""
-        return sorted(path.name for path in self.folder.glob(f"{prefix}*"))
+        with _refusals(self.folder):
+            return sorted(path.name for path in self.folder.glob(f"{prefix}*"))
 
     def delete_note(self, name: str) -> None:
         """Delete the file."""
-        (self.folder / name).unlink(missing_ok=True)
+        with _refusals(self.folder / name):
+            (self.folder / name).unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from databus.bootstrap.comparison import KeyRange, TableDigests, Verdict, by_key, judge
+from databus.bootstrap.comparison import KeyRange, TableDigests, Verdict, WantedFrames, judge
 from databus.bootstrap.copies import Copy, HttpPeer
 from databus.common import frame
 from databus.common.checkpoint import Position, decode_position
@@ -62,6 +62,8 @@ class Report:
     at: Position | None = None
     differences: list[Difference] = field(default_factory=list)
     in_flux: int = 0
+    kept: int = 0
+    """Rows that the source has deleted and the copy keeps: ``skipped_operations`` has "d"."""
     repaired: bool = False
     seconds: float = 0.0
 
@@ -99,6 +101,7 @@ class Report:
                 for keys, count in self.ranges()
             ],
             "in_flux": self.in_flux,
+            "kept": self.kept,
             "repaired": self.repaired,
             "seconds": round(self.seconds, 3),
         }
@@ -113,6 +116,7 @@ class _Answer:
     high: int
     last_key: list[Any] | None
     done: bool
+    skips_deletes: bool
     content: bytes
 
 
@@ -216,30 +220,35 @@ class Verifier:
         if schema is None:
             raise FormatError(f"the copy has no schema of {source}")
         shown = {key: _shown(schema, key) for key in keys}
-        rows, low, high, schema = await self._rows(source, [shown[key] for key in keys])
+        rows, low, high, last = await self._rows(source, [shown[key] for key in keys])
+        schema = last.schema
         await self._reached(Position(high, 0))
-        wanted = frozenset(keys)
-        copy = by_key([block async for block in self._copy.state(source)], wanted)
-        changes = [block async for block in self._copy.changes(source, low)]
-        moved = set(by_key(changes, wanted))
+        copy, changes = WantedFrames(keys), WantedFrames(keys)
+        async for block in self._copy.state(source):
+            copy.observe(block)
+        async for block in self._copy.changes(source, low):
+            changes.observe(block)
+        moved = changes.found.keys()
         known = await self._copy.schemas(source)
         for key in keys:
             if key in moved:
                 continue
-            verdict, columns = judge(rows.get(key), copy.get(key, ()), known, schema)
+            verdict, columns = judge(rows.get(key), copy.found.get(key, ()), known, schema)
             place = digests.range_of(key)
             if verdict is Verdict.EXTRA and place is not None:
                 # It was there when the table was read, and nothing has deleted it since.
                 raise FormatError(
                     f"{source} does not find the key {shown[key]}, which it has listed before"
                 )
-            if verdict is not Verdict.EQUAL:
+            if verdict is Verdict.EXTRA and last.skips_deletes:
+                report.kept += 1
+            elif verdict is not Verdict.EQUAL:
                 report.differences.append(Difference(verdict, key, shown[key], columns, place))
-        return moved
+        return set(moved)
 
     async def _rows(
         self, source: str, keys: list[list[Any]]
-    ) -> tuple[dict[bytes, bytes], Position, int, SourceSchema]:
+    ) -> tuple[dict[bytes, bytes], Position, int, _Answer]:
         """The rows with these keys; from where to where the source's clock went meanwhile."""
         rows: dict[bytes, bytes] = {}
         answers: list[_Answer] = []
@@ -250,7 +259,7 @@ class Verifier:
                 rows[bytes(view.key)] = bytes(view.after or b"")
             answers.append(answer)
         high = max(answer.high for answer in answers)
-        return rows, answers[0].low, high, answers[-1].schema
+        return rows, answers[0].low, high, answers[-1]
 
     # -- repair --
 
@@ -285,6 +294,7 @@ class Verifier:
             int(header["high"]),
             header["last_key"],
             bool(header["done"]),
+            "d" in header.get("skipped_operations", ()),
             body[4 + size :],
         )
 

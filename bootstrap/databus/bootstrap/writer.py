@@ -151,6 +151,7 @@ class LogWriter:
             database=self.database,
             relays=self.config.relays,
             sources=() if "*" in self.config.sources else self.config.sources,
+            client_name="bootstrap",
         )
         checkpoint = self.log.state().checkpoint
         async for part in client.raw_windows(checkpoint):

@@ -324,6 +324,8 @@ class MariaDBServer(PrivateServer):
             charset="utf8mb4",
             autocommit=True,
             connect_timeout=10,
+            # Without it each connection reads the machine's certificates first.
+            ssl_disabled=self.product == "mariadb",
         )
 
     def create_database(self, name: str) -> None:

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
 
@@ -51,6 +51,7 @@ def run(
         start=_start(start, bootstraps),
         partition=partition,
         ops=ops,
+        client_name="tail",
     )
     # The client would try for ever, which at a mistyped address looks like silence.
     call(f"{relay}/healthz")
@@ -134,7 +135,7 @@ async def _until_idle(
         if following is not None:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-        await cast("AsyncGenerator[RawWindows, None]", windows).aclose()
+        await windows.aclose()
 
 
 def _table_row(document: dict[str, Any]) -> str:

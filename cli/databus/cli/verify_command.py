@@ -101,6 +101,12 @@ async def _verify(
             console.print(_table(name, here))
             for report in here:
                 _print_differences(console, report)
+                if report.kept:
+                    console.print(
+                        f"{report.source}: {report.kept:,} rows that the source has deleted are "
+                        "kept, for skipped_operations leaves deletes out",
+                        markup=False,
+                    )
     return reports
 
 

@@ -12,7 +12,8 @@ class ReplayBuffer:
     """Blocks in the order of arrival, with a cursor that can go back.
 
     Frames are counted from the first that ever came: ``first`` and ``end`` bound what is
-    held, ``cursor`` is the next one to dispatch.
+    held, ``cursor`` is the next one to dispatch.  Those before ``given`` are dispatched or
+    with a callback right now, which may let the puller cut them away meanwhile.
 
     Invariants:
         I1. first <= end, and all frames between are held; first <= cursor unless frames were
@@ -29,6 +30,7 @@ class ReplayBuffer:
         self._blocks: deque[Block] = deque()
         self._at = 0
         self.cursor = 0
+        self.given = 0
         self.first = 0
         self.end = 0
         self.held_bytes = 0
@@ -72,7 +74,7 @@ class ReplayBuffer:
             self._blocks.append(head)
             self.held_bytes += head.size_bytes
         self.end = frame_count
-        self.is_cut = self.is_cut or self.cursor > frame_count
+        self.is_cut = self.is_cut or self.given > frame_count
         self.first = min(self.first, frame_count)
         self._at = min(self._at, len(self._blocks))
         self._room.set()
@@ -91,9 +93,14 @@ class ReplayBuffer:
             self.wake.clear()
         return None
 
+    def give(self, count: int) -> None:
+        """The next ``count`` frames are being dispatched, which ``advance`` will end."""
+        self.given = max(self.given, self.cursor + count)
+
     def advance(self, count: int) -> None:
         """Move the cursor over ``count`` frames."""
         self.cursor += count
+        self.given = max(self.given, self.cursor)
 
     def release(self, frame_count: int) -> None:
         """A checkpoint covers all frames before number ``frame_count``."""
@@ -107,7 +114,7 @@ class ReplayBuffer:
         """Move the cursor back to frame ``frame_count``; False if that is no longer held."""
         if not self.first <= frame_count <= self.end:
             return False
-        self.cursor = frame_count
+        self.cursor = self.given = frame_count
         self._at = 0
         self.is_cut = False
         return True
@@ -117,7 +124,7 @@ class ReplayBuffer:
         self._blocks.clear()
         self.held_bytes = 0
         self._at = 0
-        self.first = self.cursor = self.end = max(self.end, self.cursor)
+        self.first = self.cursor = self.given = self.end = max(self.end, self.cursor)
         self.is_cut = False
         self._room.set()
 

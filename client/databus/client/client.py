@@ -8,7 +8,15 @@ import inspect
 import random
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +46,8 @@ class Status:
     ``mode`` is starting, relay or bootstrap and says where frames come from; ``position`` is
     that of the last window given out, ``checkpoint`` the last one stored, ``newest`` the
     newest position that a server has told of (the target, in a bootstrap).  While
-    ``is_flowing`` an answer of a relay is open, and silence means that nothing has happened.
+    ``is_flowing`` an answer of a relay is open, and silence means that nothing has happened;
+    while ``is_ahead`` it means that the relay has not come as far as we have been.
     """
 
     mode: str
@@ -55,6 +64,7 @@ class Status:
     last_error: str
     buffered_bytes: int
     is_flowing: bool
+    is_ahead: bool
 
 
 class DatabusClient:
@@ -139,6 +149,7 @@ class DatabusClient:
             last_error=stats.last_error,
             buffered_bytes=buffer.held_bytes if buffer else 0,
             is_flowing=stats.is_flowing,
+            is_ahead=stats.is_ahead,
         )
 
     def run(self) -> None:
@@ -214,7 +225,7 @@ class DatabusClient:
                 with contextlib.suppress(RuntimeError):  # the loop has just been closed
                     self._loop.call_soon_threadsafe(self._stop_on_loop)
 
-    async def awindows(self, *, idle_s: float | None = None) -> AsyncIterator[PulledWindow]:
+    async def awindows(self, *, idle_s: float | None = None) -> AsyncGenerator[PulledWindow, None]:
         """The windows one after another; ``await window.acommit()`` when done with one.
 
         Ends at ``stop``, or when a relay had nothing for ``idle_s``.
@@ -243,7 +254,7 @@ class DatabusClient:
 
     async def raw_windows(
         self, start: Start | None = None, *, part_bytes: int = 4 << 20
-    ) -> AsyncIterator[RawWindows]:
+    ) -> AsyncGenerator[RawWindows, None]:
         """The frames as they are, in whole windows; no checkpoint is read or stored.
 
         ``start`` overrides the client's own.  The schemas of all rows handed out are in

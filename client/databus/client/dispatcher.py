@@ -146,7 +146,9 @@ class Dispatcher:
                 return None
             block, index = here
             if block.ops[index] < FIRST_CONTROL_OP:
-                return self._row(block, index)
+                row = self._row(block, index)
+                self._buffer.give(row.stop - row.start if row.call is Call.EVENTS else 1)
+                return row
             due = self._control(block, index)
             if due is not None:
                 return due

@@ -30,6 +30,8 @@ class Options:
     ``on_gap`` says what happens when neither the relays nor a bootstrap server reach back to
     our position: stop with an error, or go on at the oldest or latest event and lose some.
 
+    ``client_name`` is how the servers call us in their metrics; it changes nothing else.
+
     ``max_pull_failures`` of None tries the servers for ever.
     """
 
@@ -54,6 +56,7 @@ class Options:
     reconnect_most_s: float = 10.0
     max_pull_failures: int | None = None
     reader_schemas: Mapping[str, SourceSchema] = field(default_factory=dict)
+    client_name: str = ""
     seed: int | None = None
 
     def __post_init__(self) -> None:

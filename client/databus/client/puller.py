@@ -82,8 +82,10 @@ class PullStats:
     mode: str = "starting"
     server: str = ""
     newest: Position | None = None
+    is_ahead: bool = False
+    """The relay has not come as far as we have been: silence now means that it lags."""
     is_flowing: bool = False
-    """An answer of a relay is open: silence now means that nothing has happened."""
+    """An answer of a relay is open: silence means that nothing new to us has happened."""
     bytes_count: int = 0
     frame_count: int = 0
     request_count: int = 0
@@ -189,6 +191,7 @@ class Puller:
         async with self._transport.stream(step.server, path, query) as body:
             self._opened(body)
             self.stats.is_flowing = True
+            self._note_ahead(step.server, body)
             if isinstance(resume, Oldest | Latest):
                 self._pin(resume, body)
             splitter = SpanSplitter()
@@ -242,6 +245,16 @@ class Puller:
             self._machine.met_clock(body.clock)
         self.stats.newest = body.newest
 
+    def _note_ahead(self, server: str, body: Body) -> None:
+        if body.is_ahead and not self.stats.is_ahead:
+            log.warning(
+                "%s has the stream up to %s only, and we have been further: waiting for what is "
+                "new to us",
+                server,
+                body.newest,
+            )
+        self.stats.is_ahead = body.is_ahead
+
     def _pin(self, resume: Resume, body: Body) -> None:
         """Replace oldest or latest by the position that it is now, for the next request."""
         position = body.prev if isinstance(resume, Oldest) else body.newest
@@ -257,6 +270,8 @@ class Puller:
         block = Block(data, first=self._frame_count, bootstrap=False)
         block.raise_error_frame()
         resume = self._machine.resume
+        if self.stats.is_ahead and _is_behind(resume, block.position(block.count - 1)):
+            self.stats.is_ahead = False
         if not isinstance(resume, Oldest | Latest) and block.position(0) <= resume.position:
             fresh = block.index_after(resume.position)
             if fresh == block.count and not self._is_first_sign(block, resume.position):
@@ -362,6 +377,11 @@ def _start_query(resume: Resume) -> dict[str, str]:
     return {"checkpoint": encode(resume)}
 
 
+def _is_behind(resume: Resume, position: Position) -> bool:
+    """Whether a frame at ``position`` is new to whoever resumes there."""
+    return isinstance(resume, Oldest | Latest) or position > resume.position
+
+
 def _check_whole(server: str, splitter: FrameSplitter | SpanSplitter) -> None:
     if splitter.pending_bytes:
         raise ServerUnavailable(
@@ -394,6 +414,7 @@ class Pull:
             answer_timeout_s=options.answer_timeout_s,
             silence_timeout_s=options.silence_timeout_s,
             read_bytes=min(1 << 18, max(1 << 14, options.buffer_bytes // 8)),
+            client_name=options.client_name,
         )
         self._puller: Puller | None = None
         self._task: asyncio.Task[None] | None = None

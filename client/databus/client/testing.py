@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from databus.client.consumer import Consumer, Result
+from databus.client.consumer import Answer, Consumer, Result
 from databus.client.events import Event, Window
 from databus.common.checkpoint import BootstrapCheckpoint, Checkpoint, Position
 from databus.common.errors import DatabusError
@@ -60,46 +60,46 @@ class Recorder(Consumer):
                 self.changed.clear()
                 await self.changed.wait()
 
-    def onStartConsumption(self) -> Result | None:
+    def onStartConsumption(self) -> Answer:
         """Recorded."""
         return self._note("onStartConsumption")
 
-    def onStartDataEventSequence(self, window: Window) -> Result | None:
+    def onStartDataEventSequence(self, window: Window) -> Answer:
         """Recorded with the scn."""
         return self._note("onStartDataEventSequence", window.scn)
 
-    def onStartSource(self, source: str, schema: SourceSchema) -> Result | None:
+    def onStartSource(self, source: str, schema: SourceSchema) -> Answer:
         """Recorded with the source."""
         return self._note("onStartSource", source)
 
-    def onDataEvent(self, event: Event) -> Result | None:
+    def onDataEvent(self, event: Event) -> Answer:
         """Recorded with source, op, position and key."""
         what = (event.source, event.op, event.position, tuple(event.key.values()))
         return self._note("onDataEvent", what)
 
-    def onEndSource(self, source: str, schema: SourceSchema) -> Result | None:
+    def onEndSource(self, source: str, schema: SourceSchema) -> Answer:
         """Recorded with the source."""
         return self._note("onEndSource", source)
 
-    def onEndDataEventSequence(self, window: Window) -> Result | None:
+    def onEndDataEventSequence(self, window: Window) -> Answer:
         """Recorded with the scn."""
         return self._note("onEndDataEventSequence", window.scn)
 
-    def onCheckpoint(self, checkpoint: Checkpoint) -> Result | None:
+    def onCheckpoint(self, checkpoint: Checkpoint) -> Answer:
         """Recorded with the position."""
         self.checkpoints.append(checkpoint)
         return self._note("onCheckpoint", checkpoint.position)
 
-    def onRollback(self, checkpoint: Checkpoint | None) -> Result | None:
+    def onRollback(self, checkpoint: Checkpoint | None) -> Answer:
         """Recorded with the position."""
         return self._note("onRollback", checkpoint.position if checkpoint else None)
 
-    def onError(self, error: DatabusError) -> Result | None:
+    def onError(self, error: DatabusError) -> Answer:
         """Recorded with the error's code."""
         self.errors.append(error)
         return self._note("onError", error.code)
 
-    def onStopConsumption(self) -> Result | None:
+    def onStopConsumption(self) -> Answer:
         """Recorded."""
         return self._note("onStopConsumption")
 
@@ -206,19 +206,19 @@ class Mirror(Consumer):
         self.checkpoint: Checkpoint | None = None
         self._newest: dict[tuple[str, Key], Position] = {}
 
-    def onDataEvent(self, event: Event) -> Result | None:
+    def onDataEvent(self, event: Event) -> Answer:
         """Apply the change."""
         self.event_count += 1
         self.apply(event)
         return None
 
-    def onRollback(self, checkpoint: Checkpoint | None) -> Result | None:
+    def onRollback(self, checkpoint: Checkpoint | None) -> Answer:
         """What comes again may be older than what is here."""
         self.rollback_count += 1
         self._newest.clear()
         return None
 
-    def onCheckpoint(self, checkpoint: Checkpoint) -> Result | None:
+    def onCheckpoint(self, checkpoint: Checkpoint) -> Answer:
         """Remember it."""
         self.checkpoint = checkpoint
         return None

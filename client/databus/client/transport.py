@@ -23,6 +23,7 @@ from databus.common.errors import (
     ServerUnavailable,
     from_problem,
 )
+from databus.common.query import CLIENT_HEADER
 from databus.common.schema import SourceSchema
 
 FRAMES_TYPE = "application/vnd.databus.frames;spans=1"
@@ -41,7 +42,8 @@ class Body:
     """The body of a stream answer, as it arrives.
 
     ``clock`` is the stream's identity; ``prev`` and ``newest`` bound what the server held
-    when it answered, None where it does not say.
+    when it answered, None where it does not say.  ``is_ahead``: it had not come as far as the
+    start that was asked for, and waits for it.
 
     Owner: the task that opened it.
     """
@@ -52,6 +54,7 @@ class Body:
         self.clock = response.headers.get("Databus-Clock")
         self.prev = _position(response.headers.get("Databus-Prev"))
         self.newest = _position(response.headers.get("Databus-Max"))
+        self.is_ahead = response.headers.get("Databus-Ahead") == "true"
 
     async def read(self) -> bytes:
         """The bytes that have arrived, waiting for some; b"" at the orderly end.
@@ -84,11 +87,13 @@ class Transport:
         answer_timeout_s: float = 60.0,
         silence_timeout_s: float = 20.0,
         read_bytes: int = 1 << 18,
+        client_name: str = "",
     ) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._answer_timeout_s = answer_timeout_s
         self._silence_timeout_s = silence_timeout_s
         self._read_bytes = read_bytes
+        self._headers = {CLIENT_HEADER: client_name} if client_name else {}
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -96,6 +101,7 @@ class Transport:
             connector=aiohttp.TCPConnector(limit=8),
             read_bufsize=self._read_bytes,
             auto_decompress=True,
+            headers=self._headers,
         )
         return self
 

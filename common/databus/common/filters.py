@@ -32,7 +32,10 @@ class ModPartition:
 
     def mask(self, columns: FrameColumns, block: npt.NDArray[np.uint8]) -> Mask:
         """Which frames lie in the partition."""
-        buckets = columns.key_hash % np.uint64(self.count)
+        if self.count & (self.count - 1):
+            buckets = columns.key_hash % np.uint64(self.count)
+        else:  # the same, without a division for each frame
+            buckets = columns.key_hash & np.uint64(self.count - 1)
         return is_among(buckets, _sorted_numbers(self.buckets))
 
 

@@ -336,6 +336,7 @@ def _header_problem(header: tuple[Any, ...], room: int) -> str | None:
 
 
 _KNOWN_OPS = frozenset(int(op) for op in Op)
+_IS_KNOWN_OP = np.isin(np.arange(256), list(_KNOWN_OPS))
 
 
 def trusted_frame(buf: memoryview, offset: int) -> FrameView:
@@ -457,11 +458,20 @@ def _walk(buf: kernels.U8Array, start: int, stop: int, out: kernels.I64Array) ->
 
 
 @kernels.jit
-def _first_bad_crc(buf: kernels.U8Array, offsets: kernels.I64Array) -> int:
-    """Index of the first frame whose CRC is wrong, or -1."""
+def _first_bad(buf: kernels.U8Array, offsets: kernels.I64Array) -> int:
+    """Index of the first frame that ``read_frame`` refuses, or -1; one pass over the bytes."""
     for index in range(len(offsets)):
         at = offsets[index]
         length = kernels.load_u32(buf, at + 4)
+        parts = 72
+        for field in range(at + 56, at + 72, 4):
+            parts += kernels.load_u32(buf, field)
+        if not parts <= length < parts + 8:
+            return index
+        if buf[at + 10] != 1 or not _IS_KNOWN_OP[buf[at + 11]]:
+            return index
+        if kernels.load_u32(buf, at + 12) & ~15:
+            return index
         if kernels.crc32c(buf, at + 4, at + length) != kernels.load_u32(buf, at):
             return index
     return -1
@@ -497,26 +507,12 @@ def _check_cut(raw: npt.NDArray[np.uint8], stop: int) -> None:
 
 
 def _verify(raw: npt.NDArray[np.uint8], columns: FrameColumns) -> None:
+    suspects = columns.offset
     if kernels.COMPILED:
-        bad = _first_bad_crc(raw, columns.offset)
-        if bad >= 0:
-            read_frame(raw.data, int(columns.offset[bad]))
-    else:
-        for offset in columns.offset.tolist():
-            read_frame(raw.data, offset)
-        return
-    ends = np.minimum(columns.offset + columns.length, columns.stop)
-    words = columns.words.view(np.uint32)
-    parts = sum(
-        words[(columns.offset + OFFSETS[name]) >> 2].astype(np.int64)
-        for name in ("key_len", "before_len", "after_len", "absent_len")
-    )
-    gap = ends - columns.offset - HEADER_BYTES - parts
-    known = np.isin(columns.op, np.fromiter(_KNOWN_OPS, dtype=np.uint8))
-    version = words.view(np.uint8)[columns.offset + OFFSETS["version"]]
-    wrong = np.flatnonzero((gap < 0) | (gap >= ALIGNMENT) | ~known | (version != VERSION))
-    if len(wrong):
-        read_frame(raw.data, int(columns.offset[wrong[0]]))
+        bad = _first_bad(raw, columns.offset)
+        suspects = columns.offset[bad : bad + 1] if bad >= 0 else columns.offset[:0]
+    for offset in suspects.tolist():
+        read_frame(raw.data, offset)
 
 
 class FrameSplitter:
@@ -540,16 +536,32 @@ class FrameSplitter:
 
     def feed(self, chunk: Buffer) -> bytes:
         """Take ``chunk`` and return the frames that are whole now, b"" if there are none."""
-        self._pending += chunk
-        if len(self._pending) < HEADER_BYTES:
+        view = memoryview(chunk).toreadonly()
+        missing = self._missing(view)
+        if missing > len(view):
+            self._pending += view
             return b""
-        length = HEADER.unpack_from(self._pending)[1]
-        if HEADER_BYTES <= length <= MAX_FRAME_BYTES and length > len(self._pending):
-            return b""
-        block = bytes(self._pending)
-        stop = scan(block).stop
-        del self._pending[:stop]
-        return block[:stop] if stop < len(block) else block
+        # Frames are scanned where they arrived, and copied once: to where they are handed out.
+        stop = missing + (scan(view[missing:]).stop if len(view) > missing else 0)
+        block = b"".join((self._pending, view[:stop]))
+        if self._pending:
+            read_frame(block)
+        self._pending = bytearray(view[stop:])
+        return block
+
+    def _missing(self, view: memoryview) -> int:
+        """How many bytes of ``view`` belong to the frame that was cut off: more than there are
+        if it stays so."""
+        have = len(self._pending)
+        if not have:
+            return 0
+        if have + len(view) < HEADER_BYTES:
+            return HEADER_BYTES - have
+        header = bytes(self._pending[:HEADER_BYTES]) + bytes(view[: max(0, HEADER_BYTES - have)])
+        length: int = HEADER.unpack_from(header)[1]
+        if not HEADER_BYTES <= length <= MAX_FRAME_BYTES:
+            read_frame(header)
+        return length - have
 
 
 def pack_bitmap(indices: list[int], column_count: int) -> bytes:

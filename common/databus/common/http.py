@@ -181,32 +181,6 @@ def make_app(routes: Iterable[web.AbstractRouteDef]) -> web.Application:
     return app
 
 
-def listening_socket(address: str, *, reuse_port: bool = False) -> socket.socket:
-    """A socket that listens at HOST:PORT; port 0 chooses a free one.
-
-    Raises:
-        ServerUnavailable: the address is taken or not ours.
-    """
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((host, int(port)))
-        listener.listen(1024)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise ServerUnavailable(
-            f"cannot listen at {address}: {error.strerror or error}; stop what listens there "
-            f"or configure another port"
-        ) from error
-    return listener
-
-
 async def serve(
     app: web.Application,
     listener: socket.socket,

@@ -8,10 +8,25 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from databus.common.errors import BadRequest, DatabusError, InternalError, registry
+from databus.common.errors import (
+    BadRequest,
+    DatabusError,
+    InternalError,
+    ServerUnavailable,
+    registry,
+)
 from databus.common.query import Parameter
 
 DISTRIBUTION = "databus-cdc"
+
+INTEGER = {"type": "integer"}
+TEXT = {"type": "string"}
+POSITION = {"type": "object", "properties": {"scn": INTEGER, "seq": INTEGER}}
+
+
+def whole_object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of an object that has all of these."""
+    return {"type": "object", "required": sorted(properties), "properties": properties}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +48,18 @@ class Endpoint:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
     errors: tuple[type[DatabusError], ...] = ()
+
+
+def operations(server: str, ready_when: str) -> tuple[Endpoint, ...]:
+    """What an operator asks any server for: its state, its health, its metrics."""
+    return (
+        Endpoint("GET", "/v1/status", "status", f"Everything about the {server}'s state."),
+        Endpoint("GET", "/status", "status_page", "A page that shows it.", produces=("text/html",)),
+        Endpoint("GET", "/v1/openapi.json", "openapi", "This document."),
+        Endpoint("GET", "/healthz", "healthz", "Whether the process answers."),
+        Endpoint("GET", "/readyz", "readyz", ready_when, errors=(ServerUnavailable,)),
+        Endpoint("GET", "/metrics", "metrics", "Prometheus metrics.", produces=("text/plain",)),
+    )
 
 
 def version() -> str:

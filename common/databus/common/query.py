@@ -91,7 +91,8 @@ FORMAT = Parameter(
     "The form of the answer, before what Accept says.",
     {"type": "string", "enum": ["frames", "ndjson", "sse"]},
 )
-FILTER_PARAMETERS = (SOURCES, OPS, PARTITION)
+CLIENT_HEADER = "Databus-Client"
+"""The header by which a reader says who it is, for the server's counts alone."""
 START_PARAMETERS = (CHECKPOINT, SCN, START, START_TIME)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 

@@ -32,6 +32,19 @@ def _varint(buf: U8Array, at: int, stop: int) -> tuple[int, int]:
 
 
 @kernels.jit
+def _two_words(buf: U8Array, start: int, stop: int) -> tuple[int, int]:
+    """The big-endian number of 1 to 16 bytes at ``start``: its low word and its high one."""
+    middle = max(start, stop - 8)
+    high = i64(-1) if buf[start] & 0x80 else i64(0)
+    low = high if stop - middle < 8 else i64(0)
+    for place in range(middle, stop):
+        low = low << 8 | i64(buf[place])
+    for place in range(start, middle):
+        high = high << 8 | i64(buf[place])
+    return low, high
+
+
+@kernels.jit
 def decode_rows(
     buf: U8Array,
     starts: I64Array,
@@ -64,16 +77,16 @@ def decode_rows(
             code = codes[column]
             low = i64(0)
             high = i64(0)
-            if code == 1:
+            if code == LONG:
                 low, at = _varint(buf, at, stop)
                 if at < 0:
                     return row
-            elif code == 0:
+            elif code == BOOLEAN:
                 if at >= stop or buf[at] > 1:
                     return row
                 low = i64(buf[at])
                 at += 1
-            elif code == 2:
+            elif code == DOUBLE:
                 if at + 8 > stop:
                     return row
                 low = kernels.load_i64(buf, at)
@@ -84,19 +97,10 @@ def decode_rows(
                     return row
                 low = i64(at)
                 at += high
-                if code == 4 and slot >= 0:
-                    size = high
-                    if size == 0 or size > 16:
+                if code == DECIMAL and slot >= 0:
+                    if high == 0 or high > 16:
                         return row
-                    middle = max(low, at - 8)
-                    sign = i64(-1) if buf[low] & 0x80 else i64(0)
-                    number = sign if at - middle < 8 else i64(0)
-                    for place in range(middle, at):
-                        number = number << 8 | i64(buf[place])
-                    high = sign
-                    for place in range(low, middle):
-                        high = high << 8 | i64(buf[place])
-                    low = number
+                    low, high = _two_words(buf, low, at)
             if slot >= 0:
                 first[slot, row] = low
                 second[slot, row] = high

@@ -55,6 +55,12 @@ class WindowBuilder:
         self.seq += 1
         self.event_count += 1
 
+    def packed(self, frames: bytes, event_count: int) -> None:
+        """Add row changes that were packed elsewhere, with the seqs from ``seq`` on."""
+        self._out += frames
+        self.seq += event_count
+        self.event_count += event_count
+
     def control(self, op: Op, *, source: int = 0, schema_fp: int = 0, after: bytes) -> None:
         """Add a control frame that stands among the window's events."""
         self._out += pack_frame(

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from databus.common.kernels import COMPILED, U8Array, jit
+from databus.common.kernels import COMPILED, U8Array, jit, jit_uncounted
 
 _SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"
@@ -51,7 +51,7 @@ _15, _40, _49, _56 = (np.uint64(n) for n in (15, 40, 49, 56))
 _STRIPE_BYTES, _STRIPES, _LAST_SECRET = 64, 16, 128
 
 
-@jit
+@jit_uncounted
 def _u64(buf: U8Array, at: int) -> np.uint64:
     return (
         np.uint64(buf[at])
@@ -65,7 +65,7 @@ def _u64(buf: U8Array, at: int) -> np.uint64:
     )
 
 
-@jit
+@jit_uncounted
 def _u32(buf: U8Array, at: int) -> np.uint64:
     return (
         np.uint64(buf[at])
@@ -75,7 +75,7 @@ def _u32(buf: U8Array, at: int) -> np.uint64:
     )
 
 
-@jit
+@jit_uncounted
 def _swapped(value: np.uint64) -> np.uint64:
     value = (value & np.uint64(0x00FF00FF00FF00FF)) << _8 | (value >> _8) & np.uint64(
         0x00FF00FF00FF00FF
@@ -86,7 +86,7 @@ def _swapped(value: np.uint64) -> np.uint64:
     return value << _32 | value >> _32
 
 
-@jit
+@jit_uncounted
 def _folded(left: np.uint64, right: np.uint64) -> np.uint64:
     """The low and the high half of the 128-bit product, xored."""
     low_low = (left & _LOW) * (right & _LOW)
@@ -99,14 +99,14 @@ def _folded(left: np.uint64, right: np.uint64) -> np.uint64:
     return upper ^ lower
 
 
-@jit
+@jit_uncounted
 def _avalanche(value: np.uint64) -> np.uint64:
     value ^= value >> _37
     value *= _PRIME_MX1
     return value ^ value >> _32
 
 
-@jit
+@jit_uncounted
 def _avalanche_xxh64(value: np.uint64) -> np.uint64:
     value ^= value >> _33
     value *= _PRIME64_2
@@ -115,12 +115,12 @@ def _avalanche_xxh64(value: np.uint64) -> np.uint64:
     return value ^ value >> _32
 
 
-@jit
+@jit_uncounted
 def _mix(buf: U8Array, at: int, secret: int) -> np.uint64:
     return _folded(_u64(buf, at) ^ _WORDS[secret], _u64(buf, at + 8) ^ _WORDS[secret + 8])
 
 
-@jit
+@jit_uncounted
 def _short(buf: U8Array, start: int, length: int) -> np.uint64:
     """Up to 16 bytes."""
     stop = start + length
@@ -148,7 +148,7 @@ def _short(buf: U8Array, start: int, length: int) -> np.uint64:
     return _avalanche_xxh64(_WORDS[56] ^ _WORDS[64])
 
 
-@jit
+@jit_uncounted
 def _middle(buf: U8Array, start: int, length: int) -> np.uint64:
     """17 to 240 bytes."""
     stop = start + length
@@ -167,7 +167,7 @@ def _middle(buf: U8Array, start: int, length: int) -> np.uint64:
     return _avalanche(total)
 
 
-@jit
+@jit_uncounted
 def _accumulate(sums: npt.NDArray[np.uint64], buf: U8Array, at: int, secret: int) -> None:
     for lane in range(8):
         value = _u64(buf, at + 8 * lane)
@@ -199,7 +199,7 @@ def _long(buf: U8Array, start: int, length: int) -> np.uint64:
     return _avalanche(total)
 
 
-@jit
+@jit_uncounted
 def _xxh3_64(buf: U8Array, start: int, stop: int) -> np.uint64:
     length = stop - start
     if length <= 16:

@@ -7,7 +7,8 @@ dump reads it, and answered instead of appended.  The answer is
 
 with the header's ``low`` (position that the ring had reached before the chunk was read: the rows
 show every commit up to it), ``high`` (scn at or after every commit that they show), ``rows``,
-``schema``, ``last_key``, ``done`` and ``missing`` of source.py's ``Chunk``.  The content is, with
+``schema``, ``last_key``, ``done`` and ``missing`` of source.py's ``Chunk``, and the database's
+``skipped_operations``, without which a copy is not meant to be equal.  The content is, with
 ``"content": "digests"``, a u64 LE key hash and a u64 LE xxh3 of the row's Avro bytes for each
 row; with ``"frames"``, a READ frame for each row.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +76,9 @@ def parse_question(document: dict[str, Any]) -> ChunkQuestion:
     return ChunkQuestion(request, str(content))
 
 
-def pack_answer(question: ChunkQuestion, chunk: Chunk, low: Position) -> bytes:
+def pack_answer(
+    question: ChunkQuestion, chunk: Chunk, low: Position, skipped_operations: Sequence[str] = ()
+) -> bytes:
     """The answer's body; see the module's text."""
     header = {
         "source": chunk.schema.source,
@@ -85,6 +89,7 @@ def pack_answer(question: ChunkQuestion, chunk: Chunk, low: Position) -> bytes:
         "last_key": chunk.last_key,
         "done": chunk.done,
         "missing": chunk.missing,
+        "skipped_operations": list(skipped_operations),
     }
     text = json.dumps(header).encode()
     content = _digests(chunk) if question.content == "digests" else _frames(chunk)

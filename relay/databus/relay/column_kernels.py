@@ -227,24 +227,19 @@ def _edit_frame(
         end = start + key_len
     key_end = end
     at += key_len
-    if flags & 1:
-        end = edit_record(
-            buf, at, at + before_len, out, end, columns, first, count, blob, states, scratch,
-            digits,
-        )  # fmt: skip
-        if end < 0:
-            return -1
     before_end = end
-    at += before_len
-    if flags & 2:
-        end = edit_record(
-            buf, at, at + after_len, out, end, columns, first, count, blob, states, scratch,
-            digits,
-        )  # fmt: skip
-        if end < 0:
-            return -1
+    for image, length in enumerate((before_len, after_len)):
+        if flags >> image & 1:
+            end = edit_record(
+                buf, at, at + length, out, end, columns, first, count, blob, states, scratch,
+                digits,
+            )  # fmt: skip
+            if end < 0:
+                return -1
+        at += length
+        if image == 0:
+            before_end = end
     after_end = end
-    at += after_len
     if absent_len:
         end = _edit_bitmap(
             buf, at, absent_len, out, end, columns, first, count, tables[table, 4]

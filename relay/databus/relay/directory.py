@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from databus.common.errors import ReaderOvertaken
-from databus.common.frame import HEADER_BYTES, Buffer, FrameColumns
+from databus.common.frame import HEADER_BYTES, OFFSETS, Buffer, FrameColumns
 from databus.common.selection import copy_of
 from databus.relay import kernels
 from databus.relay.extents import Head
@@ -27,6 +27,31 @@ MAX_HEADERS_BYTES = 16 << 20
 _MOST = (LISTING_BYTES + MIN_LISTING_BYTES) // HEADER_BYTES + 1
 _places = np.empty(_MOST, dtype=np.int64)
 _headers = np.empty(_MOST * (HEADER_BYTES // 8), dtype=np.int64)
+
+
+class HeaderColumns(FrameColumns):
+    """``FrameColumns`` where headers lie back to back: a field is every so many-th number."""
+
+    __slots__ = ()
+
+    def __init__(self, headers: npt.NDArray[np.int64]) -> None:
+        count = len(headers) * 8 // HEADER_BYTES
+        offset = np.arange(count, dtype=np.int64) * HEADER_BYTES
+        super().__init__(headers.view(np.uint64), offset, headers.nbytes)
+
+    def _word(self, name: str) -> npt.NDArray[np.uint64]:
+        return self.words[OFFSETS[name] >> 3 :: HEADER_BYTES >> 3]
+
+    def _half(self, name: str) -> npt.NDArray[np.uint32]:
+        return self.words.view(np.uint32)[OFFSETS[name] >> 2 :: HEADER_BYTES >> 2]
+
+    @property
+    def op(self) -> npt.NDArray[np.uint8]:
+        return self.words.view(np.uint8)[OFFSETS["op"] :: HEADER_BYTES]
+
+    @property
+    def flags(self) -> npt.NDArray[np.uint16]:
+        return self.words.view(np.uint16)[OFFSETS["flags"] >> 1 :: HEADER_BYTES >> 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +152,7 @@ class Directory:
             start=start,
             stop=lap_start + stop,
             after=lap_start + (file.data_bytes if what == kernels.WALK_PAD else stop),
-            columns=FrameColumns(
-                headers.view(np.uint64),
-                np.arange(count, dtype=np.int64) * HEADER_BYTES,
-                headers.nbytes,
-            ),
+            columns=HeaderColumns(headers),
             headers=headers.view(np.uint8),
             places=_places[:count].copy(),
         )

@@ -45,6 +45,10 @@ _log = logging.getLogger(__name__)
 class DumpHost(Protocol):
     """What a dump needs from the fetcher around it."""
 
+    @property
+    def skipped_operations(self) -> tuple[str, ...]:
+        """The letters of the operations that the database's rules leave out."""
+
     async def connected(self) -> tuple[Source, Intake]:
         """The source, once it is streaming."""
 
@@ -102,10 +106,6 @@ class _Flight:
     row_count: int = 0
     key_count: int = 0
     is_sent: bool = False
-
-    @property
-    def is_reading(self) -> bool:
-        return self.task is not None and not self.task.done()
 
     @property
     def next_after(self) -> list[Any] | None:
@@ -289,7 +289,7 @@ class TableDump:
             await self._mark(source, flight.bracket.high)
         gone = chunk.schema, chunk.missing
         chunk = await self._host.shaped(chunk)
-        if dump.delete_missing and chunk.missing:
+        if dump.delete_missing and chunk.missing and "d" not in self._host.skipped_operations:
             chunk = with_deletions(chunk, *gone)
         self._adapt(flight, limit, chunk)
         self._window.arrived(flight.waiting, chunk)

@@ -80,7 +80,7 @@ class Extents:
             not used twice, so that it stays true of what it says until it is evicted.
         I2. Extents end at multiples of ``EXTENT_BYTES`` where nothing else ends them, so that
             readers who began anywhere come to the same ones.
-        I3. At most ``MAX_EXTENTS`` are remembered.
+        I3. At most ``MAX_EXTENTS`` are remembered; the first of them is not evicted yet.
 
     Owner: one worker's event loop.
     Raises: ReaderOvertaken as ``RingReader.read`` does.
@@ -144,8 +144,12 @@ class Extents:
         if head.has_passed(start):
             raise ReaderOvertaken(f"ring position {start} was overwritten while it was walked")
         after = lap_start + (file.data_bytes if what == kernels.WALK_PAD else stop)
-        if len(self._known) >= MAX_EXTENTS:
-            del self._known[next(iter(self._known))]
+        kept_from = file.snapshot().head
+        while self._known:
+            first = next(iter(self._known))
+            if first[0] >= kept_from and len(self._known) < MAX_EXTENTS:
+                break
+            del self._known[first]
         self._known[start, limit] = extent = Extent(
             file=file,
             start=start,

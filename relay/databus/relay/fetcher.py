@@ -43,7 +43,14 @@ from databus.relay.registry import Registry
 from databus.relay.ring import Ring
 from databus.relay.ring_format import RING_NAME
 from databus.relay.sources.catalogue import create_source
-from databus.relay.sources.source import Batch, Chunk, ChunkRequest, RelayingSource, Source
+from databus.relay.sources.source import (
+    Batch,
+    Chunk,
+    ChunkRequest,
+    RelayingSource,
+    RememberingSource,
+    Source,
+)
 from databus.relay.wakeup import WakeupSender
 
 RECENT_BYTES = 2 << 20
@@ -214,7 +221,7 @@ class Fetcher:
                 intake.ring.require_clock(source.clock)
             intake.registry.add(await source.schemas())
             self._source, self._acked_scn = source, -1
-            async with contextlib.aclosing(_generator(source, intake)) as batches:
+            async with contextlib.aclosing(_stream(source, intake)) as batches:
                 async for batch in batches:
                     if intake.ring.blocks:
                         await self._take_waiting(intake, batch)
@@ -231,12 +238,10 @@ class Fetcher:
 
     def _recall(self, source: Source) -> None:
         """Give the source its memo back, if the stream goes on where that was kept."""
-        # Not isinstance: the source may lie behind another that passes its methods on.
-        recall = getattr(source, "recall", None)
         intake = self.intake
-        if intake is not None and recall is not None:
+        if intake is not None and isinstance(source, RememberingSource):
             memo = self.folder.memo.read_text() if self.folder.memo.exists() else ""
-            recall(memo, intake.last_transaction(), intake.complete.scn)
+            source.recall(memo, intake.last_transaction(), intake.complete.scn)
 
     def _open_intake(self, clock: str | None, start: Position) -> Intake:
         ring = Ring.open_writer(
@@ -396,6 +401,11 @@ class Fetcher:
         """The batches of the last moment, the oldest first."""
         return tuple(self._recent)
 
+    @property
+    def skipped_operations(self) -> tuple[str, ...]:
+        """The letters of the operations that the database's rules leave out."""
+        return self.config.skipped_operations
+
     async def shaped(self, chunk: Chunk) -> Chunk:
         """A dump's chunk as it goes out: as it was read."""
         return chunk
@@ -470,18 +480,11 @@ async def _first_position(source: Source) -> Position:
     return Position(await source.first_scn(), 0)
 
 
-async def _generator(source: Source, intake: Intake) -> AsyncGenerator[Batch, None]:
+def _stream(source: Source, intake: Intake) -> AsyncGenerator[Batch, None]:
+    """The source's batches from where the ring ends."""
     if isinstance(source, RelayingSource):
-        stream = source.stream_from(intake.resume_position())
-    else:
-        stream = source.stream(intake.resume())
-    try:
-        async for batch in stream:
-            yield batch
-    finally:
-        close = getattr(stream, "aclose", None)
-        if close is not None:
-            await close()
+        return source.stream_from(intake.resume_position())
+    return source.stream(intake.resume())
 
 
 async def _serve(fetcher: Fetcher) -> None:

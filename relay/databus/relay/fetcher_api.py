@@ -26,6 +26,10 @@ class Fetching(Protocol):
     def book(self) -> DumpBook:
         """The dumps."""
 
+    @property
+    def skipped_operations(self) -> tuple[str, ...]:
+        """The letters of the operations that the database's rules leave out."""
+
     def dump_document(self, dump: Dump) -> dict[str, Any]:
         """A dump as it is served."""
 
@@ -154,7 +158,8 @@ class FetcherApi:
     async def _chunk(self, request: web.Request) -> web.Response:
         question = parse_question(await json_body(request))
         low, chunk = await self._fetching.read_chunk(question.request)
-        body = await asyncio.to_thread(pack_answer, question, chunk, low)
+        skipped = self._fetching.skipped_operations
+        body = await asyncio.to_thread(pack_answer, question, chunk, low, skipped)
         return web.Response(body=body, content_type=CHUNK_TYPE)
 
     def _dump(self, request: web.Request) -> Dump:

@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from databus.relay.clients import read_clients
 from databus.relay.served import ServedDatabase
 from databus.relay.tallies import read_tallies
 
@@ -19,6 +20,13 @@ _COUNTED = {
     "overtaken": "Readers overtaken by the writer in the middle of an answer.",
     "bytes": "Bytes of stream bodies sent, before any content coding.",
     "events": "Events sent.",
+}
+_COUNTED_BY_CLIENT = {
+    "requests": "Stream requests of a client.",
+    "too_old": "Requests of a client for positions that are no longer kept.",
+    "overtaken": "Answers to a client that the writer overtook.",
+    "bytes": "Bytes of stream bodies sent to a client, before any content coding.",
+    "events": "Events sent to a client.",
 }
 
 
@@ -40,6 +48,7 @@ class RelayCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics, labelled by database."""
         yield from self._tallies()
+        yield from self._clients()
         yield from self._rings()
         yield from self._fetchers()
         yield from self._dumps()
@@ -58,6 +67,33 @@ class RelayCollector(Collector):
         for name, counts in sums.items():
             readers.add_metric([name], counts["readers"])
         yield readers
+
+    def _clients(self) -> Iterator[Metric]:
+        """By the names that readers give themselves; clients.py bounds how many there are."""
+        found = [
+            ([database.name, name], client, _newest_us(database))
+            for database in self.databases
+            for name, client in read_clients(self.data_dir, self.workers, database.name).items()
+        ]
+        for counter, meaning in _COUNTED_BY_CLIENT.items():
+            family = CounterMetricFamily(
+                f"databus_relay_client_{counter}", meaning, labels=["database", "client"]
+            )
+            for labels, client, _ in found:
+                family.add_metric(labels, client.counts[counter])
+            yield family
+        readers = _client_gauge("readers", "Answers to a client that are open now.")
+        lag = _client_gauge(
+            "lag_seconds", "Commit time of the newest frame, less that of the last one sent."
+        )
+        scn = _client_gauge("scn", "Position that was sent to a client last.")
+        for labels, client, newest_us in found:
+            readers.add_metric(labels, client.counts["readers"])
+            lag_us = client.lag_us(newest_us)
+            if lag_us is not None:
+                lag.add_metric(labels, lag_us / 1e6)
+                scn.add_metric(labels, client.scn)
+        yield from (readers, lag, scn)
 
     def _rings(self) -> Iterator[Metric]:
         scn = GaugeMetricFamily(
@@ -141,3 +177,12 @@ def _gauge(name: str, meaning: str) -> GaugeMetricFamily:
 
 def _counter(name: str, meaning: str) -> CounterMetricFamily:
     return CounterMetricFamily(f"databus_relay_{name}", meaning, labels=["database"])
+
+
+def _client_gauge(name: str, meaning: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"databus_relay_client_{name}", meaning, labels=["database", "client"])
+
+
+def _newest_us(database: ServedDatabase) -> int:
+    """Commit time of the newest frame in the ring, 0 where there is none."""
+    return database.ring.snapshot().max_commit_us if database.is_ready else 0

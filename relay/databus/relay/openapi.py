@@ -20,50 +20,47 @@ from databus.common.errors import (
     UnknownSource,
 )
 from databus.common.formats import FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE
-from databus.common.openapi import Endpoint
+from databus.common.openapi import INTEGER, POSITION, TEXT, Endpoint, whole_object
 from databus.common.query import SOURCES
 from databus.relay.chunk_reads import CHUNK_TYPE, CONTENTS
-from databus.relay.stream_request import STREAM_PARAMETERS
+from databus.relay.stream_request import COLUMNS, STREAM_PARAMETERS
 
-_INTEGER = {"type": "integer"}
-_TEXT = {"type": "string"}
-_POSITION = {"type": "object", "properties": {"scn": _INTEGER, "seq": _INTEGER}}
 _RANGE = {
-    "name": _TEXT,
-    "clock": _TEXT,
-    "prev": _POSITION,
-    "min": _POSITION,
-    "max": _POSITION,
-    "min_commit_us": _INTEGER,
-    "max_commit_us": _INTEGER,
-    "state": _TEXT,
+    "name": TEXT,
+    "clock": TEXT,
+    "prev": POSITION,
+    "min": POSITION,
+    "max": POSITION,
+    "min_commit_us": INTEGER,
+    "max_commit_us": INTEGER,
+    "state": TEXT,
     "lag_us": {"type": ["integer", "null"]},
 }
 _SOURCE = {
-    "name": _TEXT,
-    "source_id": _INTEGER,
+    "name": TEXT,
+    "source_id": INTEGER,
     "fingerprint": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
-    "version": _INTEGER,
+    "version": INTEGER,
 }
-_RELEASE = {"type": "object", "required": ["scn"], "properties": _POSITION["properties"]}
+_RELEASE = {"type": "object", "required": ["scn"], "properties": POSITION["properties"]}
 _DUMP = {
-    "id": _TEXT,
+    "id": TEXT,
     "state": {
         "type": "string",
         "enum": ["queued", "running", "paused", "completed", "failed", "cancelled"],
     },
-    "sources": {"type": "array", "items": _TEXT},
-    "rows": _INTEGER,
-    "chunks": _INTEGER,
+    "sources": {"type": "array", "items": TEXT},
+    "rows": INTEGER,
+    "chunks": INTEGER,
     "error": {"type": ["object", "null"]},
-    "end": {"oneOf": [_POSITION, {"type": "null"}]},
+    "end": {"oneOf": [POSITION, {"type": "null"}]},
     "missing": {"type": "array", "items": {"type": "array"}},
     "progress": {
         "type": "object",
         "properties": {
-            "tables": _INTEGER,
-            "tables_done": _INTEGER,
-            "rows_read": _INTEGER,
+            "tables": INTEGER,
+            "tables_done": INTEGER,
+            "rows_read": INTEGER,
             "estimated_rows": {"type": ["integer", "null"]},
             "rows_per_s": {"type": ["number", "null"]},
             "eta_s": {"type": ["number", "null"]},
@@ -71,20 +68,20 @@ _DUMP = {
     },
 }
 _PACE = {
-    "chunk_rows": _INTEGER,
-    "chunk_ms": _INTEGER,
-    "delay_ms": _INTEGER,
-    "parallel": _INTEGER,
+    "chunk_rows": INTEGER,
+    "chunk_ms": INTEGER,
+    "delay_ms": INTEGER,
+    "parallel": INTEGER,
 }
 _DUMP_REQUEST = {
     "type": "object",
     "required": ["sources"],
     "properties": {
-        "sources": {"type": "array", "items": _TEXT},
-        "where": _TEXT,
+        "sources": {"type": "array", "items": TEXT},
+        "where": TEXT,
         "keys": {"type": "array", "items": {"type": "array"}},
         "delete_missing": {"type": "boolean"},
-        "watermark_table": _TEXT,
+        "watermark_table": TEXT,
         **_PACE,
     },
     "additionalProperties": False,
@@ -101,8 +98,8 @@ _CHUNK_REQUEST = {
     "type": "object",
     "required": ["source"],
     "properties": {
-        "source": _TEXT,
-        "limit": _INTEGER,
+        "source": TEXT,
+        "limit": INTEGER,
         "after": {"type": ["array", "null"]},
         "upto": {"type": ["array", "null"]},
         "keys": {"type": ["array", "null"], "items": {"type": "array"}},
@@ -120,19 +117,17 @@ _HEADERS = {
 }
 
 
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "required": sorted(properties), "properties": properties}
-
-
 def _list(name: str, properties: dict[str, Any]) -> dict[str, Any]:
-    return _object({name: {"type": "array", "items": {"type": "object", "properties": properties}}})
+    return whole_object(
+        {name: {"type": "array", "items": {"type": "object", "properties": properties}}}
+    )
 
 
 _DATABASE = (UnknownDatabase, SourceUnavailable)
 _DUMPS = (UnknownDatabase, ServerUnavailable)
 _SCHEMA = {**_SOURCE, "schema": {"type": "object"}}
 del _SCHEMA["name"]
-_SCHEMA["source"] = _TEXT
+_SCHEMA["source"] = TEXT
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
@@ -147,7 +142,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/v1/{db}/sources",
         "sources",
         "The sources of a database.",
-        answer=_object({**_RANGE, "sources": {"type": "array", "items": _object(_SOURCE)}}),
+        answer=whole_object(
+            {**_RANGE, "sources": {"type": "array", "items": whole_object(_SOURCE)}}
+        ),
         errors=_DATABASE,
     ),
     Endpoint(
@@ -155,12 +152,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/v1/{db}/register",
         "register",
         "All schema versions of the sources.",
-        parameters=(SOURCES,),
-        answer=_object(
+        parameters=(SOURCES, COLUMNS),
+        answer=whole_object(
             {
-                "database": _TEXT,
-                "clock": _TEXT,
-                "schemas": {"type": "array", "items": _object(_SCHEMA)},
+                "database": TEXT,
+                "clock": TEXT,
+                "schemas": {"type": "array", "items": whole_object(_SCHEMA)},
             }
         ),
         errors=(BadFilter, *_DATABASE, UnknownSource),
@@ -199,7 +196,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "release",
         "Let a ring in block mode forget what its reader has.",
         body=_RELEASE,
-        answer=_object({"prev": _POSITION, "max": _POSITION}),
+        answer=whole_object({"prev": POSITION, "max": POSITION}),
         errors=(*_DUMPS, ScnTooOld),
     ),
     Endpoint(
@@ -209,7 +206,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "Read tables as they are now into the stream.",
         status=202,
         body=_DUMP_REQUEST,
-        answer=_object(_DUMP),
+        answer=whole_object(_DUMP),
         errors=(*_DUMPS, UnknownSource),
     ),
     Endpoint(
@@ -225,7 +222,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/v1/{db}/dumps/{id}",
         "dump",
         "One dump with its progress.",
-        answer=_object(_DUMP),
+        answer=whole_object(_DUMP),
         errors=(*_DUMPS, NotFound),
     ),
     Endpoint(
@@ -234,7 +231,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "change_dump",
         "Pause or resume a dump, change its pace.",
         body=_DUMP_CHANGE,
-        answer=_object(_DUMP),
+        answer=whole_object(_DUMP),
         errors=(*_DUMPS, NotFound, DumpFailed),
     ),
     Endpoint(
@@ -242,21 +239,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/v1/{db}/dumps/{id}",
         "cancel_dump",
         "Cancel a dump.",
-        answer=_object(_DUMP),
+        answer=whole_object(_DUMP),
         errors=(*_DUMPS, NotFound),
     ),
-    Endpoint("GET", "/v1/status", "status", "Everything about the relay's state."),
-    Endpoint("GET", "/status", "status_page", "A page that shows it.", produces=("text/html",)),
-    Endpoint("GET", "/v1/openapi.json", "openapi", "This document."),
-    Endpoint("GET", "/healthz", "healthz", "Whether the process answers."),
-    Endpoint(
-        "GET",
-        "/readyz",
-        "readyz",
-        "Whether every database can be served.",
-        errors=(ServerUnavailable,),
-    ),
-    Endpoint("GET", "/metrics", "metrics", "Prometheus metrics.", produces=("text/plain",)),
+    *openapi.operations("relay", "Whether every database can be served."),
 )
 
 

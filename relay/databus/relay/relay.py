@@ -14,7 +14,8 @@ from typing import Self
 
 from databus.common.config import Config, DatabaseConfig
 from databus.common.errors import ConfigError, ServerUnavailable
-from databus.common.http import listening_socket, serve
+from databus.common.http import serve
+from databus.common.listening import listening_socket
 from databus.relay.fetcher import Fetcher, Pace
 from databus.relay.reload import Changes, changes
 from databus.relay.server import SERVER, RelayServer, make_relay_app

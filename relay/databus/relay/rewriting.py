@@ -9,18 +9,25 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from databus.common import frame
 from databus.common.errors import FormatError, InternalError
-from databus.common.frame import FIRST_CONTROL_OP, FrameColumns, Op, pack_frame, trusted_frame
+from databus.common.frame import (
+    FIRST_CONTROL_OP,
+    Buffer,
+    FrameColumns,
+    Op,
+    pack_frame,
+    trusted_frame,
+)
 from databus.common.kernels import COMPILED, I64Array, U8Array
 from databus.common.schema import SourceSchema
 from databus.relay import column_kernels as kernels
-from databus.relay.column_rules import Action, ColumnPlan, ColumnRules, TablePlan
+from databus.relay.column_rules import Action, ColumnPlan, TablePlan
 from databus.relay.record_edits import OTHER, edit_frame, edit_key, edit_row, put_text, shape_of
 from databus.relay.sha256 import SCRATCH_WORDS, keyed_states
 from databus.relay.sources.rows import Row, Rows
@@ -29,8 +36,19 @@ from databus.relay.sources.source import Batch, Chunk
 _HASH_GROWTH = 70
 
 
+class Rules(Protocol):
+    """What is done to rows: a plan for each schema, and ops that are left out."""
+
+    @property
+    def skipped_ops(self) -> frozenset[int]:
+        """The ops of changes that are left out."""
+
+    def plan(self, schema: SourceSchema) -> TablePlan | None:
+        """The plan for a table's schema; None where all of it is kept as it is."""
+
+
 class Rewriter:
-    """Applies the rules of one database to what its source yields.
+    """Applies the rules of one database to what its source yields, or of one reader to frames.
 
     Invariants:
         I1. A frame that leaves has the scn and seq that it came with; frames of skipped
@@ -40,12 +58,12 @@ class Rewriter:
             schema is an error, never a way past the rules.
         I3. Rows of a chunk and of the stream with one key before have one key after.
 
-    Owner: the fetcher's loop.
+    Owner: one event loop.
     Raises: UnsupportedChange where a rule cannot be applied to a schema; FormatError for a row
         that is not one of its schema.
     """
 
-    def __init__(self, rules: ColumnRules, *, compiled: bool = COMPILED) -> None:
+    def __init__(self, rules: Rules, *, compiled: bool = COMPILED) -> None:
         self._rules = rules
         self._compiled = compiled
         self._skipped_ops = rules.skipped_ops
@@ -55,18 +73,23 @@ class Rewriter:
 
     def learn(self, schema: SourceSchema) -> SourceSchema:
         """The schema as consumers see it; from now on its rows may come."""
-        fingerprint = schema.fingerprint
-        if fingerprint not in self._plans:
-            self._plans[fingerprint] = self._rules.plan(schema)
+        return self.learn_all((schema,))[0]
+
+    def learn_all(self, schemas: Iterable[SourceSchema]) -> list[SourceSchema]:
+        """Each of the schemas as consumers see it, in their order."""
+        known = list(schemas)
+        fresh = [schema for schema in known if schema.fingerprint not in self._plans]
+        if fresh:
+            self._plans |= {schema.fingerprint: self._rules.plan(schema) for schema in fresh}
             unchanged = [fp for fp, plan in self._plans.items() if plan is None]
             self._pass = np.array(unchanged, dtype=np.uint64)
             self._tables = _KernelTables([plan for plan in self._plans.values() if plan])
-        plan = self._plans[fingerprint]
-        return plan.after if plan is not None else schema
+        plans = [self._plans[schema.fingerprint] for schema in known]
+        return [plan.after if plan else one for one, plan in zip(known, plans, strict=True)]
 
     def seen(self, schemas: Iterable[SourceSchema]) -> list[SourceSchema]:
         """Each schema as consumers see it, once."""
-        found = {schema.fingerprint: schema for schema in map(self.learn, schemas)}
+        found = {schema.fingerprint: schema for schema in self.learn_all(schemas)}
         return list(found.values())
 
     def plan_of(self, schema: SourceSchema) -> TablePlan | None:
@@ -79,9 +102,12 @@ class Rewriter:
     def batch(self, batch: Batch) -> Batch:
         """A batch as it leaves."""
         schemas = tuple(self.seen(batch.schemas)) if batch.schemas else ()
-        if not batch.data:
-            return dataclasses.replace(batch, schemas=schemas)
-        columns = frame.scan(batch.data, verify=False)
+        data = bytes(self.frames(batch.data)) if batch.data else batch.data
+        return dataclasses.replace(batch, data=data, schemas=schemas)
+
+    def frames(self, data: Buffer) -> Buffer:
+        """Whole frames as they leave; ``data`` itself where no plan is about any of them."""
+        columns = frame.scan(data, verify=False)
         ops = columns.op
         rows = ops < FIRST_CONTROL_OP
         fingerprints, counts = np.unique(columns.schema_fp[rows], return_counts=True)
@@ -89,10 +115,9 @@ class Rewriter:
         changes = np.flatnonzero(ops == Op.SCHEMA_CHANGE)
         skips = bool(self._skipped_ops) and bool(np.isin(ops, list(self._skipped_ops)).any())
         if not (skips or planned.any() or len(changes)):
-            return dataclasses.replace(batch, schemas=schemas)
+            return data
         growth = self._growth(fingerprints[planned], counts[planned])
-        data = self._edit(batch.data, columns, changes, growth)
-        return dataclasses.replace(batch, data=data, schemas=schemas)
+        return self._edit(data, columns, changes, growth)
 
     def _growth(self, fingerprints: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64]) -> int:
         """How many bytes more the frames can take, at most."""
@@ -105,7 +130,7 @@ class Rewriter:
         return growth
 
     def _edit(
-        self, data: bytes, columns: FrameColumns, changes: npt.NDArray[np.int64], growth: int
+        self, data: Buffer, columns: FrameColumns, changes: npt.NDArray[np.int64], growth: int
     ) -> bytes:
         parts, first = [], 0
         for change in changes.tolist():
@@ -115,7 +140,7 @@ class Rewriter:
         parts.append(self._edit_rows(data, columns.offset[first:], growth))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _edit_change(self, data: bytes, offset: int) -> bytes:
+    def _edit_change(self, data: Buffer, offset: int) -> bytes:
         """The frame that tells of a new schema, with the schema that consumers see."""
         view = trusted_frame(memoryview(data), offset)
         schema = self.learn(SourceSchema.from_json(json.loads(bytes(view.after or b""))))
@@ -129,7 +154,7 @@ class Rewriter:
             after=json.dumps(schema.to_json(), separators=(",", ":")).encode(),
         )
 
-    def _edit_rows(self, data: bytes, offsets: I64Array, growth: int) -> bytes:
+    def _edit_rows(self, data: Buffer, offsets: I64Array, growth: int) -> bytes:
         if not len(offsets):
             return b""
         if not self._compiled or self._tables.needs_python:
@@ -146,7 +171,7 @@ class Rewriter:
             raise FormatError(f"the row at {view.position} is damaged")
         return out[:end].tobytes()
 
-    def _edit_slowly(self, data: bytes, offsets: I64Array) -> bytes:
+    def _edit_slowly(self, data: Buffer, offsets: I64Array) -> bytes:
         view = memoryview(data)
         return b"".join(self._edit_one(trusted_frame(view, offset)) for offset in offsets.tolist())
 
@@ -238,10 +263,12 @@ class _KernelTables:
                 self._blob += text
             self._columns.append([shape, int(column.nullable), int(plan.action), a, b])
 
-    def edit_frames(self, data: bytes, offsets: I64Array, out: U8Array, dropped_ops: int) -> int:
+    def edit_frames(self, data: Buffer, offsets: I64Array, out: U8Array, dropped_ops: int) -> int:
         """See the kernel."""
+        raw = np.frombuffer(data, dtype=np.uint8)
+        raw.flags.writeable = False  # the kernel is compiled for such
         return kernels.edit_frames(
-            np.frombuffer(data, dtype=np.uint8), offsets, out, out.view(np.uint64), 0,
+            raw, offsets, out, out.view(np.uint64), 0,
             self.tables, self.columns, self.blob, self._states, self._scratch, self._digits,
             dropped_ops,
         )  # fmt: skip

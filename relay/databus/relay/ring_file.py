@@ -77,6 +77,9 @@ class RingFile:
         self.view = memoryview(self.map)
         self._words = self.view[LIVE_OFFSET : LIVE_OFFSET + 16].cast("Q")
         self._lock = threading.Lock()
+        self._hold_lock = threading.Lock()
+        self._hold_count = 0
+        self._is_closed = False
         whole = np.frombuffer(self.map, dtype=np.uint8)
         whole.flags.writeable = False
         self.data: U8Array = whole[DATA_OFFSET:]
@@ -85,8 +88,29 @@ class RingFile:
         origin = f"{boot} {self.inode[0]} {self.inode[1]}" if boot else ""
         self.origin = xxhash.xxh3_64_intdigest(origin.encode()) if origin else 0
 
+    def hold(self) -> bool:
+        """Keep the file mapped until ``release``, from any thread; False where it is closed."""
+        with self._hold_lock:
+            self._hold_count += not self._is_closed
+            return not self._is_closed
+
+    def release(self) -> None:
+        """The end of a ``hold``; views that were made meanwhile must be gone."""
+        with self._hold_lock:
+            self._hold_count -= 1
+            is_last = self._is_closed and not self._hold_count
+        if is_last:
+            self._unmap()
+
     def close(self) -> None:
-        """Unmap the file; views of it must be gone."""
+        """Unmap the file, as soon as nobody holds it; views of it must be gone."""
+        with self._hold_lock:
+            self._is_closed = True
+            is_held = self._hold_count > 0
+        if not is_held:
+            self._unmap()
+
+    def _unmap(self) -> None:
         self.data = np.empty(0, dtype=np.uint8)
         self._words.release()
         self.view.release()

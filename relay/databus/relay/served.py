@@ -33,6 +33,7 @@ from databus.relay.directory import Directory
 from databus.relay.dumps import DumpBook
 from databus.relay.extents import Extents
 from databus.relay.layout import DatabaseFolder
+from databus.relay.projection import Projections
 from databus.relay.registry import RegistryReader
 from databus.relay.ring import Ring
 from databus.relay.ring_format import RingState
@@ -88,6 +89,7 @@ class ServedDatabase:
         self.reads = SharedReads()
         self.extents = Extents()
         self.directory = Directory()
+        self.projections = Projections()
 
     @property
     def ring(self) -> RingReader:
@@ -261,10 +263,24 @@ class ServedDatabase:
                 )
         return found
 
-    def register_document(self, patterns: tuple[str, ...]) -> dict[str, Any]:
-        """All schema versions of the sources that match."""
+    def register_document(
+        self, patterns: tuple[str, ...], columns: frozenset[str] | None = None
+    ) -> dict[str, Any]:
+        """All schema versions of the sources that match, as readers of ``columns`` see them.
+
+        Versions that are the same in these columns are one, under the first one's number.
+        """
         self.refresh_schemas()
-        wanted = set(self.require_sources(patterns))
+        sources = self.require_sources(patterns)
+        wanted = set(sources)
+        found = [schema for schema in self.schemas if schema.source in wanted]
+        seen = found
+        if columns is not None:
+            self.require_columns(columns, sources)
+            seen = self.projections.of(columns).learn_all(found)
+        versions: dict[int, tuple[SourceSchema, int]] = {}
+        for schema, shown in zip(found, seen, strict=True):
+            versions.setdefault(shown.fingerprint, (shown, self.schemas.version(schema)))
         return {
             "database": self.name,
             "clock": self.ring.clock,
@@ -273,11 +289,10 @@ class ServedDatabase:
                     "source": schema.source,
                     "source_id": schema.source_id,
                     "fingerprint": f"{schema.fingerprint:016x}",
-                    "version": self.schemas.version(schema),
+                    "version": version,
                     "schema": schema.to_json(),
                 }
-                for schema in self.schemas
-                if schema.source in wanted
+                for schema, version in versions.values()
             ],
         }
 

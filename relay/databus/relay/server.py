@@ -32,14 +32,20 @@ from databus.common.http import (
 )
 from databus.common.openapi import version
 from databus.common.query import SOURCES, nearest
-from databus.relay import openapi
+from databus.relay import column_kernels, openapi
+from databus.relay.clients import ClientTallies, read_clients
 from databus.relay.dump_proxy import pass_on
 from databus.relay.handover import Handover, take_over
 from databus.relay.layout import DatabaseFolder
 from databus.relay.metrics import RelayCollector
 from databus.relay.served import ServedDatabase
 from databus.relay.stream import warm_up
-from databus.relay.stream_request import STREAM_PARAMETERS, parse_stream_request
+from databus.relay.stream_request import (
+    COLUMNS,
+    STREAM_PARAMETERS,
+    parse_columns,
+    parse_stream_request,
+)
 from databus.relay.streaming import StreamSender
 from databus.relay.tallies import WorkerTallies, read_tallies
 from databus.relay.wakeup import WakeupReceiver
@@ -73,6 +79,7 @@ class RelayServer:
             for database in config.database
         }
         self.tallies = WorkerTallies(self.config.data_dir, worker, list(self.databases))
+        self.clients = ClientTallies(self.config.data_dir, worker)
         self.sender = StreamSender(self.config, self.tallies)
         self.registry = CollectorRegistry()
         self.registry.register(
@@ -84,6 +91,7 @@ class RelayServer:
         for database in self.databases.values():
             database.close()
         self.tallies.close()
+        self.clients.close()
 
     def add(self, database: DatabaseConfig, wakeup_fd: int = -1) -> None:
         """Serve one more database, or, without a wake-up, a known one as configured now."""
@@ -171,10 +179,10 @@ class RelayServer:
 
     async def register(self, request: web.Request) -> web.Response:
         """GET /v1/{db}/register"""
-        query = query_of(request, (SOURCES,))
+        query = query_of(request, (SOURCES, COLUMNS))
         database = self._database(request)
         patterns = parse_sources(query["sources"]) if "sources" in query else ()
-        return json_response(database.register_document(patterns))
+        return json_response(database.register_document(patterns, parse_columns(query)))
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/{db}/stream"""
@@ -183,8 +191,11 @@ class RelayServer:
         try:
             query = query_of(request, STREAM_PARAMETERS)
             asked = parse_stream_request(query, request.headers, database.name)
-            with database.answering():
-                return await self.sender.send(request, database, asked)
+            with (
+                database.answering(),
+                self.clients.answering(database.name, asked.client) as client,
+            ):
+                return await self.sender.send(request, database, asked, client)
         except DatabusError as error:
             self.tallies.add(database.name, "errors")
             if isinstance(error, ScnTooOld):
@@ -239,6 +250,11 @@ class RelayServer:
             }
         document["url"] = str(database.config.url)
         document["served"] = read_tallies(self.config.data_dir, self.config.workers, database.name)
+        clients = read_clients(self.config.data_dir, self.config.workers, database.name)
+        newest_us = document.get("max_commit_us", 0)
+        document["clients"] = [
+            {"name": name, **client.to_json(newest_us)} for name, client in clients.items()
+        ]
         document["dumps"] = database.dumps_document()
         document["fetcher"] = {**fetcher.document, "age_s": round(fetcher.age_s, 3)}
         return document
@@ -299,6 +315,7 @@ def main(arguments: list[str] | None = None) -> None:
     handover = take_over(sys.argv[1:] if arguments is None else arguments)
     allow_connections()
     warm_up()
+    column_kernels.warm_up()
     uvloop.run(run_worker(handover))
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from databus.common.kernels import I64Array, U8Array, i64, jit
 
 BLOCK_BYTES = 64
-DIGEST_BYTES = 32
 SCRATCH_WORDS = 64 + 8 + 8
 
 

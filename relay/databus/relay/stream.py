@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from databus.common.checkpoint import SEQ_END, Latest, Oldest, Position, StartPoint
 from databus.common.errors import ClockMismatch, ScnTooOld
-from databus.common.filters import Mask, ModPartition, RangePartition, StreamFilter
+from databus.common.filters import ModPartition, RangePartition, StreamFilter
 from databus.common.frame import FIRST_CONTROL_OP, OFFSETS, Buffer, FrameColumns, Op, scan
-from databus.common.selection import close_windows, gather
+from databus.common.selection import HeaderFilter, close_windows, gather
 from databus.common.window import WindowBuilder, heartbeat
 from databus.relay.directory import Listing
 from databus.relay.extents import Extent
@@ -69,6 +69,7 @@ def is_ahead(position: Position, state: RingState) -> bool:
 
 
 PART_BYTES = 1 << 20
+_NONE = np.empty(0, dtype=np.int64)
 
 
 class Part(NamedTuple):
@@ -118,6 +119,9 @@ class StreamCursor:
         self._filter = stream_filter
         self._judge = judge
         self._takes_all = stream_filter.is_empty and judge is None
+        self._by_headers: HeaderFilter | None = None
+        if self.decides_by_headers and not self._takes_all:
+            self._by_headers = HeaderFilter(stream_filter)
         self._max_bytes = max_bytes
         self._may_be_inside = may_be_inside
         self._in_window = False
@@ -127,17 +131,24 @@ class StreamCursor:
         """The numbers of the sources that the filter takes, as far as they are known now."""
         self._source_ids = source_ids
 
-    def take(self, block: Buffer, ring_position: int | None = None) -> Part:
+    def take(
+        self,
+        block: Buffer,
+        ring_position: int | None = None,
+        columns: FrameColumns | None = None,
+    ) -> Part:
         """Choose from the next frames of the ring; ``block`` is not empty and holds whole ones.
 
-        ``ring_position`` is where it begins, for the judge's memory.
+        ``ring_position`` is where it begins, for the judge's memory; ``columns`` are the
+        block's, where somebody has scanned it already.
         """
         raw = np.frombuffer(block, dtype=np.uint8)
-        columns = scan(raw, verify=False)
+        if columns is None:
+            columns = scan(raw, verify=False)
         if self._may_be_inside:
             self._in_window = int(columns.scn[0]) == self.position.scn
             self._may_be_inside = False
-        if self._takes_all and self._has_room(columns.stop):
+        if self._takes_all and self.has_room(columns.stop):
             self._look(columns, len(columns))
             self._send(columns, len(columns) - 1, columns.stop, columns.op)
             return Part(block, columns.stop)
@@ -160,12 +171,16 @@ class StreamCursor:
 
     def pass_on(self, extent: Extent, *, is_limited: bool) -> None:
         """All frames of an extent are handed out; ``is_limited``: the next one is too much."""
-        self._may_be_inside = False
-        self.position = self.sent_position = extent.last
-        self.commit_us = extent.commit_us
-        self.sent_bytes += extent.size_bytes
-        self.sent_events += extent.row_count
+        self.pass_over(extent.last, extent.commit_us, extent.size_bytes, extent.row_count)
         self.is_full = is_limited
+
+    def pass_over(self, last: Position, commit_us: int, size: int, row_count: int) -> None:
+        """All frames of a block are handed out as they lie, the one at ``last`` as its last."""
+        self._may_be_inside = False
+        self.position = self.sent_position = last
+        self.commit_us = commit_us
+        self.sent_bytes += size
+        self.sent_events += row_count
 
     def take_listed(
         self,
@@ -181,41 +196,55 @@ class StreamCursor:
         if self._may_be_inside:
             self._in_window = int(columns.scn[0]) == self.position.scn
             self._may_be_inside = False
-        taken = self._filter.mask(columns, listing.headers, self._source_ids)
-        data, looked_at = self._choose(columns, taken, fetch, PART_BYTES)
+        data, looked_at = self._choose(columns, listing.headers, fetch, PART_BYTES)
         return Part(data, listing.used_bytes(looked_at))
 
     def _take_some(
         self, raw: npt.NDArray[np.uint8], columns: FrameColumns, ring_position: int | None
     ) -> Part:
-        taken = None
-        if not self._takes_all:
-            taken = self._filter.mask(columns, raw, self._source_ids)
-            if self._judge is not None:
-                taken = self._judge.refine(taken, columns, raw, ring_position)
         data, looked_at = self._choose(
-            columns, taken, lambda chosen, lengths: gather(raw, columns.offset[chosen], lengths)
+            columns,
+            raw,
+            lambda chosen, lengths: gather(raw, columns.offset[chosen], lengths),
+            ring_position=ring_position,
         )
         used = columns.stop if looked_at == len(columns) else int(columns.offset[looked_at])
         return Part(data, used)
 
+    def _taken(
+        self, columns: FrameColumns, raw: npt.NDArray[np.uint8], ring_position: int | None
+    ) -> tuple[npt.NDArray[np.int64], bool]:
+        """(numbers of the frames that are taken, whether a window is open behind them)."""
+        if self._takes_all:
+            return np.arange(len(columns)), self._in_window
+        if self._by_headers is not None:
+            mask, count, in_window = self._by_headers.choose(
+                raw, columns.offset, self._source_ids, in_window=self._in_window
+            )
+            return mask.nonzero()[0] if count else _NONE, in_window
+        taken = self._filter.mask(columns, raw, self._source_ids)
+        if self._judge is not None:
+            taken = self._judge.refine(taken, columns, raw, ring_position)
+        mask, in_window = close_windows(columns, taken, in_window=self._in_window)
+        return mask.nonzero()[0], in_window
+
     def _choose(
         self,
         columns: FrameColumns,
-        taken: Mask | None,
+        raw: npt.NDArray[np.uint8],
         fetch: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Buffer],
         part_bytes: int | None = None,
+        ring_position: int | None = None,
     ) -> tuple[Buffer, int]:
         """(the frames that are handed out, how many frames are finished with).
 
         No more than ``part_bytes`` are handed out, but always a first frame.
         """
-        in_window = self._in_window
-        if taken is None:
-            chosen = np.arange(len(columns))
-        else:
-            mask, in_window = close_windows(columns, taken, in_window=in_window)
-            chosen = np.flatnonzero(mask)
+        chosen, in_window = self._taken(columns, raw, ring_position)
+        if not len(chosen):
+            self._in_window, self.is_full = in_window, False
+            self._look(columns, len(columns))
+            return b"", len(columns)
         lengths = columns.length[chosen].astype(np.int64)
         fitting = self._fitting(lengths)
         is_full = fitting < len(chosen)
@@ -250,7 +279,8 @@ class StreamCursor:
         self.sent_bytes += sent_bytes
         self.sent_events += int(np.count_nonzero(ops < FIRST_CONTROL_OP))
 
-    def _has_room(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
+        """Whether so many bytes may be handed out."""
         return self._max_bytes is None or self.sent_bytes + size <= self._max_bytes
 
     def _fitting(self, lengths: npt.NDArray[np.int64]) -> int:
@@ -290,7 +320,7 @@ def warm_up() -> None:
     builder = WindowBuilder(1, 0)
     for number in range(3):
         builder.event(Op.INSERT, 1, 0, bytes([number]))
-    block = builder.end()
+    built = builder.end()
     for partition in (ModPartition(2, frozenset({0, 1})), RangePartition(1, -1, -1)):
-        cursor = StreamCursor(Position(0, 0), StreamFilter(partition=partition))
-        cursor.take(block)
+        for block in (built, bytearray(built)):  # a listing's headers are not read-only
+            StreamCursor(Position(0, 0), StreamFilter(partition=partition)).take(block)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from databus.common.checkpoint import After, AtTime, StartPoint
-from databus.common.errors import BadRequest
 from databus.common.filters import StreamFilter
 from databus.common.formats import choose_format, takes_spans
 from databus.common.query import (
     CHECKPOINT,
+    CLIENT_HEADER,
     FOLLOW,
     FORMAT,
     MAX_BYTES,
@@ -28,6 +28,8 @@ from databus.common.query import (
     parse_position,
     parse_start,
 )
+from databus.relay import batching
+from databus.relay.clients import UNNAMED, parse_client
 from databus.relay.content_coding import choose_coding
 from databus.relay.predicate import MAX_TEXT_CHARS, Predicate, parse_where
 
@@ -40,9 +42,27 @@ WHERE = Parameter(
 )
 COLUMNS = Parameter(
     "columns",
-    "Names of the columns to show in NDJSON and SSE, comma separated; the key's always are.",
+    "Names of the columns wanted, comma separated; the key's always come. Frames then have rows "
+    "of smaller schemas, which register gives for the same columns.",
     {"type": "string"},
     "state,total",
+)
+BATCH_MS = Parameter(
+    "batch_ms",
+    "While following or waiting, gather events for this long before they are sent.",
+    {"type": "integer", "minimum": 0, "default": 0},
+)
+BATCH_BYTES = Parameter(
+    "batch_bytes",
+    "With batch_ms: so many bytes of the stream, before any filter, are sent at once.",
+    {"type": "integer", "minimum": 1, "default": batching.BATCH_BYTES},
+)
+CLIENT = Parameter(
+    "client",
+    f"Who asks, for the counts in metrics and status alone; the header {CLIENT_HEADER} says the "
+    "same.",
+    {"type": "string", "maxLength": 64},
+    "search-index",
 )
 STREAM_PARAMETERS = (
     SOURCES,
@@ -57,7 +77,10 @@ STREAM_PARAMETERS = (
     MAX_BYTES,
     WAIT_MS,
     FOLLOW,
+    BATCH_MS,
+    BATCH_BYTES,
     FORMAT,
+    CLIENT,
 )
 
 
@@ -75,6 +98,9 @@ class StreamRequest:
     columns: frozenset[str] | None = None
     coding: str | None = None
     spans: bool = False
+    client: str = UNNAMED
+    batch_s: float = 0.0
+    batch_bytes: int = batching.BATCH_BYTES
 
 
 def parse_stream_request(
@@ -101,21 +127,17 @@ def parse_stream_request(
         wait_s=parse_count(query, "wait_ms", 0) / 1000,
         follow=parse_flag(query, "follow", form == "sse"),
         where=parse_where(query["where"]) if "where" in query else None,
-        columns=_parse_columns(query["columns"], form) if "columns" in query else None,
+        columns=parse_columns(query),
         coding=choose_coding(headers.get("Accept-Encoding", "")),
         spans=form == "frames" and takes_spans(headers.get("Accept", "")),
+        batch_s=parse_count(query, "batch_ms", 0) / 1000,
+        batch_bytes=parse_count(query, "batch_bytes", batching.BATCH_BYTES, least=1),
+        client=parse_client(query.get("client", headers.get(CLIENT_HEADER))),
     )
 
 
-def _parse_columns(text: str, form: str) -> frozenset[str]:
-    """The names in ``columns``; none of them leaves the key alone.
-
-    Raises:
-        BadRequest: frames are sent as they were written, whole.
-    """
-    if form == "frames":
-        raise BadRequest(
-            "columns is for NDJSON and SSE; frames hold whole rows, as they were written",
-            parameter="columns",
-        )
-    return frozenset(part.strip() for part in text.split(",") if part.strip())
+def parse_columns(query: Mapping[str, str]) -> frozenset[str] | None:
+    """The names in ``columns``; none of them leaves the key alone, no parameter all columns."""
+    if "columns" not in query:
+        return None
+    return frozenset(part.strip() for part in query["columns"].split(",") if part.strip())

@@ -25,10 +25,13 @@ from databus.common.formats import Format, error_frame, make_format
 from databus.common.frame import Buffer, Op, read_frame
 from databus.common.http import STOPPING
 from databus.common.rendering import Renderer
+from databus.relay.batching import Batch
+from databus.relay.clients import ClientTally
 from databus.relay.content_coding import CODED_BLOCK_BYTES, CODERS, Coder
 from databus.relay.direct_send import CutOff, DirectSender
 from databus.relay.directory import Listing
 from databus.relay.extents import Extent
+from databus.relay.projection import ProjectedFrames
 from databus.relay.ring_format import RingState
 from databus.relay.row_judge import JUDGED_BLOCK_BYTES
 from databus.relay.served import ServedDatabase, range_headers
@@ -82,9 +85,14 @@ class StreamAnswer:
             judge=judge,
         )
         self.cursor.commit_us = state.max_commit_us if position >= state.max else 0
-        self.format: Format = make_format(
-            request.format, Renderer(database.name, database.schema_of, request.columns)
-        )
+        projected = request.columns if request.format == "frames" else None
+        if projected is not None:
+            rewriter = database.projections.of(projected)
+            self.format: Format = ProjectedFrames(rewriter, database.schemas)
+        else:
+            self.format = make_format(
+                request.format, Renderer(database.name, database.schema_of, request.columns)
+            )
         self._block_bytes = self.format.block_bytes
         if judge is not None:
             self._block_bytes = min(self._block_bytes, JUDGED_BLOCK_BYTES)
@@ -93,15 +101,12 @@ class StreamAnswer:
             self.coder = CODERS[request.coding]()
             self.headers["Content-Encoding"] = request.coding
             self._block_bytes = min(self._block_bytes, CODED_BLOCK_BYTES)
-        self._sends_extents = (
-            request.format == "frames" and self.coder is None and self.cursor.takes_all
-        )
+        sends_as_it_lies = request.format == "frames" and self.coder is None and projected is None
+        self._sends_extents = sends_as_it_lies and self.cursor.takes_all
         self._uses_listings = (
-            request.format == "frames"
-            and self.coder is None
-            and not self.cursor.takes_all
-            and self.cursor.decides_by_headers
+            sends_as_it_lies and not self.cursor.takes_all and self.cursor.decides_by_headers
         )
+        self.batch = Batch(request.batch_s, request.batch_bytes) if request.batch_s else None
         self._is_limited = False
         self._known_schemas = -1
         self._ring_position = -1
@@ -127,6 +132,24 @@ class StreamAnswer:
         frame = read_frame(data)
         return frame.position == position and frame.op != Op.END_OF_WINDOW
 
+    def next_of_batch(self, now_s: float, *, is_last: bool) -> Buffer | Extent | None:
+        """``next_part``, or None while what there is waits for more; not where ``is_last``."""
+        batch = self.batch
+        if batch is None:
+            return self.next_part()
+        if batch.holds(self._waiting_bytes(), now_s) and not is_last:
+            return None
+        part = self.next_part()
+        if part is None:
+            batch.sent_all()
+        return part
+
+    def _waiting_bytes(self) -> int:
+        """Bytes of the stream that the reader has not been shown."""
+        if self._ring_position < 0 and not self._find():
+            return 0
+        return max(0, self.database.ring.snapshot().tail - self._ring_position)
+
     def next_part(self) -> Buffer | Extent | None:
         """The next bytes of the body, b"" after filtered-out frames, None at the end for now."""
         database, cursor = self.database, self.cursor
@@ -140,18 +163,33 @@ class StreamAnswer:
                 listing := database.directory.at(ring, self._ring_position)
             ):
                 return self._take_listed(listing)
-            block, after = database.reads.read(ring, self._ring_position, self._block_bytes)
+            block, after = self._read()
         except ReaderOvertaken:
             self._ring_position = -1  # the next step looks it up again, in a new ring maybe
             return b""
         if not block:
             return None
-        self._refresh_sources()
-        part = cursor.take(block, after - len(block))
+        columns, last, commit_us, row_count = database.reads.facts(block)
+        if cursor.takes_all and cursor.has_room(len(block)):
+            cursor.pass_over(last, commit_us, len(block), row_count)
+            self._ring_position = after
+            self._sent_a_frame = True
+            return self.format.render(block)
+        self._set_sources()
+        part = cursor.take(block, after - len(block), columns)
         if part.used_bytes == len(block):
             self._ring_position = after
         self._sent_a_frame |= bool(part.data)
         return self.format.render(part.data) if part.data else b""
+
+    def _read(self) -> tuple[memoryview, int]:
+        """The next block; by now the schemas of all of its frames are in the registry."""
+        database = self.database
+        reads, count = database.reads, database.reads.read_count
+        found = reads.read(database.ring, self._ring_position, self._block_bytes)
+        if found[0] and reads.read_count != count:  # others' reads were followed by this
+            database.refresh_schemas()
+        return found
 
     def _next_extent(self) -> Extent | None:
         """What can go to the socket as it lies in the ring."""
@@ -193,7 +231,11 @@ class StreamAnswer:
 
     def _refresh_sources(self) -> None:
         """After a read: by now the schemas of all frames that were read are in the registry."""
-        known = self.database.refresh_schemas()
+        self.database.refresh_schemas()
+        self._set_sources()
+
+    def _set_sources(self) -> None:
+        known = len(self.database.schemas)
         if known != self._known_schemas:
             self._known_schemas = known
             self.cursor.set_sources(self.database.source_ids(self.request.filter))
@@ -235,11 +277,13 @@ class _Output:
         response: web.StreamResponse,
         answer: StreamAnswer,
         tallies: WorkerTallies,
+        client: ClientTally,
     ) -> None:
         self.response = response
         self._request = request
         self._answer = answer
         self._tallies = tallies
+        self.client = client
         self._direct: DirectSender | None = None
         self._is_corked = False
 
@@ -254,8 +298,10 @@ class _Output:
             size = len(part)
             await self.response.write(part if answer.coder is None else answer.coder.encode(part))
         name = answer.database.name
+        events = answer.take_event_count()
         self._tallies.add(name, "bytes", size)
-        self._tallies.add(name, "events", answer.take_event_count())
+        self._tallies.add(name, "events", events)
+        self.client.sent(size, events, answer.cursor.position.scn, answer.cursor.commit_us)
 
     def _directly(self) -> DirectSender:
         if self._direct is None:
@@ -292,10 +338,18 @@ class StreamSender:
         self.tallies = tallies
 
     async def send(
-        self, request: web.Request, database: ServedDatabase, asked: StreamRequest
+        self,
+        request: web.Request,
+        database: ServedDatabase,
+        asked: StreamRequest,
+        client: ClientTally,
     ) -> web.StreamResponse:
         """Answer a stream request, from its first look into the ring to its last byte."""
-        answer, part = _begin(database, asked)
+        try:
+            answer, part = _begin(database, asked)
+        except ScnTooOld:
+            client.add("too_old")
+            raise
         response = web.StreamResponse(
             headers={
                 **answer.headers,
@@ -305,15 +359,16 @@ class StreamSender:
                 "X-Accel-Buffering": "no",
             }
         )
-        output = _Output(request, response, answer, self.tallies)
-        output.begin(part)
-        await response.prepare(request)
+        output = _Output(request, response, answer, self.tallies, client)
         self.tallies.add(database.name, "readers")
         self.tallies.add(database.name, "ahead", int(answer.is_ahead))
         try:
+            output.begin(part)
+            await response.prepare(request)
             await self._run(request, output, answer, part)
         except CutOff as error:
             self.tallies.add(database.name, "overtaken")
+            client.add("overtaken")
             _log.info("a reader of %s was cut off: %s", database.name, error)
             response.force_close()
         except ConnectionError:
@@ -340,6 +395,7 @@ class StreamSender:
                 f"this reader was overtaken by the writer: {error.message}", **error.details
             )
             self.tallies.add(answer.database.name, "overtaken")
+            output.client.add("overtaken")
             await output.write(answer.error(overtaken))
             output.response.force_close()
         except DatabusError as error:
@@ -375,7 +431,10 @@ class StreamSender:
                 if not follow and (answer.sent_a_frame or now() >= deadline_s):
                     break
                 until_s = beat_s if follow else min(deadline_s, now() + self.config.heartbeat)
-                await answer.database.wakeup.wait(max(0.0, until_s - now()))
+                if answer.batch is not None and answer.batch.is_held:
+                    await asyncio.sleep(answer.batch.nap_s(until_s - now()))
+                else:
+                    await answer.database.wakeup.wait(max(0.0, until_s - now()))
                 if stopping.is_set() or request.transport is None:
                     break
             elif (
@@ -384,12 +443,13 @@ class StreamSender:
                 and (answer.sent_a_frame or now() >= deadline_s)
             ):
                 break
-            else:
-                await asyncio.sleep(0)  # the other readers' turn
             if follow and now() >= beat_s:
                 await output.write(answer.heartbeat())
                 beat_s = now() + self.config.heartbeat
-            part = answer.next_part()
+            had_part = part is not None
+            part = answer.next_of_batch(now(), is_last=not follow and now() >= deadline_s)
+            if had_part and part is not None:
+                await asyncio.sleep(0)  # the other readers' turn
         if answer.cursor.owes_heartbeat:
             await output.write(answer.heartbeat())
 
@@ -404,7 +464,9 @@ def _begin(
     for _ in range(OLDEST_ATTEMPTS):
         answer = StreamAnswer(database, asked)
         try:
-            return answer, answer.next_part()
+            is_last = not (asked.follow or asked.wait_s)
+            now_s = asyncio.get_running_loop().time()
+            return answer, answer.next_of_batch(now_s, is_last=is_last)
         except ScnTooOld:
             if not isinstance(asked.start, Oldest):
                 raise

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from databus.common.config import Config, DatabaseConfig, RelayConfig
 from databus.common.errors import ConfigError, DatabusError
-from databus.common.http import listening_socket
+from databus.common.listening import listening_socket
 from databus.relay.handover import HANDOVER_FLAG, Handover
 from databus.relay.reload import Changes, ReloadSocket, changes
 from databus.relay.wakeup import make_wakeup
@@ -92,7 +92,6 @@ class Supervisor:
             raise ConfigError("the configuration has no [[database]] section to serve")
         self.config = config
         self.relay: RelayConfig = config.relay
-        self.restart_count = 0
         self._read_again = read_again
         self._jitter = jitter or random.Random()
         self._stopping = asyncio.Event()
@@ -278,7 +277,6 @@ class Supervisor:
                 continue
             pause_s = delay_s * self._jitter.uniform(0.5, 1.0)
             delay_s = min(RESTART_MOST_S, delay_s * 2)
-            self.restart_count += 1
             _log.warning(
                 "%s (pid %d) ended with %s; restart in %.1f s",
                 child.name, process.pid, _describe(code), pause_s,

@@ -209,7 +209,7 @@ def test_options_are_checked() -> None:
         ({"zero_dates": "guess"}, "zero_dates"),
     ):
         with pytest.raises(ConfigError, match=named):
-            settings(**options)  # type: ignore[arg-type]
+            settings(**options)
     assert "secret" not in repr(
         read_settings(mariadb_config("mariadb://u:secret@h:1/shop", "shop.*"))
     )

@@ -1,3 +1,9 @@
-"""The databases a relay reads; source.py is the contract that each module here keeps."""
+"""The databases a relay reads; ``source`` is the contract that each module here keeps.
 
-from __future__ import annotations
+``catalogue`` finds the module for a URL, ``hosts`` the servers that a URL names.  ``mysql``,
+``postgres``, ``sqlite`` (its log: ``sqlite_log``, packed by ``sqlite_pack`` and
+``sqlite_kernels``), ``relay`` (its parents: ``parent``) and ``generator`` (its loops:
+``generator_kernels``) are the sources; ``ruled`` is put around one whose database has rules for
+columns.  Shared: ``rows``, a chunk's rows as buffers; ``avro_kernels``, which writes Avro;
+``configured_keys``, for tables without a key.
+"""

@@ -17,7 +17,7 @@ import asyncio
 import dataclasses
 import difflib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -173,7 +173,7 @@ class GeneratorSource:
         """0: a new stream begins with the first window."""
         return 0
 
-    async def stream(self, after_scn: int) -> AsyncIterator[Batch]:
+    async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """All windows with a larger scn, at the configured rate from now on."""
         shape = self.shape
         self._next_event = first = shape.event_count(after_scn)

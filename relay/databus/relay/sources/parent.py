@@ -25,6 +25,7 @@ from databus.common.errors import (
 )
 from databus.common.formats import FRAMES_TYPE
 from databus.common.frame import FrameSplitter, Op, read_frame, scan
+from databus.common.query import CLIENT_HEADER
 from databus.common.schema import SourceSchema
 from databus.common.selection import gather
 
@@ -33,7 +34,7 @@ ANSWER_S = 30.0
 _READ_BYTES = 1 << 20
 _PROBLEM_BYTES = 1 << 16
 # The child's ring holds the bytes as they are; unpacking them would cost more than the network.
-_HEADERS = {"Accept": FRAMES_TYPE, "Accept-Encoding": "identity"}
+_HEADERS = {"Accept": FRAMES_TYPE, "Accept-Encoding": "identity", CLIENT_HEADER: "relay"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ hashed, the places at which a dump goes on are sealed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from databus.relay.sources.source import (
     Chunk,
     ChunkRequest,
     Finding,
+    RememberingSource,
     Source,
     TableSize,
     WatermarkingSource,
@@ -50,14 +52,13 @@ class RuledSource:
         self._sealing = Sealing(config.hash_salt.reveal if config.hash_salt else "")
         self._sealed: set[str] = set()
         self._name = config.name
+        # Attributes and not methods, so that only what is around a source that can seems to.
+        # Whatever else a source may offer one day has to be handed on here by name as well.
         if isinstance(inner, WatermarkingSource):
-            # An attribute and not a method, so that only a source that can seems to.
             self._watermarks = inner
             self.write_watermark = self._write_watermark
-
-    def __getattr__(self, name: str) -> Any:
-        """What has nothing to do with rows is the source's own."""
-        return getattr(self._inner, name)
+        if isinstance(inner, RememberingSource):
+            self.recall = inner.recall
 
     @property
     def clock(self) -> str:
@@ -103,18 +104,14 @@ class RuledSource:
         """See ``Source.first_scn``."""
         return await self._inner.first_scn()
 
-    async def stream(self, after_scn: int) -> AsyncIterator[Batch]:
+    async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """The source's windows, rewritten."""
-        batches = self._inner.stream(after_scn)
         try:
-            async for batch in batches:
-                yield self._rewriter.batch(batch)
+            async with contextlib.aclosing(self._inner.stream(after_scn)) as batches:
+                async for batch in batches:
+                    yield self._rewriter.batch(batch)
         except UnsupportedChange as error:
             raise self._without_value(error) from None
-        finally:
-            close = getattr(batches, "aclose", None)
-            if close is not None:
-                await close()
 
     def _without_value(self, error: UnsupportedChange) -> UnsupportedChange:
         """The error, without its text if that may tell a value that must not be seen."""

@@ -8,7 +8,7 @@ class that fulfils ``Source`` and name its URL scheme in ``catalogue.py``.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -79,6 +79,11 @@ class ChunkRequest:
     where: str | None = None
     keys: list[list[Any]] | None = None
 
+    @property
+    def is_of_whole_table(self) -> bool:
+        """Whether this is the first question of somebody who reads all of the table."""
+        return self.after is None and self.where is None and self.keys is None
+
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
@@ -144,9 +149,9 @@ class Source(Protocol):
         """The scn after which a brand-new stream starts: now.  Creates what that needs
         (a replication slot, the change log's triggers)."""
 
-    def stream(self, after_scn: int) -> AsyncIterator[Batch]:
+    def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """All windows with a larger scn, for ever; a batch at least every second, if need be
-        an empty one whose ``resolved`` has grown.
+        an empty one whose ``resolved`` has grown.  Closing it closes its connection.
 
         Raises:
             SourcePositionLost: the log does not reach back to ``after_scn``.
@@ -191,7 +196,7 @@ class RelayingSource(Protocol):
     async def first_position(self) -> Position:
         """The position after which a brand-new stream starts, instead of ``first_scn``."""
 
-    def stream_from(self, position: Position) -> AsyncIterator[Batch]:
+    def stream_from(self, position: Position) -> AsyncGenerator[Batch, None]:
         """Every frame after ``position``, be it inside a window, instead of ``stream``."""
 
     async def release(self, position: Position) -> None:

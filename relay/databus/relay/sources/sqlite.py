@@ -11,7 +11,7 @@ import base64
 import dataclasses
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +21,10 @@ from urllib.parse import unquote
 from databus.common.config import DatabaseConfig
 from databus.common.errors import BadRequest, ConfigError, SourcePositionLost, SourceUnavailable
 from databus.common.frame import Op
+from databus.common.kernels import COMPILED
 from databus.common.schema import Kind, SourceSchema
 from databus.common.window import WindowBuilder
+from databus.relay.sources import sqlite_kernels
 from databus.relay.sources import sqlite_log as log
 from databus.relay.sources.configured_keys import ConfiguredKeys
 from databus.relay.sources.rows import EMPTY, Rows
@@ -35,6 +37,7 @@ from databus.relay.sources.source import (
     TableSize,
     raise_findings,
 )
+from databus.relay.sources.sqlite_pack import LogBlock, LogPacker, LogRow, read_block
 
 _T = TypeVar("_T")
 
@@ -57,9 +60,10 @@ class SqliteSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Poll:
-    """The first rows of a window that ends with the log id ``upto``."""
+    """The first rows of a window that ends with the log id ``upto``, committed at ``at_ms``."""
 
-    rows: list[tuple[Any, ...]]
+    block: LogBlock
+    at_ms: int
     upto: int
 
 
@@ -78,7 +82,9 @@ class SqliteSource:
     Raises: SourceUnavailable, SourcePositionLost, UnsupportedChange, PreflightFailed.
     """
 
-    def __init__(self, config: DatabaseConfig) -> None:
+    def __init__(self, config: DatabaseConfig, *, use_kernel: bool = COMPILED) -> None:
+        """``use_kernel`` False packs each row in Python, for comparison."""
+        self.use_kernel = use_kernel
         self._config = config
         self._keys = ConfiguredKeys(config.keys)
         self._path = _path(config)
@@ -92,6 +98,7 @@ class SqliteSource:
         self._versions: dict[int, SourceSchema] = {}
         self._changes: list[tuple[int, SourceSchema]] = []
         self._announced: set[int] = set()
+        self._packer = LogPacker()
         self._schema_version = -1
         self._position = 0
 
@@ -116,6 +123,8 @@ class SqliteSource:
     async def open(self) -> None:
         """See ``Source.open``; creates the log and its triggers."""
         raise_findings(self._config.name, await self.preflight())
+        if self.use_kernel:
+            await asyncio.to_thread(sqlite_kernels.warm_up)
         await self._run(self._open)
 
     def _open(self) -> None:
@@ -128,17 +137,18 @@ class SqliteSource:
         """The log's last id: the log exists from now on."""
         return await self._run(lambda: log.last_id(self._db))
 
-    async def stream(self, after_scn: int) -> AsyncIterator[Batch]:
+    async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """See ``Source.stream``."""
         await self._run(partial(self._check_position, after_scn))
         self._position = after_scn
         self._announced.clear()
+        self._packer.forget()
         loop = asyncio.get_running_loop()
         idle_since = loop.time()
         data_version = -1
         while True:
             data_version, poll = await self._run(partial(self._poll, data_version))
-            if poll is not None and poll.rows:
+            if poll is not None:
                 async for batch in self._window(poll):
                     yield batch
                 idle_since = loop.time()
@@ -289,59 +299,68 @@ class SqliteSource:
             return version, None
         planned = log.meta(db, "window_end")
         upto = planned if self._position < planned <= last else last
-        rows = self._rows(self._position, upto)
-        if len(rows) == _PART_ROWS and rows[-1][0] < upto and planned != upto:
+        block = read_block(db, self._position, upto, _PART_ROWS)
+        if not block.text:
+            return -1, None
+        if not block.is_last and planned != upto:
             db.execute("BEGIN IMMEDIATE")
             log.set_meta(db, "window_end", upto)
             db.execute("COMMIT")
-        return -1, _Poll(rows, upto)
-
-    def _rows(self, after: int, upto: int) -> list[tuple[Any, ...]]:
-        return self._db.execute(
-            "SELECT id, at_ms, version, op, old, new FROM databus_log "
-            "WHERE id > ? AND id <= ? ORDER BY id LIMIT ?",
-            (after, upto, _PART_ROWS),
-        ).fetchall()
+        (at_ms,) = db.execute(
+            "SELECT at_ms FROM databus_log WHERE id > ? ORDER BY id LIMIT 1", (self._position,)
+        ).fetchone()
+        return -1, _Poll(block, at_ms, upto)
 
     async def _window(self, poll: _Poll) -> AsyncIterator[Batch]:
         """Pack a poll into one window, handing it on in parts if it is large."""
-        window = WindowBuilder(poll.upto, poll.rows[0][1] * 1000)
-        rows, after = poll.rows, self._position
-        while rows:
-            schemas = await self._run(partial(self._pack, window, rows, after))
-            done = rows[-1][0] >= poll.upto or len(rows) < _PART_ROWS
-            if done:
+        window = WindowBuilder(poll.upto, poll.at_ms * 1000)
+        block, after = poll.block, self._position
+        while True:
+            schemas = await self._run(partial(self._pack, window, block, after))
+            if block.is_last:
                 self._position = poll.upto
                 yield Batch(window.end(str(poll.upto)), schemas, resolved=poll.upto)
                 return
             if window.pending_bytes >= _PART_BYTES or schemas:
                 yield Batch(window.take(), schemas)
-            after = rows[-1][0]
-            rows = await self._run(partial(self._rows, after, poll.upto))
-        self._position = poll.upto
-        yield Batch(window.end(str(poll.upto)), resolved=poll.upto)
+            after = block.last_id
+            block = await self._run(partial(read_block, self._db, after, poll.upto, _PART_ROWS))
 
-    def _pack(
-        self, window: WindowBuilder, rows: list[tuple[Any, ...]], after: int
-    ) -> tuple[SourceSchema, ...]:
+    def _pack(self, window: WindowBuilder, block: LogBlock, after: int) -> tuple[SourceSchema, ...]:
         """Pack log rows, the first of which follows the log id ``after``."""
-        schemas = []
-        for log_id, _, version, op, old, new in rows:
-            for changed_after, changed in self._changes:
-                if after <= changed_after < log_id:
-                    _add_schema_change(window, changed)
-            after = log_id
-            schema = self._versions.get(version)
-            if schema is None:
-                self._versions = log.registered(self._db)
-                schema = self._versions[version]
-            if version not in self._announced:
-                self._announced.add(version)
-                schemas.append(schema)
-            old_row = None if old is None else self._values(schema, old)
-            new_row = None if new is None else self._values(schema, new)
-            _add_event(window, schema, op, old_row, new_row)
+        schemas: list[SourceSchema] = []
+        packer = self._packer
+        packer.begin(block, after, window.scn, window.commit_us)
+        more = True
+        while more:
+            if self.use_kernel:
+                changes = (at for at, _ in self._changes if at >= packer.last_id)
+                frames, count, more = packer.run(window.seq, min(changes, default=None))
+                window.packed(frames, count)
+            else:
+                more = packer.has_more
+            if more:
+                self._pack_row(window, packer.last_id, packer.take_row(), schemas)
         return tuple(schemas)
+
+    def _pack_row(
+        self, window: WindowBuilder, after: int, row: LogRow, schemas: list[SourceSchema]
+    ) -> None:
+        """Pack a row that the kernel has left; new ``schemas`` are added."""
+        for changed_after, changed in self._changes:
+            if after <= changed_after < row.log_id:
+                _add_schema_change(window, changed)
+        schema = self._versions.get(row.version)
+        if schema is None:
+            self._versions = log.registered(self._db)
+            schema = self._versions[row.version]
+        if row.version not in self._announced:
+            self._announced.add(row.version)
+            self._packer.learn(row.version, schema)
+            schemas.append(schema)
+        old = None if row.old is None else self._values(schema, row.old)
+        new = None if row.new is None else self._values(schema, row.new)
+        _add_event(window, schema, row.op, old, new)
 
     def _values(self, schema: SourceSchema, text: str) -> list[Any]:
         return [

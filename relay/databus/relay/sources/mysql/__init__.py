@@ -1,4 +1,22 @@
-"""The source for MariaDB and MySQL: row-format binlog with GTIDs, read as a replica reads it."""
+"""The source for MariaDB and MySQL: row-format binlog with GTIDs, read as a replica reads it.
+
+In reading order:
+
+* ``source`` puts the others together; ``settings``, ``preflight``, ``connection`` and ``tls`` are
+  how it comes to a server, ``tables`` and ``charsets`` what it learns there.
+* ``numbering`` is all that tells MariaDB's GTIDs from MySQL's (``gtid_sets``, ``positions``,
+  ``places``); ``lineage`` is which history has been read, ``turns`` which server's transactions
+  count.
+* Stream: ``packets`` cuts it into events, ``events`` reads those that are not rows, ``decoder``
+  and ``mysql_decoder`` make windows of them, ``groups`` is the transaction that is open,
+  ``statements``, ``payload`` and ``xa`` are DDL, compressed and prepared transactions, ``stops``
+  the tables that are passed over.
+* Rows: ``mapped`` resolves a table map, ``columns`` has a reader for each type, with
+  ``decimals``, ``binary_json`` and ``json_diffs``.
+* The same compiled: ``fast_path`` hands over to ``walk``, which ``plan`` and ``cells`` steer;
+  ``values``, ``packing`` and ``checksum`` are its parts.  Where it stops, the decoder goes on.
+* Chunks: ``chunks`` decides, ``chunk_rows`` receives, ``chunk_kernels`` packs.
+"""
 
 from __future__ import annotations
 

@@ -36,9 +36,17 @@ from __future__ import annotations
     AT_SPANS,
     GROUPS,
     EXPECT,
-) = range(28)
+    UUID_LOW,
+    UUID_HIGH,
+    SCN_BASE,
+    SEQ_NO_BEFORE,
+) = range(32)
 LIMB, LIMBS = 32, 16
 HEAD = LIMB + LIMBS
+
+# How groups begin and end: the decoder alone knows, as MariaDB's, as MySQL's.
+GROUPS_UNKNOWN, GROUPS_MARIADB, GROUPS_MYSQL = 0, 1, 2
+NO_EXPECT = (1 << 63) - 1
 
 # Why the walk stopped.
 NEED_INPUT, NEED_DECODER, NEED_ROOM = 0, 1, 2

@@ -11,6 +11,7 @@ import numpy as np
 
 from databus.common import kernels
 from databus.common.kernels import COMPILED, I64Array, U8Array, i64, load_u16, load_u32
+from databus.relay.sources.avro_kernels import put_bytes, put_long
 
 # columns: a row for each column.
 OP, NULLABLE, WIDTH, UNSIGNED, SCALE, NULL_ZERO = range(6)
@@ -22,7 +23,6 @@ AT_END, AT_OTHER, OUT_FULL, ROW_REFUSED = range(4)
 
 _NO_DATE = -(1 << 62)
 _MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], dtype=np.int64)
-_U64 = np.uint64
 LIMBS = 12
 
 
@@ -186,28 +186,22 @@ def _value(
     """One value, not null; where it ends, or -1."""
     op = columns[place, OP]
     if op == BYTES:
-        at = _long(out, at, length)
-        if length >= 16:
-            kernels.copy(out, at, buf, start, length)
-        else:
-            for offset in range(length):
-                out[at + offset] = buf[start + offset]
-        return at + length
+        return put_bytes(buf, start, length, out, at)
     if op == INTEGER:
-        return _long(out, at, _integer(buf, start, length, columns[place, UNSIGNED] != 0))
+        return put_long(out, at, _integer(buf, start, length, columns[place, UNSIGNED] != 0))
     if op == DECIMAL:
         return _decimal(buf, start, length, columns[place, SCALE], out, at, limbs)
     if op == DATETIME or op == DATE:
         value = _date_us(buf, start, length)
         if value == _NO_DATE:
             return -1
-        return _long(out, at, value // 86_400_000_000 if op == DATE else value)
+        return put_long(out, at, value // 86_400_000_000 if op == DATE else value)
     if op == DOUBLE:
         for offset in range(8):
             out[at + offset] = buf[start + offset]
         return at + 8
     if op == TIME:
-        return _long(out, at, _time_us(buf, start, length))
+        return put_long(out, at, _time_us(buf, start, length))
     if op == UINT64:
         limbs[0] = load_u32(buf, start)
         limbs[1] = load_u32(buf, start + 4)
@@ -292,7 +286,7 @@ def _big(out: U8Array, at: int, limbs: I64Array, used: int, negative: bool) -> i
         top >>= 1
     count = bits // 8 + 1
     turn = 0xFF if negative else 0
-    at = _long(out, at, count)
+    at = put_long(out, at, count)
     for index in range(count):
         number = count - 1 - index
         limb = limbs[number >> 2] if number >> 2 < used else i64(0)
@@ -333,18 +327,6 @@ def _time_us(buf: U8Array, start: int, length: int) -> int:
     seconds = (hours * 60 + i64(buf[start + 6])) * 60 + i64(buf[start + 7])
     us = seconds * 1_000_000 + (load_u32(buf, start + 8) if length >= 12 else i64(0))
     return -us if buf[start] else us
-
-
-@kernels.jit
-def _long(out: U8Array, at: int, value: int) -> int:
-    """Write an Avro int or long."""
-    rest = _U64((value << 1) ^ (value >> 63))
-    while rest >= _U64(0x80):
-        out[at] = np.uint8((rest & _U64(0x7F)) | _U64(0x80))
-        rest >>= _U64(7)
-        at += 1
-    out[at] = np.uint8(rest)
-    return at + 1
 
 
 def warm_up() -> None:

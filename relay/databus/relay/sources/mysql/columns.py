@@ -27,7 +27,7 @@ from databus.relay.sources.mysql.events import ENUM, SET, STRING, TableMap
 TINY, SHORT, LONG, FLOAT, DOUBLE = 1, 2, 3, 4, 5
 LONGLONG, INT24, DATE, YEAR, VARCHAR, BIT = 8, 9, 10, 13, 15, 16
 TIMESTAMP2, DATETIME2, TIME2 = 17, 18, 19
-JSON = 245
+VECTOR, JSON = 242, 245
 NEWDECIMAL, BLOB, VAR_STRING, GEOMETRY = 246, 252, 253, 255
 
 INTEGER_BYTES = {TINY: 1, SHORT: 2, INT24: 3, LONG: 4, LONGLONG: 8}
@@ -40,6 +40,7 @@ _INTEGER_NAMES = {
 }
 _TEXT_NAMES = {1: "tinytext", 2: "text", 3: "mediumtext", 4: "longtext"}
 _BLOB_NAMES = {1: "tinyblob", 2: "blob", 3: "mediumblob", 4: "longblob"}
+_PLAIN_NAMES = {DATE: "date", YEAR: "year", VECTOR: "vector", JSON: "json", GEOMETRY: "geometry"}
 _TEMPORAL_NAMES = {TIMESTAMP2: "timestamp", DATETIME2: "datetime", TIME2: "time"}
 _OLD_TEMPORAL = {7: "TIMESTAMP", 11: "TIME", 12: "DATETIME"}
 
@@ -73,6 +74,7 @@ _KINDS = {
     "mediumblob": Kind.BYTES,
     "longblob": Kind.BYTES,
     "geometry": Kind.BYTES,
+    "vector": Kind.BYTES,
     "date": Kind.DATE,
     "time": Kind.TIME_SPAN,
     "datetime": Kind.TIMESTAMP,
@@ -130,7 +132,7 @@ def column_of(name: str, type_name: str, nullable: bool, zero_dates: str) -> Col
     """
     word = re.match(r"[a-z0-9]*", type_name)
     kind = _KINDS.get(word[0]) if word else None
-    if kind is None or "compressed" in type_name:
+    if kind is None or "compressed" in type_name or type_name.startswith("vector("):
         raise UnsupportedChange(
             f"column {name} has the type {type_name}, which cannot be carried; exclude its table "
             "through sources, or change the type"
@@ -170,7 +172,7 @@ def stream_type(table: TableMap, index: int, charsets: Charsets) -> str:
         return _TEMPORAL_NAMES[code] + (f"({meta})" if meta else "")
     if code == BIT:
         return f"bit({(meta >> 8) * 8 + (meta & 255)})"
-    plain = {DATE: "date", YEAR: "year", GEOMETRY: "geometry", JSON: "json"}.get(code)
+    plain = _PLAIN_NAMES.get(code)
     if plain is None:
         advice = (
             "it is stored in the format before MariaDB 10.1; rebuild the table with "
@@ -236,6 +238,7 @@ class StreamColumn:
             TIMESTAMP2: lambda: _dated(_timestamp(self.meta), self._zero),
             TIME2: lambda: _time(self.meta),
             GEOMETRY: lambda: _sized(self.meta, bytes),
+            VECTOR: lambda: _sized(self.meta, bytes),
             JSON: lambda: _sized(self.meta, json_text),
         }
         if self.code not in simple:
@@ -245,7 +248,7 @@ class StreamColumn:
     @property
     def length_bytes(self) -> int:
         """How many bytes the length before a textual value has."""
-        if self.code in (BLOB, GEOMETRY):
+        if self.code in (BLOB, GEOMETRY, VECTOR):
             return self.meta
         longest = char_bytes(self.meta) if self.code == STRING else self.meta
         return 2 if longest > 255 else 1

@@ -8,26 +8,25 @@ packed is handed out by ``take``.
 from __future__ import annotations
 
 import itertools
-import json
-import re
-import zlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 
-from databus.common import frame
 from databus.common.errors import FormatError, SourcePositionLost, UnsupportedChange
 from databus.common.frame import Op
 from databus.common.schema import SourceSchema
 from databus.common.window import end_of_window
 from databus.relay.sources.mysql import events
+from databus.relay.sources.mysql.cells import GROUPS_MARIADB
 from databus.relay.sources.mysql.charsets import Charsets
-from databus.relay.sources.mysql.events import CRC_BYTES, HEADER_BYTES, EventType, GtidFlag
+from databus.relay.sources.mysql.events import EventType, GtidFlag
 from databus.relay.sources.mysql.groups import PART_BYTES as PART_BYTES
-from databus.relay.sources.mysql.groups import FrameBuffer, Group
+from databus.relay.sources.mysql.groups import FrameBuffer, Group, row_change, schema_change
 from databus.relay.sources.mysql.lineage import Mark, Memo, require_same
-from databus.relay.sources.mysql.mapped import CatalogueDiffers, MappedTable, resolve
+from databus.relay.sources.mysql.mapped import CatalogueDiffers, MappedTable, Row, resolve
 from databus.relay.sources.mysql.payload import Payload
 from databus.relay.sources.mysql.settings import Settings
 from databus.relay.sources.mysql.statements import truncated_table
+from databus.relay.sources.mysql.stops import StoppedTables, TableUncertain, named_in
 from databus.relay.sources.mysql.tables import Catalogue
 from databus.relay.sources.mysql.xa import (
     PreparedTransactions,
@@ -36,22 +35,9 @@ from databus.relay.sources.mysql.xa import (
     xid_text,
 )
 
+_log = logging.getLogger(__name__)
+
 _ARTIFICIAL = 0x20
-_PASSED_OVER = frozenset(
-    {
-        EventType.STOP,
-        EventType.INTVAR,
-        EventType.RAND,
-        EventType.USER_VAR,
-        EventType.ANNOTATE_ROWS,
-        EventType.BINLOG_CHECKPOINT,
-        EventType.GTID_LIST,
-        EventType.START_ENCRYPTION,
-        EventType.PREVIOUS_GTIDS,
-        EventType.TRANSACTION_CONTEXT,
-        EventType.VIEW_CHANGE,
-    }
-)
 
 
 class BinlogDecoder:
@@ -67,7 +53,7 @@ class BinlogDecoder:
         I5. Rows of a prepared XA transaction are handed out with its commit, in its place.
         I6. Nothing is read past the transaction ``expected`` unless it is the one we know.
 
-    ``groups_in_kernel`` says whether the kernel knows how groups begin and end here.
+    ``groups_in_kernel`` says as whose the kernel begins and ends groups here.
 
     ``replaying`` says that ``replay`` must be called before the next event; ``payload``, that its
     events come before the next one, and then ``end_payload`` must be called.
@@ -77,7 +63,9 @@ class BinlogDecoder:
         be carried; SourcePositionLost where the domain's numbers go back.
     """
 
-    groups_in_kernel = True
+    groups_in_kernel = GROUPS_MARIADB
+
+    textual = events.TEXT_OF_MARIADB
 
     def __init__(
         self,
@@ -101,6 +89,8 @@ class BinlogDecoder:
         self.tables: dict[int, MappedTable | None] = {}
         self._bodies: dict[int, bytes] = {}
         self.last_seq_no = 0
+        self.ends: tuple[int, ...] = ()
+        self.stopped = StoppedTables({})
         self.out = FrameBuffer()
         self.sent_part = False
         self.rows_done = 0
@@ -149,7 +139,8 @@ class BinlogDecoder:
 
     def memo(self) -> str:
         """What is needed to go on after all that was handed out."""
-        return Memo(self.resolved, self.mark, self.prepared.oldest_scn).encode()
+        oldest = self.prepared.oldest_scn
+        return Memo(self.resolved, self.mark, oldest, self.ends, self.stopped.stops).encode()
 
     # -- one event
 
@@ -164,7 +155,7 @@ class BinlogDecoder:
             raise FormatError(
                 f"{self._place(header)}: an event of {len(event)} bytes says it has {header.length}"
             )
-        body = self._checked_body(header, event)
+        body = events.checked_body(header, event, self.checksums, self._place(header))
         handler = self._handlers.get(header.type)
         try:
             if handler is not None:
@@ -178,25 +169,6 @@ class BinlogDecoder:
         if done and header.end_offset and not header.flags & _ARTIFICIAL:
             self.offset = header.end_offset
         return done
-
-    def _checked_body(self, header: events.Header, event: memoryview) -> memoryview:
-        is_format = header.type == EventType.FORMAT_DESCRIPTION
-        if is_format:
-            checked = events.read_checksum_algorithm(event) == 1
-        else:
-            checked = self.checksums
-        if not checked:
-            # A format description has room for a checksum even where there is none.
-            return event[HEADER_BYTES : len(event) - CRC_BYTES if is_format else len(event)]
-        stop = len(event) - CRC_BYTES
-        expected = int.from_bytes(event[stop:], "little")
-        found = zlib.crc32(event[:stop])
-        if found != expected:
-            raise FormatError(
-                f"{self._place(header)}: the checksum of an event of type {header.type} and "
-                f"{len(event)} bytes is {found:#010x}, expected {expected:#010x}"
-            )
-        return event[HEADER_BYTES:stop]
 
     def _place(self, header: events.Header) -> str:
         begin = max(0, header.end_offset - header.length)
@@ -263,6 +235,15 @@ class BinlogDecoder:
         self.group = None
         self.out.window_start = self.out.fill
         self.sent_part = False
+
+    @property
+    def kernel_server(self) -> tuple[int, int, int]:
+        """The MySQL whose groups the kernel takes: its uuid in two words, the scn before it."""
+        return 0, 0, 0
+
+    def came_to(self, resolved: int, last_seq_no: int, before: int) -> None:
+        """The kernel has begun groups, the last of them after ``before``, or ended some."""
+        self.resolved, self.last_seq_no = resolved, last_seq_no
 
     def _passed(self, group: Group) -> None:
         if group.scn > self.resolved:
@@ -383,7 +364,7 @@ class BinlogDecoder:
             if word == "ROLLBACK":
                 self._end_group()
         elif word != "BEGIN" and not word.startswith(("SAVEPOINT", "RELEASE SAVEPOINT", "XA ")):
-            self._refuse_statement(group, schema, statement)
+            self._stop_named(group, statement)
         return True
 
     def _end_if_over(self, statement: str) -> None:
@@ -394,7 +375,8 @@ class BinlogDecoder:
     def _standalone(self, header: events.Header, schema: str, statement: str, fresh: bool) -> bool:
         group = self.group
         assert group is not None
-        truncated = self._truncated_source(schema, statement)
+        emptied = truncated_table(schema, statement)
+        truncated = ".".join(emptied) if emptied and self.settings.captures(*emptied) else None
         if truncated is None and not group.flags & GtidFlag.DDL:
             self._end_group()
             return True
@@ -407,51 +389,69 @@ class BinlogDecoder:
         self._end_group()
         return True
 
-    def _truncated_source(self, schema: str, statement: str) -> str | None:
-        found = truncated_table(schema, statement)
-        return ".".join(found) if found and self.settings.captures(*found) else None
-
     def _truncate(self, source: str) -> None:
         """TRUNCATE as an event of its own; its schema is the table's present one."""
-        table = self.catalogue.get(source)
+        table, group = self.catalogue.get(source), self.group
+        assert group is not None
+        if self.stopped.passes_over(source, group.scn):
+            return
         if table is not None and table.key:
-            schema = table.source_schema(self.settings.zero_dates)
+            try:
+                schema = table.source_schema(self.settings.zero_dates)
+            except UnsupportedChange as error:
+                return self._stop(source, error.message)
             self._use(schema)
             self._event(Op.TRUNCATE, schema, b"", None, None)
 
     def _announce_changes(self) -> None:
-        """A schema-change frame for every table that the DDL has made another one."""
+        """A schema-change frame for every table that is another one now, stopped ones too."""
         group = self.group
         assert group is not None
         for source, table in self.catalogue.items():
             if not table.key:
                 continue
-            schema = table.source_schema(self.settings.zero_dates)
+            try:
+                schema = table.source_schema(self.settings.zero_dates)
+            except UnsupportedChange:
+                continue  # The first row that comes in this form stops the table.
             if self._announced.get(source) == schema.fingerprint:
                 continue
             self._use(schema)
-            self.out.append(
-                frame.pack_frame(
-                    op=Op.SCHEMA_CHANGE,
-                    scn=group.scn,
-                    seq=group.seq,
-                    source=schema.source_id,
-                    schema_fp=schema.fingerprint,
-                    commit_us=group.commit_us,
-                    after=json.dumps(schema.to_json(), separators=(",", ":")).encode(),
-                )
-            )
+            self.out.append(schema_change(schema, group))
             group.seq += 1
 
-    def _refuse_statement(self, group: Group, schema: str, statement: str) -> None:
-        """A change logged as a statement is lost to us: stop if it can mean one of ours."""
-        words = set(re.findall(r"[\w$]+", statement.lower()))
-        for source, table in self.catalogue.items():
-            if table.name.lower() in words:
-                raise UnsupportedChange(
-                    f"GTID {self.txid(group)} changes {source} by a statement instead of rows "
-                    f"({statement[:80]!r}); a session wrote with binlog_format other than ROW"
-                )
+    def _stop_named(self, group: Group, statement: str) -> None:
+        """A change logged as a statement is lost to us: whatever of ours it can mean stops."""
+        tables = ((source, table.name) for source, table in self.catalogue.items())
+        for source in named_in(statement, tables):
+            self._stop(
+                source,
+                f"GTID {self.txid(group)} changes {source} by a statement instead of rows "
+                f"({statement[:80]!r}); a session wrote with binlog_format other than ROW",
+            )
+
+    def _stop(self, source: str, why: str) -> None:
+        """Pass over this table from here on, and go on with the others."""
+        assert self.group is not None
+        if source not in self.stopped.stops:
+            _log.warning("database %s: %s has stopped: %s", self.settings.name, source, why)
+        self.stopped.stop(source, self.group.scn, why)
+        for table_id, mapped in self.tables.items():
+            if mapped is not None and mapped.schema.source == source:
+                self.tables[table_id] = None
+                self.on_table(table_id, mapped.body, None)
+
+    def forget_tables(self) -> None:
+        """Every table map is looked at again."""
+        self.tables.clear()
+        self._bodies.clear()
+        self.on_new_file()
+
+    def begin_again(self) -> None:
+        """Between two groups: stopped tables that were asked for are read from here on."""
+        if self.stopped.is_asked and self.group is None:
+            self.stopped.begin_again()
+            self.forget_tables()
 
     # -- rows
 
@@ -464,10 +464,13 @@ class BinlogDecoder:
             return True
         whole = bytes(body)
         mapped = None
-        if self.settings.captures(schema, table):
+        source = f"{schema}.{table}"
+        if self.settings.captures(schema, table) and not self.stopped.passes_over(
+            source, group.scn
+        ):
             try:
                 mapped = resolve(
-                    events.read_table_map(body),
+                    events.read_table_map(body, self.textual),
                     whole,
                     self.catalogue,
                     self.charsets,
@@ -477,7 +480,10 @@ class BinlogDecoder:
                 )
             except CatalogueDiffers:
                 return False
-            self._use(mapped.schema)
+            except TableUncertain as error:
+                self._stop(source, error.message)
+            else:
+                self._use(mapped.schema)
         self.tables[table_id] = mapped
         self._bodies[table_id] = whole
         self.on_table(table_id, whole, mapped)
@@ -510,6 +516,15 @@ class BinlogDecoder:
         found = mapped.rows(body, start, update=update, partial=partial)
         rows = itertools.islice(found, self.rows_done, None)
         self.rows_done = 0
+        try:
+            self._pack(rows, mapped, kind, update=update)
+        except TableUncertain as error:
+            self._stop(schema.source, error.message)
+
+    def _pack(
+        self, rows: Iterable[tuple[Row, Row]], mapped: MappedTable, kind: int, *, update: bool
+    ) -> None:
+        schema = mapped.schema
         if update:
             for before, after in rows:
                 self._update(mapped, schema, before, after)
@@ -540,19 +555,7 @@ class BinlogDecoder:
     ) -> None:
         group = self.group
         assert group is not None
-        self.out.append(
-            frame.pack_frame(
-                op=op,
-                scn=group.scn,
-                seq=group.seq,
-                source=schema.source_id,
-                schema_fp=schema.fingerprint,
-                commit_us=group.commit_us,
-                key=key,
-                before=before,
-                after=after,
-            )
-        )
+        self.out.append(row_change(op, schema, group, key, before, after))
         group.seq += 1
         group.event_count += 1
 
@@ -568,9 +571,7 @@ class BinlogDecoder:
         if self.group is not None:
             self._forget_group(f"{self._place(header)}: a file begins")
         self.checksums = body[len(body) - 1] == 1
-        self.tables.clear()
-        self._bodies.clear()
-        self.on_new_file()
+        self.forget_tables()
         return True
 
     def _heartbeat(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
@@ -589,7 +590,7 @@ class BinlogDecoder:
                 raise UnsupportedChange(
                     f"{self._place(header)}: a compressed event; set log_bin_compress = OFF"
                 )
-        elif header.type not in _PASSED_OVER and (
+        elif header.type not in events.PASSED_OVER and (
             header.type in events.OTHER_ROWS_EVENTS or not header.flags & 0x80
         ):
             raise UnsupportedChange(

@@ -6,10 +6,12 @@ Layouts: MariaDB's documentation, "Replication Protocol" and "Binlog event types
 from __future__ import annotations
 
 import struct
+import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 
 from databus.common.errors import FormatError
+from databus.relay.sources.mysql.stops import TableUncertain
 
 HEADER_BYTES = 19
 CRC_BYTES = 4
@@ -181,11 +183,18 @@ def table_map_names(body: memoryview) -> tuple[int, str, str]:
     return table_id, schema, bytes(body[table_start : table_start + body[schema_end + 1]]).decode()
 
 
-def read_table_map(body: memoryview) -> TableMap:
-    """A whole TABLE_MAP event.
+TEXT_OF_MYSQL = frozenset({15, 242, 252, 253, 254})
+"""Types that the list of character sets counts."""
+TEXT_OF_MARIADB = TEXT_OF_MYSQL | {140, 141, 255}
+"""The same of MariaDB, for which geometry, a kind of blob, is one of them."""
+
+
+def read_table_map(body: memoryview, textual: frozenset[int] = TEXT_OF_MARIADB) -> TableMap:
+    """A whole TABLE_MAP event; ``textual`` are the types that its list of character sets counts.
 
     Raises:
-        FormatError: it has no column names, or is not of its form.
+        FormatError: it is not of its form.
+        TableUncertain: it has no column names.
     """
     table_id, schema, table = table_map_names(body)
     at = 9 + body[8] + 1
@@ -200,7 +209,7 @@ def read_table_map(body: memoryview) -> TableMap:
     at += null_bytes
     extra = _optional(body, at)
     if 4 not in extra:
-        raise FormatError(
+        raise TableUncertain(
             f"the binlog has no column names for {schema}.{table}: it was written with "
             "binlog_row_metadata other than FULL"
         )
@@ -217,7 +226,7 @@ def read_table_map(body: memoryview) -> TableMap:
         metas,
         tuple(bool(nulls[i >> 3] >> (i & 7) & 1) for i in range(count)),
         _signs(real, extra.get(1)),
-        _collations(real, extra),
+        _collations(real, extra, textual),
         names,
         members,
         _primary_key(extra),
@@ -225,9 +234,9 @@ def read_table_map(body: memoryview) -> TableMap:
 
 
 _TWO_BYTE_META = frozenset({15, 16, 246, 247, 248, 253, 254, 141})
-_ONE_BYTE_META = frozenset({4, 5, 17, 18, 19, 245, 249, 250, 251, 252, 255, 140})
-_NUMERIC = frozenset({1, 2, 3, 4, 5, 8, 9, 246})
-_TEXTUAL = frozenset({15, 252, 253, 254, 140, 141})
+_ONE_BYTE_META = frozenset({4, 5, 17, 18, 19, 242, 245, 249, 250, 251, 252, 255, 140})
+_NUMERIC = frozenset({1, 2, 3, 4, 5, 8, 9, 13, 246})
+"""Types that the list of signs counts: YEAR is among them."""
 ENUM, SET, STRING = 247, 248, 254
 
 
@@ -299,12 +308,14 @@ def _signs(types: tuple[int, ...], data: memoryview | None) -> tuple[bool, ...]:
     return tuple(signs)
 
 
-def _collations(types: tuple[int, ...], extra: dict[int, memoryview]) -> tuple[int, ...]:
-    text = _expanded(sum(code in _TEXTUAL for code in types), extra.get(2), extra.get(3))
+def _collations(
+    types: tuple[int, ...], extra: dict[int, memoryview], textual: frozenset[int]
+) -> tuple[int, ...]:
+    text = _expanded(sum(code in textual for code in types), extra.get(2), extra.get(3))
     listed = _expanded(sum(code in (ENUM, SET) for code in types), extra.get(10), extra.get(11))
     texts, lists = iter(text), iter(listed)
     return tuple(
-        next(texts) if code in _TEXTUAL else next(lists) if code in (ENUM, SET) else 0
+        next(texts) if code in textual else next(lists) if code in (ENUM, SET) else 0
         for code in types
     )
 
@@ -349,3 +360,43 @@ def _primary_key(extra: dict[int, memoryview]) -> tuple[int, ...]:
     if 9 in extra:
         return tuple(_numbers(extra[9])[::2])
     return ()
+
+
+PASSED_OVER = frozenset(
+    {
+        EventType.STOP,
+        EventType.INTVAR,
+        EventType.RAND,
+        EventType.USER_VAR,
+        EventType.ANNOTATE_ROWS,
+        EventType.BINLOG_CHECKPOINT,
+        EventType.GTID_LIST,
+        EventType.START_ENCRYPTION,
+        EventType.PREVIOUS_GTIDS,
+        EventType.TRANSACTION_CONTEXT,
+        EventType.VIEW_CHANGE,
+    }
+)
+"""Events that say nothing of rows."""
+
+
+def checked_body(header: Header, event: memoryview, checksums: bool, where: str) -> memoryview:
+    """An event's body without its checksum, which was verified where there is one.
+
+    Raises:
+        FormatError: it is wrong.
+    """
+    is_format = header.type == EventType.FORMAT_DESCRIPTION
+    checked = read_checksum_algorithm(event) == 1 if is_format else checksums
+    if not checked:
+        # A format description has room for a checksum even where there is none.
+        return event[HEADER_BYTES : len(event) - CRC_BYTES if is_format else len(event)]
+    stop = len(event) - CRC_BYTES
+    expected = int.from_bytes(event[stop:], "little")
+    found = zlib.crc32(event[:stop])
+    if found != expected:
+        raise FormatError(
+            f"{where}: the checksum of an event of type {header.type} and "
+            f"{len(event)} bytes is {found:#010x}, expected {expected:#010x}"
+        )
+    return event[HEADER_BYTES:stop]

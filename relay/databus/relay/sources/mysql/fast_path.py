@@ -14,7 +14,6 @@ from databus.relay.sources.mysql.plan import KernelTables
 from databus.relay.sources.mysql.walk import walk
 
 _FIRST_IMAGE_BYTES = 1 << 18
-_NEVER = (1 << 63) - 1
 
 
 def warm_up() -> None:
@@ -107,7 +106,8 @@ class FastPath:
         cells[c.DOMAIN] = decoder.domain_id
         cells[c.CHECKSUMS] = decoder.checksums
         cells[c.GROUPS] = decoder.groups_in_kernel
-        cells[c.EXPECT] = _NEVER if decoder.expected is None else decoder.expected.scn
+        cells[c.EXPECT] = c.NO_EXPECT if decoder.expected is None else decoder.expected.scn
+        cells[[c.UUID_LOW, c.UUID_HIGH, c.SCN_BASE]] = decoder.kernel_server
         cells[c.END_OFFSET] = decoder.offset
         cells[c.FOREIGN_GROUPS] = decoder.foreign_groups
         cells[c.OTHER_GROUPS] = decoder.other_groups
@@ -132,8 +132,9 @@ class FastPath:
         last = (cells[c.SCN], cells[c.GROUP_DOMAIN])
         if last == (cells[c.RESOLVED], cells[c.DOMAIN]) and last[0] != decoder.resolved:
             decoder.mark = Mark(cells[c.SCN], cells[c.GROUP_SERVER], cells[c.COMMIT_US])
-        decoder.resolved = cells[c.RESOLVED]
-        decoder.last_seq_no = cells[c.LAST_SEQ_NO]
+        came_to = cells[c.RESOLVED], cells[c.LAST_SEQ_NO]
+        if came_to != (decoder.resolved, decoder.last_seq_no):
+            decoder.came_to(*came_to, cells[c.SEQ_NO_BEFORE])
         decoder.offset = cells[c.END_OFFSET]
         decoder.foreign_groups = cells[c.FOREIGN_GROUPS]
         decoder.other_groups = cells[c.OTHER_GROUPS]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
+from databus.common.frame import Op, pack_frame
+from databus.common.schema import SourceSchema
 from databus.relay.sources.mysql.events import GtidFlag
 
 PART_BYTES = 1 << 20
@@ -34,6 +37,41 @@ class Group:
     def prepares(self) -> bool:
         """Whether its rows count only when another group commits them."""
         return bool(self.flags & GtidFlag.PREPARED_XA)
+
+
+def schema_change(schema: SourceSchema, group: Group) -> bytes:
+    """The frame that tells of a table's new schema, at the group's present place."""
+    return pack_frame(
+        op=Op.SCHEMA_CHANGE,
+        scn=group.scn,
+        seq=group.seq,
+        source=schema.source_id,
+        schema_fp=schema.fingerprint,
+        commit_us=group.commit_us,
+        after=json.dumps(schema.to_json(), separators=(",", ":")).encode(),
+    )
+
+
+def row_change(
+    op: Op,
+    schema: SourceSchema,
+    group: Group,
+    key: bytes,
+    before: bytes | None,
+    after: bytes | None,
+) -> bytes:
+    """The frame of one event, at the group's present place."""
+    return pack_frame(
+        op=op,
+        scn=group.scn,
+        seq=group.seq,
+        source=schema.source_id,
+        schema_fp=schema.fingerprint,
+        commit_us=group.commit_us,
+        key=key,
+        before=before,
+        after=after,
+    )
 
 
 class FrameBuffer:

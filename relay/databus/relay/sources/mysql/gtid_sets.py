@@ -102,11 +102,18 @@ def head_of(executed: Mapping[str, Intervals], uuids: Sequence[str]) -> int:
     return 0
 
 
-def seen_at(executed: GtidSet, purged: GtidSet, uuids: Sequence[str], scn: int) -> GtidSet:
+def seen_at(
+    executed: GtidSet,
+    purged: GtidSet,
+    uuids: Sequence[str],
+    scn: int,
+    ends: Sequence[int] = (),
+) -> GtidSet:
     """What a reader that is at ``scn`` needs not be sent of what the server has executed.
 
-    Of the generations before, everything; of its own, what is up to its number; of the later
-    ones, nothing; and of what is no generation of ours, everything.  Tagged GTIDs of our servers
+    Of the generations before, what is up to their ``ends``, or everything where those are not
+    known; of its own, what is up to its number; of the later ones, nothing; and of what is no
+    generation of ours, everything.  Tagged GTIDs of our servers
     have no place in the clock: they are to be sent, so that they are refused and not lost; but
     not those that are purged.
     """
@@ -114,11 +121,14 @@ def seen_at(executed: GtidSet, purged: GtidSet, uuids: Sequence[str], scn: int) 
     for name in executed:
         if ":" in name and name.partition(":")[0] in uuids:
             seen[name] = purged.get(name, ())
+    known = (*ends[: generation_of(scn)], *(None for _ in uuids))
     for generation, name in enumerate(uuids):
         if generation == generation_of(scn):
             seen[name] = clipped(executed.get(name, ()), number_of(scn))
         elif generation > generation_of(scn):
             seen[name] = ()
+        elif (end := known[generation]) is not None:
+            seen[name] = clipped(executed.get(name, ()), end)
     return {name: intervals for name, intervals in seen.items() if intervals}
 
 

@@ -8,10 +8,12 @@ transaction itself is remembered, as every server that has it shows it.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from databus.common.errors import FormatError, SourcePositionLost
+from databus.relay.sources.mysql.stops import Stop
 from databus.relay.sources.source import Transaction
 
 
@@ -57,11 +59,16 @@ class Memo:
     """What is needed to go on after ``scn``, beyond that number.
 
     ``prepared`` is where the oldest XA transaction was prepared that is not completed yet.
+    ``ends`` (MySQL) are the last numbers that were read of each generation: by those before that
+    of ``scn`` a server is noticed that writes again after another one has taken over.
+    ``stopped`` are the tables that are passed over.
     """
 
     scn: int
     mark: Mark | None = None
     prepared: int | None = None
+    ends: tuple[int, ...] = ()
+    stopped: Mapping[str, Stop] = field(default_factory=dict)
 
     @property
     def read_from(self) -> int:
@@ -75,12 +82,14 @@ class Memo:
 
     def encode(self) -> str:
         """As JSON."""
-        mark = self.mark
+        mark, stopped = self.mark, sorted(self.stopped.items())
         return json.dumps(
             {
                 "scn": self.scn,
                 "mark": [mark.scn, mark.server_id, mark.commit_us] if mark else None,
                 "prepared": self.prepared,
+                "ends": self.ends,
+                "stopped": {name: [stop.since_scn, stop.why] for name, stop in stopped},
             }
         )
 
@@ -107,9 +116,11 @@ class Recalled:
         """The memo to go on with."""
         kept = self.kept
         if kept is None or kept.scn > after_scn:
-            return Memo(after_scn, self.mark)
+            stopped = kept.stopped if kept is not None else {}
+            return Memo(after_scn, self.mark, stopped=stopped)
         since = [scn for scn in (kept.prepared, kept.scn + 1) if scn is not None]
-        return Memo(after_scn, self.mark, min(since) if since[0] <= after_scn else None)
+        prepared = min(since) if since[0] <= after_scn else None
+        return Memo(after_scn, self.mark, prepared, kept.ends, kept.stopped)
 
 
 def decode_memo(text: str) -> Memo:
@@ -125,6 +136,11 @@ def decode_memo(text: str) -> Memo:
             int(document["scn"]),
             Mark(*(int(number) for number in mark)) if mark is not None else None,
             int(prepared) if prepared is not None else None,
+            tuple(int(number) for number in document.get("ends", ())),
+            {
+                str(name): Stop(int(since_scn), str(why))
+                for name, (since_scn, why) in document.get("stopped", {}).items()
+            },
         )
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{text[:200]!r} is no memo of a binlog: {error}") from error

@@ -20,6 +20,7 @@ from databus.relay.sources.mysql.columns import (
 from databus.relay.sources.mysql.decimals import Decoder
 from databus.relay.sources.mysql.events import TableMap, packed_int
 from databus.relay.sources.mysql.json_diffs import applied
+from databus.relay.sources.mysql.stops import TableUncertain
 from databus.relay.sources.mysql.tables import Catalogue, Table
 
 _PARTIAL_JSON = 1
@@ -74,7 +75,7 @@ class MappedTable:
         for _ in range(2 if update else 1):
             present = int.from_bytes(body[at : at + bitmap_bytes], "little")
             if present & (1 << count) - 1 != (1 << count) - 1:
-                raise UnsupportedChange(
+                raise TableUncertain(
                     f"{where}: a row came without some of its columns; a session wrote with "
                     "binlog_row_image other than FULL"
                 )
@@ -185,7 +186,7 @@ def _column(
     try:
         return column_of(name, type_name, nullable, zero_dates)
     except UnsupportedChange as error:
-        raise UnsupportedChange(f"{source}: {error.message}") from None
+        raise TableUncertain(f"{source}: {error.message}") from None
 
 
 def _agrees(table: TableMap, types: list[str], known: Table) -> bool:
@@ -215,7 +216,7 @@ def _key(
     configured = keys.of(source, table.names)
     if configured:
         return configured, True
-    raise UnsupportedChange(
+    raise TableUncertain(
         f"{source} has no primary key and no unique index without nulls, so its rows cannot be "
         f"told apart; ALTER TABLE {source} ADD PRIMARY KEY (...), or leave it out of sources"
     )

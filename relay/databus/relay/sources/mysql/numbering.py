@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from databus.common.errors import SourcePositionLost
@@ -15,8 +15,10 @@ from databus.relay.sources.mysql.decoder import BinlogDecoder
 from databus.relay.sources.mysql.gtid_sets import GtidSet, Intervals
 from databus.relay.sources.mysql.lineage import Mark, Memo
 from databus.relay.sources.mysql.mysql_decoder import MySqlDecoder
+from databus.relay.sources.mysql.places import PlacedSnapshot
 from databus.relay.sources.mysql.settings import Settings
 from databus.relay.sources.mysql.tables import Catalogue
+from databus.relay.sources.mysql.turns import Turn, is_replicating
 from databus.relay.sources.source import Snapshot
 
 
@@ -25,10 +27,14 @@ class DumpStart:
     """What to ask the server for, and the transaction to recognise in what comes.
 
     ``expected`` is None where that one was purged: then nothing tells histories apart.
+    ``after_scn``: no transaction up to there may come; 0 where files are read from their
+    beginning.  ``ends``: see ``Memo``.
     """
 
     request: BinlogRequest
     expected: Mark | None
+    after_scn: int = 0
+    ends: tuple[int, ...] = ()
 
 
 class Numbering(Protocol):
@@ -115,7 +121,7 @@ class DomainNumbering:
 
     @contextmanager
     def snapshot(self, connection: Connection) -> Iterator[Snapshot]:
-        """Exact: the server names the snapshot's place in the binlog."""
+        """The server names the snapshot's place in the binlog; what lies before it, the stream."""
         connection.query(_REPEATABLE)
         with transaction(connection, _CONSISTENT):
             place = {
@@ -123,8 +129,13 @@ class DomainNumbering:
                 for name, value in connection.query("SHOW STATUS LIKE 'binlog_snapshot_%'")
             }
             file = str(place["binlog_snapshot_file"])
-            offset = int(place["binlog_snapshot_position"])
-            yield GtidSnapshot(positions.scn_of_snapshot(connection, file, offset, self.domain_id))
+            yield PlacedSnapshot(file, int(place["binlog_snapshot_position"]))
+
+    def located(self, connection: Connection, snapshot: PlacedSnapshot) -> GtidSnapshot:
+        """The same snapshot by its GTID, where the stream cannot tell: the server looks it up."""
+        return GtidSnapshot(
+            positions.scn_of_snapshot(connection, snapshot.file, snapshot.offset, self.domain_id)
+        )
 
     def facts(self, connection: Connection) -> dict[str, Any]:
         """The domain and the binlog's position."""
@@ -159,6 +170,7 @@ class UuidNumbering:
     """MySQL: the numbers of the servers that have written, one server after the other."""
 
     uuids: tuple[str, ...]
+    turn: Turn = field(default_factory=Turn, compare=False)
 
     def clock(self, name: str) -> str:
         """``mysql:<first uuid>:<clock name>``."""
@@ -166,35 +178,65 @@ class UuidNumbering:
 
     def head(self, connection: Connection) -> int:
         """The newest GTID of the last server that has written."""
-        return gtid_sets.head_of(executed_gtids(connection), self.uuids)
+        return self._head(connection, executed_gtids(connection))
+
+    def _head(self, connection: Connection, executed: GtidSet) -> int:
+        """The same of a set; what a replica has written for itself is not the newest."""
+        own = own_uuid(connection) if len(self.uuids) > 1 else ""
+        if own not in self.uuids:
+            return gtid_sets.head_of(executed, self.uuids)
+        others = {name: intervals for name, intervals in executed.items() if name != own}
+        before = gtid_sets.head_of(others, self.uuids)
+        if is_replicating(connection):
+            self.turn.ended_scn = None
+            return before
+        self.turn.ended_scn = before
+        return gtid_sets.head_of(executed, self.uuids)
 
     def dump_after(self, connection: Connection, settings: Settings, memo: Memo) -> DumpStart:
         """By the set of what has been seen; the server finds the place."""
         after_scn = memo.scn
         executed = executed_gtids(connection)
         where = f"{settings.host}:{settings.port} (database={settings.name})"
-        head = gtid_sets.head_of(executed, self.uuids)
-        if after_scn > head:
+        head = self._head(connection, executed)
+        if self._number_in(executed, after_scn) < gtid_sets.number_of(after_scn):
             raise SourcePositionLost(
                 f"we are at scn {self._told(after_scn)}, but {where} has only come to "
                 f"{self._told(head)}; it was reset, restored from a backup, or is a replica that "
-                "lags behind"
+                "lags behind or was promoted without the last transactions of its primary"
             )
         purged = gtid_sets.parse_gtid_set(str(connection.row("SELECT @@global.gtid_purged")[0]))
-        seen = gtid_sets.seen_at(executed, purged, self.uuids, after_scn)
-        for name in self.uuids:
+        seen = gtid_sets.seen_at(executed, purged, self.uuids, after_scn, memo.ends)
+        # While something of our server is left, what its successor has purged before that was
+        # written before it took over.
+        more = self._number_in(purged, after_scn) < self._number_in(executed, after_scn)
+        for generation, name in enumerate(self.uuids):
             last = gtid_sets.largest(purged.get(name, ()))
+            if generation > gtid_sets.generation_of(after_scn) and more:
+                continue
             if last > gtid_sets.largest(seen.get(name, ())):
                 raise SourcePositionLost(
                     f"we are at scn {self._told(after_scn)}, but {where} has purged its binlog "
                     f"up to {name}:{last}. It reaches to {self._told(head)}"
                 )
-        seen = gtid_sets.seen_at(executed, purged, self.uuids, memo.read_from)
+        seen = gtid_sets.seen_at(executed, purged, self.uuids, memo.read_from, memo.ends)
+        ends = [gtid_sets.largest(seen.get(name, ())) for name in self.uuids]
+        for generation in range(len(self.uuids)):
+            if generation > gtid_sets.generation_of(memo.read_from):
+                ends[generation] = 0
+            if generation == gtid_sets.generation_of(after_scn):
+                ends[generation] = gtid_sets.number_of(after_scn)
         for name in self.uuids:
             seen[name] = gtid_sets.union(seen.get(name, ()), purged.get(name, ()))
         seen = {name: intervals for name, intervals in seen.items() if intervals}
         request = BinlogRequest("", positions.FIRST_OFFSET, gtid_sets.encode_gtid_set(seen))
-        return DumpStart(request, self._expected(memo.mark, purged))
+        return DumpStart(request, self._expected(memo.mark, purged), memo.read_from, tuple(ends))
+
+    def _number_in(self, gtids: GtidSet, scn: int) -> int:
+        """The largest number in a set of the server that ``scn`` belongs to."""
+        generation = gtid_sets.generation_of(scn)
+        name = self.uuids[generation] if generation < len(self.uuids) else ""
+        return gtid_sets.largest(gtids.get(name, ()))
 
     def _expected(self, mark: Mark | None, purged: GtidSet) -> Mark | None:
         if mark is None:
@@ -212,7 +254,7 @@ class UuidNumbering:
         self, settings: Settings, charsets: Charsets, catalogue: Catalogue, after_scn: int
     ) -> BinlogDecoder:
         """The reader of MySQL's groups."""
-        return MySqlDecoder(settings, charsets, catalogue, self.uuids, after_scn)
+        return MySqlDecoder(settings, charsets, catalogue, self.uuids, after_scn, self.turn)
 
     @contextmanager
     def snapshot(self, connection: Connection) -> Iterator[Snapshot]:
@@ -228,7 +270,7 @@ class UuidNumbering:
             after = executed_gtids(connection)
             for name, number in owned.items():
                 after[name] = (*after.get(name, ()), (number, number))
-            yield BracketSnapshot(self.uuids, before, gtid_sets.head_of(after, self.uuids))
+            yield BracketSnapshot(self.uuids, before, self._head(connection, after))
 
     def facts(self, connection: Connection) -> dict[str, Any]:
         """The servers that count, and what is executed."""

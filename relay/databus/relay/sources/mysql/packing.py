@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from databus.common.kernels import I64Array, U8Array, crc32c, i64, jit
+from databus.common.kernels import I64Array, U8Array, crc32c, i64, jit_uncounted
 from databus.common.xxh3 import xxh3_64
 from databus.relay.sources.mysql import cells as c
 from databus.relay.sources.mysql.values import put_bytes
@@ -17,7 +17,7 @@ _END_OF_WINDOW = 64
 _HAS_BEFORE, _HAS_AFTER = 1, 2
 
 
-@jit
+@jit_uncounted
 def put_event(
     out: U8Array,
     words: I64Array,
@@ -62,17 +62,22 @@ def put_event(
     plan[c.EVENT_COUNT] += 1
 
 
-@jit
+@jit_uncounted
 def end_group(out: U8Array, words: I64Array, plan: I64Array) -> None:
     """Close the open group; there is room for an end-of-window frame."""
     if plan[c.WANTED]:
         if plan[c.SEQ]:
             start = plan[c.FILL]
-            to = _put_number(out, start + _FRAME_BYTES, plan[c.GROUP_DOMAIN])
-            out[to] = 45
-            to = _put_number(out, to + 1, plan[c.GROUP_SERVER])
-            out[to] = 45
-            to = _put_number(out, to + 1, plan[c.SCN])
+            if plan[c.GROUPS] == c.GROUPS_MYSQL:
+                to = _put_uuid(out, start + _FRAME_BYTES, plan)
+                out[to] = 58
+                to = _put_number(out, to + 1, plan[c.SCN] - plan[c.SCN_BASE])
+            else:
+                to = _put_number(out, start + _FRAME_BYTES, plan[c.GROUP_DOMAIN])
+                out[to] = 45
+                to = _put_number(out, to + 1, plan[c.GROUP_SERVER])
+                out[to] = 45
+                to = _put_number(out, to + 1, plan[c.SCN])
             key_bytes = to - start - _FRAME_BYTES
             for index in range(4):
                 out[to + index] = plan[c.EVENT_COUNT] >> 8 * index & 0xFF
@@ -88,7 +93,7 @@ def end_group(out: U8Array, words: I64Array, plan: I64Array) -> None:
     plan[c.SENT_PART] = 0
 
 
-@jit
+@jit_uncounted
 def _put_key(
     out: U8Array,
     to: int,
@@ -109,7 +114,7 @@ def _put_key(
     return to
 
 
-@jit
+@jit_uncounted
 def _put_number(out: U8Array, to: int, value: int) -> int:
     """A number in decimal digits."""
     digits = 1
@@ -123,7 +128,22 @@ def _put_number(out: U8Array, to: int, value: int) -> int:
     return to + digits
 
 
-@jit
+@jit_uncounted
+def _put_uuid(out: U8Array, to: int, plan: I64Array) -> int:
+    """The uuid of the cells as text, ``3e11fa47-71ca-11e1-9e33-c80aa9429562``."""
+    for index in range(16):
+        if index in (4, 6, 8, 10):
+            out[to] = 45
+            to += 1
+        half = plan[c.UUID_LOW] if index < 8 else plan[c.UUID_HIGH]
+        byte = half >> 8 * (index & 7) & 0xFF
+        for digit in (byte >> 4, byte & 15):
+            out[to] = digit + (48 if digit < 10 else 87)
+            to += 1
+    return to
+
+
+@jit_uncounted
 def _seal(
     out: U8Array,
     words: I64Array,

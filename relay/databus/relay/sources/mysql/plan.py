@@ -15,6 +15,14 @@ from databus.relay.sources.mysql.columns import StreamColumn
 from databus.relay.sources.mysql.events import ENUM, SET, STRING
 from databus.relay.sources.mysql.mapped import MappedTable
 
+_SIZED = (
+    types.VARCHAR,
+    types.VAR_STRING,
+    STRING,
+    types.BLOB,
+    types.GEOMETRY,
+    types.VECTOR,
+)
 _SINGLE_BYTE_GROWTH = 3
 _LONGEST_FIXED_BYTES = 48
 
@@ -115,7 +123,7 @@ class KernelTables:
             if not column.unsigned:
                 return c.OP_SIGNED, width, 0, fixed
             return (c.OP_UINT64, 0, 0, fixed) if width == 8 else (c.OP_UNSIGNED, width, 0, fixed)
-        if code in (types.VARCHAR, types.VAR_STRING, STRING, types.BLOB, types.GEOMETRY):
+        if code in _SIZED:
             return self._sized(column)
         if code in (ENUM, SET):
             op = c.OP_ENUM if code == ENUM else c.OP_SET

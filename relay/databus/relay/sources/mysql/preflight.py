@@ -6,6 +6,8 @@ Every finding names the setting, what it is, and the statement that mends it.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
+from dataclasses import replace
 
 from databus.common.errors import UnsupportedChange
 from databus.relay.sources.mysql.charsets import Charsets
@@ -212,11 +214,19 @@ def _select_findings(
     return findings
 
 
-def table_findings(catalogue: Catalogue, charsets: Charsets, settings: Settings) -> list[Finding]:
-    """Tables without a key, and types or character sets that cannot be carried."""
-    findings = []
+def table_findings(
+    catalogue: Catalogue, charsets: Charsets, settings: Settings, stopped: Container[str] = ()
+) -> list[Finding]:
+    """Tables without a key, and types or character sets that cannot be carried.
+
+    Of tables that have ``stopped`` they are told, but stand in nobody's way.
+    """
+    findings: list[Finding] = []
     for table in catalogue.values():
-        findings.extend(_one_table(table, charsets, settings))
+        found = _one_table(table, charsets, settings)
+        if table.source in stopped:
+            found = [replace(finding, fatal=False) for finding in found]
+        findings.extend(found)
     return findings
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
 
 from databus.common.config import DatabaseConfig
@@ -14,6 +15,7 @@ from databus.common.errors import (
     SourcePositionLost,
     SourceUnavailable,
     UnknownSource,
+    UnsupportedChange,
 )
 from databus.common.kernels import COMPILED
 from databus.common.schema import SourceSchema
@@ -26,12 +28,14 @@ from databus.relay.sources.mysql.fast_path import FastPath, warm_up
 from databus.relay.sources.mysql.lineage import Memo, Recalled, decode_memo, mark_of
 from databus.relay.sources.mysql.numbering import DomainNumbering, Numbering, has_prepared
 from databus.relay.sources.mysql.packets import PacketBuffer
+from databus.relay.sources.mysql.places import Place, PlacedSnapshot, Places
 from databus.relay.sources.mysql.preflight import (
     choose_numbering,
     server_findings,
     table_findings,
 )
 from databus.relay.sources.mysql.settings import read_settings
+from databus.relay.sources.mysql.stops import StoppedTables
 from databus.relay.sources.mysql.tables import Catalogue, load_catalogue
 from databus.relay.sources.mysql.tls import receive_into
 from databus.relay.sources.source import (
@@ -39,6 +43,7 @@ from databus.relay.sources.source import (
     Chunk,
     ChunkRequest,
     Finding,
+    Snapshot,
     TableSize,
     Transaction,
     raise_findings,
@@ -50,6 +55,8 @@ _log = logging.getLogger(__name__)
 _HEARTBEAT_S = 0.5
 _SILENCE_S = 10.0
 _BATCH_AT_LEAST_EVERY_S = 0.4
+_STREAM_COMES_BY_S = 0.5
+_TAKEN_UP_EVERY_S = 0.02
 
 
 class MySqlSource:
@@ -83,6 +90,8 @@ class MySqlSource:
         self._numbering: Numbering = DomainNumbering(0)
         self._decoder: BinlogDecoder | None = None
         self._recalled: Recalled | None = None
+        self._stopped = StoppedTables({})
+        self._places: Places | None = None
 
     @property
     def clock(self) -> str:
@@ -145,7 +154,7 @@ class MySqlSource:
         return [
             *findings,
             *numbering,
-            *table_findings(self._catalogue, self._charsets, settings),
+            *table_findings(self._catalogue, self._charsets, settings, self._stopped.stops),
         ]
 
     def _query_connection(self) -> Connection:
@@ -187,7 +196,7 @@ class MySqlSource:
         """The scn of the server's last transaction."""
         return await self._ask(lambda: self._numbering.head(self._query_connection()))
 
-    async def stream(self, after_scn: int) -> AsyncIterator[Batch]:
+    async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """All windows after ``after_scn``; see ``Source.stream``."""
         settings = self._settings
         memo = await self._memo_for(after_scn)
@@ -196,15 +205,19 @@ class MySqlSource:
         )
         assert self._charsets is not None, "open() comes before stream()"
         decoder = self._numbering.decoder(settings, self._charsets, self._catalogue, after_scn)
-        decoder.expected = start.expected
+        decoder.expected, decoder.ends = start.expected, start.ends
+        decoder.last_seq_no = start.after_scn
+        decoder.stopped = self._stopped = self._stops_of(memo)
         decoder.assume(await self.schemas())
         self._decoder = decoder
+        self._places = Places() if isinstance(self._numbering, DomainNumbering) else None
         connection = await asyncio.to_thread(Connection, settings)
         self._stream_connection = connection
         try:
             async for batch in self._batches(connection, decoder, start.request):
                 yield batch
         finally:
+            self._places = None
             connection.close()
             decoder.prepared.close()
 
@@ -215,6 +228,15 @@ class MySqlSource:
         if mark is None and kept is not None:
             mark = kept.mark
         self._recalled = Recalled(after_scn, mark, kept)
+        if kept is not None:
+            self._stopped = self._stops_of(kept)
+
+    def _stops_of(self, memo: Memo) -> StoppedTables:
+        """The tables that have stopped, as far as they are captured still."""
+        captures = self._settings.captures
+        return StoppedTables(
+            {name: stop for name, stop in memo.stopped.items() if captures(*name.split(".", 1))}
+        )
 
     async def _memo_for(self, after_scn: int) -> Memo:
         """What is needed before ``after_scn``: as we were told, or as the server says."""
@@ -223,11 +245,13 @@ class MySqlSource:
             return recalled.memo(after_scn)
         prepared = await self._ask(lambda: has_prepared(self._query_connection()))
         mark = recalled.mark if recalled is not None else None
-        return Memo(after_scn, mark, 1 if prepared else None)
+        kept = recalled.kept if recalled is not None else None
+        stopped = kept.stopped if kept is not None else {}
+        return Memo(after_scn, mark, 1 if prepared else None, stopped=stopped)
 
     async def _batches(
         self, connection: Connection, decoder: BinlogDecoder, request: BinlogRequest
-    ) -> AsyncIterator[Batch]:
+    ) -> AsyncGenerator[Batch, None]:
         settings = self._settings
         where = f"{settings.host}:{settings.port} (database={settings.name})"
         decoder.checksums = (
@@ -253,6 +277,7 @@ class MySqlSource:
                 raise SourceUnavailable(f"{where} closed the connection")
             packets.received(count)
             while True:
+                decoder.begin_again()
                 current = decoder.payload.packets if decoder.payload else packets
                 if fast is not None and not current.in_long_event:
                     need_bytes = fast.run(current)
@@ -282,6 +307,9 @@ class MySqlSource:
                         yield self._batch(decoder)
                 if decoder.pending_bytes >= PART_BYTES:
                     yield self._batch(decoder)
+            if self._places is not None and decoder.last_seq_no >= decoder.resolved:
+                # Not while groups are read again that lie before where the stream goes on.
+                self._places.passed(decoder.file, decoder.offset, decoder.resolved)
             now_s = time.monotonic()
             if decoder.pending_bytes or now_s - told_at_s >= _BATCH_AT_LEAST_EVERY_S:
                 told_at_s = now_s
@@ -303,17 +331,21 @@ class MySqlSource:
     # -- tables
 
     async def schemas(self) -> list[SourceSchema]:
-        """The captured tables as they are now."""
-        catalogue = await self._fresh_catalogue()
-        return [
-            table.source_schema(self._settings.zero_dates)
-            for table in catalogue.values()
-            if table.key
-        ]
+        """The captured tables as they are now; one that has stopped is left out if it has to be."""
+        found = []
+        for table in (await self._fresh_catalogue()).values():
+            try:
+                if table.key:
+                    found.append(table.source_schema(self._settings.zero_dates))
+            except UnsupportedChange:
+                if table.source not in self._stopped.stops:
+                    raise
+        return found
 
     async def largest_key(self, source: str) -> list[Any] | None:
         """The largest key of a table; None when it is empty."""
         settings = self._table_settings(source)
+        await self._begin_again(source)
         return await self._read(lambda c: chunks.largest_key(c, settings, source))
 
     async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
@@ -332,7 +364,35 @@ class MySqlSource:
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
         """Read a chunk in a snapshot whose place in the binlog is known."""
         settings = self._table_settings(request.source)
-        return await self._read(lambda c: chunks.read_chunk(c, settings, self._numbering, request))
+        if request.is_of_whole_table:
+            await self._begin_again(request.source)
+        chunk = await self._read(lambda c: chunks.read_chunk(c, settings, self._numbering, request))
+        if isinstance(chunk.snapshot, PlacedSnapshot):
+            chunk = dataclasses.replace(chunk, snapshot=await self._located(chunk.snapshot))
+        return chunk
+
+    async def _begin_again(self, source: str) -> None:
+        """All of a table is about to be read: if it has stopped, the stream takes it up before."""
+        stopped = self._stopped
+        if source not in stopped.stops:
+            return
+        table = (await self._fresh_catalogue()).get(source)
+        if table is not None:
+            table.source_schema(self._settings.zero_dates)
+        stopped.ask_for(source)
+        while source in stopped.stops:
+            await asyncio.sleep(_TAKEN_UP_EVERY_S)
+
+    async def _located(self, snapshot: PlacedSnapshot) -> Snapshot:
+        """What a snapshot shows: the stream, which is about to pass its place, knows best."""
+        numbering = self._numbering
+        assert isinstance(numbering, DomainNumbering), "only MariaDB names a snapshot's place"
+        if self._places is not None:
+            place = Place.of(snapshot.file, snapshot.offset)
+            found = await self._places.wait_around(place, _STREAM_COMES_BY_S)
+            if found is not None:
+                return found
+        return await self._read(lambda c: numbering.located(c, snapshot))
 
     async def _read(self, question: Callable[[Connection], _T]) -> _T:
         """Put a question about rows on a connection of its own, in a thread."""
@@ -370,6 +430,11 @@ class MySqlSource:
                 "foreign_groups": decoder.foreign_groups,
                 "groups_without_events": decoder.other_groups,
             }
+        facts["stopped_tables"] = {
+            source: {"since_scn": stop.since_scn, "why": stop.why}
+            for source, stop in self._stopped.stops.items()
+        }
+        facts["warnings"] = self._stopped.warnings()
         return facts
 
     def _server_facts(self) -> dict[str, Any]:

@@ -140,6 +140,8 @@ def _columns(connection: Connection, inside: str) -> dict[tuple[str, str], list[
         clause = "json_valid(`" + str(name).replace("`", "``") + "`)"
         if type_name == "longtext" and (str(schema), str(table), clause) in checked:
             type_name = "json"
+        elif connection.is_mysql and type_name.startswith("vector("):
+            type_name = "vector"  # MariaDB's lies otherwise in its binlog.
         found.setdefault((str(schema), str(table)), []).append(
             TableColumn(
                 str(name), type_name, null == "YES", str(charset or ""), str(collation or "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from databus.common import kernels
-from databus.common.kernels import I64Array, U8Array, i64, jit, load_i64, load_u32
+from databus.common.kernels import I64Array, U8Array, i64, jit_uncounted, load_i64, load_u32
 from databus.relay.sources.mysql import cells as c
 
 _U7 = np.uint64(7)
@@ -22,7 +22,7 @@ _FRACTION_US = np.array([1_000_000, 10_000, 100, 1], dtype=np.int64)
 _MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], dtype=np.int64)
 
 
-@jit
+@jit_uncounted
 def put_bytes(to: U8Array, at: int, source: U8Array, start: int, count: int) -> int:
     """Copy and return where the copy ends."""
     if count >= 16:
@@ -33,7 +33,7 @@ def put_bytes(to: U8Array, at: int, source: U8Array, start: int, count: int) -> 
     return at + count
 
 
-@jit
+@jit_uncounted
 def _put_long(out: U8Array, at: int, value: int) -> int:
     """Avro's long: zigzag, seven bits a byte."""
     rest = np.uint64((value << 1) ^ (value >> 63))
@@ -45,7 +45,7 @@ def _put_long(out: U8Array, at: int, value: int) -> int:
     return at + 1
 
 
-@jit
+@jit_uncounted
 def _bit_count(value: np.uint64) -> int:
     bits = 0
     while value >> np.uint64(8):
@@ -57,7 +57,7 @@ def _bit_count(value: np.uint64) -> int:
     return bits
 
 
-@jit
+@jit_uncounted
 def _put_big(out: U8Array, at: int, magnitude: np.uint64, negative: bool) -> int:
     """Avro bytes of an integer: two's complement, big-endian, as short as it can be."""
     if magnitude == np.uint64(0):
@@ -75,7 +75,7 @@ def _put_big(out: U8Array, at: int, magnitude: np.uint64, negative: bool) -> int
     return at + count
 
 
-@jit
+@jit_uncounted
 def _load_big_endian(buf: U8Array, at: int, width: int) -> int:
     value = i64(0)
     for index in range(width):
@@ -83,14 +83,14 @@ def _load_big_endian(buf: U8Array, at: int, width: int) -> int:
     return value
 
 
-@jit
+@jit_uncounted
 def _load_little_endian(buf: U8Array, at: int, width: int) -> int:
     """A number of 1 to 8 bytes, without a loop: behind the last event there is slack."""
     word = load_i64(buf, at)
     return word if width == 8 else word & (i64(1) << 8 * width) - 1
 
 
-@jit
+@jit_uncounted
 def _put_decimal(
     out: U8Array, at: int, buf: U8Array, start: int, precision: int, scale: int, plan: I64Array
 ) -> tuple[int, int]:
@@ -132,7 +132,7 @@ def _put_decimal(
     return _put_limbs(out, at, plan, limb_count, negative), place
 
 
-@jit
+@jit_uncounted
 def _put_limbs(out: U8Array, at: int, plan: I64Array, limb_count: int, negative: bool) -> int:
     """As ``_put_big``, for a magnitude in 32-bit limbs, the lowest first."""
     while limb_count > 1 and plan[c.LIMB + limb_count - 1] == 0:
@@ -158,7 +158,7 @@ def _put_limbs(out: U8Array, at: int, plan: I64Array, limb_count: int, negative:
     return at + count
 
 
-@jit
+@jit_uncounted
 def _days(year: int, month: int, day: int) -> int:
     """Days since 1970-01-01 of a proleptic Gregorian date; -(2**62) if there is none such."""
     if year < 1 or year > 9999 or month < 1 or month > 12 or day < 1:
@@ -174,7 +174,7 @@ def _days(year: int, month: int, day: int) -> int:
     return era * 146097 + day_of_era - 719468
 
 
-@jit
+@jit_uncounted
 def _datetime_us(buf: U8Array, at: int, digits: int) -> int:
     """Microseconds of a DATETIME; -(2**62) if it is no date."""
     bits = _load_big_endian(buf, at, 5) - 0x8000000000
@@ -188,7 +188,7 @@ def _datetime_us(buf: U8Array, at: int, digits: int) -> int:
     return i64(((days * 24 + hour) * 60 + minute) * 60_000_000 + second * 1_000_000 + us)
 
 
-@jit
+@jit_uncounted
 def _time_us(buf: U8Array, at: int, digits: int) -> int:
     """Microseconds of a TIME, which is signed."""
     fraction_bytes = (digits + 1) // 2
@@ -202,7 +202,7 @@ def _time_us(buf: U8Array, at: int, digits: int) -> int:
     return i64(-span if number < 0 else span)
 
 
-@jit
+@jit_uncounted
 def _put_list(
     out: U8Array, at: int, bits: int, is_set: bool, place: int, plan: I64Array, blob: U8Array
 ) -> int:
@@ -234,7 +234,7 @@ def _put_list(
     return at
 
 
-@jit
+@jit_uncounted
 def _put_single_byte(
     out: U8Array, at: int, buf: U8Array, start: int, count: int, blob: U8Array, table: int
 ) -> int:
@@ -251,7 +251,7 @@ def _put_single_byte(
     return at
 
 
-@jit
+@jit_uncounted
 def _put_uuid(out: U8Array, at: int, buf: U8Array, start: int, count: int) -> int:
     at = _put_long(out, at, 36)
     for index in range(16):
@@ -265,7 +265,7 @@ def _put_uuid(out: U8Array, at: int, buf: U8Array, start: int, count: int) -> in
     return at
 
 
-@jit
+@jit_uncounted
 def _put_single(out: U8Array, to: int, bits: int) -> None:
     """The bits of a single as a double, little-endian."""
     sign = bits >> 31
@@ -286,7 +286,7 @@ def _put_single(out: U8Array, to: int, bits: int) -> None:
         out[to + index] = double >> 8 * index & 0xFF
 
 
-@jit
+@jit_uncounted
 def put_value(
     buf: U8Array,
     at: int,

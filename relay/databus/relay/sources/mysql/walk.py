@@ -8,7 +8,15 @@ event and leaves it to the decoder; so every error and every rare case has one p
 
 from __future__ import annotations
 
-from databus.common.kernels import I64Array, U8Array, i64, jit, load_i64, load_u16, load_u32
+from databus.common.kernels import (
+    I64Array,
+    U8Array,
+    i64,
+    jit_uncounted,
+    load_i64,
+    load_u16,
+    load_u32,
+)
 from databus.relay.sources.mysql import cells as c
 from databus.relay.sources.mysql.checksum import crc32
 from databus.relay.sources.mysql.packing import (
@@ -26,14 +34,20 @@ _HEADER_BYTES = 19
 _CRC_BYTES = 4
 _LONGEST_PACKET = 0xFFFFFF
 _XID, _TABLE_MAP, _WRITE, _UPDATE, _DELETE, _HEARTBEAT, _GTID = 16, 19, 23, 24, 25, 27, 162
+_QUERY, _MYSQL_GTID = 2, 33
 _WRITE_V2, _DELETE_V2 = 30, 32
 _V2 = _WRITE_V2 - _WRITE
 _PREPARED_XA = 64
+_STATEMENT, _TRANSACTION = 1 | 32, 4
+_BY_KERNEL = 1 << 8
+"""Beside the flags of a group of MySQL's that began here: its uuid is that of the cells."""
+_BEGIN = (66, 69, 71, 73, 78)
+_LOGICAL_CLOCK, _TIMES, _MICROSECONDS, _HAS_ORIGINAL = 2, 42, 7, 1 << 55
 _ARTIFICIAL = 0x20
 _SINGLE_BYTE_GROWTH = 3
 
 
-@jit
+@jit_uncounted
 def _image(
     buf: U8Array,
     at: int,
@@ -80,7 +94,7 @@ def _image(
     return at, to
 
 
-@jit
+@jit_uncounted
 def _same_key(
     images: U8Array,
     table: int,
@@ -100,7 +114,7 @@ def _same_key(
     return True
 
 
-@jit
+@jit_uncounted
 def _begin_group(buf: U8Array, at: int, plan: I64Array) -> int:
     body = at + _HEADER_BYTES
     seq_no = load_i64(buf, body)
@@ -128,7 +142,64 @@ def _begin_group(buf: U8Array, at: int, plan: I64Array) -> int:
     return _DONE
 
 
-@jit
+@jit_uncounted
+def _begin_mysql_group(buf: U8Array, at: int, end: int, plan: I64Array) -> int:
+    """A GTID of the server whose turn it is; all others are the decoder's."""
+    body = at + _HEADER_BYTES
+    scn = plan[c.SCN_BASE] + load_i64(buf, body + 17)
+    if (
+        plan[c.IN_GROUP]
+        or plan[c.EXPECT] != c.NO_EXPECT
+        or load_i64(buf, body + 1) != plan[c.UUID_LOW]
+        or load_i64(buf, body + 9) != plan[c.UUID_HIGH]
+        or scn <= plan[c.LAST_SEQ_NO]
+    ):
+        return c.NEED_DECODER
+    commit_us = i64(0)
+    times = body + _TIMES
+    if end >= times + _MICROSECONDS and buf[body + 25] == _LOGICAL_CLOCK:
+        commit_us = load_i64(buf, times) & ((1 << 56) - 1)
+        if commit_us & _HAS_ORIGINAL:
+            if end < times + 2 * _MICROSECONDS:
+                return c.NEED_DECODER
+            commit_us = load_i64(buf, times + _MICROSECONDS) & ((1 << 56) - 1)
+    plan[c.SCN] = scn
+    plan[c.SEQ] = 0
+    plan[c.EVENT_COUNT] = 0
+    plan[c.COMMIT_US] = commit_us if commit_us else load_u32(buf, at) * 1_000_000
+    plan[c.GROUP_SERVER] = load_u32(buf, at + 5)
+    plan[c.GROUP_DOMAIN] = plan[c.DOMAIN]
+    plan[c.GROUP_FLAGS] = _STATEMENT | _BY_KERNEL
+    plan[c.IN_GROUP] = 1
+    plan[c.WANTED] = 1 if scn > plan[c.RESOLVED] else 0
+    plan[c.SEQ_NO_BEFORE] = plan[c.LAST_SEQ_NO]
+    plan[c.LAST_SEQ_NO] = scn
+    return _DONE
+
+
+@jit_uncounted
+def _begin_transaction(buf: U8Array, at: int, end: int, plan: I64Array) -> int:
+    """The statement BEGIN; all others are the decoder's."""
+    if plan[c.GROUP_FLAGS] != _STATEMENT | _BY_KERNEL or end - at < 13:
+        return c.NEED_DECODER
+    statement = at + 13 + load_u16(buf, at + 11) + i64(buf[at + 8]) + 1
+    if not plan[c.IN_GROUP] or end - statement != len(_BEGIN):
+        return c.NEED_DECODER
+    for index in range(len(_BEGIN)):
+        if buf[statement + index] != _BEGIN[index]:
+            return c.NEED_DECODER
+    plan[c.GROUP_FLAGS] = _TRANSACTION | _BY_KERNEL
+    return _DONE
+
+
+@jit_uncounted
+def _may_end_group(plan: I64Array) -> bool:
+    if plan[c.GROUPS] == c.GROUPS_MYSQL and plan[c.GROUP_FLAGS] != _TRANSACTION | _BY_KERNEL:
+        return False
+    return bool(plan[c.IN_GROUP] and plan[c.GROUPS])
+
+
+@jit_uncounted
 def _find_table(table_id: int, plan: I64Array) -> int:
     slots, mask = plan[c.AT_SLOTS], plan[c.SLOT_MASK]
     slot = table_id & mask
@@ -139,7 +210,7 @@ def _find_table(table_id: int, plan: I64Array) -> int:
     return -1
 
 
-@jit
+@jit_uncounted
 def _known_table_map(buf: U8Array, at: int, end: int, blob: U8Array, plan: I64Array) -> int:
     index = _find_table(load_u32(buf, at) | load_u16(buf, at + 4) << 32, plan)
     if index < 0 or plan[index + c.T_BODY_BYTES] != end - at:
@@ -151,7 +222,7 @@ def _known_table_map(buf: U8Array, at: int, end: int, blob: U8Array, plan: I64Ar
     return _DONE
 
 
-@jit
+@jit_uncounted
 def _all_present(buf: U8Array, at: int, count: int) -> bool:
     for index in range(count):  # noqa: SIM110  (compiled code has no all())
         if not buf[at + (index >> 3)] >> (index & 7) & 1:
@@ -159,7 +230,7 @@ def _all_present(buf: U8Array, at: int, count: int) -> bool:
     return True
 
 
-@jit
+@jit_uncounted
 def _rows(
     buf: U8Array,
     at: int,
@@ -237,12 +308,12 @@ def _rows(
     return _DONE
 
 
-@jit
+@jit_uncounted
 def _intact(buf: U8Array, at: int, end: int) -> bool:
     return crc32(buf, at, end - _CRC_BYTES) == load_u32(buf, end - _CRC_BYTES)
 
 
-@jit
+@jit_uncounted
 def _event(
     buf: U8Array,
     at: int,
@@ -259,7 +330,8 @@ def _event(
     kind = i64(buf[at + 4])
     is_v2 = _WRITE_V2 <= kind <= _DELETE_V2
     is_rows = is_v2 or _WRITE <= kind <= _DELETE
-    if not (is_rows or kind in (_GTID, _TABLE_MAP, _XID)):
+    is_mysql = plan[c.GROUPS] == c.GROUPS_MYSQL and kind in (_MYSQL_GTID, _QUERY)
+    if not (is_rows or is_mysql or kind in (_GTID, _TABLE_MAP, _XID)):
         return c.NEED_DECODER
     if (is_rows or kind == _TABLE_MAP) and not plan[c.WANTED]:
         return _DONE if plan[c.IN_GROUP] else c.NEED_DECODER
@@ -272,10 +344,14 @@ def _event(
             return c.NEED_DECODER
         return _begin_group(buf, at, plan)
     body = at + _HEADER_BYTES
+    if kind == _MYSQL_GTID:
+        return _begin_mysql_group(buf, at, end, plan) if end - body >= 26 else c.NEED_DECODER
+    if kind == _QUERY:
+        return _begin_transaction(buf, body, end, plan)
     if kind == _TABLE_MAP:
         return _known_table_map(buf, body, end, blob, plan)
     if kind == _XID:
-        if not (plan[c.IN_GROUP] and plan[c.GROUPS]):
+        if not _may_end_group(plan):
             return c.NEED_DECODER
         if len(out) - plan[c.FILL] < END_FRAME_BYTES:
             plan[c.NEED_BYTES] = END_FRAME_BYTES
@@ -291,7 +367,7 @@ def _event(
     return _rows(buf, body, extra, end, kind, out, words, images, blob, plan)
 
 
-@jit
+@jit_uncounted
 def walk(
     buf: U8Array,
     start: int,

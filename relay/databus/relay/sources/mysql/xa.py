@@ -78,7 +78,7 @@ class Spool:
     def __init__(self, scn: int) -> None:
         self.scn = scn
         self._reads = False
-        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(SPOOL_IN_MEMORY_BYTES)  # noqa: SIM115
+        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(SPOOL_IN_MEMORY_BYTES)  # noqa: SIM115 - closed by close()
 
     def put(self, frames: bytes) -> None:
         """Add frames."""

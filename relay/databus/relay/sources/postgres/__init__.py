@@ -1,4 +1,18 @@
-"""The PostgreSQL source; see source.py."""
+"""The source for PostgreSQL: a logical replication slot, read with pgoutput.
+
+In reading order:
+
+* ``source`` puts the others together; ``settings`` and ``preflight`` are how it comes to a
+  server, ``catalogue`` asks it by SQL, ``schema`` is what a table looks like.
+* ``lsn`` is how log positions become scns; ``lineage`` is which history has been read, and
+  ``retention`` how much log the server keeps for us.
+* Stream: ``replication`` (with ``auth``) is the connection, ``stream`` reads the slot,
+  ``pgoutput`` has the messages, ``windows`` makes windows of them; ``values`` and ``rows`` turn
+  text into Avro.
+* The same compiled: ``kernels``, steered by ``layout``, with ``text_values``.  Where it stops,
+  ``windows`` goes on.
+* Chunks: ``chunks`` decides, ``chunk_session`` receives, ``chunk_kernels`` packs.
+"""
 
 from __future__ import annotations
 

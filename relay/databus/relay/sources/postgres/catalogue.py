@@ -51,9 +51,8 @@ FROM pg_replication_slots WHERE slot_name = $1
 """
 
 _PUBLICATION_SQL = """
-SELECT puballtables AS all_tables,
-       pubinsert AND pubupdate AND pubdelete AND pubtruncate AS complete,
-       pubviaroot AS via_root, pg_has_role(pubowner, 'USAGE') AS is_owner
+SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AS complete,
+       pg_has_role(pubowner, 'USAGE') AS is_owner
 FROM pg_publication WHERE pubname = $1
 """
 
@@ -75,11 +74,12 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication as the server shows it; ``sources`` are its tables."""
+    """A publication as the server shows it.
 
-    all_tables: bool
+    ``complete`` says that it publishes every kind of change; ``sources`` are its tables.
+    """
+
     complete: bool
-    via_root: bool
     is_owner: bool
     sources: frozenset[str]
 
@@ -180,9 +180,7 @@ class Catalogue:
             name,
         )
         return Publication(
-            all_tables=rows[0]["all_tables"],
             complete=rows[0]["complete"],
-            via_root=rows[0]["via_root"],
             is_owner=rows[0]["is_owner"],
             sources=frozenset(row["source"] for row in sources),
         )

@@ -11,6 +11,7 @@ import numpy as np
 
 from databus.common import kernels
 from databus.common.kernels import COMPILED, I64Array, U8Array, i64
+from databus.relay.sources.avro_kernels import put_bytes, put_long
 from databus.relay.sources.postgres.text_values import put_value
 
 # columns: a row for each column.  FORM says how its values come.
@@ -25,7 +26,6 @@ _EPOCH_US = 946_684_800_000_000
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _DAY_US = 86_400_000_000
 _HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
-_U64 = np.uint64
 
 
 @kernels.jit
@@ -49,23 +49,23 @@ def walk_rows(
     while at < stop:
         end = at + 1 + _u32(buf, at + 1)
         if buf[at] != 68:  # D
-            return at, out_at, count, 1
+            return at, out_at, count, AT_OTHER
         if out_at + 64 + 2 * (end - at) + 48 * len(columns) > len(out) or count == len(spans):
-            return at, out_at, count, 2
+            return at, out_at, count, OUT_FULL
         if not _fields(buf, at + 5, end, len(columns), fields):
-            return at, out_at, count, 3
+            return at, out_at, count, ROW_REFUSED
         middle = _key(buf, out, out_at, columns, keys, fields)
         if middle < 0:
-            return at, out_at, count, 3
+            return at, out_at, count, ROW_REFUSED
         row_end = _row(buf, out, middle, columns, fields)
         if row_end < 0:
-            return at, out_at, count, 3
+            return at, out_at, count, ROW_REFUSED
         spans[count, 0], spans[count, 1] = out_at, middle
         spans[count, 2], spans[count, 3] = middle, row_end
         out_at = row_end
         count += 1
         at = end
-    return at, out_at, count, 0
+    return at, out_at, count, AT_END
 
 
 @kernels.jit
@@ -116,7 +116,7 @@ def _key(
 def _row(buf: U8Array, out: U8Array, at: int, columns: I64Array, fields: I64Array) -> int:
     for place in range(len(columns)):
         length = fields[1, place]
-        if columns[place, 1]:
+        if columns[place, NULLABLE]:
             out[at] = 0 if length < 0 else 2
             at += 1
         elif length < 0:
@@ -133,23 +133,24 @@ def _value(
     buf: U8Array, start: int, length: int, columns: I64Array, place: int, out: U8Array, at: int
 ) -> int:
     """One value, not null; where it ends, or -1."""
-    form = columns[place, 3]
+    form = columns[place, FORM]
     if form == TEXT:
-        return i64(put_value(buf, start, length, columns[place, 0], columns[place, 2], out, at))
+        kind, scale = columns[place, KIND], columns[place, SCALE]
+        return i64(put_value(buf, start, length, kind, scale, out, at))
     if form == INTEGER:
-        return _long(out, at, _signed(buf, start, length))
+        return put_long(out, at, _signed(buf, start, length))
     if form == TIMESTAMP:
         value = _signed(buf, start, 8)
         day = value // _DAY_US + _EPOCH_DAYS
         if day < _FIRST_DAY or day > _LAST_DAY:
             return -1
-        return _long(out, at, value + _EPOCH_US)
+        return put_long(out, at, value + _EPOCH_US)
     if form == DATE:
         day = _signed(buf, start, 4) + _EPOCH_DAYS
-        return -1 if day < _FIRST_DAY or day > _LAST_DAY else _long(out, at, day)
+        return -1 if day < _FIRST_DAY or day > _LAST_DAY else put_long(out, at, day)
     if form == TIME:
         value = _signed(buf, start, 8)
-        return -1 if value < 0 or value >= _DAY_US else _long(out, at, value)
+        return -1 if value < 0 or value >= _DAY_US else put_long(out, at, value)
     if form == DOUBLE:
         if buf[start] & 0x7F == 0x7F and buf[start + 1] & 0xF0 == 0xF0:
             return -1  # not a finite number
@@ -160,11 +161,9 @@ def _value(
         out[at] = buf[start]
         return at + 1
     if form == BYTES:
-        at = _long(out, at, length)
-        kernels.copy(out, at, buf, start, length)
-        return at + length
+        return put_bytes(buf, start, length, out, at)
     if form == UUID and length == 16:
-        at = _long(out, at, 36)
+        at = put_long(out, at, 36)
         for offset in range(16):
             if offset in (4, 6, 8, 10):
                 out[at] = 45
@@ -175,18 +174,6 @@ def _value(
             at += 2
         return at
     return -1
-
-
-@kernels.jit
-def _long(out: U8Array, at: int, value: int) -> int:
-    """Write an Avro int or long."""
-    rest = _U64((value << 1) ^ (value >> 63))
-    while rest >= _U64(0x80):
-        out[at] = np.uint8((rest & _U64(0x7F)) | _U64(0x80))
-        rest >>= _U64(7)
-        at += 1
-    out[at] = np.uint8(rest)
-    return at + 1
 
 
 @kernels.jit

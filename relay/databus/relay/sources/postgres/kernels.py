@@ -40,7 +40,7 @@ _POSTGRES_EPOCH_US = 946_684_800_000_000
 _U64 = np.uint64
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def last_whole(buf: U8Array, at: int, end: int) -> int:
     """Where the last whole protocol message of ``buf[at:end]`` ends."""
     while end - at >= 5:
@@ -51,7 +51,7 @@ def last_whole(buf: U8Array, at: int, end: int) -> int:
     return at
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def transcode(
     buf: U8Array,
     at: int,
@@ -124,7 +124,7 @@ def transcode(
     return at, out_at, 0
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _row_change(
     buf: U8Array,
     body: int,
@@ -204,7 +204,7 @@ def _row_change(
     )  # fmt: skip
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _seal(
     out: U8Array,
     words: U64Array,
@@ -240,7 +240,7 @@ def _seal(
     return stop
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _end_of_window(out: U8Array, words: U64Array, frame: int, state: I64Array) -> int:
     start = frame + _HEADER
     at = start
@@ -258,7 +258,7 @@ def _end_of_window(out: U8Array, words: U64Array, frame: int, state: I64Array) -
     return _seal(out, words, frame, at + 4, 64, 2, state, 0, 0, _U64(0), digits, 0, 4, 0)
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _find(index: I64Array, relations: I64Array, oid: int) -> int:
     """The row of ``relations`` for a table; -1 if there is none.  ``index`` is open-addressed."""
     mask = len(index) - 1
@@ -270,7 +270,7 @@ def _find(index: I64Array, relations: I64Array, oid: int) -> int:
     return found
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _tuple(buf: U8Array, at: int, end: int, count: int, fields: I64Array, line: int) -> int:
     """Find a TupleData's values; where it ends, or -1 if it is not as expected.
 
@@ -303,7 +303,7 @@ def _tuple(buf: U8Array, at: int, end: int, count: int, fields: I64Array, line: 
     return at
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _key(
     buf: U8Array,
     out: U8Array,
@@ -343,7 +343,7 @@ def _key(
     return at
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _row(
     buf: U8Array,
     out: U8Array,
@@ -379,7 +379,7 @@ def _row(
     return at
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _absent(out: U8Array, at: int, count: int, fields: I64Array) -> int:
     """Write the bitmap of unchanged values if there are any; where it ends."""
     found = False
@@ -393,13 +393,13 @@ def _absent(out: U8Array, at: int, count: int, fields: I64Array) -> int:
     return at + ((count + 7) >> 3) if found else at
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _u32(buf: U8Array, at: int) -> int:
     """The big-endian 32-bit number at ``at``."""
     return i64(buf[at]) << 24 | i64(buf[at + 1]) << 16 | i64(buf[at + 2]) << 8 | i64(buf[at + 3])
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _u64(buf: U8Array, at: int) -> int:
     """The big-endian 64-bit number at ``at``."""
     return _u32(buf, at) << 32 | _u32(buf, at + 4)

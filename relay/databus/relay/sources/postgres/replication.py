@@ -18,6 +18,7 @@ from typing import cast
 import numpy as np
 
 from databus.common.errors import SourceUnavailable
+from databus.common.tcp import is_near
 from databus.relay.sources.postgres.auth import MECHANISM, Scram, md5_password
 from databus.relay.sources.postgres.kernels import last_whole
 from databus.relay.sources.postgres.settings import Settings
@@ -32,12 +33,11 @@ _BUFFER_BYTES = 1 << 20
 # Faster than 3 MB/s is a backlog; five thousand small transactions a second are below it.
 _BACKLOG_BYTES = 6 << 10
 _BACKLOG_S = 0.002
-_NAP_S = 0.002
-# A receive window that fills in a nap: meanwhile the sender's kernel joins its many small
-# messages, which costs it far less than to deliver each.  Only where no distance must be filled.
-_WINDOW_BYTES = 128 << 10
-_NEAR_US = 2000
-_TCP_INFO_BYTES, _TCP_INFO_RTT = 104, 68
+_NAP_S = 0.004
+# A receive window that a nap just about fills: meanwhile the sender's kernel joins its many small
+# messages, which costs it far less than to deliver each.  A smaller one fills too early, and the
+# sender then waits for room again and again.  Only where no distance must be filled.
+_WINDOW_BYTES = 512 << 10
 _POSTGRES_EPOCH_US = 946_684_800_000_000
 # Values come in the same text form from the stream and from a SELECT, on every server.
 _SESSION = {
@@ -137,7 +137,7 @@ class Connection:
         I1. A block holds whole protocol messages only, each byte handed out once, in order.
         I2. While nobody calls ``receive`` nothing is read: the server waits, memory does not
             grow.
-        I3. With a backlog, reads are two milliseconds apart, so that the server's sender is
+        I3. With a backlog, reads are four milliseconds apart, so that the server's sender is
             not slowed by waking a reader for every message; at the tail there is no delay.
 
     Owner: one task reads; ``send_status`` may be called by another one of the same loop.
@@ -309,11 +309,7 @@ class Connection:
 
     def _narrow_window(self) -> None:
         raw: socket.socket | None = self._transport.get_extra_info("socket")
-        if raw is None or raw.family == socket.AF_UNIX or not hasattr(socket, "TCP_INFO"):
-            return
-        info = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        (round_trip_us,) = struct.unpack_from("I", info, _TCP_INFO_RTT)
-        if round_trip_us < _NEAR_US:
+        if raw is not None and is_near(raw):
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WINDOW_BYTES)
 
     async def receive(self, timeout_s: float, *, is_behind: bool = True) -> memoryview | None:

@@ -9,25 +9,25 @@ import numpy as np
 
 from databus.common import kernels
 from databus.common.kernels import U8Array, i64
+from databus.relay.sources.avro_kernels import put_bytes, put_long
 
 # The kinds of columns.
 BOOL, INT, FLOAT, DECIMAL, NUMERIC, STRING, BYTES, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, JSON = range(
     12
 )
 
-_U64 = np.uint64
 _BAD = -(1 << 40)
 _DAY_US = 86_400_000_000
 _POWERS = np.array([10.0**exponent for exponent in range(23)])
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def put_value(
     buf: U8Array, start: int, length: int, kind: int, scale: int, out: U8Array, at: int
 ) -> int:
     """Write one value, not null, as its plain Avro type; where it ends, or -1."""
     if kind in (STRING, JSON):
-        return _bytes(buf, start, length, out, at)
+        return put_bytes(buf, start, length, out, at)
     if length == 0:
         return -1
     if kind == INT:
@@ -55,51 +55,28 @@ def put_value(
                 tiny = tiny and buf[zeros + offset] == 48
             if tiny:
                 return -1
-        return _bytes(buf, start, length, out, at)
+        return put_bytes(buf, start, length, out, at)
     if kind == FLOAT:
         return _float(buf, start, length, out, at)
     if kind == DATE:
         if length != 10:
             return -1
         days = _date(buf, start)
-        return -1 if days == _BAD else _long(out, at, days)
+        return -1 if days == _BAD else put_long(out, at, days)
     if kind == TIME:
         time_us = _clock(buf, start, length)
-        return -1 if time_us < 0 or time_us >= _DAY_US else _long(out, at, time_us)
+        return -1 if time_us < 0 or time_us >= _DAY_US else put_long(out, at, time_us)
     if kind == BYTES:
         return _hex(buf, start, length, out, at)
     return -1
 
 
-@kernels.jit
-def _long(out: U8Array, at: int, value: int) -> int:
-    """Write an Avro int or long."""
-    rest = _U64((value << 1) ^ (value >> 63))
-    while rest >= _U64(0x80):
-        out[at] = np.uint8((rest & _U64(0x7F)) | _U64(0x80))
-        rest >>= _U64(7)
-        at += 1
-    out[at] = np.uint8(rest)
-    return at + 1
-
-
-@kernels.jit
-def _bytes(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
-    at = _long(out, at, length)
-    if length >= 16:
-        kernels.copy(out, at, buf, start, length)
-    else:
-        for offset in range(length):
-            out[at + offset] = buf[start + offset]
-    return at + length
-
-
-@kernels.jit
+@kernels.jit_uncounted
 def _hex(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
     if length < 2 or length & 1 or buf[start] != 92 or buf[start + 1] != 120:
         return -1
     count = (length - 2) >> 1
-    at = _long(out, at, count)
+    at = put_long(out, at, count)
     place = start + 2
     for offset in range(count):
         high, low = _nibble(buf[place]), _nibble(buf[place + 1])
@@ -110,7 +87,7 @@ def _hex(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
     return at + count
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _nibble(digit: int) -> int:
     if 48 <= digit <= 57:
         return i64(digit) - 48
@@ -119,7 +96,7 @@ def _nibble(digit: int) -> int:
     return -1
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _integer(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
     negative = buf[start] == 45
     place = start + 1 if negative else start
@@ -133,10 +110,10 @@ def _integer(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> in
             return -1
         value = value * 10 - digit  # towards the smallest number, which has no positive twin
         place += 1
-    return _long(out, at, value if negative else -value)
+    return put_long(out, at, value if negative else -value)
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _decimal(buf: U8Array, start: int, length: int, scale: int, out: U8Array, at: int) -> int:
     """Avro's decimal: the unscaled number, big-endian and as short as it can be."""
     negative = buf[start] == 45
@@ -162,13 +139,13 @@ def _decimal(buf: U8Array, start: int, length: int, scale: int, out: U8Array, at
     size = 1
     while value >> (8 * size - 1) != 0 and value >> (8 * size - 1) != -1:
         size += 1
-    at = _long(out, at, size)
+    at = put_long(out, at, size)
     for offset in range(size):
         out[at + offset] = np.uint8(value >> 8 * (size - 1 - offset) & 0xFF)
     return at + size
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _float(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
     """A double whose digits and power of ten are both exact, so that one rounding is right."""
     negative = buf[start] == 45
@@ -213,7 +190,7 @@ def _float(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
     return at + 8
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _two(buf: U8Array, at: int) -> int:
     """Two decimal digits; a negative number if they are not."""
     high, low = i64(buf[at]) - 48, i64(buf[at + 1]) - 48
@@ -222,7 +199,7 @@ def _two(buf: U8Array, at: int) -> int:
     return high * 10 + low
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _date(buf: U8Array, at: int) -> int:
     """Days since 1970 of YYYY-MM-DD, 0001 to 9999; _BAD if it is not that."""
     year = _two(buf, at) * 100 + _two(buf, at + 2)
@@ -238,7 +215,7 @@ def _date(buf: U8Array, at: int) -> int:
     return era * 146_097 + day_of_era - 719_468
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _clock(buf: U8Array, at: int, length: int) -> int:
     """Microseconds of HH:MM:SS[.f...]; a negative number if it is not that."""
     if length < 8 or length == 9 or length > 15 or buf[at + 2] != 58 or buf[at + 5] != 58:
@@ -260,7 +237,7 @@ def _clock(buf: U8Array, at: int, length: int) -> int:
     return ((hour * 60 + minute) * 60 + second) * 1_000_000 + fraction
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def _timestamp(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
     if length < 19 or buf[start + 10] != 32:
         return -1
@@ -268,4 +245,4 @@ def _timestamp(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> 
     time_us = _clock(buf, start + 11, length - 11)
     if days == _BAD or time_us < 0:
         return -1
-    return _long(out, at, days * _DAY_US + time_us)
+    return put_long(out, at, days * _DAY_US + time_us)

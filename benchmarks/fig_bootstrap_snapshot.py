@@ -1,0 +1,125 @@
+"""A full bootstrap of a real table beside Debezium's snapshot of the same table.
+
+A table of ten columns is dumped by the relay's own code, kept in a log, sealed, and merged into
+a base by Spark, as a bootstrap server has it.  Then one consumer takes the whole table from the
+server, checked frame by frame, and Debezium takes it from the database by an initial snapshot.
+Neither is charged with its start: the server runs, and Debezium counts from its first batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.fig_apply_cost import bootstraps
+from benchmarks.harness import Report, Run, Sample, start
+from benchmarks.peer_runs import Debezium, peers_of
+from benchmarks.upstreams import MariaDB, Postgres, Upstream
+from databus.bootstrap import segments
+from databus.bootstrap.applier import Applier, start_spark
+from databus.bootstrap.log import HotLog
+from databus.bootstrap.manifest import Store
+from databus.common.checkpoint import ORIGIN
+from databus.relay.dumps import DumpState, new_dump
+from databus.relay.fetcher import Fetcher
+from databus.relay.ring import Ring
+
+TABLE = "dumped"
+DATABASES = ("mariadb", "postgres")
+FLOOR = 5.0
+CONNECT_S = 60
+RING_BYTES = 1 << 30
+PART_BYTES = 16 << 20
+
+
+async def keep_dump(upstream: Upstream, log: HotLog) -> None:
+    """Dump the whole table into a ring, and the ring into a log."""
+    with tempfile.TemporaryDirectory(prefix="databus-bench-") as folder:
+        config = upstream.config(TABLE).model_copy(update={"ring_bytes": RING_BYTES})
+        fetcher = Fetcher(config, Path(folder))
+        running = asyncio.create_task(fetcher.run())
+        try:
+            await asyncio.wait_for(fetcher.connected(), CONNECT_S)
+            dump = new_dump({"sources": ["*"]})
+            fetcher.book.add(dump)
+            await fetcher.dumps_changed()
+            while dump.state in (DumpState.QUEUED, DumpState.RUNNING):
+                await asyncio.sleep(0.01)
+            if dump.state != DumpState.COMPLETED or fetcher.intake is None:
+                raise RuntimeError(f"the dump is {dump.state}: {dump.error}")
+            log.add_schemas(fetcher.intake.registry.schemas)
+            with Ring.open_reader(fetcher.intake.ring.directory) as reader:
+                place = reader.snapshot().head
+                while place < reader.snapshot().tail:
+                    data, place = reader.read(place, PART_BYTES)
+                    log.append(bytes(data), 1)
+        finally:
+            fetcher.stop()
+            await running
+
+
+def make_store(upstream: Upstream, folder: Path) -> Store:
+    """A store with a base of the whole table, dumped from the database."""
+    store = Store(folder)
+    store.create()
+    log = HotLog(folder / "log")
+    log.bind("shop", "bench:1", ORIGIN)
+    uvloop.run(keep_dump(upstream, log))
+    segments.seal(log, store, 1)
+    log.put_note("seeding", {f"{upstream.schema}.{TABLE}": {"state": "seeded"}})
+    log.close()
+    spark = start_spark("local[2]", "1g")
+    try:
+        Applier(store, spark).apply()
+    finally:
+        spark.stop()
+    return store
+
+
+def measure_one(report: Report, upstream: Upstream, rows: int) -> None:
+    """Both of one database's table, one after the other."""
+    upstream.create_table(TABLE)
+    upstream.fill(TABLE, rows, min(rows, 10_000))
+    with tempfile.TemporaryDirectory(prefix="databus-bench-") as name:
+        store = make_store(upstream, Path(name) / "shop")
+        ours = bootstraps(report.run, report, store, database=upstream.name)
+    for peer in peers_of(upstream):
+        if isinstance(peer, Debezium):
+            _beside(report, upstream, peer, ours, rows)
+        peer.close()
+
+
+def _beside(report: Report, upstream: Upstream, peer: Debezium, ours: Sample, rows: int) -> None:
+    if peer.absent is not None or report.run.smoke:
+        report.note(f"{peer.name}: {peer.absent or 'not in a smoke run'}")
+        return
+    taken = [peer.snapshot(TABLE, rows, number) for number in range(report.run.repeats)]
+    theirs = Sample(tuple(one.rows / one.seconds for one in taken))
+    report.add(theirs, database=upstream.name, series=f"{peer.name}, snapshot")
+    report.note(
+        f"{upstream.name}: a bootstrap is {ours.median / theirs.median:.1f} times as fast as "
+        f"the snapshot of {peer.name}; the floor is {FLOOR}"
+    )
+
+
+def main(run: Run) -> None:
+    """Measure and report."""
+    rows = run.options.rows or (5_000 if run.smoke else 1_000_000)
+    report = Report(run, "A full bootstrap beside a snapshot", "rows/s, or as said", {"rows": rows})
+    for name in run.options.databases:
+        with MariaDB() if name == "mariadb" else Postgres() as upstream:
+            measure_one(report, upstream, rows)
+    report.write()
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, help="of the table")
+    parser.add_argument("--databases", nargs="*", default=DATABASES, choices=DATABASES)
+
+
+if __name__ == "__main__":
+    main(start("fig_bootstrap_snapshot", __doc__.partition("\n")[0], _options))

@@ -1,0 +1,140 @@
+"""Threads that put large parts of answers into sockets, so that several are sent at once.
+
+A write of megabytes keeps a processor for as long as it takes to copy them, and the interpreter
+lets go of its lock meanwhile: the event loop answers others, and as many copies run side by
+side as there are threads.  What is not here: what is sent, and when it must not be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+
+MAX_THREADS = 4
+
+
+class _Sending:
+    """Something that is being sent; ``step`` sends what there is room for, True at its end."""
+
+    def __init__(self, fd: int, step: Callable[[], bool]) -> None:
+        self.fd = fd
+        self.step = step
+        self.is_cancelled = False
+        self.is_waiting = False
+        self.is_finished = False
+        self._loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = self._loop.create_future()
+
+    def finish(self, error: BaseException | None) -> None:
+        """Tell the task that waits, from the thread."""
+        self.is_finished = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+            self._loop.call_soon_threadsafe(_settle, self.done, error)
+
+
+class _SendThread:
+    """One thread; what has no room waits in its epoll, so that no reader holds up another.
+
+    Owner: ``SendThreads``; ``load`` is its count of what this thread has to do.
+    """
+
+    def __init__(self) -> None:
+        self.load = 0
+        self._inbox: deque[_Sending] = deque()
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.epoll()
+        self._poll.register(self._wakeup, select.EPOLLIN)
+        threading.Thread(target=self._run, name="databus-send", daemon=True).start()
+
+    def put(self, sending: _Sending) -> None:
+        """Begin with it, or look at it again."""
+        self._inbox.append(sending)
+        os.eventfd_write(self._wakeup, 1)
+
+    def _run(self) -> None:
+        waiting: dict[int, _Sending] = {}
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd == self._wakeup:
+                    os.eventfd_read(fd)
+                    while self._inbox:
+                        self._go_on(self._inbox.popleft(), waiting)
+                elif fd in waiting:
+                    self._go_on(waiting[fd], waiting)
+
+    def _go_on(self, sending: _Sending, waiting: dict[int, _Sending]) -> None:
+        if sending.is_finished:
+            return
+        error: BaseException | None = None
+        try:
+            is_done = sending.is_cancelled or sending.step()
+        except Exception as raised:
+            is_done, error = True, raised
+        if is_done and sending.is_waiting:
+            sending.is_waiting = False
+            del waiting[sending.fd]
+            self._poll.unregister(sending.fd)
+        elif not is_done and not sending.is_waiting:
+            sending.is_waiting = True
+            waiting[sending.fd] = sending
+            self._poll.register(sending.fd, select.EPOLLOUT)
+        if is_done:
+            sending.finish(error)
+
+
+class SendThreads:
+    """As many threads as the process has processors, at most ``MAX_THREADS``, made when needed.
+
+    Invariants:
+        I1. When ``run`` returns or raises, no thread uses its descriptor or calls its ``step``.
+
+    Owner: one worker's event loop.
+    """
+
+    def __init__(self) -> None:
+        self._most = min(MAX_THREADS, len(os.sched_getaffinity(0)))
+        self._threads: list[_SendThread] = []
+
+    async def run(self, fd: int, step: Callable[[], bool]) -> None:
+        """Call ``step`` in a thread, whenever ``fd`` has room, until it says that it is done.
+
+        Raises:
+            Exception: what ``step`` has raised.
+        """
+        sending, thread = _Sending(fd, step), self._least_busy()
+        thread.load += 1
+        try:
+            thread.put(sending)
+            await asyncio.shield(sending.done)
+        except asyncio.CancelledError:
+            sending.is_cancelled = True
+            thread.put(sending)
+            while not sending.done.done():
+                try:
+                    await asyncio.wait((sending.done,))
+                except asyncio.CancelledError:
+                    continue  # it ends at once, and must have
+            sending.done.exception()
+            raise
+        finally:
+            thread.load -= 1
+
+    def _least_busy(self) -> _SendThread:
+        idle = min(self._threads, key=lambda thread: thread.load, default=None)
+        if idle is not None and (not idle.load or len(self._threads) == self._most):
+            return idle
+        thread = _SendThread()
+        self._threads.append(thread)
+        return thread
+
+
+def _settle(done: asyncio.Future[None], error: BaseException | None) -> None:
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)

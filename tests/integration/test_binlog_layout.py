@@ -1,0 +1,73 @@
+"""Columns whose kinds the binlog lists apart, in orders that a wrong count of them would shift."""
+
+from __future__ import annotations
+
+import pytest
+
+from databus.relay.sources.mysql import MySqlSource
+from tests.support.fixtures import FreshDatabase
+from tests.support.mariadb_stream import mariadb_config, read_to_end
+
+_SIGNS = (
+    "CREATE TABLE signs (id INT PRIMARY KEY, y YEAR, a INT, b BIT(9), c BIGINT UNSIGNED, "
+    "d TIMESTAMP(3) NULL, e TINYINT, f DATE, g DOUBLE, h TIME, k MEDIUMINT UNSIGNED, "
+    "l DECIMAL(5,2), m ENUM('x','y'), n SMALLINT)"
+)
+_SIGNED_ROW = (
+    "INSERT INTO signs VALUES (-5, 2024, -1, 3, 18446744073709551615, NULL, -128, NULL, -1.5, "
+    "NULL, 16777215, -1.25, 'y', -32768)"
+)
+_CHARSETS = (
+    "CREATE TABLE charsets (id INT PRIMARY KEY, g GEOMETRY, a VARCHAR(9) CHARACTER SET latin1, "
+    "j JSON, b BLOB, c TEXT CHARACTER SET cp1251, d ENUM('ä','ö') CHARACTER SET latin2, p POINT, "
+    "e CHAR(9) CHARACTER SET utf8mb4, f VARBINARY(9), h SET('ж') CHARACTER SET koi8r, "
+    "i TINYTEXT CHARACTER SET utf16)"
+)
+_TEXT_ROW = (
+    "INSERT INTO charsets VALUES (1, NULL, 'é', '[1]', 'b', 'ж', 'ö', POINT(1, 2), 'ż', 'f', 'ж', "
+    "'😀')"
+)
+
+
+@pytest.mark.parametrize("product", ["mariadb", "mysql"])
+async def test_signs_and_character_sets_belong_to_their_columns_in_any_order(
+    product: str, request: pytest.FixtureRequest
+) -> None:
+    database: FreshDatabase = request.getfixturevalue(f"{product}_database")
+    source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
+    await source.open()
+    try:
+        start = await source.first_scn()
+        for statement in (_SIGNS, _SIGNED_ROW, _CHARSETS, _TEXT_ROW):
+            database.execute(statement)
+        streamed = await read_to_end(source, start)
+        catalogue = {schema.source: schema for schema in await source.schemas()}
+    finally:
+        await source.close()
+    signs, texts = (event.after for event in streamed.events())
+    assert signs is not None
+    assert texts is not None
+    found = [signs[name] for name in ("id", "a", "c", "e", "g", "k", "n")]
+    assert found == [-5, -1, 2**64 - 1, -128, -1.5, 16777215, -32768]
+    assert [texts[name] for name in "acdehi"] == ["é", "ж", "ö", "ż", "ж", "😀"]
+    assert [texts[name] for name in "bf"] == [b"b", b"f"]
+    for schema in streamed.schemas:
+        assert schema == catalogue[schema.source]
+
+
+async def test_a_vector_before_texts_of_mysql_does_not_shift_their_character_sets(
+    mysql_database: FreshDatabase,
+) -> None:
+    source = MySqlSource(mariadb_config(mysql_database.url, f"{mysql_database.name}.*"))
+    await source.open()
+    try:
+        start = await source.first_scn()
+        mysql_database.execute(
+            "CREATE TABLE v (id INT PRIMARY KEY, v VECTOR(3), t TEXT CHARACTER SET latin1, "
+            "u VARCHAR(9) CHARACTER SET cp1251)"
+        )
+        mysql_database.execute("INSERT INTO v VALUES (1, NULL, 'é', 'ж')")
+        (event,) = (await read_to_end(source, start)).events()
+    finally:
+        await source.close()
+    assert event.after == {"id": 1, "v": None, "t": "é", "u": "ж"}

@@ -1,0 +1,143 @@
+"""What MariaDB and MySQL have in common: windows and positions, on a real server of each."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from databus.common.frame import Op, iter_frames
+from databus.relay.sources.mysql import MySqlSource
+from tests.support.fixtures import FreshDatabase
+from tests.support.mariadb_stream import mariadb_config, read_to_end
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("mariadb", marks=pytest.mark.mariadb),
+        "mysql",
+    ]
+)
+def database(request: pytest.FixtureRequest) -> FreshDatabase:
+    """An empty database; skipped, with the reason, where there is no such server."""
+    found: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
+    return found
+
+
+@pytest.fixture
+async def source(database: FreshDatabase) -> AsyncIterator[MySqlSource]:
+    opened = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
+    yield opened
+    await opened.close()
+
+
+def gtid_of(database: FreshDatabase, scn: int) -> str:
+    """The server's own name for the transaction."""
+    if database.url.startswith("mysql:"):
+        return f"{database.execute('SELECT @@server_uuid')[0][0]}:{scn}"
+    return f"1-1-{scn}"
+
+
+async def test_a_transaction_over_several_tables_is_one_window_in_statement_order(
+    database: FreshDatabase, source: MySqlSource
+) -> None:
+    database.execute("CREATE TABLE a (id INT PRIMARY KEY, v TEXT)")
+    database.execute("CREATE TABLE b (id INT PRIMARY KEY, v TEXT)")
+    await source.open()
+    start = await source.first_scn()
+    database.transaction(
+        "INSERT INTO a VALUES (1, 'ż'), (2, '😀')",
+        "INSERT INTO b VALUES (1, NULL)",
+        "UPDATE a SET v = 'x' WHERE id = 2",
+        "DELETE FROM a WHERE id = 1",
+    )
+    streamed = await read_to_end(source, start)
+    (window,) = streamed.windows()
+    name = database.name
+    assert [(e.op, e.source, e.key["id"], e.before, e.after) for e in streamed.events()] == [
+        (Op.INSERT, f"{name}.a", 1, None, {"id": 1, "v": "ż"}),
+        (Op.INSERT, f"{name}.a", 2, None, {"id": 2, "v": "😀"}),
+        (Op.INSERT, f"{name}.b", 1, None, {"id": 1, "v": None}),
+        (Op.UPDATE, f"{name}.a", 2, {"id": 2, "v": "😀"}, {"id": 2, "v": "x"}),
+        (Op.DELETE, f"{name}.a", 1, {"id": 1, "v": "ż"}, None),
+    ]
+    assert [view.seq for view in window] == [0, 1, 2, 3, 4, 5]
+    assert {view.scn for view in window} == {start + 1}
+    assert bytes(window[-1].key) == gtid_of(database, start + 1).encode()
+    assert window[-1].event_count == 5
+    (now,) = database.execute("SELECT UNIX_TIMESTAMP()")[0]
+    assert abs(int(str(now)) * 1_000_000 - window[0].commit_us) < 60_000_000
+
+
+async def test_mysqls_clock_is_the_server_and_its_commits_have_microseconds(
+    mysql_database: FreshDatabase,
+) -> None:
+    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
+    source = MySqlSource(mariadb_config(mysql_database.url, f"{mysql_database.name}.*"))
+    await source.open()
+    start = await source.first_scn()
+    for number in range(5):
+        mysql_database.execute(f"INSERT INTO t VALUES ({number})")
+    streamed = await read_to_end(source, start)
+    server = gtid_of(mysql_database, 0).partition(":")[0]
+    assert source.clock == f"mysql:{server}:shop"
+    assert any(window[0].commit_us % 1000 for window in streamed.windows())
+    await source.close()
+
+
+async def test_an_update_of_a_key_is_a_delete_and_an_insert_in_one_window(
+    database: FreshDatabase, source: MySqlSource
+) -> None:
+    database.execute("CREATE TABLE t (a INT, b CHAR(3), v INT, PRIMARY KEY (b, a))")
+    database.execute("INSERT INTO t VALUES (1, 'x', 10), (2, 'y', 20)")
+    await source.open()
+    start = await source.first_scn()
+    database.execute("UPDATE t SET a = a + 100, v = v + 1 WHERE a = 1")
+    streamed = await read_to_end(source, start)
+    assert [(e.op, e.key, e.before, e.after) for e in streamed.events()] == [
+        (Op.DELETE, {"b": "x", "a": 1}, {"a": 1, "b": "x", "v": 10}, None),
+        (Op.INSERT, {"b": "x", "a": 101}, None, {"a": 101, "b": "x", "v": 11}),
+    ]
+    assert len(streamed.windows()) == 1
+
+
+async def test_rolled_back_work_and_rolled_back_savepoints_leave_no_event(
+    database: FreshDatabase, source: MySqlSource
+) -> None:
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
+    await source.open()
+    start = await source.first_scn()
+    database.transaction("INSERT INTO t VALUES (1)", "ROLLBACK")
+    database.transaction(
+        "INSERT INTO t VALUES (2)",
+        "SAVEPOINT s",
+        "INSERT INTO t VALUES (3)",
+        "ROLLBACK TO s",
+        "INSERT INTO t VALUES (4)",
+    )
+    streamed = await read_to_end(source, start)
+    assert [event.key["id"] for event in streamed.events()] == [2, 4]
+
+
+async def test_a_stream_can_begin_at_every_scn_and_gives_the_same_rest(
+    database: FreshDatabase, source: MySqlSource
+) -> None:
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    await source.open()
+    start = await source.first_scn()
+    for number in range(12):
+        database.transaction(
+            f"INSERT INTO t VALUES ({number}, 0)", f"UPDATE t SET v = v + 1 WHERE id <= {number}"
+        )
+        if number % 4 == 3:
+            database.execute("FLUSH BINARY LOGS")
+    whole = await read_to_end(source, start)
+    ends: dict[int, int] = {}
+    at = 0
+    for view in iter_frames(bytes(whole.data)):
+        at += view.length
+        ends[view.scn] = at
+    assert len(ends) == 12
+    for scn in range(start, start + 12):
+        rest = await read_to_end(source, scn)
+        assert bytes(rest.data) == bytes(whole.data[ends.get(scn, 0) :])

@@ -1,0 +1,209 @@
+"""MySQL: a database moves to another server, and both have transactions of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from databus.common.config import DatabaseConfig
+from databus.common.errors import MissingDependency
+from databus.relay.fetcher import Fetcher
+from databus.relay.sources.mysql import MySqlSource, gtid_sets
+from databus.relay.sources.source import ChunkRequest
+from tests.support import mysql_replicas
+from tests.support.capture import (
+    capturing,
+    database_config,
+    failed_with,
+    kept_memo,
+    ring_state,
+    streaming,
+)
+from tests.support.mysql_replicas import caught_up, follow, local, own_uuid, primary_and_replica
+from tests.support.mysql_server import MySQLServer, mysql_launcher
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
+
+
+def several(servers: tuple[MySQLServer, ...], uuids: str) -> DatabaseConfig:
+    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    url = servers[0].url("shop").replace(f"127.0.0.1:{servers[0].port}", hosts)
+    return database_config("shop", url, "shop.*", uuids=uuids)
+
+
+class Writer:
+    """Transactions of two rows, now and then one of the server's own beside them."""
+
+    def __init__(self) -> None:
+        self.transactions = 0
+
+    def write(self, server: MySQLServer, count: int) -> None:
+        connection = server.connect("shop")
+        try:
+            with connection.cursor() as cursor:
+                for _ in range(count):
+                    self.transactions += 1
+                    number = self.transactions
+                    cursor.execute("BEGIN")
+                    cursor.execute(f"INSERT INTO orders VALUES ({number}, 0)")
+                    cursor.execute(f"UPDATE orders SET v = v + 1 WHERE id = {(number + 1) // 2}")
+                    cursor.execute("COMMIT")
+                    if number % 20 == 0:
+                        cursor.execute(f"INSERT INTO local.notes (v) VALUES ({number})")
+        finally:
+            connection.close()
+
+
+def rows_of(server: MySQLServer) -> dict[tuple[Any, ...], dict[str, Any]]:
+    rows = server.execute("SELECT id, v FROM shop.orders")
+    return {(number,): {"id": number, "v": v} for number, v in rows}
+
+
+def memo_scn(fetcher: Fetcher) -> int:
+    """Up to where the memo on disk reaches; 0 while there is none."""
+    memo = kept_memo(fetcher)
+    return int(json.loads(memo)["scn"]) if memo else 0
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[tuple[MySQLServer, MySQLServer]]:
+    try:
+        mysql_launcher()
+    except MissingDependency as error:
+        pytest.skip(error.message)
+    with primary_and_replica(tmp_path) as found:
+        found[0].execute("CREATE TABLE orders (id INT PRIMARY KEY, v INT)", database="shop")
+        yield found
+
+
+async def test_a_promoted_replica_with_transactions_of_its_own_goes_on_where_its_primary_ended(
+    servers: tuple[MySQLServer, MySQLServer], tmp_path: Path
+) -> None:
+    primary, replica = servers
+    folder = tmp_path / "relay" / "shop"
+    writer = Writer()
+    uuids = [own_uuid(primary), own_uuid(replica)]
+    config = several((primary, replica), ",".join(uuids))
+
+    def work() -> None:
+        writer.write(primary, 100)
+        for number in range(3):
+            local(replica, f"INSERT INTO local.notes (v) VALUES ({number})")
+        writer.write(primary, 50)
+        caught_up(replica, primary)
+        primary.kill9()
+        mysql_replicas.promote(replica)
+        local(replica, "INSERT INTO local.notes (v) VALUES (7)")
+        writer.write(replica, 150)
+
+    def equal() -> bool:
+        return ring_state(folder).tables.get("shop.orders") == rows_of(replica)
+
+    async with capturing(config, tmp_path / "relay") as fetcher:
+        await streaming(fetcher)
+        await asyncio.to_thread(work)
+        await eventually(equal, 90, "the ring's state is the promoted server's")
+        assert fetcher.status.reconnect_count
+        await eventually(lambda: memo_scn(fetcher) >= ring_state(folder).windows[-1][0], 60)
+    state = ring_state(folder)
+    assert [count for _, _, count in state.windows] == [2] * 300
+    assert [txid.partition(":")[0] for _, txid, _ in state.windows] == [
+        *[uuids[0]] * 150,
+        *[uuids[1]] * 150,
+    ]
+    scns = [scn for scn, _, _ in state.windows]
+    assert scns == sorted(set(scns))
+    # The old primary comes back first as what it was and lags behind: it is passed over.
+    primary.start()
+    async with capturing(config, tmp_path / "relay") as fetcher:
+        await streaming(fetcher)
+        await asyncio.to_thread(writer.write, replica, 5)
+        await eventually(equal, 90, "the stream goes on with the server that has our position")
+    # Then it is a replica of the other, and as good a server to read from.
+    follow(primary, replica)
+    await asyncio.to_thread(caught_up, primary, replica)
+    async with capturing(several((primary,), ",".join(uuids)), tmp_path / "relay") as fetcher:
+        await streaming(fetcher)
+        await asyncio.to_thread(writer.write, replica, 5)
+        await eventually(equal, 90, "the old primary's binlog has the same history")
+        assert gtid_sets.generation_of(ring_state(folder).windows[-1][0]) == 1
+        await eventually(lambda: memo_scn(fetcher) >= ring_state(folder).windows[-1][0], 60)
+    # It writes again, though another has taken over: no place in the clock, and never silent.
+    primary.execute("STOP REPLICA")
+    await asyncio.to_thread(writer.write, primary, 1)
+    before = ring_state(folder)
+    async with capturing(several((primary,), ",".join(uuids)), tmp_path / "relay") as fetcher:
+        message = await failed_with(fetcher, "source_position_lost")
+    assert "order in which the servers have written" in message
+    assert ring_state(folder) == before
+
+
+async def test_a_replica_promoted_without_what_we_have_read_is_refused_by_name(
+    servers: tuple[MySQLServer, MySQLServer], tmp_path: Path
+) -> None:
+    primary, replica = servers
+    folder = tmp_path / "relay" / "shop"
+    writer = Writer()
+    uuids = f"{own_uuid(primary)},{own_uuid(replica)}"
+    async with capturing(several((primary,), uuids), tmp_path / "relay") as fetcher:
+        await streaming(fetcher)
+        await asyncio.to_thread(writer.write, primary, 5)
+        await asyncio.to_thread(caught_up, replica, primary)
+        await asyncio.to_thread(replica.execute, "STOP REPLICA")
+        await asyncio.to_thread(writer.write, primary, 3)
+        await eventually(lambda: len(ring_state(folder).windows) == 8, 60)
+        await eventually(lambda: kept_memo(fetcher), 60)
+    before = ring_state(folder)
+    primary.kill9()
+    replica.execute("RESET REPLICA ALL")
+    writer.transactions = 5
+    await asyncio.to_thread(writer.write, replica, 10)
+    async with capturing(several((replica,), uuids), tmp_path / "relay") as fetcher:
+        message = await failed_with(fetcher, "source_position_lost")
+    assert "has only come to" in message
+    assert "promoted without the last transactions" in message
+    assert ring_state(folder) == before
+
+
+async def test_a_replica_with_transactions_of_its_own_is_read_and_dumped_like_its_primary(
+    servers: tuple[MySQLServer, MySQLServer], tmp_path: Path
+) -> None:
+    primary, replica = servers
+    writer = Writer()
+    await asyncio.to_thread(writer.write, primary, 40)
+    await asyncio.to_thread(caught_up, replica, primary)
+    local(replica, "INSERT INTO local.notes (v) VALUES (7)")
+    uuids = f"{own_uuid(primary)},{own_uuid(replica)}"
+    source = MySqlSource(several((replica,), uuids))
+    await source.open()
+    start = await source.first_scn()
+    stream = source.stream(start)
+    try:
+        assert gtid_sets.generation_of(start) == 0
+        local(replica, "INSERT INTO local.notes (v) VALUES (8)")
+        await asyncio.to_thread(writer.write, primary, 1)
+        resolved = start
+        async with asyncio.timeout(60):
+            while resolved < start + 1:
+                resolved = (await anext(stream)).resolved
+        assert resolved == start + 1
+        chunk = await source.read_chunk(ChunkRequest("shop.orders", 1000))
+        assert (len(chunk.rows), chunk.snapshot.high) == (41, start + 1)
+        # Promoted, and nothing captured has changed: the clock is the new server's all the same.
+        await asyncio.to_thread(mysql_replicas.promote, replica)
+        chunk = await source.read_chunk(ChunkRequest("shop.orders", 1000))
+        high = chunk.snapshot.high
+        assert gtid_sets.generation_of(high) == 1
+        async with asyncio.timeout(60):
+            while resolved < high:
+                resolved = (await anext(stream)).resolved
+        assert resolved == high
+    finally:
+        await stream.aclose()
+        await source.close()

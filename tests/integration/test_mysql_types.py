@@ -1,0 +1,64 @@
+"""Every MySQL type: the value in the stream, in a dump and in plain SQL is one value."""
+
+from __future__ import annotations
+
+import datetime as dt
+import struct
+
+import pytest
+
+from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.source import ChunkRequest
+from tests.support.fixtures import FreshDatabase
+from tests.support.mariadb_stream import mariadb_config, read_to_end
+from tests.support.mysql_types import TYPES, Types, value_rows
+
+NOT_OF_MYSQL = ("uuid", "inet4", "inet6", "json", "point", "time(6)")
+LONGEST_TIME = dt.timedelta(hours=838, minutes=59, seconds=59)
+US = dt.timedelta(microseconds=1)
+# One column of these leaves its whole table to the Python decoder.
+NOT_IN_THE_KERNEL = ("utf16", "sjis", "gbk", "big5", "ujis", "euckr", "json")
+VECTORS = [("TO_VECTOR('[1,-2.5,3e10]')", struct.pack("<3f", 1, -2.5, 3e10))]
+MYSQL_TYPES: Types = [
+    *[one for one in TYPES if one[0] not in NOT_OF_MYSQL],
+    ("time(6)", [("'838:59:59'", LONGEST_TIME), ("'-838:59:58.999999'", US - LONGEST_TIME)]),
+    # MySQL's JSON is binary; this is the text that it makes of it.
+    ("json", [("""'{"a": [1, 2.50], "ż": "\\\\u20ac"}'""", '{"a": [1, 2.5], "ż": "€"}')]),
+    ("vector(3)", VECTORS),
+    ("vector", VECTORS),
+]
+
+
+@pytest.mark.parametrize(
+    "types",
+    [MYSQL_TYPES, [t for t in MYSQL_TYPES if not any(word in t[0] for word in NOT_IN_THE_KERNEL)]],
+    ids=["python decoder", "kernel"],
+)
+async def test_all_types_are_equal_in_the_stream_in_a_dump_and_as_inserted(
+    mysql_database: FreshDatabase, types: Types
+) -> None:
+    columns = ", ".join(f"c{i} {type_}" for i, (type_, _) in enumerate(types))
+    mysql_database.execute(f"CREATE TABLE t (id INT PRIMARY KEY, {columns})")
+    source = MySqlSource(mariadb_config(mysql_database.url, f"{mysql_database.name}.*"))
+    await source.open()
+    try:
+        start = await source.first_scn()
+        rows = value_rows(types)
+        for number, row in enumerate(rows):
+            literals = ", ".join(literal for literal, _ in row)
+            mysql_database.execute(
+                f"INSERT INTO t VALUES ({number}, {literals})".replace("%", "%%")
+            )
+        streamed = await read_to_end(source, start)
+        chunk = await source.read_chunk(ChunkRequest(f"{mysql_database.name}.t", 100))
+        source.use_kernels = False
+        slowly = await read_to_end(source, start)
+    finally:
+        await source.close()
+    wanted = [{"id": n} | {f"c{i}": v for i, (_, v) in enumerate(r)} for n, r in enumerate(rows)]
+    assert [event.after for event in streamed.events()] == wanted
+    assert bytes(slowly.data) == bytes(streamed.data)
+    views = [view for view in streamed.frames() if view.after and not view.is_control]
+    assert {row.key: row.row for row in chunk.rows} == {
+        bytes(view.key): bytes(view.after or b"") for view in views
+    }

@@ -1,0 +1,81 @@
+"""A MySQL primary with a replica that can be promoted, each with transactions of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from databus.cli.servers import PASSWORD, USER
+from tests.support.mysql_server import MySQLServer
+from tests.support.waiting import eventually_sync
+
+_NOT_LOCAL = ("--replicate-ignore-db=local", "--replicate-wild-ignore-table=local.%")
+
+
+@contextmanager
+def primary_and_replica(folder: Path) -> Iterator[tuple[MySQLServer, MySQLServer]]:
+    """Both write tables of their own under their own UUIDs, which the other does not take."""
+    options = [*_NOT_LOCAL, "--replica-preserve-commit-order=ON"]
+    primary = MySQLServer(folder / "primary", server_id=1, options=options)
+    replica = MySQLServer(folder / "replica", server_id=2, options=options)
+    with primary, replica:
+        follow(replica, primary)
+        primary.create_database("shop")
+        for server in (primary, replica):
+            local(server, "CREATE DATABASE local")
+            local(server, "CREATE TABLE local.notes (id INT AUTO_INCREMENT PRIMARY KEY, v INT)")
+        yield primary, replica
+
+
+def own_uuid(server: MySQLServer) -> str:
+    return str(server.execute("SELECT @@server_uuid")[0][0])
+
+
+def local(server: MySQLServer, statement: str) -> None:
+    """A transaction that is in this server's binlog, under its own UUID, and in no other's."""
+    server.execute(statement)
+
+
+def follow(replica: MySQLServer, primary: MySQLServer) -> None:
+    """Let one server replicate the other's transactions."""
+    replica.execute(
+        f"CHANGE REPLICATION SOURCE TO SOURCE_HOST='127.0.0.1', SOURCE_PORT={primary.port}, "
+        f"SOURCE_USER='{USER}', SOURCE_PASSWORD='{PASSWORD}', SOURCE_AUTO_POSITION=1, "
+        "SOURCE_CONNECT_RETRY=1, GET_SOURCE_PUBLIC_KEY=1"
+    )
+    replica.execute("START REPLICA")
+
+
+def status_of(replica: MySQLServer) -> dict[str, Any]:
+    connection = replica.connect()
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW REPLICA STATUS")
+            names = [column[0] for column in cursor.description]
+            row = cursor.fetchone()
+    finally:
+        connection.close()
+    return dict(zip(names, row, strict=True)) if row else {}
+
+
+def caught_up(replica: MySQLServer, primary: MySQLServer) -> None:
+    """Return when the replica has applied all that the primary has under its own UUID."""
+    wanted = str(primary.execute("SELECT @@global.gtid_executed")[0][0])
+    owner = own_uuid(primary)
+    gtids = next(part for part in wanted.replace("\n", "").split(",") if part.startswith(owner))
+
+    def applied() -> bool:
+        status = status_of(replica)
+        assert not status.get("Last_SQL_Error"), status["Last_SQL_Error"]
+        question = f"SELECT GTID_SUBSET('{gtids}', @@global.gtid_executed)"
+        return replica.execute(question) == [(1,)]
+
+    eventually_sync(applied, 60, "the replica has caught up")
+
+
+def promote(replica: MySQLServer) -> None:
+    """Make the replica a primary; what it has received is applied already."""
+    replica.execute("STOP REPLICA")
+    replica.execute("RESET REPLICA ALL")
