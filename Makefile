@@ -11,8 +11,9 @@ ROOMS := relay bootstrap client common cli
 CODE := $(ROOMS) tests benchmarks
 FIGURES := $(basename $(notdir $(wildcard benchmarks/fig_*.py benchmarks/capture_*.py)))
 PYTEST := $(BIN)/python -m pytest
-# Each test file stays with one process, so that its servers are started once.
-PARALLEL := -n 2 --dist loadfile
+# Each test file stays with one process, so that its servers are started once; the files come
+# in the order of tests/support/fixtures.py, the long ones first.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 # Spark's classes from the archive that setup.sh made; passed over where there is none.
 export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile=$(CURDIR)/.venv/spark-classes.jsa
 # What `make demo` needs beside Python and Java.

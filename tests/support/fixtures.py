@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +59,13 @@ class FreshDatabase:
             connection.close()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark a test by the servers that its fixtures start; be patient with all of them."""
+    """Mark a test by the servers that its fixtures start; be patient; long files come first.
+
+    Files are handed to pytest-xdist's processes in this order: a long one that came last
+    would be waited for by all of them.
+    """
     for item in items:
         if (limit := item.get_closest_marker("timeout")) is not None:
             item.add_marker(pytest.mark.timeout(limit.args[0] * PATIENCE), append=False)
@@ -68,6 +74,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.mariadb)
         if used & {"postgres", "postgres_database"}:
             item.add_marker(pytest.mark.postgres)
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
