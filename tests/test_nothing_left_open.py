@@ -99,7 +99,6 @@ def test_a_relay(tmp_path: Path, wants: str, left: bool) -> None:
                 assert await asyncio.to_thread(reader.recv, 100)
             if left:
                 reader.close()
-                await asyncio.sleep(0.1)
 
     with socket.socket() as reader:
         with nothing_left_open():

@@ -228,7 +228,6 @@ async def test_status_names_version_positions_and_the_binlogs_size(source: MySql
     [
         ("binlog_format", "MIXED"),
         ("binlog_row_image", "MINIMAL"),
-        ("binlog_row_metadata", "MINIMAL"),
         ("log_bin_compress", "ON"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from databus.common.errors import PreflightFailed, UnsupportedChange
 from databus.relay.sources.mysql import MySqlSource
 from databus.relay.sources.source import ChunkRequest
-from tests.support.fixtures import FreshDatabase
+from tests.support.fixtures import FreshDatabase, SetRowMetadata
 from tests.support.mariadb_stream import mariadb_config, read_to_end
 from tests.support.mysql_types import TYPES, Types, value_rows
 
@@ -26,14 +26,20 @@ async def source(mariadb_database: FreshDatabase) -> AsyncIterator[MySqlSource]:
 NOT_IN_THE_KERNEL = ("inet", "utf16", "sjis", "gbk", "big5", "ujis", "euckr")
 
 
+@pytest.mark.parametrize("metadata", ["FULL", "MINIMAL", "NO_LOG"])
 @pytest.mark.parametrize(
     "types",
     [TYPES, [t for t in TYPES if not any(word in t[0] for word in NOT_IN_THE_KERNEL)]],
     ids=["python decoder", "kernel"],
 )
 async def test_all_types_are_equal_in_the_stream_in_a_dump_and_as_inserted(
-    mariadb_database: FreshDatabase, source: MySqlSource, types: Types
+    mariadb_database: FreshDatabase,
+    source: MySqlSource,
+    types: Types,
+    metadata: str,
+    row_metadata: SetRowMetadata,
 ) -> None:
+    row_metadata(mariadb_database.server, metadata)
     columns = ", ".join(f"c{i} {type_}" for i, (type_, _) in enumerate(types))
     mariadb_database.execute(f"CREATE TABLE t (id INT PRIMARY KEY, {columns})")
     await source.open()

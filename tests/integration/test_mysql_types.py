@@ -9,7 +9,7 @@ import pytest
 
 from databus.relay.sources.mysql import MySqlSource
 from databus.relay.sources.source import ChunkRequest
-from tests.support.fixtures import FreshDatabase
+from tests.support.fixtures import FreshDatabase, SetRowMetadata
 from tests.support.mariadb_stream import mariadb_config, read_to_end
 from tests.support.mysql_types import TYPES, Types, value_rows
 
@@ -29,14 +29,16 @@ MYSQL_TYPES: Types = [
 ]
 
 
+@pytest.mark.parametrize("metadata", ["FULL", "MINIMAL"])
 @pytest.mark.parametrize(
     "types",
     [MYSQL_TYPES, [t for t in MYSQL_TYPES if not any(word in t[0] for word in NOT_IN_THE_KERNEL)]],
     ids=["python decoder", "kernel"],
 )
 async def test_all_types_are_equal_in_the_stream_in_a_dump_and_as_inserted(
-    mysql_database: FreshDatabase, types: Types
+    mysql_database: FreshDatabase, types: Types, metadata: str, row_metadata: SetRowMetadata
 ) -> None:
+    row_metadata(mysql_database.server, metadata)
     columns = ", ".join(f"c{i} {type_}" for i, (type_, _) in enumerate(types))
     mysql_database.execute(f"CREATE TABLE t (id INT PRIMARY KEY, {columns})")
     source = MySqlSource(mariadb_config(mysql_database.url, f"{mysql_database.name}.*"))

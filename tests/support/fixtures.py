@@ -172,6 +172,23 @@ def postgres_database(postgres: PostgresServer) -> Iterator[FreshDatabase]:
     yield from _fresh(postgres)
 
 
+SetRowMetadata = Callable[[PrivateServer, str], None]
+
+
+@pytest.fixture
+def row_metadata() -> Iterator[SetRowMetadata]:
+    """Sets a server's ``binlog_row_metadata``; after the test it is FULL again."""
+    changed: list[PrivateServer] = []
+
+    def change(server: PrivateServer, value: str) -> None:
+        changed.append(server)
+        server.execute(f"SET GLOBAL binlog_row_metadata = {value}")
+
+    yield change
+    for server in changed:
+        server.execute("SET GLOBAL binlog_row_metadata = FULL")
+
+
 @pytest.fixture
 def own_mariadb(tmp_path: Path) -> Iterator[MariaDBServer]:
     """A MariaDB that the test may kill and reconfigure, with a database ``shop``."""

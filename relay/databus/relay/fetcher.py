@@ -147,6 +147,10 @@ class Fetcher:
                 task.cancel()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
             await api.close()
+            try:
+                await self.make_durable()
+            except (DatabusError, OSError) as error:
+                _log.warning("%s: what came last is not on disk: %s", self.config.name, error)
             await self._close()
         for outcome in outcomes:
             if isinstance(outcome, Exception):
@@ -227,6 +231,8 @@ class Fetcher:
                         await self._take_waiting(intake, batch)
                     else:
                         self._take(intake, batch)
+                    if batch.keep:
+                        await self.make_durable()
                     # A source that never has to wait must not keep the others from running.
                     await asyncio.sleep(0)
         finally:

@@ -27,13 +27,15 @@ class Batch:
     batches).  ``schemas`` are those that ``data`` uses and no batch before had.  ``resolved``
     is an scn up to which every commit has been yielded, this batch included; it grows also
     when only tables that are not captured change.  ``memo`` is what a ``RememberingSource``
-    wants to be told when it is to go on after this batch.
+    wants to be told when it is to go on after this batch; with ``keep`` it must be on disk
+    before what the next batches have is in the ring.
     """
 
     data: bytes
     schemas: tuple[SourceSchema, ...] = ()
     resolved: int = 0
     memo: str = ""
+    keep: bool = False
 
 
 class Snapshot(Protocol):

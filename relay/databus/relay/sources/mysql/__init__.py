@@ -11,8 +11,10 @@ In reading order:
   and ``mysql_decoder`` make windows of them, ``groups`` is the transaction that is open,
   ``statements``, ``payload`` and ``xa`` are DDL, compressed and prepared transactions, ``stops``
   the tables that are passed over.
-* Rows: ``mapped`` resolves a table map, ``columns`` has a reader for each type, with
-  ``decimals``, ``binary_json`` and ``json_diffs``.
+* Rows: ``known_tables`` is what the stream knows of its tables, ``mapped`` resolves a table map.
+  Where the binlog names no columns, ``tracked`` is what is certain, for which ``scout`` looks
+  ahead.  ``columns`` has a reader for each type, with ``decimals``, ``binary_json`` and
+  ``json_diffs``.
 * The same compiled: ``fast_path`` hands over to ``walk``, which ``plan`` and ``cells`` steer;
   ``values``, ``packing`` and ``checksum`` are its parts.  Where it stops, the decoder goes on.
 * Chunks: ``chunks`` decides, ``chunk_rows`` receives, ``chunk_kernels`` packs.

@@ -96,6 +96,17 @@ class Charsets:
         except KeyError:
             raise UnsupportedChange(f"collation {collation} is unknown to the server") from None
 
+    def collation_of(self, name: str) -> int:
+        """The number of a collation of this character set.
+
+        Raises:
+            UnsupportedChange: the server has no such character set.
+        """
+        for collation, charset in self._by_collation.items():
+            if charset.name == name:
+                return collation
+        raise UnsupportedChange(f"the character set {name} is unknown to the server")
+
     def named(self, name: str) -> Charset | None:
         """The character set of this name."""
         return self._by_name.get(name)

@@ -21,13 +21,15 @@ from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.events import EventType, GtidFlag
 from databus.relay.sources.mysql.groups import PART_BYTES as PART_BYTES
 from databus.relay.sources.mysql.groups import FrameBuffer, Group, row_change, schema_change
+from databus.relay.sources.mysql.known_tables import KnownTables
 from databus.relay.sources.mysql.lineage import Mark, Memo, require_same
-from databus.relay.sources.mysql.mapped import CatalogueDiffers, MappedTable, Row, resolve
+from databus.relay.sources.mysql.mapped import CatalogueDiffers, MappedTable, Row
 from databus.relay.sources.mysql.payload import Payload
 from databus.relay.sources.mysql.settings import Settings
 from databus.relay.sources.mysql.statements import truncated_table
 from databus.relay.sources.mysql.stops import StoppedTables, TableUncertain, named_in
 from databus.relay.sources.mysql.tables import Catalogue
+from databus.relay.sources.mysql.tracked import Statement
 from databus.relay.sources.mysql.xa import (
     PreparedTransactions,
     read_completion,
@@ -36,8 +38,6 @@ from databus.relay.sources.mysql.xa import (
 )
 
 _log = logging.getLogger(__name__)
-
-_ARTIFICIAL = 0x20
 
 
 class BinlogDecoder:
@@ -76,8 +76,6 @@ class BinlogDecoder:
         after_scn: int,
     ) -> None:
         self.settings = settings
-        self.charsets = charsets
-        self.catalogue = catalogue
         self.domain_id = domain_id
         self.resolved = after_scn
         self.file = ""
@@ -86,11 +84,11 @@ class BinlogDecoder:
         self.group: Group | None = None
         self.foreign_groups = 0
         self.other_groups = 0
-        self.tables: dict[int, MappedTable | None] = {}
-        self._bodies: dict[int, bytes] = {}
-        self.last_seq_no = 0
+        self.known = KnownTables(settings, charsets, catalogue, self.textual)
+        self.last_seq_no = self.begins_after = 0
         self.ends: tuple[int, ...] = ()
         self.stopped = StoppedTables({})
+        self.looks_from = 0
         self.out = FrameBuffer()
         self.sent_part = False
         self.rows_done = 0
@@ -99,8 +97,6 @@ class BinlogDecoder:
         self.prepared = PreparedTransactions()
         self.replaying = False
         self.payload: Payload | None = None
-        self.on_table: Callable[[int, bytes, MappedTable | None], None] = lambda *_: None
-        self.on_new_file: Callable[[], None] = lambda: None
         self._announced: dict[str, int] = {}
         self._used: set[int] = set()
         self._new_schemas: list[SourceSchema] = []
@@ -140,15 +136,24 @@ class BinlogDecoder:
     def memo(self) -> str:
         """What is needed to go on after all that was handed out."""
         oldest = self.prepared.oldest_scn
-        return Memo(self.resolved, self.mark, oldest, self.ends, self.stopped.stops).encode()
+        return Memo(
+            self.resolved,
+            self.mark,
+            oldest,
+            self.ends,
+            self.stopped.stops,
+            self.known.tracked.encode(),
+            max(self.resolved, self.known.tracked.since_scn),
+        ).encode()
 
     # -- one event
 
     def feed(self, event: memoryview, *, fresh: bool = False) -> bool:
         """Take one whole event, its header included.
 
-        Returns False when it needs the catalogue as it is now: set ``catalogue`` and feed the
-        same event again with ``fresh``.
+        Returns False when it needs the catalogue as it is now: set ``known.outlook`` to it, and
+        while ``known.tracked.is_needed`` also to what lies behind ``looks_from`` in ``file``; then
+        feed the same event again with ``fresh``.
         """
         header = events.read_header(event)
         if header.length != len(event):
@@ -166,7 +171,9 @@ class BinlogDecoder:
             raise FormatError(
                 f"{self._place(header)}: an event of type {header.type} is damaged: {error}"
             ) from error
-        if done and header.end_offset and not header.flags & _ARTIFICIAL:
+        if not done:
+            self.looks_from = self.offset if self.payload else header.end_offset
+        if done and header.end_offset and not header.flags & events.ARTIFICIAL:
             self.offset = header.end_offset
         return done
 
@@ -345,6 +352,7 @@ class BinlogDecoder:
         if group is None:
             return True
         schema, statement = events.read_query(body)
+        self._pass(group, Statement(schema, statement))
         if self._complete(statement):
             return True
         if not group.wanted:
@@ -385,29 +393,38 @@ class BinlogDecoder:
         if truncated is not None:
             self._truncate(truncated)
         else:
-            self._announce_changes()
+            self._announce_changes(Statement(schema, statement))
         self._end_group()
         return True
 
+    def _pass(self, group: Group, statement: Statement) -> None:
+        """Tell of a statement, unless it is read again and what is tracked already has it."""
+        came_to = max(self.last_seq_no, self.begins_after)
+        ours = group.domain_id == self.domain_id
+        if (group.scn if ours else came_to + 1) > self.known.tracked.since_scn:
+            self.known.passed(statement)
+
     def _truncate(self, source: str) -> None:
         """TRUNCATE as an event of its own; its schema is the table's present one."""
-        table, group = self.catalogue.get(source), self.group
+        group = self.group
         assert group is not None
         if self.stopped.passes_over(source, group.scn):
             return
-        if table is not None and table.key:
-            try:
-                schema = table.source_schema(self.settings.zero_dates)
-            except UnsupportedChange as error:
-                return self._stop(source, error.message)
-            self._use(schema)
-            self._event(Op.TRUNCATE, schema, b"", None, None)
+        try:
+            table = self.known.present(source)
+            if table is None or not table.key:
+                return
+            schema = table.source_schema(self.settings.zero_dates)
+        except UnsupportedChange as error:
+            return self._stop(source, error.message)
+        self._use(schema)
+        self._event(Op.TRUNCATE, schema, b"", None, None)
 
-    def _announce_changes(self) -> None:
+    def _announce_changes(self, statement: Statement) -> None:
         """A schema-change frame for every table that is another one now, stopped ones too."""
         group = self.group
         assert group is not None
-        for source, table in self.catalogue.items():
+        for source, table in self.known.changed_by(statement).items():
             if not table.key:
                 continue
             try:
@@ -422,7 +439,7 @@ class BinlogDecoder:
 
     def _stop_named(self, group: Group, statement: str) -> None:
         """A change logged as a statement is lost to us: whatever of ours it can mean stops."""
-        tables = ((source, table.name) for source, table in self.catalogue.items())
+        tables = ((source, table.name) for source, table in self.known.catalogue.items())
         for source in named_in(statement, tables):
             self._stop(
                 source,
@@ -436,22 +453,13 @@ class BinlogDecoder:
         if source not in self.stopped.stops:
             _log.warning("database %s: %s has stopped: %s", self.settings.name, source, why)
         self.stopped.stop(source, self.group.scn, why)
-        for table_id, mapped in self.tables.items():
-            if mapped is not None and mapped.schema.source == source:
-                self.tables[table_id] = None
-                self.on_table(table_id, mapped.body, None)
-
-    def forget_tables(self) -> None:
-        """Every table map is looked at again."""
-        self.tables.clear()
-        self._bodies.clear()
-        self.on_new_file()
+        self.known.pass_over(source)
 
     def begin_again(self) -> None:
         """Between two groups: stopped tables that were asked for are read from here on."""
         if self.stopped.is_asked and self.group is None:
             self.stopped.begin_again()
-            self.forget_tables()
+            self.known.forget_maps()
 
     # -- rows
 
@@ -460,33 +468,22 @@ class BinlogDecoder:
         if group is None or not group.wanted:
             return True
         table_id, schema, table = events.table_map_names(body)
-        if table_id in self.tables and self._bodies[table_id] == body:
+        if self.known.has(table_id, body):
             return True
-        whole = bytes(body)
         mapped = None
         source = f"{schema}.{table}"
         if self.settings.captures(schema, table) and not self.stopped.passes_over(
             source, group.scn
         ):
             try:
-                mapped = resolve(
-                    events.read_table_map(body, self.textual),
-                    whole,
-                    self.catalogue,
-                    self.charsets,
-                    self.settings.zero_dates,
-                    final=fresh,
-                    keys=self.settings.keys,
-                )
+                mapped = self.known.resolve(body, fresh=fresh)
             except CatalogueDiffers:
                 return False
             except TableUncertain as error:
                 self._stop(source, error.message)
             else:
                 self._use(mapped.schema)
-        self.tables[table_id] = mapped
-        self._bodies[table_id] = whole
-        self.on_table(table_id, whole, mapped)
+        self.known.put(table_id, bytes(body), mapped)
         return True
 
     def _use(self, schema: SourceSchema) -> None:
@@ -505,9 +502,9 @@ class BinlogDecoder:
             return
         kind, start = events.rows_event(header.type, body)
         table_id = int.from_bytes(body[0:6], "little")
-        if table_id not in self.tables:
+        if table_id not in self.known.maps:
             raise FormatError(f"{self._place(header)}: rows of table {table_id} without its map")
-        mapped = self.tables[table_id]
+        mapped = self.known.maps[table_id]
         if mapped is None:
             return
         schema = mapped.schema
@@ -571,7 +568,7 @@ class BinlogDecoder:
         if self.group is not None:
             self._forget_group(f"{self._place(header)}: a file begins")
         self.checksums = body[len(body) - 1] == 1
-        self.forget_tables()
+        self.known.forget_maps()
         return True
 
     def _heartbeat(self, header: events.Header, body: memoryview, fresh: bool) -> bool:

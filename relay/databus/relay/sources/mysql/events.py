@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from databus.common.errors import FormatError
-from databus.relay.sources.mysql.stops import TableUncertain
 
 HEADER_BYTES = 19
 CRC_BYTES = 4
+ARTIFICIAL = 0x20
+"""The flag of an event that the server made for the reader: it lies nowhere in a file."""
 _HEADER = struct.Struct("<IBIIIH")
 
 
@@ -105,7 +106,10 @@ class Gtid:
 
 @dataclass(frozen=True, slots=True)
 class TableMap:
-    """The table that the rows events with ``table_id`` change, as the stream tells it."""
+    """The table that the rows events with ``table_id`` change, as the stream tells it.
+
+    ``names`` is empty where it does not tell them, and then ``unsigned`` may be too.
+    """
 
     table_id: int
     schema: str
@@ -194,7 +198,6 @@ def read_table_map(body: memoryview, textual: frozenset[int] = TEXT_OF_MARIADB) 
 
     Raises:
         FormatError: it is not of its form.
-        TableUncertain: it has no column names.
     """
     table_id, schema, table = table_map_names(body)
     at = 9 + body[8] + 1
@@ -208,16 +211,11 @@ def read_table_map(body: memoryview, textual: frozenset[int] = TEXT_OF_MARIADB) 
     nulls = body[at : at + null_bytes]
     at += null_bytes
     extra = _optional(body, at)
-    if 4 not in extra:
-        raise TableUncertain(
-            f"the binlog has no column names for {schema}.{table}: it was written with "
-            "binlog_row_metadata other than FULL"
-        )
     real = tuple(_real_type(code, meta) for code, meta in zip(types, metas, strict=True))
-    names = tuple(name.decode() for name in _strings(extra[4]))
-    if len(names) != count:
+    names = tuple(name.decode() for name in _strings(extra.get(4, body[:0])))
+    if names and len(names) != count:
         raise FormatError(f"{schema}.{table}: {count} columns, but {len(names)} names")
-    members = _members(real, extra)
+    members = _members(real, extra) if names else ()
     return TableMap(
         table_id,
         schema,
@@ -225,7 +223,7 @@ def read_table_map(body: memoryview, textual: frozenset[int] = TEXT_OF_MARIADB) 
         bytes(real),
         metas,
         tuple(bool(nulls[i >> 3] >> (i & 7) & 1) for i in range(count)),
-        _signs(real, extra.get(1)),
+        _signs(real, extra.get(1)) if names or 1 in extra else (),
         _collations(real, extra, textual),
         names,
         members,

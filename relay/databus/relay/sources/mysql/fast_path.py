@@ -48,8 +48,8 @@ class FastPath:
     def __init__(self, decoder: BinlogDecoder) -> None:
         self._decoder = decoder
         self._tables = KernelTables()
-        decoder.on_table = self._tables.add
-        decoder.on_new_file = self._tables.clear
+        decoder.known.on_map = self._tables.add
+        decoder.known.on_new_file = self._tables.clear
         self._images = np.empty(_FIRST_IMAGE_BYTES, dtype=np.uint8)
 
     def run(self, packets: PacketBuffer) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from databus.common.errors import FormatError, SourcePositionLost
@@ -61,7 +61,8 @@ class Memo:
     ``prepared`` is where the oldest XA transaction was prepared that is not completed yet.
     ``ends`` (MySQL) are the last numbers that were read of each generation: by those before that
     of ``scn`` a server is noticed that writes again after another one has taken over.
-    ``stopped`` are the tables that are passed over.
+    ``stopped`` are the tables that are passed over.  ``tracked`` is what was certain, at
+    ``tracked_scn``, of tables that the binlog does not name the columns of (``tracked.py``).
     """
 
     scn: int
@@ -69,6 +70,8 @@ class Memo:
     prepared: int | None = None
     ends: tuple[int, ...] = ()
     stopped: Mapping[str, Stop] = field(default_factory=dict)
+    tracked: str = ""
+    tracked_scn: int = 0
 
     @property
     def read_from(self) -> int:
@@ -90,6 +93,8 @@ class Memo:
                 "prepared": self.prepared,
                 "ends": self.ends,
                 "stopped": {name: [stop.since_scn, stop.why] for name, stop in stopped},
+                "tracked": self.tracked,
+                "tracked_scn": self.tracked_scn,
             }
         )
 
@@ -115,12 +120,13 @@ class Recalled:
     def memo(self, after_scn: int) -> Memo:
         """The memo to go on with."""
         kept = self.kept
-        if kept is None or kept.scn > after_scn:
-            stopped = kept.stopped if kept is not None else {}
-            return Memo(after_scn, self.mark, stopped=stopped)
+        if kept is None:
+            return Memo(after_scn, self.mark)
+        here = replace(kept, scn=after_scn, mark=self.mark)
+        if kept.scn > after_scn:  # Nothing of ours lies between the two.
+            return replace(here, prepared=None, ends=())
         since = [scn for scn in (kept.prepared, kept.scn + 1) if scn is not None]
-        prepared = min(since) if since[0] <= after_scn else None
-        return Memo(after_scn, self.mark, prepared, kept.ends, kept.stopped)
+        return replace(here, prepared=min(since) if since[0] <= after_scn else None)
 
 
 def decode_memo(text: str) -> Memo:
@@ -141,6 +147,8 @@ def decode_memo(text: str) -> Memo:
                 str(name): Stop(int(since_scn), str(why))
                 for name, (since_scn, why) in document.get("stopped", {}).items()
             },
+            str(document.get("tracked", "")),
+            int(document.get("tracked_scn", 0)),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{text[:200]!r} is no memo of a binlog: {error}") from error

@@ -22,6 +22,7 @@ from databus.relay.sources.mysql.events import TableMap, packed_int
 from databus.relay.sources.mysql.json_diffs import applied
 from databus.relay.sources.mysql.stops import TableUncertain
 from databus.relay.sources.mysql.tables import Catalogue, Table
+from databus.relay.sources.mysql.tracked import completed
 
 _PARTIAL_JSON = 1
 _STORED_AS = {"uuid": "binary(16)", "inet6": "binary(16)", "inet4": "binary(4)", "json": "longtext"}
@@ -187,6 +188,32 @@ def _column(
         return column_of(name, type_name, nullable, zero_dates)
     except UnsupportedChange as error:
         raise TableUncertain(f"{source}: {error.message}") from None
+
+
+def resolve_nameless(
+    found: TableMap,
+    body: bytes,
+    known: Table,
+    charsets: Charsets,
+    zero_dates: str,
+    keys: ConfiguredKeys = NO_KEYS,
+) -> MappedTable:
+    """The table behind a table map that names no columns; ``known`` is what is certain of it.
+
+    Raises:
+        TableUncertain: the table map is one of another definition.
+        UnsupportedChange: a type cannot be carried, or the table has no key.
+    """
+    whole = completed(found, known, charsets)
+    try:
+        return resolve(
+            whole, body, {known.source: known}, charsets, zero_dates, final=False, keys=keys
+        )
+    except CatalogueDiffers:
+        raise TableUncertain(
+            f"the binlog has other types for {known.source} than the definition that was read "
+            "for it, and no names of its columns (binlog_row_metadata is not FULL)"
+        ) from None
 
 
 def _agrees(table: TableMap, types: list[str], known: Table) -> bool:

@@ -28,13 +28,15 @@ class DumpStart:
 
     ``expected`` is None where that one was purged: then nothing tells histories apart.
     ``after_scn``: no transaction up to there may come; 0 where files are read from their
-    beginning.  ``ends``: see ``Memo``.
+    beginning.  ``begins_after``: what comes first follows on a transaction at or before it.
+    ``ends``: see ``Memo``.
     """
 
     request: BinlogRequest
     expected: Mark | None
     after_scn: int = 0
     ends: tuple[int, ...] = ()
+    begins_after: int = 0
 
 
 class Numbering(Protocol):
@@ -111,6 +113,7 @@ class DomainNumbering:
         return DumpStart(
             BinlogRequest(file.name, positions.FIRST_OFFSET),
             mark if mark is not None and mark.scn > file.after_scn else None,
+            begins_after=file.after_scn,
         )
 
     def decoder(

@@ -62,7 +62,7 @@ def _version_findings(text: str, is_mysql: bool) -> list[Finding]:
         return [
             Finding(
                 "version",
-                f"MariaDB {numbers[1]}.{numbers[2]} does not write column names to its binlog",
+                f"MariaDB {numbers[1]}.{numbers[2]} is older than what is read here",
                 f"upgrade to MariaDB {oldest} or later",
             )
         ]
@@ -72,16 +72,17 @@ def _version_findings(text: str, is_mysql: bool) -> list[Finding]:
 _WANTED: tuple[tuple[str, str, str], ...] = (
     ("binlog_format", "ROW", "statements cannot be turned into rows"),
     ("binlog_row_image", "FULL", "rows would come without some of their columns"),
-    ("binlog_row_metadata", "FULL", "the binlog would not name the columns"),
     ("log_bin_compress", "OFF", "compressed events are not read"),
 )
 
 
 def _setting_findings(connection: Connection) -> list[Finding]:
-    found = _variables(connection, "log_bin", "gtid_strict_mode", *_names(_WANTED))
+    found = _variables(
+        connection, "log_bin", "gtid_strict_mode", "binlog_row_metadata", *_names(_WANTED)
+    )
     if found.get("log_bin") != "ON":
         return [_no_binlog("[mariadbd]")]
-    findings = _not_as_wanted(found, _WANTED, "[mariadbd]")
+    findings = [*_not_as_wanted(found, _WANTED, "[mariadbd]"), *_nameless(found, "[mariadbd]")]
     if found.get("gtid_strict_mode") != "ON":
         findings.append(
             Finding(
@@ -94,7 +95,7 @@ def _setting_findings(connection: Connection) -> list[Finding]:
     return findings
 
 
-_WANTED_OF_MYSQL: tuple[tuple[str, str, str], ...] = (*_WANTED[:3],)
+_WANTED_OF_MYSQL: tuple[tuple[str, str, str], ...] = (*_WANTED[:2],)
 _GTIDS_ON = (
     "SET GLOBAL enforce_gtid_consistency = ON; SET GLOBAL gtid_mode = OFF_PERMISSIVE; "
     "SET GLOBAL gtid_mode = ON_PERMISSIVE; SET GLOBAL gtid_mode = ON; and gtid_mode=ON and "
@@ -103,10 +104,15 @@ _GTIDS_ON = (
 
 
 def _mysql_settings(connection: Connection) -> list[Finding]:
-    found = _variables(connection, "log_bin", "gtid_mode", *_names(_WANTED_OF_MYSQL))
+    found = _variables(
+        connection, "log_bin", "gtid_mode", "binlog_row_metadata", *_names(_WANTED_OF_MYSQL)
+    )
     if found.get("log_bin") != "ON":
         return [_no_binlog("[mysqld]")]
-    findings = _not_as_wanted(found, _WANTED_OF_MYSQL, "[mysqld]")
+    findings = [
+        *_not_as_wanted(found, _WANTED_OF_MYSQL, "[mysqld]"),
+        *_nameless(found, "[mysqld]"),
+    ]
     if found.get("gtid_mode") != "ON":
         findings.append(
             Finding(
@@ -150,6 +156,24 @@ def _not_as_wanted(
         )
         for name, wanted, why in all_wanted
         if found.get(name) != wanted
+    ]
+
+
+def _nameless(found: dict[str, str], section: str) -> list[Finding]:
+    """Without names in the binlog tables are tracked, which cannot always be certain."""
+    value = found.get("binlog_row_metadata", "unknown")
+    if value == "FULL":
+        return []
+    return [
+        Finding(
+            "binlog_row_metadata",
+            f"it is {value}, not FULL: the binlog does not name the columns, so they are tracked; "
+            "rows that were written between two changes of a table, while nobody read the binlog, "
+            "stop that table alone",
+            f"SET GLOBAL binlog_row_metadata = FULL; and the same under {section} in its "
+            "configuration",
+            fatal=False,
+        )
     ]
 
 

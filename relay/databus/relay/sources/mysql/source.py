@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import time
@@ -34,10 +35,12 @@ from databus.relay.sources.mysql.preflight import (
     server_findings,
     table_findings,
 )
+from databus.relay.sources.mysql.scout import Scout
 from databus.relay.sources.mysql.settings import read_settings
 from databus.relay.sources.mysql.stops import StoppedTables
 from databus.relay.sources.mysql.tables import Catalogue, load_catalogue
 from databus.relay.sources.mysql.tls import receive_into
+from databus.relay.sources.mysql.tracked import Outlook, TrackedTables
 from databus.relay.sources.source import (
     Batch,
     Chunk,
@@ -92,6 +95,7 @@ class MySqlSource:
         self._recalled: Recalled | None = None
         self._stopped = StoppedTables({})
         self._places: Places | None = None
+        self._scout = Scout()
 
     @property
     def clock(self) -> str:
@@ -206,9 +210,10 @@ class MySqlSource:
         assert self._charsets is not None, "open() comes before stream()"
         decoder = self._numbering.decoder(settings, self._charsets, self._catalogue, after_scn)
         decoder.expected, decoder.ends = start.expected, start.ends
-        decoder.last_seq_no = start.after_scn
+        decoder.last_seq_no, decoder.begins_after = start.after_scn, start.begins_after
         decoder.stopped = self._stopped = self._stops_of(memo)
-        decoder.assume(await self.schemas())
+        tracked = decoder.known.tracked = TrackedTables(memo.tracked_scn, memo.tracked)
+        decoder.assume([*await self.schemas(), *self._tracked_schemas(tracked)])
         self._decoder = decoder
         self._places = Places() if isinstance(self._numbering, DomainNumbering) else None
         connection = await asyncio.to_thread(Connection, settings)
@@ -220,6 +225,14 @@ class MySqlSource:
             self._places = None
             connection.close()
             decoder.prepared.close()
+
+    def _tracked_schemas(self, tracked: TrackedTables) -> list[SourceSchema]:
+        """The tables as they were when the stream ended, which may be others now."""
+        found = []
+        for table in tracked.tables.values():
+            with contextlib.suppress(UnsupportedChange):
+                found.append(table.source_schema(self._settings.zero_dates))
+        return found
 
     def recall(self, memo: str, last: Transaction | None, after_scn: int) -> None:
         """See ``RememberingSource``."""
@@ -244,10 +257,8 @@ class MySqlSource:
         if recalled is not None and recalled.kept is not None and recalled.kept.scn <= after_scn:
             return recalled.memo(after_scn)
         prepared = await self._ask(lambda: has_prepared(self._query_connection()))
-        mark = recalled.mark if recalled is not None else None
-        kept = recalled.kept if recalled is not None else None
-        stopped = kept.stopped if kept is not None else {}
-        return Memo(after_scn, mark, 1 if prepared else None, stopped=stopped)
+        memo = recalled.memo(after_scn) if recalled is not None else Memo(after_scn)
+        return dataclasses.replace(memo, prepared=1 if prepared else None)
 
     async def _batches(
         self, connection: Connection, decoder: BinlogDecoder, request: BinlogRequest
@@ -297,8 +308,10 @@ class MySqlSource:
                         yield self._batch(decoder)
                     continue
                 if not decoder.feed(event):
-                    decoder.catalogue = await self._fresh_catalogue()
+                    await self._look_ahead(decoder)
                     decoder.feed(event, fresh=True)
+                    if decoder.known.tracked.is_needed:
+                        yield self._batch(decoder, keep=True)
                 current.used()
                 decoder.spill()
                 while decoder.replaying:
@@ -315,9 +328,22 @@ class MySqlSource:
                 told_at_s = now_s
                 yield self._batch(decoder)
 
-    def _batch(self, decoder: BinlogDecoder) -> Batch:
+    def _batch(self, decoder: BinlogDecoder, *, keep: bool = False) -> Batch:
         data, schemas = decoder.take()
-        return Batch(data, schemas, decoder.resolved, decoder.memo())
+        return Batch(data, schemas, decoder.resolved, decoder.memo(), keep)
+
+    async def _look_ahead(self, decoder: BinlogDecoder) -> None:
+        """The catalogue as it is now, and how far it holds for where the stream is."""
+        if not decoder.known.tracked.is_needed:
+            decoder.known.outlook = Outlook(await self._fresh_catalogue(), ())
+            return
+        group = decoder.group
+        gtid = decoder.txid(group) if group is not None and group.wanted else ""
+        file, offset = decoder.file, decoder.looks_from
+        decoder.known.outlook = await self._read(
+            lambda c: self._scout.look(c, self._settings, file, offset, gtid)
+        )
+        self._catalogue = decoder.known.catalogue
 
     async def _fresh_catalogue(self) -> Catalogue:
         self._catalogue = await self._ask(

@@ -1,0 +1,134 @@
+"""What a stream knows of its tables: the catalogue, what of it is certain, and the table maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from databus.relay.sources.mysql import events
+from databus.relay.sources.mysql.charsets import Charsets
+from databus.relay.sources.mysql.mapped import (
+    CatalogueDiffers,
+    MappedTable,
+    resolve,
+    resolve_nameless,
+)
+from databus.relay.sources.mysql.settings import Settings
+from databus.relay.sources.mysql.tables import Catalogue, Table
+from databus.relay.sources.mysql.tracked import Outlook, Statement, TrackedTables
+
+
+class KnownTables:
+    """The tables of one stream, by source and by the binlog's table ids.
+
+    Invariants:
+        I1. ``maps`` has for a table id what the body that came last with it was resolved into,
+            None where its rows are not read.
+        I2. While ``tracked.is_needed``, the catalogue is believed only where ``outlook`` proves it.
+
+    ``on_map`` is told of every change of ``maps``, ``on_new_file`` that it is empty again.
+
+    Owner: the stream's decoder.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        charsets: Charsets,
+        catalogue: Catalogue,
+        textual: frozenset[int],
+    ) -> None:
+        """``textual``: see ``events.read_table_map``."""
+        self._settings = settings
+        self._charsets = charsets
+        self._textual = textual
+        self.outlook = Outlook(catalogue, ())
+        self.tracked = TrackedTables()
+        self.maps: dict[int, MappedTable | None] = {}
+        self._bodies: dict[int, bytes] = {}
+        self.on_map: Callable[[int, bytes, MappedTable | None], None] = lambda *_: None
+        self.on_new_file: Callable[[], None] = lambda: None
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The captured tables as the server had them when it was asked last."""
+        return self.outlook.catalogue
+
+    # -- what the binlog's table ids mean
+
+    def has(self, table_id: int, body: memoryview) -> bool:
+        """Whether this very table map has been put."""
+        return table_id in self.maps and self._bodies[table_id] == body
+
+    def resolve(self, body: memoryview, *, fresh: bool) -> MappedTable:
+        """The table behind a table map; ``fresh`` if ``outlook`` was made for its place.
+
+        Raises:
+            CatalogueDiffers: a fresh outlook is needed.
+            TableUncertain: what its rows mean cannot be known.
+            UnsupportedChange: a type cannot be carried.
+        """
+        found = events.read_table_map(body, self._textual)
+        whole, settings = bytes(body), self._settings
+        if found.names:
+            return resolve(
+                found,
+                whole,
+                self.catalogue,
+                self._charsets,
+                settings.zero_dates,
+                final=fresh,
+                keys=settings.keys,
+            )
+        source = f"{found.schema}.{found.table}"
+        if self.tracked.get(source) is None and not fresh:
+            self.tracked.is_needed = True
+            raise CatalogueDiffers(source)
+        known = self.tracked.get(source) or self.tracked.learn(source, self.outlook)
+        return resolve_nameless(
+            found, whole, known, self._charsets, settings.zero_dates, settings.keys
+        )
+
+    def put(self, table_id: int, body: bytes, mapped: MappedTable | None) -> None:
+        """What the rows of this id are from here on."""
+        self.maps[table_id] = mapped
+        self._bodies[table_id] = body
+        self.on_map(table_id, body, mapped)
+
+    def pass_over(self, source: str) -> None:
+        """The rows of a table are not read any more."""
+        for table_id, mapped in self.maps.items():
+            if mapped is not None and mapped.schema.source == source:
+                self.maps[table_id] = None
+                self.on_map(table_id, mapped.body, None)
+
+    def forget_maps(self) -> None:
+        """Every table map is looked at again."""
+        self.maps.clear()
+        self._bodies.clear()
+        self.on_new_file()
+
+    # -- what they are at the stream's place
+
+    def passed(self, statement: Statement) -> None:
+        """A statement has come by, which may have changed what is certain."""
+        if not self.tracked.is_needed or statement.changes_nothing:
+            return
+        if self.tracked.forget(statement):
+            self.forget_maps()
+
+    def present(self, source: str) -> Table | None:
+        """A table as it is now; None if there is none.
+
+        Raises:
+            TableUncertain: it cannot be known.
+        """
+        if self.tracked.is_needed and source in self.catalogue:
+            return self.tracked.get(source) or self.tracked.learn(source, self.outlook)
+        return self.catalogue.get(source)
+
+    def changed_by(self, statement: Statement) -> Mapping[str, Table]:
+        """The tables among which are all that a statement has changed, as far as is certain."""
+        if not self.tracked.is_needed:
+            return self.catalogue
+        self.tracked.learn_named(statement, self.outlook)
+        return self.tracked.tables

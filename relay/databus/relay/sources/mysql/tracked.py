@@ -1,0 +1,206 @@
+"""Tables of a binlog that does not name their columns: what is certain of them where the stream is.
+
+With ``binlog_row_metadata`` other than FULL a table map has storage types alone.  Names, signs,
+character sets, labels and the key are in the server's catalogue, which is of now and not of then.
+It is believed for a table that no statement can have changed between the stream's place and the
+place at which it was read, and from there on until a statement in the stream names the table.
+Statements are not understood, only searched for names: what they made is read, not derived.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+
+from databus.relay.sources.mysql.charsets import Charsets
+from databus.relay.sources.mysql.events import ENUM, SET, TableMap
+from databus.relay.sources.mysql.stops import TableUncertain
+from databus.relay.sources.mysql.tables import Catalogue, Table, TableColumn
+
+_CHANGE_NOTHING = (
+    "BEGIN",
+    "COMMIT",
+    "ROLLBACK",
+    "SAVEPOINT",
+    "RELEASE SAVEPOINT",
+    "XA ",
+    "TRUNCATE",
+)
+_TOLD_CHARACTERS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement of the binlog, and the schema that it was run in."""
+
+    schema: str
+    text: str
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether it leaves every definition as it is."""
+        return self.text.lstrip()[:20].upper().startswith(_CHANGE_NOTHING)
+
+    def may_change(self, schema: str, table: str) -> bool:
+        """Whether it can have changed what a table is: it names the table, or drops its schema.
+
+        Rather once too often: a name counts wherever it stands, in whatever schema.
+        """
+        text = self.text.lower()
+        if "\N{REPLACEMENT CHARACTER}" in text or _holds(text, table.lower()):
+            return True
+        drops = re.search(r"\bdrop\b.*\b(database|schema)\b", text, re.DOTALL)
+        return drops is not None and _holds(text, schema.lower())
+
+    def __str__(self) -> str:
+        return repr(self.text[:_TOLD_CHARACTERS])
+
+
+def _holds(text: str, name: str) -> bool:
+    if re.fullmatch(r"[\w$]+", name):
+        return re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", text) is not None
+    return any(form in text for form in (name, name.replace("`", "``"), name.replace('"', '""')))
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The catalogue, and every statement from a place of the stream up to where it was read."""
+
+    catalogue: Catalogue
+    ahead: tuple[Statement, ...]
+
+
+class TrackedTables:
+    """What is certain of tables that the binlog does not name the columns of.
+
+    Invariants:
+        I1. A table that ``get`` gives was in the catalogue at a place up to which, counted from
+            the place at which it was learned, no statement can have changed it; nor has one
+            from there to where the stream is.
+        I2. Up to ``since_scn`` nothing is forgotten: what was kept is as of then.
+
+    ``is_needed`` is set by the first table map without names, and by what was kept of an earlier
+    stream; while it is not, nothing is tracked.
+
+    Owner: the task that reads the stream.
+    """
+
+    def __init__(self, since_scn: int = 0, kept: str = "") -> None:
+        self.since_scn = since_scn
+        self._tables = _decoded(kept) if kept else {}
+        self.is_needed = bool(self._tables)
+        self._encoded: str | None = kept
+
+    def get(self, source: str) -> Table | None:
+        """The table as it is now in the stream, if that is certain."""
+        return self._tables.get(source)
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """All tables that are certain."""
+        return self._tables
+
+    def forget(self, statement: Statement) -> bool:
+        """A statement has come by; returns whether a table that was certain may be changed."""
+        changed = [
+            source
+            for source, table in self._tables.items()
+            if statement.may_change(table.schema, table.name)
+        ]
+        for source in changed:
+            del self._tables[source]
+        if changed:
+            self._encoded = None
+        return bool(changed)
+
+    def learn(self, source: str, outlook: Outlook) -> Table:
+        """Believe the catalogue, read just now, about a table from here on.
+
+        Raises:
+            TableUncertain: a statement between here and there can have changed it.
+        """
+        table = outlook.catalogue.get(source)
+        changes = _changes(source, outlook.ahead)
+        if table is None or changes:
+            since = f"{changes[0]} changed it" if changes else "it is gone"
+            raise TableUncertain(
+                f"the binlog does not name the columns of {source} (binlog_row_metadata is not "
+                f"FULL), and {since} before its definition could be read"
+            )
+        self._tables[source] = table
+        self._encoded = None
+        return table
+
+    def learn_named(self, statement: Statement, outlook: Outlook) -> None:
+        """The same for every table that a statement names, where it is certain."""
+        for source, table in outlook.catalogue.items():
+            if statement.may_change(table.schema, table.name) and not _changes(
+                source, outlook.ahead
+            ):
+                self._tables[source] = table
+                self._encoded = None
+
+    def encode(self) -> str:
+        """As JSON, to be kept; "" if there is nothing."""
+        if self._encoded is None:
+            self._encoded = (
+                json.dumps([asdict(table) for table in self._tables.values()])
+                if self._tables
+                else ""
+            )
+        return self._encoded
+
+
+def _changes(source: str, ahead: Iterable[Statement]) -> list[Statement]:
+    schema, _, name = source.partition(".")
+    return [statement for statement in ahead if statement.may_change(schema, name)]
+
+
+def _decoded(text: str) -> dict[str, Table]:
+    tables = {}
+    for document in json.loads(text):
+        columns = tuple(TableColumn(**column) for column in document.pop("columns"))
+        table = Table(**{**document, "columns": columns, "key": tuple(document["key"])})
+        tables[table.source] = table
+    return tables
+
+
+def completed(found: TableMap, table: Table, charsets: Charsets) -> TableMap:
+    """A table map without names, with what the catalogue adds to it.
+
+    Of signs and character sets the binlog is believed where it has them.
+
+    Raises:
+        TableUncertain: they have not the same number of columns.
+        UnsupportedChange: the server does not know a character set of its own.
+    """
+    if len(table.columns) != len(found.types):
+        raise TableUncertain(
+            f"the binlog has {len(found.types)} columns of {table.source} without their names, "
+            f"its definition {len(table.columns)}"
+        )
+    lists = [_labels(column.type_name) for column in table.columns]
+    return replace(
+        found,
+        unsigned=found.unsigned or tuple(" unsigned" in c.type_name for c in table.columns),
+        collations=tuple(
+            _collation(code, told, column, charsets)
+            for code, told, column in zip(found.types, found.collations, table.columns, strict=True)
+        ),
+        names=tuple(column.name for column in table.columns),
+        members=tuple(tuple(label.encode() for label in labels) for labels in lists),
+    )
+
+
+def _collation(code: int, told: int, column: TableColumn, charsets: Charsets) -> int:
+    if code in (ENUM, SET):
+        return charsets.collation_of("utf8mb4")  # Of the labels as they stand in the catalogue.
+    return told or charsets.collation_of(column.charset or "binary")
+
+
+def _labels(type_name: str) -> list[str]:
+    if not type_name.startswith(("enum(", "set(")):
+        return []
+    return [label.replace("''", "'") for label in re.findall(r"'((?:[^']|'')*)'", type_name)]
