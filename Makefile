@@ -56,9 +56,9 @@ check: setup-test ## Lint, types, contracts and all tests but the slow ones
 	@$(PYTEST) $(PARALLEL) -m "not slow"
 
 .PHONY: quick
-quick: setup ## Under two minutes: lint, types, contracts and the tests without Spark and faults
+quick: setup ## Under two minutes: lint, types, contracts and the tests in a process of their own
 	@$(MAKE) --no-print-directory run-lint run-types run-contracts
-	@$(PYTEST) $(PARALLEL) -q -m "not slow and not spark and not faults and not mariadb and not postgres"
+	@$(PYTEST) $(PARALLEL) -q -m "not slow and not spark and not faults and not processes"
 
 .PHONY: lint
 lint: setup ## ruff (format and rules), mypy --strict, import contracts

@@ -85,7 +85,7 @@ def test_a_client(
 def test_a_relay(tmp_path: Path, wants: str, left: bool) -> None:
     relay = LiveRelay(tmp_path, ring_bytes=8 << 20)
     relay.append(
-        *(window(scn, [(Op.INSERT, ORDERS, scn)], text="x" * 900) for scn in range(1, 5000))
+        *(window(scn, [(Op.INSERT, ORDERS, scn)], text="x" * 9000) for scn in range(1, 500))
     )
 
     async def serve(reader: socket.socket) -> None:

@@ -91,6 +91,7 @@ def positions(bench: Bench) -> list[Position]:
     return [START, *(one.position for one in frames_between(bench.blocks, START, window))]
 
 
+@pytest.mark.slow
 @histories
 @given(seed=st.integers(0, 2**32))
 def test_net_changes_are_the_compaction_of_the_range_or_are_refused(
@@ -137,6 +138,7 @@ def test_all_changes_are_every_frame_of_the_range_or_are_refused(
     bench.close()
 
 
+@pytest.mark.slow
 @histories
 @given(seed=st.integers(0, 2**32))
 def test_a_snapshot_is_the_state_at_the_last_whole_window(
@@ -192,6 +194,7 @@ def test_filters_choose_from_a_range_what_they_choose_from_the_model(
     bench.close()
 
 
+@pytest.mark.slow
 @histories
 @given(seed=st.integers(0, 2**32))
 def test_commit_times_cut_the_log_where_positions_do(

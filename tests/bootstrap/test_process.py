@@ -141,6 +141,7 @@ async def test_the_applier_ends_when_its_parent_is_killed_and_returns_when_it_is
             wait_process_gone(one.pid, 20.0)
 
 
+@pytest.mark.slow
 async def test_writer_and_server_run_apart_and_each_alone_may_be_killed(
     tmp_path: Path, start: Start, free_port: Callable[[], int]
 ) -> None:

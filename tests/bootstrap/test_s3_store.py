@@ -30,7 +30,7 @@ from tests.bootstrap.model import CLOCK, START, History, State, compact
 from tests.support.s3_server import Faults, S3Server
 from tests.support.waiting import eventually_sync
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
 
 class OnS3:

@@ -52,6 +52,7 @@ async def relay_over(folder: Path) -> AsyncIterator[LocalRelay]:
         yield relay
 
 
+@pytest.mark.slow
 async def test_a_table_that_cannot_be_read_keeps_no_other_from_becoming_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

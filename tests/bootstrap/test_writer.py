@@ -133,6 +133,7 @@ async def test_a_writer_goes_on_where_it_was(tmp_path: Path) -> None:
             log.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("had_copy", [True, False])
 async def test_a_range_that_the_relay_has_lost_is_recorded_and_mended(
     tmp_path: Path, had_copy: bool

@@ -84,6 +84,7 @@ async def test_what_is_committed_while_following_arrives(relay: LiveRelay) -> No
         await recorder.until(lambda r: len(r.positions) == 19)
 
 
+@pytest.mark.slow
 async def test_partitions_together_are_the_whole_and_share_no_key(relay: LiveRelay) -> None:
     relay.append(*[inserts(scn, *range(scn, scn + 5)) for scn in range(1, 30)])
     parts = []

@@ -178,6 +178,7 @@ async def test_databases_come_change_and_go_and_the_readers_of_others_do_not_not
         await end(one, three, again)
 
 
+@pytest.mark.slow
 async def test_a_ring_that_is_resized_keeps_what_fits_and_its_readers(tmp_path: Path) -> None:
     def sized(ring_bytes: str) -> Config:
         section = database("one").replace("_second=300", "_second=400")

@@ -55,6 +55,7 @@ def config_path(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_killed_child_is_restarted_while_the_others_serve_all_databases(
     config_path: Path,
 ) -> None:

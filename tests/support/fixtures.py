@@ -28,6 +28,8 @@ from tests.support.waiting import PATIENCE
 
 _numbers = itertools.count(1)
 _versions: set[str] = set()
+_STARTED = {"processes", "mysql", "mariadb", "postgres", "own_mariadb"}
+"""Fixtures that start what is not the test's own process."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,12 @@ class FreshDatabase:
             connection.close()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark a test by the servers that its fixtures start; be patient; long files come first.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
+    """Mark a test by what its fixtures start, before tests are chosen by their marks.
 
-    Files are handed to pytest-xdist's processes in this order: a long one that came last
-    would be waited for by all of them.
+    Long files come first in the end: files are handed to pytest-xdist's processes in this order,
+    and a long one that came last would be waited for by all of them.
     """
     for item in items:
         if (limit := item.get_closest_marker("timeout")) is not None:
@@ -74,6 +76,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.mariadb)
         if used & {"postgres", "postgres_database"}:
             item.add_marker(pytest.mark.postgres)
+        if used & _STARTED or "integration" in item.path.parts:
+            item.add_marker(pytest.mark.processes)
+    yield
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 
