@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.fig_apply_cost import borrowed
-from benchmarks.harness import Report, Run, Sample, measure, start
+from benchmarks.harness import Report, Run, measure_in_turns, ratio, start
 from databus.bootstrap import segments
 from databus.bootstrap.applier import Applier, start_spark
 from databus.bootstrap.log import HotLog
@@ -85,17 +85,18 @@ def _measured(run: Run, folder: Path, parts: list[int], count: int) -> None:
     found: dict[int, float] = {}
     for percent in parts:
         place = _place(folder, percent, count)
-        by_log, log_rows = _timed(run, place / "log")
-        by_delta, delta_rows = _timed(run, place / "delta")
-        if log_rows[0] != delta_rows[0]:
+        with _server(place / "log") as log_url, _server(place / "delta") as delta_url:
+            log, delta = _Reading(log_url), _Reading(delta_url)
+            times = measure_in_turns(run, {"log": log.once, "delta": delta.once})
+        if log.state != delta.state:
             raise AssertionError(f"at {percent} % log and delta give different states")
-        digest.update(log_rows[0].encode())
-        report.add(by_log, series="log", updates_percent=percent)
-        report.add(by_delta, series="delta", updates_percent=percent)
-        found[percent] = by_log.median / by_delta.median
+        digest.update(log.state.encode())
+        for series, sample in times.items():
+            report.add(sample, series=series, updates_percent=percent)
+        found[percent] = ratio(times["log"], times["delta"])
         report.note(
             f"{percent} % updates: the delta is {found[percent]:.2f} times as fast "
-            f"({log_rows[1]:,} rows by log, {delta_rows[1]:,} by delta)"
+            f"({log.rows:,} rows by log, {delta.rows:,} by delta)"
         )
     even = [percent for percent, ratio in found.items() if ratio >= 1]
     report.note(f"break-even at {min(even)} % or less; {PAPER}" if even else f"none; {PAPER}")
@@ -159,22 +160,24 @@ def _hour(folder: Path, count: int, part: float, seed: int) -> Store:
     return store
 
 
-def _timed(run: Run, folder: Path) -> tuple[Sample, tuple[str, int]]:
-    """How long a consumer takes, and what it has then: the state's hash, the rows it read."""
-    facts = ("", 0)
+class _Reading:
+    """Brings consumers up from one server: what the last had then, and the rows that it read.
 
-    def once() -> float:
-        nonlocal facts
+    Owner: the run.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.state = ""
+        self.rows = 0
+
+    def once(self) -> float:
+        """How long one takes, in ms."""
         began_s = time.perf_counter()
-        state, rows = _consume(url)
+        table, self.rows = _consume(self._url)
         spent_ms = (time.perf_counter() - began_s) * 1e3
-        digest = hashlib.sha256(repr(sorted(state.items())).encode())
-        facts = (digest.hexdigest(), rows)
+        self.state = hashlib.sha256(repr(sorted(table.items())).encode()).hexdigest()
         return spent_ms
-
-    with _server(folder) as url:
-        once()
-        return measure(run, once), facts
 
 
 def _consume(url: str) -> tuple[dict[int, dict[str, object]], int]:
