@@ -150,7 +150,9 @@ def test_a_snapshot_is_the_state_at_the_last_whole_window(
     for one in frames_between(bench.blocks, START, every[-1]):
         if one.op == Op.END_OF_WINDOW:
             ends.append(one.position)
-    for at in [*bench.rng.choices(every, k=8), every[-1]]:
+    # "Everything at an scn" lies between a run that ends there and the next one.
+    at_stops = [Position(run.stop.scn, SEQ_END) for run in _runs(bench)]
+    for at in [*bench.rng.choices(every, k=8), every[-1], *at_stops]:
         whole = max(end for end in ends if end <= at)
         expected = compact(frames_between(bench.blocks, START, whole), base=True)
         try:
@@ -203,11 +205,13 @@ def test_commit_times_cut_the_log_where_positions_do(
     bench = random_bench(memory_folder(), seed)
     every = positions(bench)
     last = max(one.scn for one in every)
+    all_frames = frames_between(bench.blocks, START, every[-1])
+    rows = [one.position for one in all_frames if one.op != Op.END_OF_WINDOW]
     for _ in range(8):
         scn = bench.rng.randrange(START.scn, last + 3)
         later = [one for one in every if one.scn > scn]
         try:
-            found = at_time(bench.store, bench.log, FIRST_US + scn)
+            found = at_time(bench.store, bench.log, FIRST_US + scn, exact=False)
         except LogTooYoung:
             chain = bench.store.read().chain
             kept = frames_of(bench.store, chain[0]) if chain else []
@@ -217,6 +221,13 @@ def test_commit_times_cut_the_log_where_positions_do(
         left, _ = answer(bench, Content.NET, found, every[-1])
         assert raw(left) == raw(compact(expected, base=False))
         assert later or found == every[-1]
+        try:
+            found = at_time(bench.store, bench.log, FIRST_US + scn)
+        except LogTooYoung:
+            assert any(run.is_compacted and run.start.scn <= scn for run in _runs(bench))
+        else:
+            # Windows without rows leave no trace in merged runs.
+            assert [one for one in rows if one > found] == [one for one in rows if one.scn > scn]
     bench.close()
 
 

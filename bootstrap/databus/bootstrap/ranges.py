@@ -18,7 +18,7 @@ from databus.bootstrap import planner
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Manifest, Store
 from databus.bootstrap.planner import Part
-from databus.bootstrap.runs import FrameBlock, OpenRun, RowGroup, RunKind, blocks_of
+from databus.bootstrap.runs import FrameBlock, OpenRun, RowGroup, Run, RunKind, blocks_of
 from databus.bootstrap.segments import as_table
 from databus.common import frame
 from databus.common.checkpoint import ORIGIN, SEQ_END, Position
@@ -107,6 +107,7 @@ class FrameRange:
         self.until = until
         self.units: tuple[Unit, ...] = ()
         self.is_reduced = False
+        self._whole_end: Position | None = None
         self._runs: list[OpenRun] = []
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._store, self._log = store, log
@@ -139,8 +140,13 @@ class FrameRange:
                 log_start,
                 every_change=every_change,
             )
+            units: list[Unit] = []
+            runs: list[Run] = []  # those that anything is read of
             try:
-                units = [unit for part in cover.parts for unit in self._of_part(part)]
+                for part in cover.parts:
+                    count = len(units)
+                    units.extend(self._of_part(part))
+                    runs += [part.run] if len(units) > count else []
             except StoreError as found:
                 error = found
                 self._forget()
@@ -149,9 +155,9 @@ class FrameRange:
             if hot is not None:
                 self.start = cover.start
                 self.units = (*units, *hot)
-                runs = [part.run for part in cover.parts]
                 self.is_reduced = not hot and len(runs) == 1 and runs[0].is_compacted
-                self._ends_whole = not hot and (not runs or runs[-1].is_compacted)
+                merged = not hot and runs and runs[-1].is_compacted
+                self._whole_end = runs[-1].stop if merged else None
                 return
             self._forget()
         raise error or StoreError("the log was sealed faster than it could be read; ask again")
@@ -185,7 +191,10 @@ class FrameRange:
 
     def cut_at_window(self) -> None:
         """Move ``until`` back to where the last whole window ends, so that no window is torn."""
-        if self._ends_whole or not self.units:
+        if not self.units:
+            return
+        if self._whole_end is not None:  # Merged runs have no ends of windows, but end with one.
+            self.until = min(self.until, self._whole_end)
             return
         last_part = self.units[-1].after
         end = last_part
@@ -234,40 +243,86 @@ def state_from(until: Position, origin: Position | None) -> Starts:
     return starts
 
 
-def at_time(store: Store, log: HotLog, commit_us: int) -> Position:
+def at_time(store: Store, log: HotLog, commit_us: int, *, exact: bool = True) -> Position:
     """The position before the first window that was committed after ``commit_us``.
 
+    A merged run has lost the windows of which every row has changed again.  Without ``exact`` the
+    place may lie behind such ones, which is all the same for net changes from there to the end.
+
     Raises:
-        LogTooYoung: everything that is kept was committed later.
+        LogTooYoung: everything that is kept was committed later; or ``exact`` and merged.
     """
     log_start = log.state().start
     manifest = store.read()
     oldest = manifest.chain[0].start if manifest.chain else log_start
     for run in manifest.chain:
-        opened = store.open_run(run)
-        try:
-            for group in opened.row_groups:
-                if group.last_commit_us > commit_us:
-                    table = opened.table(group, ["scn", "seq", "commit_us"])
-                    scn, seq, times = (column.to_numpy() for column in table.columns)
-                    before = _before_first_later(scn, seq, times, commit_us)
-                    if before is not None:
-                        is_first = group.first_row == 0 and times[0] > commit_us
-                        return _checked(run.start if is_first else before, oldest, commit_us)
-        finally:
-            opened.close()
+        place = _first_later(store, run, commit_us)
+        if place is None:
+            continue
+        if run.is_compacted:
+            known = _in_segments(store, _merged_into(manifest, run), run.start, commit_us)
+            if known is None and exact:
+                raise LogTooYoung(
+                    f"the changes after {run.start} up to {run.stop}, among which those of "
+                    f"{commit_us} us are, have been merged; ask for one of these two",
+                    oldest=oldest.to_json(),
+                    before=run.start.to_json(),
+                    after=run.stop.to_json(),
+                )
+            place = known or place
+        return _checked(place, oldest, commit_us)
     window = log.state().window
     at = max(manifest.stop or log_start, log_start)
     while at < window:
         part = log.read(at, window, SPOOL_BYTES)
         if part is None:
-            return at_time(store, log, commit_us)
+            return at_time(store, log, commit_us, exact=exact)
         found = frame.scan(part.data, verify=False)
         before = _before_first_later(found.scn, found.seq, found.commit_us, commit_us)
         if before is not None:
             return _checked(max(at, before), oldest, commit_us)
         at = part.stop
     return window
+
+
+def _first_later(store: Store, run: Run, commit_us: int) -> Position | None:
+    """The position before a run's first row committed later; its start if that is its first."""
+    opened = store.open_run(run)
+    try:
+        for group in opened.row_groups:
+            if group.last_commit_us > commit_us:
+                table = opened.table(group, ["scn", "seq", "commit_us"])
+                scn, seq, times = (column.to_numpy() for column in table.columns)
+                before = _before_first_later(scn, seq, times, commit_us)
+                if before is not None:
+                    is_first = group.first_row == 0 and times[0] > commit_us
+                    return run.start if is_first else before
+    finally:
+        opened.close()
+    return None
+
+
+def _merged_into(manifest: Manifest, run: Run) -> list[Run]:
+    """The segments of a merged run that are still kept."""
+    old = [one.run for one in manifest.retired if one.run.kind is RunKind.SEGMENT]
+    within = (one for one in old if run.start <= one.start and one.stop <= run.stop)
+    return sorted(within, key=lambda one: one.start)
+
+
+def _in_segments(
+    store: Store, segments: list[Run], start: Position, commit_us: int
+) -> Position | None:
+    """The same within the segments that a run was merged of; None if too few of them are kept."""
+    at = start
+    try:
+        for segment in segments:
+            found = _first_later(store, segment, commit_us)
+            if found is not None:
+                return found if found != segment.start or at == found else None
+            at = segment.stop
+    except StoreError:
+        return None  # It was removed meanwhile.
+    return None
 
 
 def _before_first_later(

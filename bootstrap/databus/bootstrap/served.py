@@ -189,14 +189,14 @@ class ServedDatabase:
         noted = self.log.note("origin")
         return decode_position(noted) if noted else None
 
-    def resolved(self, point: Position | AtTime | None) -> Position | None:
+    def resolved(self, point: Position | AtTime | None, *, exact: bool) -> Position | None:
         """A commit time as the position that everything up to it lies at or before.
 
         Raises:
-            LogTooYoung: everything that is kept was committed later.
+            LogTooYoung: see ``ranges.at_time``.
         """
         if isinstance(point, AtTime):
-            return at_time(self.store, self.log, point.commit_us)
+            return at_time(self.store, self.log, point.commit_us, exact=exact)
         return point
 
     # -- documents ----------------------------------------------------------------------

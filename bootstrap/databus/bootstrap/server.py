@@ -219,7 +219,11 @@ class BootstrapServer:
         self, request: web.Request, database: ServedDatabase, asked: RangeRequest
     ) -> web.StreamResponse:
         names = database.require_sources(asked.filter.sources)
-        points = [await asyncio.to_thread(database.resolved, p) for p in (asked.since, asked.until)]
+        to_the_end = asked.content is Content.NET and asked.until is None
+        points = [
+            await asyncio.to_thread(database.resolved, asked.since, exact=not to_the_end),
+            await asyncio.to_thread(database.resolved, asked.until, exact=True),
+        ]
         # "Everything at an scn" is there as soon as anything at it is.
         ahead = max((Position(p.scn, p.seq % SEQ_END) for p in points if p), default=ORIGIN)
         window = await self._target(database, ahead)
