@@ -212,7 +212,7 @@ def test_a_file_that_is_torn_or_gone_is_named_and_a_reader_goes_on_from_what_rep
     files = shop.store.files(first)
     with files.open(name) as file:
         whole = file.read()
-    for content in (whole[: len(whole) // 2], whole[:-4] + b"XXXX"):
+    for content in (whole[: len(whole) // 2], whole[:-4] + b"torn"):
         with files.create(name) as file:
             file.write(content)
         with pytest.raises(StoreError, match=first.id):

@@ -25,6 +25,7 @@ from tests.support.capture import (
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_replicas import follow, local, primary_and_replica
 from tests.support.postgres_standby import caught_up, primary_and_standby, promote
+from tests.support.replica_writer import Writer
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
@@ -37,30 +38,6 @@ def several(*servers: MariaDBServer, **options: Any) -> DatabaseConfig:
     hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
     url = servers[0].url("shop").replace(f"127.0.0.1:{servers[0].port}", hosts)
     return database_config("shop", url, "shop.*", **options)
-
-
-class Writer:
-    """Inserts and updates rows, one transaction after the other; knows how many it committed."""
-
-    def __init__(self) -> None:
-        self.transactions = 0
-
-    def write(self, server: MariaDBServer, count: int) -> None:
-        """Commit so many transactions, with local ones of the server among them."""
-        connection = server.connect("shop")
-        try:
-            with connection.cursor() as cursor:
-                for _ in range(count):
-                    self.transactions += 1
-                    number = self.transactions
-                    cursor.execute("BEGIN")
-                    cursor.execute(f"INSERT INTO orders VALUES ({number}, 0)")
-                    cursor.execute(f"UPDATE orders SET v = v + 1 WHERE id = {(number + 1) // 2}")
-                    cursor.execute("COMMIT")
-                    if number % 20 == 0:
-                        local(server, f"INSERT INTO local.notes (v) VALUES ({number})")
-        finally:
-            connection.close()
 
 
 def rows_of(server: MariaDBServer) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -80,7 +57,7 @@ async def test_a_promoted_replica_goes_on_where_its_killed_primary_ended(
 ) -> None:
     primary, replica = servers
     folder = tmp_path / "relay" / "shop"
-    writer, promoted = Writer(), threading.Event()
+    writer, promoted = Writer(local), threading.Event()
 
     def work() -> None:
         writer.write(primary, 150)
@@ -129,7 +106,7 @@ async def test_a_replica_promoted_without_what_we_have_read_is_refused_by_name(
 ) -> None:
     primary, replica = servers
     folder = tmp_path / "relay" / "shop"
-    writer = Writer()
+    writer = Writer(local)
     async with capturing(several(primary), tmp_path / "relay") as fetcher:
         await streaming(fetcher)
         await asyncio.to_thread(writer.write, primary, 5)

@@ -26,6 +26,7 @@ from tests.support.capture import (
 )
 from tests.support.mysql_replicas import caught_up, follow, local, own_uuid, primary_and_replica
 from tests.support.mysql_server import MySQLServer, mysql_launcher
+from tests.support.replica_writer import Writer
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
@@ -35,29 +36,6 @@ def several(servers: tuple[MySQLServer, ...], uuids: str) -> DatabaseConfig:
     hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
     url = servers[0].url("shop").replace(f"127.0.0.1:{servers[0].port}", hosts)
     return database_config("shop", url, "shop.*", uuids=uuids)
-
-
-class Writer:
-    """Transactions of two rows, now and then one of the server's own beside them."""
-
-    def __init__(self) -> None:
-        self.transactions = 0
-
-    def write(self, server: MySQLServer, count: int) -> None:
-        connection = server.connect("shop")
-        try:
-            with connection.cursor() as cursor:
-                for _ in range(count):
-                    self.transactions += 1
-                    number = self.transactions
-                    cursor.execute("BEGIN")
-                    cursor.execute(f"INSERT INTO orders VALUES ({number}, 0)")
-                    cursor.execute(f"UPDATE orders SET v = v + 1 WHERE id = {(number + 1) // 2}")
-                    cursor.execute("COMMIT")
-                    if number % 20 == 0:
-                        cursor.execute(f"INSERT INTO local.notes (v) VALUES ({number})")
-        finally:
-            connection.close()
 
 
 def rows_of(server: MySQLServer) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -87,7 +65,7 @@ async def test_a_promoted_replica_with_transactions_of_its_own_goes_on_where_its
 ) -> None:
     primary, replica = servers
     folder = tmp_path / "relay" / "shop"
-    writer = Writer()
+    writer = Writer(local)
     uuids = [own_uuid(primary), own_uuid(replica)]
     config = several((primary, replica), ",".join(uuids))
 
@@ -149,7 +127,7 @@ async def test_a_replica_promoted_without_what_we_have_read_is_refused_by_name(
 ) -> None:
     primary, replica = servers
     folder = tmp_path / "relay" / "shop"
-    writer = Writer()
+    writer = Writer(local)
     uuids = f"{own_uuid(primary)},{own_uuid(replica)}"
     async with capturing(several((primary,), uuids), tmp_path / "relay") as fetcher:
         await streaming(fetcher)
@@ -175,7 +153,7 @@ async def test_a_replica_with_transactions_of_its_own_is_read_and_dumped_like_it
     servers: tuple[MySQLServer, MySQLServer], tmp_path: Path
 ) -> None:
     primary, replica = servers
-    writer = Writer()
+    writer = Writer(local)
     await asyncio.to_thread(writer.write, primary, 40)
     await asyncio.to_thread(caught_up, replica, primary)
     local(replica, "INSERT INTO local.notes (v) VALUES (7)")

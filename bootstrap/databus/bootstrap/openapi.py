@@ -74,6 +74,15 @@ _RANGE_HEADERS = {
     "Databus-Max": "SCN:SEQ of the target.",
 }
 _DATABASE = (UnknownDatabase, ServerUnavailable)
+_RANGE_ERRORS = (
+    BadFilter,
+    *_DATABASE,
+    UnknownSource,
+    NotAcceptable,
+    LogTooYoung,
+    NotSeeded,
+    StoreError,
+)
 _SCN_ERRORS = (BadFilter, BadCheckpoint, *_DATABASE, UnknownSource, ClockMismatch)
 
 
@@ -148,15 +157,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         parameters=CHANGES_PARAMETERS,
         produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
         headers=_RANGE_HEADERS,
-        errors=(
-            BadFilter,
-            *_DATABASE,
-            UnknownSource,
-            NotAcceptable,
-            LogTooYoung,
-            NotSeeded,
-            StoreError,
-        ),
+        errors=_RANGE_ERRORS,
     ),
     Endpoint(
         "GET",
@@ -166,15 +167,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         parameters=SNAPSHOT_PARAMETERS,
         produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
         headers=_RANGE_HEADERS,
-        errors=(
-            BadFilter,
-            *_DATABASE,
-            UnknownSource,
-            NotAcceptable,
-            LogTooYoung,
-            NotSeeded,
-            StoreError,
-        ),
+        errors=_RANGE_ERRORS,
     ),
     *openapi.operations("store", "Whether every database has a log."),
 )

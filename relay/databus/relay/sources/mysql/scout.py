@@ -69,23 +69,23 @@ class Scout:
             after = _end(connection)
             self._extend(settings, here, file, after)
             ahead = [(place, statement) for place, statement in self._seen if place > here]
-            if not any(place > before[1] for place, _ in ahead):
+            if not any(place > before for place, _ in ahead):
                 break  # Nothing came in while the catalogue was read.
         return Outlook(catalogue, tuple(statement for _, statement in ahead))
 
-    def _extend(self, settings: Settings, here: Place, file: str, end: tuple[str, Place]) -> None:
+    def _extend(self, settings: Settings, here: Place, file: str, end: Place) -> None:
         if not self._since <= here <= self._upto:
             self._since = self._upto = here
             self._file = file
             self._seen.clear()
         self._since = here
         self._seen = [(place, statement) for place, statement in self._seen if place > here]
-        if end[1] > self._upto:
+        if end > self._upto:
             self._read(settings, end)
 
-    def _read(self, settings: Settings, end: tuple[str, Place]) -> None:
+    def _read(self, settings: Settings, end: Place) -> None:
         where = f"{settings.host}:{settings.port} (database={settings.name})"
-        _log.info("database %s: looking ahead from %s to %s", settings.name, self._upto, end[1])
+        _log.info("database %s: looking ahead from %s to %s", settings.name, self._upto, end)
         connection = Connection(settings)
         try:
             self._checksums = connection.row("SELECT @@global.binlog_checksum")[0] == "CRC32"
@@ -96,7 +96,7 @@ class Scout:
             )
             raw.settimeout(_SILENCE_S)
             packets = PacketBuffer(where)
-            while self._upto < end[1]:
+            while self._upto < end:
                 try:
                     count = raw.recv_into(packets.room())
                 except OSError as error:
@@ -104,9 +104,9 @@ class Scout:
                 if not count:
                     raise SourceUnavailable(f"{where} closed the connection")
                 packets.received(count)
-                while self._upto < end[1] and (event := packets.next_event()) is not None:
+                while self._upto < end and (event := packets.next_event()) is not None:
                     if self._take(event):
-                        self._upto = end[1]
+                        self._upto = end
                     packets.used()
         finally:
             connection.close()
@@ -138,8 +138,8 @@ class Scout:
         return False
 
 
-def _end(connection: Connection) -> tuple[str, Place]:
-    """The file that the server writes to, and the place of its end."""
+def _end(connection: Connection) -> Place:
+    """The place behind the last event that the server has written."""
     status = "SHOW BINARY LOG STATUS" if connection.is_mysql else "SHOW MASTER STATUS"
     file, offset = connection.row(status)[:2]
-    return str(file), Place.of(str(file), int(offset))
+    return Place.of(str(file), int(offset))
