@@ -162,6 +162,7 @@ class Demo:
             workload.start(lambda count: setattr(self, "_transactions", count))
             try:
                 await self._until(self._both_online, 0.5)
+                self._step = "both have come to the relay, and follow it"
                 await self._until(lambda: False, 0.3)
                 await _stop(sleeper, dozing)
                 second.sleeping()
