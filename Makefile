@@ -14,12 +14,17 @@ PYTEST := $(BIN)/python -m pytest
 # Each test file stays with one process, so that its servers are started once; the files come
 # in the order of tests/support/fixtures.py, the long ones first.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
-# Spark's classes from the archive that setup.sh made; passed over where there is none.
+# Spark's classes from the archive that compile.sh made; passed over where there is none.
 export SPARK_SUBMIT_OPTS ?= -XX:SharedArchiveFile=$(CURDIR)/.venv/spark-classes.jsa
+# Each process would compile the modules again without the files that Python keeps.
+unexport PYTHONDONTWRITEBYTECODE
 # What `make demo` needs beside Python and Java.
 SERVER_OF_sqlite :=
 SERVER_OF_mariadb := mariadb
 SERVER_OF_postgres := postgres
+
+# Two at once, each with its output in one piece.
+BESIDE := $(MAKE) --no-print-directory --output-sync=target -j 2
 
 .PHONY: help
 help: ## Show this list
@@ -35,10 +40,11 @@ setup: ## Create .venv with the package, its extras and the tools; quick the sec
 setup-demo:
 	@$(if $(filter sqlite mariadb postgres,$(DB)),,echo "make: DB=$(DB) is unknown; choose sqlite, postgres or mariadb" >&2; exit 2;)
 	@scripts/setup.sh java $(SERVER_OF_$(DB))
+	@scripts/compile.sh kernels
 
 .PHONY: setup-test
 setup-test:
-	@scripts/setup.sh java spark-classes mariadb postgres mysql sysbench chromium
+	@scripts/setup.sh java mariadb postgres mysql sysbench chromium
 
 .PHONY: demo
 demo: setup-demo ## Show the whole system at work and compare the results, DB=sqlite by default
@@ -46,13 +52,14 @@ demo: setup-demo ## Show the whole system at work and compare the results, DB=sq
 
 .PHONY: test
 test: setup-test ## Run everything: lint, types, contracts, benchmark smoke, the whole suite
-	@$(MAKE) --no-print-directory run-lint run-types run-contracts run-bench-smoke
+	@$(BESIDE) run-compile run-lint run-types run-contracts
+	@$(MAKE) --no-print-directory run-bench-smoke
 	@echo "== tests"
 	@$(PYTEST) $(PARALLEL)
 
 .PHONY: check
 check: setup-test ## Lint, types, contracts and all tests but the slow ones
-	@$(MAKE) --no-print-directory run-lint run-types run-contracts
+	@$(BESIDE) run-compile run-lint run-types run-contracts
 	@$(PYTEST) $(PARALLEL) -m "not slow"
 
 .PHONY: quick
@@ -75,6 +82,7 @@ bench: setup ## Run the benchmarks in full (minutes) and draw their plots
 
 .PHONY: coverage
 coverage: setup-test ## The whole suite under branch coverage; report in htmlcov/
+	@$(MAKE) --no-print-directory run-compile
 	@$(PYTEST) $(PARALLEL) --cov --cov-report=term --cov-report=html
 
 .PHONY: build
@@ -97,7 +105,9 @@ clean: ## Delete what the tools left behind, but neither .venv nor data in var/
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The steps without their set-up.
-.PHONY: run-lint run-types run-contracts run-bench-smoke
+.PHONY: run-compile run-lint run-types run-contracts run-bench-smoke
+run-compile:
+	@scripts/compile.sh kernels spark-classes
 run-lint:
 	@echo "== ruff"
 	@$(BIN)/ruff format --check $(wildcard $(CODE))

@@ -28,7 +28,8 @@ from databus.cli.servers import free_port
 START_S = 30
 REDIS_BATCH = 500
 NATS_BATCH = 500
-_STREAM = b"events"
+STREAM = b"events"
+NEW_CONSUMER = "$JS.API.CONSUMER.CREATE.EVENTS"
 
 
 def find(program: str) -> tuple[str, dict[str, str]] | None:
@@ -46,16 +47,18 @@ def find(program: str) -> tuple[str, dict[str, str]] | None:
 class Broker(ABC):
     """A private server with events in one stream, all padded to the length of the longest.
 
+    Without events the stream is empty, for others to write to.
+
     Owner: the benchmark, as a context manager.
     """
 
     name: ClassVar[str]
     program: ClassVar[str]
 
-    def __init__(self, events: Sequence[memoryview]) -> None:
+    def __init__(self, events: Sequence[memoryview] = ()) -> None:
         self._events = events
         self.count = len(events)
-        self.size = max(map(len, events))
+        self.size = max(map(len, events), default=0)
         self.port = free_port()
         self._folder = tempfile.TemporaryDirectory(prefix="databus-bench-")
 
@@ -131,7 +134,7 @@ class Redis(Broker):
                 stop = min(self.count, start + REDIS_BATCH)
                 connection.sendall(
                     b"".join(
-                        _resp(b"XADD", _STREAM, _entry(index), b"d", self.payload(index))
+                        resp(b"XADD", STREAM, _entry(index), b"d", self.payload(index))
                         for index in range(start, stop)
                     )
                 )
@@ -147,9 +150,9 @@ def read_redis(until: float, index: int, port: int, count: int, size: int) -> in
             found = min(REDIS_BATCH, count - at)
             after = _entry(at - 1) if at else b"0-0"
             connection.sendall(
-                _resp(b"XREAD", b"COUNT", b"%d" % REDIS_BATCH, b"STREAMS", _STREAM, after)
+                resp(b"XREAD", b"COUNT", b"%d" % REDIS_BATCH, b"STREAMS", STREAM, after)
             )
-            head = len(b"*1\r\n*2\r\n") + _bulk_length(_STREAM) + len(b"*%d\r\n" % found)
+            head = len(b"*1\r\n*2\r\n") + _bulk_length(STREAM) + len(b"*%d\r\n" % found)
             _receive(connection, buffer, head + found * each)
             total += head + found * each
             at = at + found if at + found < count else 0
@@ -161,7 +164,7 @@ def _entry(index: int) -> bytes:
     return b"%d-0" % (1_000_000_000 + index)
 
 
-def _resp(*words: bytes) -> bytes:
+def resp(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in words)
 
 
@@ -217,6 +220,15 @@ class Nats(Broker):
                 raise RuntimeError(f"JetStream has {state['messages']} of {self.count} events")
 
 
+def push_request(subject: str, deliver_policy: str) -> dict[str, Any]:
+    """What makes a consumer that pushes to ``subject`` and wants no acknowledgements."""
+    config = {
+        "deliver_subject": subject, "deliver_policy": deliver_policy, "ack_policy": "none",
+        "replay_policy": "instant", "mem_storage": True, "num_replicas": 1,
+    }  # fmt: skip
+    return {"stream_name": "EVENTS", "config": config}
+
+
 class NatsConnection:
     """As much of the protocol as the benchmark needs.
 
@@ -225,6 +237,7 @@ class NatsConnection:
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = b""
         self._inboxes = 0
         self._line()
@@ -270,14 +283,10 @@ class NatsConnection:
         self._inboxes += 1
         sid = self._inboxes
         inbox = f"push.{self._socket.getsockname()[1]}.{sid}"
-        config = {
-            "deliver_subject": inbox, "deliver_policy": "all", "ack_policy": "none",
-            "replay_policy": "instant", "mem_storage": True, "num_replicas": 1,
-        }  # fmt: skip
-        request = json.dumps({"stream_name": "EVENTS", "config": config}).encode()
+        request = json.dumps(push_request(inbox, "all")).encode()
         self.send(
-            b"SUB %b %d\r\nPUB $JS.API.CONSUMER.CREATE.EVENTS %d\r\n%b\r\n"
-            % (inbox.encode(), sid, len(request), request)
+            b"SUB %b %d\r\nPUB %b %d\r\n%b\r\n"
+            % (inbox.encode(), sid, NEW_CONSUMER.encode(), len(request), request)
         )
         # The reply subject of a message ends with how many are still to come.
         last, total = b".0 %d\r\n" % size, 0
@@ -294,6 +303,24 @@ class NatsConnection:
                 break
         self._socket.settimeout(None)
         return total
+
+    def subscribed(self, subject: str) -> socket.socket:
+        """Subscribe; the connection, which only messages and the server's PINGs come from."""
+        self.send(b"SUB %b 1\r\nPING\r\n" % subject.encode())
+        while self._line() != b"PONG":
+            pass
+        return self._socket
+
+    def heed(self) -> None:
+        """Answer a PING if there is one; what the server refuses raises."""
+        try:
+            came = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        if not came or b"-ERR" in came:
+            raise RuntimeError(f"NATS said {came!r}")
+        if b"PING\r\n" in came:
+            self.send(b"PONG\r\n")
 
     def _line(self) -> bytes:
         while b"\r\n" not in self._buffer:

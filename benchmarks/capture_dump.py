@@ -3,8 +3,9 @@
 A table of ten columns is dumped through the fetcher's own code into a ring; beside it, in the
 same run, the database's own client drains the same table (`mariadb -e SELECT`, psql's \\copy)
 as the limit, and Debezium takes it by an initial snapshot.  Then a writer commits 1,000 rows a
-second: alone, beside a dump at full speed, and beside one at a pace; what is compared is the time
-from a commit's return until its row is in the ring.
+second: alone, beside a dump as it is by default, which rests while the stream brings changes, and
+beside one that does not; what is compared is the time from a commit's return until its row is in
+the ring.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing as mp
+import sys
 import tempfile
 import time
 from functools import partial
@@ -26,24 +28,30 @@ import uvloop
 from benchmarks.commit_latency import commit_at_rate
 from benchmarks.harness import Report, Run, Sample, measure, start
 from benchmarks.peer_runs import Debezium, peers_of
-from benchmarks.upstreams import DATABASE, MariaDB, Postgres, Upstream, _newest, timed
+from benchmarks.upstreams import DATABASE, MariaDB, MySQL, Postgres, Upstream, _newest, timed
 from databus.cli.servers import PASSWORD, USER
 from databus.common import frame
+from databus.common.errors import MissingDependency
 from databus.common.frame import Op
 from databus.relay.dumps import Dump, DumpState, new_dump
-from databus.relay.fetcher import Fetcher
+from databus.relay.fetcher import SWITCH_INTERVAL_S, Fetcher, settle_heap
 from databus.relay.intake import Intake
 from databus.relay.sources.source import Batch
+from tests.support.mysql_server import mysql_launcher
 
-DATABASES: dict[str, type[MariaDB | Postgres]] = {"mariadb": MariaDB, "postgres": Postgres}
+DATABASES: dict[str, type[MariaDB | Postgres]] = {
+    "mariadb": MariaDB,
+    "mysql": MySQL,
+    "postgres": Postgres,
+}
 TABLE = "dumped"
 RATE = 1000
 BESIDE: dict[str, dict[str, int] | None] = {
     "alone": None,
-    "while a dump runs at full speed": {},
-    "while a dump runs at a pace": {"chunk_rows": 2000, "delay_ms": 40},
+    "while a dump runs": {},
+    "while a dump runs without rests": {"share": 100},
 }
-"""At full speed a dump takes whatever processor the database and the relay are given."""
+"""Without rests a dump takes whatever processor the database and the relay are given."""
 
 
 class TimedFetcher(Fetcher):
@@ -69,7 +77,7 @@ async def _with_fetcher(upstream: Upstream, work: Any) -> Any:
         running = asyncio.create_task(fetcher.run())
         try:
             try:
-                await asyncio.wait_for(fetcher.connected(), 30)
+                await asyncio.wait_for(settle_heap(fetcher), 30)
             except TimeoutError:
                 raise RuntimeError(f"the fetcher does not stream: {fetcher.status.error}") from None
             return await work(fetcher)
@@ -102,7 +110,7 @@ def dump_rows_per_s(upstream: Upstream, parallel: int) -> float:
 
 
 def own_rows_per_s(upstream: Upstream, rows: int) -> float:
-    """The database's own client drains the table to nowhere."""
+    """The database's own client, of MySQL that of MariaDB, drains the table to nowhere."""
     port = f"--port={upstream.server.port}"
     if isinstance(upstream, MariaDB):
         command = [
@@ -131,15 +139,16 @@ async def _told(pipe: Connection, writer: BaseProcess) -> Any:
 
 def latencies_ms(
     upstream: Upstream, first: int, seconds: float, pace: dict[str, int] | None
-) -> Any:
+) -> tuple[Any, float]:
     """From the return of a commit until its row is in the ring; milliseconds of each row.
 
     ``pace`` is that of the dumps that run meanwhile, one after the other; None: there are none.
+    Their rows a second come second.
     """
     count = int(RATE * seconds)
     statements = [upstream.insert_one(TABLE, first + number) for number in range(count)]
 
-    async def work(fetcher: TimedFetcher) -> Any:
+    async def work(fetcher: TimedFetcher) -> tuple[Any, float]:
         ours, theirs = mp.Pipe()
         writer = mp.get_context("spawn").Process(
             target=commit_at_rate,
@@ -157,17 +166,24 @@ def latencies_ms(
         writer.start()
         dumps = None if pace is None else asyncio.create_task(_forever(fetcher, pace))
         await _told(ours, writer)
+        began_s, rows_before = time.perf_counter(), _dumped_rows(fetcher)
         ours.send(time.time())
         committed = await _told(ours, writer)
+        dumped = (_dumped_rows(fetcher) - rows_before) / (time.perf_counter() - began_s)
         while first + count - 1 not in fetcher.arrivals_us:
             await asyncio.sleep(0.01)
         if dumps is not None:
             dumps.cancel()
         await asyncio.to_thread(writer.join)
         arrived = np.array([fetcher.arrivals_us[first + number] for number in range(count)])
-        return (arrived - committed)[min(count // 2, RATE // 2) :] / 1000
+        return (arrived - committed)[min(count // 2, RATE // 2) :] / 1000, dumped
 
-    return uvloop.run(_with_fetcher(upstream, work))
+    found: tuple[Any, float] = uvloop.run(_with_fetcher(upstream, work))
+    return found
+
+
+def _dumped_rows(fetcher: Fetcher) -> int:
+    return sum(table.rows for dump in fetcher.book for table in dump.tables or ())
 
 
 async def _forever(fetcher: Fetcher, pace: dict[str, int]) -> None:
@@ -180,9 +196,13 @@ def run(run_: Run, rows: int, seconds: float) -> None:
     seen = []
     for name in run_.options.databases:
         upstream: Upstream = DATABASES[name]()
+        absent = _absent(upstream)
+        if absent is not None:
+            report.note(f"{upstream.name}: absent ({absent})")
+            continue
         with upstream:
             upstream.create_table(TABLE)
-            upstream.fill(TABLE, rows, min(rows, 10_000))
+            upstream.fill(TABLE, rows, min(rows, 1_000))
             limit = measure(run_, partial(own_rows_per_s, upstream, rows))
             report.add(limit, database=upstream.name, series="own client")
             for parallel in (2,) if run_.smoke else (1, 2):
@@ -193,21 +213,31 @@ def run(run_: Run, rows: int, seconds: float) -> None:
                     "its own client, which converts nothing"
                 )
             for number, (what, pace) in enumerate(BESIDE.items()):
-                found = latencies_ms(upstream, rows + number * 1_000_000, seconds, pace)
+                found, dumped = latencies_ms(upstream, rows + number * 1_000_000, seconds, pace)
                 p50, p99 = np.percentile(found, (50, 99))
                 report.note(
                     f"{upstream.name}: commit to ring at {RATE}/s {what}: "
-                    f"p50 {p50:.2f} ms, p99 {p99:.2f} ms"
+                    f"p50 {p50:.2f} ms, p99 {p99:.2f} ms; {dumped:,.0f} rows/s dumped meanwhile"
                 )
                 report.points.append(
                     {"database": upstream.name, "series": f"latency_ms, {what}",
-                     "p50": float(p50), "p99": float(p99)}
+                     "p50": float(p50), "p99": float(p99), "dumped_rows_per_s": dumped}
                 )  # fmt: skip
             if not run_.smoke:
                 _snapshots(report, upstream, rows)
             seen.append(upstream.name)
     report.output_hash = "-".join(seen)
     report.write()
+
+
+def _absent(upstream: Upstream) -> str | None:
+    """Why there is no server of this kind here; None if there is one."""
+    if isinstance(upstream, MySQL):
+        try:
+            mysql_launcher()
+        except MissingDependency as error:
+            return error.message
+    return None
 
 
 def _snapshots(report: Report, upstream: Upstream, rows: int) -> None:
@@ -229,6 +259,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     run_ = start("capture_dump", __doc__.partition("\n")[0], _options)
     rows = run_.options.rows or (5_000 if run_.smoke else 1_000_000)
     run(run_, rows, 0.5 if run_.smoke else 10)

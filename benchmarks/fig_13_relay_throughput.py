@@ -18,14 +18,23 @@ from functools import partial
 from typing import Any
 
 from benchmarks.brokers import READERS
-from benchmarks.harness import Report, Run, measure, measure_in_turns, numbers, ratio, start
+from benchmarks.harness import (
+    Report,
+    Run,
+    Sample,
+    measure,
+    measure_in_turns,
+    numbers,
+    ratio,
+    start,
+)
 from benchmarks.loopback import PIECE_BYTES, RawSender, http_get, read_bytes, read_raw
 from benchmarks.relay_process import RelayProcess
 from databus.common import frame
 
 EVENT_BYTES = 2500
 EVENTS_PER_WINDOW = 10
-POLL_BYTES = 4 << 20
+POLL_MIB = 4
 WHOLE_RING = 1 << 40
 FLOOR = 0.7
 FLOOR_CONSUMERS = 10
@@ -46,13 +55,18 @@ def filled_relay(ring_bytes: int, seed: int, workers: int) -> RelayProcess:
 
 
 def poll(
-    until: float, index: int, port: int, span: tuple[int, int], step: int, wait_s: float
+    until: float,
+    index: int,
+    port: int,
+    span: tuple[int, int],
+    step: int,
+    max_bytes: int,
+    wait_s: float,
 ) -> int:
     """One consumer: poll ``step`` SCNs at a time through the ring, over and over."""
     buffer, total = bytearray(PIECE_BYTES), 0
     oldest, newest = span
     scn = oldest
-    max_bytes = POLL_BYTES if step < WHOLE_RING else WHOLE_RING
     with socket.create_connection(("127.0.0.1", port)) as connection:
         while time.perf_counter() < until:
             path = f"/v1/gen/stream?scn={scn}&max_bytes={max_bytes}"
@@ -91,14 +105,15 @@ def main(run: Run) -> None:
     intervals_ms = [0] if run.smoke else run.options.intervals or [0, 10, 50, 100]
     seconds = 0.3 if run.smoke else run.options.seconds
     ring_bytes = (16 if run.smoke else 256) << 20
+    poll_bytes = run.options.poll_mib << 20
     report = Report(run, "Relay throughput, 2.5 KB events, filled ring", "MB/s")
     report.settings = {
         "ring_bytes": ring_bytes,
-        "poll_bytes": POLL_BYTES,
+        "poll_bytes": poll_bytes,
         "seconds": seconds,
         "floor": f"{FLOOR} of raw loopback up to {FLOOR_CONSUMERS} consumers, both brokers",
     }
-    best: dict[int, float] = {}
+    sent: dict[int, dict[str, Sample]] = {count: {} for count in consumers}
     events: list[memoryview] = []
     for count_of_workers in workers:
         # More workers are measured where they may matter: not with pauses between the polls.
@@ -115,12 +130,13 @@ def main(run: Run) -> None:
                     RAW: partial(megabytes, count, seconds, read_raw, raw.port),
                 }
                 for interval_ms in [-1, *intervals]:
-                    step = WHOLE_RING if interval_ms < 0 else POLL_BYTES // window_bytes
+                    max_bytes = WHOLE_RING if interval_ms < 0 else poll_bytes
+                    step = max_bytes // window_bytes
                     how = "one answer" if interval_ms < 0 else f"poll every {interval_ms} ms"
                     how += f", {count_of_workers} workers" if count_of_workers > 1 else ""
                     contenders[f"relay, {how}"] = partial(
                         megabytes, count, seconds, poll,
-                        relay.port, (oldest, newest), step, max(0, interval_ms) / 1000,
+                        relay.port, (oldest, newest), step, max_bytes, max(0, interval_ms) / 1000,
                     )  # fmt: skip
                 found = measure_in_turns(run, contenders)
                 paper = PAPER_MB_PER_S.get(count)
@@ -128,10 +144,10 @@ def main(run: Run) -> None:
                 for series, sample in found.items():
                     report.add(sample, series=series, consumers=count)
                     if series != RAW:
-                        best[count] = max(best.get(count, 0.0), sample.median)
+                        sent[count][series] = sample
                         part = ratio(sample, found[RAW])
                         report.note(f"{count} consumers, {series}: {part:.2f} of {RAW}{beside}")
-    measure_brokers(run, report, events, consumers, seconds, best)
+    measure_brokers(run, report, events, seconds, sent)
     report.write()
 
 
@@ -144,22 +160,27 @@ def measure_brokers(
     run: Run,
     report: Report,
     events: list[memoryview],
-    consumers: list[int],
     seconds: float,
-    best: dict[int, float],
+    sent: dict[int, dict[str, Sample]],
 ) -> None:
-    """The same events out of each broker, beside the best of the relay's figures."""
+    """The same events out of each broker, beside each of the relay's figures in ``sent``.
+
+    Those are by the number of consumers and the series.
+    """
     for broker, read in READERS.items():
         if not broker.is_here():
             report.note(f"{broker.name}: {broker.program} is not here; scripts/brokers.sh gets it")
             continue
         with broker(events) as server:
             place = (server.port, server.count, server.size)
-            for count in consumers:
+            for count, figures in sent.items():
                 sample = measure(run, partial(megabytes, count, seconds, read, *place))
                 report.add(sample, series=broker.name, consumers=count)
-                times = f"{best[count] / sample.median:.1f} times" if sample.median else "beyond"
-                report.note(f"{count} consumers: the relay sends {times} what {broker.name} does")
+                for series, ours in figures.items():
+                    times = (
+                        f"{ours.median / sample.median:.2f} times" if sample.median else "beyond"
+                    )
+                    report.note(f"{count} consumers, {series}: {times} what {broker.name} sends")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -167,6 +188,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--consumers", type=numbers, help="such as 1,5,10")
     parser.add_argument("--workers", type=numbers, help="HTTP workers of the relay, such as 1,2")
     parser.add_argument("--intervals", type=numbers, help="ms between polls, such as 0,10")
+    parser.add_argument("--poll-mib", type=int, default=POLL_MIB, help="most that a poll asks for")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
 
 

@@ -6,8 +6,12 @@ left alone until its changes are a quarter of it.  So the cost of an apply must 
 the table.  What a rewrite of the base costs is shown beside it, and what an apply costs with
 its share of the next rewrite.
 
-The bootstrap is served over loopback by a server process and read by one process that splits
-and checks the frames; the limit is one thread that reads the same Parquet with pyarrow.
+The bootstrap is served over loopback by a server process and read by one process that checks
+each frame where it has come to lie, or receives and looks at nothing; the limit is one thread
+that reads the same Parquet with pyarrow.
+
+``--only memory`` tells instead how much memory ``databus apply --once`` takes at its defaults,
+Python and its JVM apart, for applies of different sizes beside one base.
 
 Making 20 million rows takes minutes: ``--folder DIR --prepare`` makes the bases and ends, and
 ``--folder DIR`` measures over what lies there, and leaves it as it was.
@@ -17,26 +21,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
-import http.client
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow.parquet as pq
 
 from benchmarks import harness
-from benchmarks.harness import Report, Run, Sample
+from benchmarks.bootstrap_process import RowOrder, read_over_http, receive_over_http, server
+from benchmarks.harness import Report, Run, Sample, measure_in_turns, ratio
 from databus.bootstrap import planner
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Store, new_run_id
@@ -46,8 +46,7 @@ from databus.bootstrap.runs import Run as StoredRun
 from databus.bootstrap.segments import as_table, seal
 from databus.common import frame, kernels
 from databus.common.checkpoint import ORIGIN, Position
-from databus.common.config import BootstrapConfig, Config
-from databus.common.frame import FrameSplitter, Op
+from databus.common.frame import Op
 
 FRAME_BYTES = 200
 KEY_BYTES = 16
@@ -56,7 +55,8 @@ FILE_ROWS = (128 << 20) // FRAME_BYTES
 SOURCE = frame.source_id("shop.orders")
 SIZES = "1000000,5000000,20000000"
 SMOKE_SIZES = "2000,20000"
-READ_BYTES = 256 << 10
+APPLIES = "500000,4000000"
+SMOKE_APPLIES = "400"
 FLOOR_APPLY = 1.5
 FLOOR_READ = 0.5
 
@@ -261,95 +261,67 @@ def apply_cost(run: Run, report: Report, folder: Path, sizes: list[int], changes
     shares = {rows: min(1.0, changes / (planner.BASE_SHARE * rows)) for rows in sizes}
     whole = {rows: applies[rows].median + rewrites[rows] * shares[rows] for rows in rewrites}
     least, most = sizes[0], sizes[-1]
-    ratio = applies[most].median / applies[least].median
-    report.settings["apply_ratio"] = ratio
+    growth = applies[most].median / applies[least].median
+    report.settings["apply_ratio"] = growth
     report.note(
-        f"an apply of {changes:,} changes at {most:,} rows costs {ratio:.2f} of one at "
+        f"an apply of {changes:,} changes at {most:,} rows costs {growth:.2f} of one at "
         f"{least:,} rows; the floor is {FLOOR_APPLY}"
     )
     said = ", ".join(f"{spent_s:.1f} s at {rows:,} rows" for rows, spent_s in whole.items())
     report.note(f"with its share of the next rewrite of the base an apply costs {said or '?'}")
 
 
-@contextlib.contextmanager
-def server(data_dir: Path) -> Iterator[int]:
-    """A bootstrap server process over the store; its port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    section = BootstrapConfig(listen=f"127.0.0.1:{port}", data_dir=data_dir, databases=("shop",))
-    code = (
-        "import sys; from databus.bootstrap import run_server; "
-        "from databus.common.config import Config; "
-        "run_server(Config.model_validate_json(sys.argv[1]))"
-    )
-    document = Config(bootstrap=section).model_dump_json()
-    child = subprocess.Popen([sys.executable, "-c", code, document])
-    try:
-        deadline_s = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5).close()
-                break
-            if time.monotonic() > deadline_s:
-                raise TimeoutError("the server does not come up")
+def apply_memory(report: Report, folder: Path, rows: int, applies: list[int]) -> None:
+    """Measure what ``databus apply --once`` takes beside one base, for each number of changes."""
+    for changes in applies:
+        work = folder / f"memory-{changes}"
+        work.mkdir()
+        base = prepare(folder, rows).read().base
+        assert base is not None
+        store = borrowed(prepare(folder, rows), work / "data" / "shop")
+        log = HotLog(store.folder / "log")
+        write_changes(log, store, base.rows, changes, base.stop.scn + 1)
+        log.close()
+        config = work / "databus.toml"
+        config.write_text('[bootstrap]\ndata_dir = "data"\n')
+        command = "from databus.cli.main import app; app()"
+        peaks = peak_memory([sys.executable, "-c", command, "apply", "--once", "-c", str(config)])
+        merged = store.read().applies
+        for name, peak_bytes in peaks.items():
+            report.add(
+                Sample((peak_bytes / 1e6,)), series=f"peak of {name}, MB", rows=rows,
+                changes=changes,
+            )  # fmt: skip
+        told = ", ".join(f"{name} {peak / 1e6:.0f} MB" for name, peak in sorted(peaks.items()))
+        moved = sum(one["rows_in"] for one in merged)
+        report.note(f"{changes:,} changes beside {rows:,} rows, {moved:,} rows read: {told}")
+        shutil.rmtree(work)
+
+
+def peak_memory(command: list[str]) -> dict[str, int]:
+    """The most bytes that a command and the processes below it had resident, by their names."""
+    peaks: dict[str, int] = {}
+    with subprocess.Popen(command) as process:
+        while process.poll() is None:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                root = psutil.Process(process.pid)
+                for one in (root, *root.children(recursive=True)):
+                    # Not by its name: what Java forks has a thread's, and Java's memory.
+                    name = "Java" if Path(one.exe()).name == "java" else "Python"
+                    peaks[name] = max(peaks.get(name, 0), _peak_bytes(one.pid))
             time.sleep(0.05)
-        yield port
-    finally:
-        child.terminate()
-        child.wait(30)
+    if process.returncode:
+        raise AssertionError(f"{command} ended with {process.returncode}")
+    return peaks
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """One full bootstrap; ``order`` is a hash of its rows' positions, if they were looked at."""
-
-    seconds: float
-    frame_bytes: int
-    rows: int = 0
-    order: str = ""
-
-
-def read_over_http(port: int, *, look: bool = False) -> Received:
-    """Take a full bootstrap and check every frame; with ``look`` count and hash the rows too."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    began_s = time.perf_counter()
-    connection.request(
-        "GET", "/v1/shop/bootstrap", headers={"Accept": "application/vnd.databus.frames"}
-    )
-    answer = connection.getresponse()
-    if answer.status != http.client.OK:
-        raise RuntimeError(f"the server answered {answer.status}: {answer.read()!r}")
-    splitter = FrameSplitter()
-    size = rows = 0
-    digest = hashlib.sha256()
-    while data := answer.read1(READ_BYTES):
-        whole = splitter.feed(data)
-        size += len(whole)
-        if look and whole:
-            columns = frame.scan(whole, verify=False)
-            is_row = columns.op < frame.FIRST_CONTROL_OP
-            rows += int(is_row.sum())
-            digest.update(columns.scn[is_row].tobytes())
-            digest.update(columns.seq[is_row].tobytes())
-    seconds = time.perf_counter() - began_s
-    connection.close()
-    return Received(seconds, size, rows, digest.hexdigest()[:16])
-
-
-def bootstraps(run: Run, report: Report, store: Store, **place: object) -> Sample:
-    """Take a full bootstrap again and again; rows/s."""
-    with server(store.folder.parent) as port:
-        seen = read_over_http(port, look=True)
-        found = [read_over_http(port) for _ in range(run.repeats)]
-    if any(one.frame_bytes != seen.frame_bytes for one in found):
-        raise AssertionError(f"{found} are not the {seen.frame_bytes} bytes of the first")
-    rows = Sample(tuple(seen.rows / one.seconds for one in found))
-    size = Sample(tuple(one.frame_bytes / one.seconds / 1e6 for one in found))
-    report.add(rows, series="bootstrap, rows/s", **place)
-    report.add(size, series="bootstrap, MB/s", **place)
-    report.output_hash += seen.order
-    return rows
+def _peak_bytes(pid: int) -> int:
+    """The kernel's own high-water mark of a process, so that no peak lies between two looks."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
+    return 0
 
 
 def read_with_pyarrow(store: Store) -> float:
@@ -365,18 +337,37 @@ def read_with_pyarrow(store: Store) -> float:
 
 
 def bootstrap_read(run: Run, report: Report, store: Store) -> None:
-    """Measure a full bootstrap of the store against reading it."""
+    """Measure a full bootstrap of the store against reading it, in turns."""
     base = store.read().base
     assert base is not None
-    read_with_pyarrow(store)
-    served = bootstraps(run, report, store, rows=base.rows)
-    limit = Sample(tuple(base.rows / read_with_pyarrow(store) for _ in range(run.repeats)))
-    report.add(limit, series="pyarrow alone, rows/s", rows=base.rows)
-    ratio = served.median / limit.median
-    report.settings["read_ratio"] = ratio
+    with server(store.folder.parent) as port:
+        order = RowOrder()
+        seen = read_over_http(port, order.add)
+
+        def checked() -> float:
+            found = read_over_http(port)
+            if found.frame_bytes != seen.frame_bytes:
+                raise AssertionError(f"{found} are not the {seen.frame_bytes} bytes of the first")
+            return base.rows / found.seconds
+
+        found = measure_in_turns(
+            run,
+            {
+                "bootstrap, each frame checked": checked,
+                "bootstrap, received only": lambda: base.rows / receive_over_http(port),
+                "pyarrow alone": lambda: base.rows / read_with_pyarrow(store),
+            },
+        )
+    for name, rows in found.items():
+        size = Sample(tuple(one * seen.frame_bytes / base.rows / 1e6 for one in rows.values))
+        report.add(rows, series=f"{name}, rows/s", rows=base.rows)
+        report.add(size, series=f"{name}, MB/s", rows=base.rows)
+    report.output_hash += order.hash
+    limit = found.pop("pyarrow alone")
+    told = ", ".join(f"{ratio(rows, limit):.2f} ({name})" for name, rows in found.items())
     report.note(
-        f"a full bootstrap runs at {ratio:.2f} of pyarrow reading the frame column alone in one "
-        f"thread; the floor is {FLOOR_READ}"
+        f"a full bootstrap of {base.rows:,} rows runs at {told} of pyarrow reading the frame "
+        f"column alone in one thread; the floor is {FLOOR_READ}"
     )
 
 
@@ -396,9 +387,13 @@ def main(run: Run) -> None:
         report = Report(run, "Cost of an apply by table size; a full bootstrap", "s, or as said")
         report.settings = {"sizes": sizes, "changes": changes, "frame_bytes": FRAME_BYTES}
         if given.only in (None, "read"):
-            bootstrap_read(run, report, prepare(folder, sizes[-1]))
+            for rows in sizes:
+                bootstrap_read(run, report, prepare(folder, rows))
         if given.only in (None, "apply"):
             apply_cost(run, report, folder, sizes, changes)
+        if given.only == "memory":
+            found = given.applies or (SMOKE_APPLIES if run.smoke else APPLIES)
+            apply_memory(report, folder, sizes[-1], [int(one) for one in found.split(",")])
         report.write()
     finally:
         if given.folder is None:
@@ -411,7 +406,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, help="where the bases are kept for another run")
     parser.add_argument("--prepare", action="store_true", help="make the bases there, and end")
     parser.add_argument("--no-rewrites", action="store_true", help="leave the bases as they are")
-    parser.add_argument("--only", choices=("apply", "read"), help="measure one of the two")
+    parser.add_argument("--only", choices=("apply", "read", "memory"), help="measure one part")
+    parser.add_argument("--applies", help="changes of the applies whose memory is measured")
 
 
 if __name__ == "__main__":

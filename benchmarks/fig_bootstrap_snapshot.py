@@ -15,7 +15,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.fig_apply_cost import bootstraps
+from benchmarks.bootstrap_process import RowOrder, read_over_http, server
 from benchmarks.harness import Report, Run, Sample, start
 from benchmarks.peer_runs import Debezium, peers_of
 from benchmarks.upstreams import MariaDB, Postgres, Upstream
@@ -80,13 +80,29 @@ def make_store(upstream: Upstream, folder: Path) -> Store:
     return store
 
 
+def bootstraps(report: Report, store: Store, database: str) -> Sample:
+    """Take a full bootstrap again and again; rows/s."""
+    with server(store.folder.parent) as port:
+        order = RowOrder()
+        seen = read_over_http(port, order.add)
+        found = [read_over_http(port) for _ in range(report.run.repeats)]
+    if any(one.frame_bytes != seen.frame_bytes for one in found):
+        raise AssertionError(f"{found} are not the {seen.frame_bytes} bytes of the first")
+    rows = Sample(tuple(order.rows / one.seconds for one in found))
+    size = Sample(tuple(one.frame_bytes / one.seconds / 1e6 for one in found))
+    report.add(rows, series="bootstrap, rows/s", database=database)
+    report.add(size, series="bootstrap, MB/s", database=database)
+    report.output_hash += order.hash
+    return rows
+
+
 def measure_one(report: Report, upstream: Upstream, rows: int) -> None:
     """Both of one database's table, one after the other."""
     upstream.create_table(TABLE)
     upstream.fill(TABLE, rows, min(rows, 10_000))
     with tempfile.TemporaryDirectory(prefix="databus-bench-") as name:
         store = make_store(upstream, Path(name) / "shop")
-        ours = bootstraps(report.run, report, store, database=upstream.name)
+        ours = bootstraps(report, store, upstream.name)
     for peer in peers_of(upstream):
         if isinstance(peer, Debezium):
             _beside(report, upstream, peer, ours, rows)

@@ -2,12 +2,16 @@
 
 Append: blocks of windows of 2.5 KB events into a ring, over and over, beside a plain copy of the
 same blocks.  Filter: a reader goes through a filled ring with a 16-way partition, as one does
-that has fallen behind; by itself, and sharing its scans with others.  Then the memory of a
-reader over a hundred ring lengths.  The floors: 500,000 appended, 5 million looked at.
+that has fallen behind; by itself, and sharing its scans with others.  The same by source and by
+operation, each taking a sixteenth, and by ``where``, over the generator's rows, of which it takes
+about a sixteenth.  Then the memory of a reader over a hundred ring lengths.  The floors: 500,000
+appended, 5 million looked at by a partition.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import tempfile
 import time
@@ -23,13 +27,18 @@ import psutil
 from benchmarks.harness import Report, Run, measure, start
 from databus.common import frame
 from databus.common.checkpoint import ORIGIN
+from databus.common.config import DatabaseConfig, SourceUrl
 from databus.common.filters import ModPartition, StreamFilter
 from databus.common.frame import HEADER_BYTES, OFFSETS, Op
+from databus.common.schema import SchemaSet
 from databus.common.window import WindowBuilder
 from databus.relay.directory import Directory
+from databus.relay.predicate import parse_where
 from databus.relay.ring import Ring
 from databus.relay.ring_reader import RingReader
 from databus.relay.ring_writer import RingWriter
+from databus.relay.row_judge import RowJudge
+from databus.relay.sources.generator import SCHEMA, GeneratorSource
 from databus.relay.stream import StreamCursor, warm_up
 
 EVENT_BYTES = {"2.5 KB": 2500, "200 B": 200}
@@ -38,6 +47,14 @@ BLOCK_BYTES = 1 << 20
 PARTITIONS = 16
 FLOORS = {"append": 500_000, "filter": 5_000_000}
 LAPS = 100
+CHOSEN_SOURCE = 2
+FILTERS = {
+    "filter": StreamFilter(partition=ModPartition(PARTITIONS, frozenset({3}))),
+    "filter by source": StreamFilter(sources=("shop.chosen",)),
+    "filter by ops": StreamFilter(ops=frozenset({Op.UPDATE})),
+}
+WHERE = f"id % {PARTITIONS} = 3"
+WHERE_RING_BYTES = 64 << 20
 
 
 class Blocks:
@@ -58,9 +75,12 @@ class Blocks:
                 scn += 1
                 builder = WindowBuilder(scn, commit_us=scn)
                 for _ in range(EVENTS_PER_WINDOW):
+                    number = self.event_count % PARTITIONS
+                    op = Op.UPDATE if number == 0 else Op.INSERT
+                    source = CHOSEN_SOURCE if number == 1 else 1
                     key = int(rng.integers(1 << 40)).to_bytes(8, "little")
                     row = payload[: event_bytes - HEADER_BYTES - len(key)]
-                    builder.event(Op.INSERT, 1, 1, key, after=row)
+                    builder.event(op, source, 1, key, after=row)
                     self.event_count += 1
                 block += builder.end()
             self.blocks.append(np.frombuffer(block, dtype=np.uint8))
@@ -104,11 +124,12 @@ class Blocks:
         return time.perf_counter() - began
 
 
-def filter_once(ring: RingReader, partition: int, directory: Directory) -> tuple[float, int]:
+def filter_once(
+    ring: RingReader, directory: Directory, chosen: StreamFilter = FILTERS["filter"]
+) -> tuple[float, int]:
     """(seconds, events looked at) of a filtered reader's way through the ring."""
-    cursor = StreamCursor(
-        ORIGIN, StreamFilter(partition=ModPartition(PARTITIONS, frozenset({partition})))
-    )
+    cursor = StreamCursor(ORIGIN, chosen)
+    cursor.set_sources(np.array([CHOSEN_SOURCE], dtype=np.uint32))
     began = time.perf_counter()
     at, events = ring.snapshot().head, 0
     while (listing := directory.at(ring, at)) is not None:
@@ -116,6 +137,54 @@ def filter_once(ring: RingReader, partition: int, directory: Directory) -> tuple
         at = listing.after
         events += len(listing.columns)
     return time.perf_counter() - began, events
+
+
+def judge_once(ring: RingReader, directory: Directory, judge: RowJudge) -> tuple[float, int]:
+    """(seconds, events looked at) of a reader's way through the ring with a predicate."""
+    cursor = StreamCursor(ORIGIN, StreamFilter(), judge=judge)
+    began = time.perf_counter()
+    at, events = ring.snapshot().head, 0
+    while (listing := directory.at(ring, at)) is not None:
+        refine = partial(judge.refine_listed, listing, ring)
+        cursor.take_listed(listing, partial(listing.fetch, ring), refine)
+        at = listing.after
+        events += len(listing.columns)
+    return time.perf_counter() - began, events
+
+
+async def _fill(writer: RingWriter, event_bytes: int, seed: int) -> None:
+    """A lap of the generator's events."""
+    url = (
+        f"generator://?events_per_second=max&payload_bytes={event_bytes - 150}"
+        f"&events_per_window={EVENTS_PER_WINDOW}&seed={seed}"
+    )
+    source = GeneratorSource(DatabaseConfig(name="gen", url=SourceUrl(url)))
+    async with contextlib.aclosing(source.stream(0)) as batches:
+        async for batch in batches:
+            writer.append(batch.data)
+            if writer.state.tail >= writer.ring_bytes:
+                return
+
+
+def _measure_where(run: Run, report: Report, name: str, event_bytes: int, ring_bytes: int) -> None:
+    schemas = SchemaSet()
+    schemas.add(SCHEMA)
+
+    def rate(judge: RowJudge | None, directory: Directory | None) -> float:
+        fresh = judge or RowJudge(parse_where(WHERE), schemas)
+        seconds, events = judge_once(ring, directory or Directory(), fresh)
+        return events / seconds
+
+    with tempfile.TemporaryDirectory(prefix="databus-bench-") as folder:
+        with Ring.create(Path(folder), min(ring_bytes, WHERE_RING_BYTES)) as writer:
+            asyncio.run(_fill(writer, event_bytes, run.seed))
+            with Ring.open_reader(Path(folder)) as ring:
+                shared = RowJudge(parse_where(WHERE), schemas)
+                directory = Directory()
+                judge_once(ring, directory, shared)
+                report.add(measure(run, partial(rate, None, None)), series=f"where, {name}")
+                again = measure(run, partial(rate, shared, directory))
+                report.add(again, series=f"where after another reader, {name}")
 
 
 def main(run: Run) -> None:
@@ -137,20 +206,26 @@ def main(run: Run) -> None:
                 report.add(copied, series=f"memcpy, {name}")
                 report.add(appended, series=f"append, {name}")
                 with Ring.open_reader(path) as ring:
-                    filtered = measure(run, partial(_filter_rate, ring, None))
-                    report.add(filtered, series=f"filter, {name}")
+                    filtered = {
+                        series: measure(run, partial(_filter_rate, ring, None, chosen))
+                        for series, chosen in FILTERS.items()
+                    }
+                    for series, measured in filtered.items():
+                        report.add(measured, series=f"{series}, {name}")
                     directory = Directory()
-                    filter_once(ring, 0, directory)
+                    filter_once(ring, directory)
                     shared = measure(run, partial(_filter_rate, ring, directory))
                     report.add(shared, series=f"filter after another reader, {name}")
                     if name == "2.5 KB":
                         _tell_memory(report, writer, ring, blocks, 3 if run.smoke else LAPS)
+        _measure_where(run, report, name, event_bytes, ring_bytes)
         gigabytes = appended.median * blocks.bytes / blocks.event_count / 1e9
         report.note(
             f"append, {name}: {appended.median / FLOORS['append']:.2f} of the floor, "
             f"{gigabytes:.2f} GB/s, {appended.median / copied.median:.2f} of memcpy"
         )
-        report.note(f"filter, {name}: {filtered.median / FLOORS['filter']:.2f} of the floor")
+        share = filtered["filter"].median / FLOORS["filter"]
+        report.note(f"filter, {name}: {share:.2f} of the floor")
     report.write()
 
 
@@ -158,8 +233,10 @@ def _rate(count: int, once: Callable[..., float], *arguments: Any) -> Callable[[
     return lambda: count / once(*arguments)
 
 
-def _filter_rate(ring: RingReader, directory: Directory | None) -> float:
-    seconds, events = filter_once(ring, 3, directory or Directory())
+def _filter_rate(
+    ring: RingReader, directory: Directory | None, chosen: StreamFilter = FILTERS["filter"]
+) -> float:
+    seconds, events = filter_once(ring, directory or Directory(), chosen)
     return events / seconds
 
 
@@ -170,12 +247,12 @@ def _tell_memory(
     process, directory = psutil.Process(), Directory()
     for _ in range(4):  # until the directory has as many headers as it keeps
         blocks.append(writer)
-        filter_once(ring, 0, directory)
+        filter_once(ring, directory)
     before = process.memory_full_info().uss
     start_tail = ring.snapshot().tail
     while ring.snapshot().tail - start_tail < laps * ring.ring_bytes:
         blocks.append(writer)
-        filter_once(ring, 0, directory)
+        filter_once(ring, directory)
     grown = process.memory_full_info().uss - before
     report.note(f"memory over {laps} ring lengths: {grown / 1024:+,.0f} KiB")
 

@@ -2,19 +2,25 @@
 
 One process reads all connections with epoll and walks the frames in a kernel, so that it is
 the relay that is measured.  It asks by HTTP/1.0, whose bodies are the frames and nothing else.
+``paced_peers.py`` reads what others send of the same events by the same ``Readers``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import multiprocessing as mp
 import select
 import socket
 import time
 import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
+from typing import ClassVar, Protocol
 from urllib.parse import quote
 
 import numpy as np
@@ -32,6 +38,7 @@ VERIFIED_EVENTS = 100
 WARM_UP_S = 0.5
 
 SKIP, HAVE, EVENTS, LAST_SCN, GAPS = range(5)  # what the kernel knows of one connection
+KNOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +53,26 @@ class Received:
     latencies_us: npt.NDArray[np.int64]
 
     def latency_ms(self, percent: float) -> float:
-        """A percentile of the latencies."""
+        """A percentile of the latencies; at least one event must have come."""
         return float(np.percentile(self.latencies_us, percent)) / 1000
 
 
-def paced_relay(updates_per_second: int, seed: int) -> RelayProcess:
-    """A relay whose source commits so many updates of 2.5 KB a second, one in each window."""
+class Disconnected(RuntimeError):
+    """A reader has lost its connection."""
+
+
+def paced_source(updates_per_second: int, seed: int) -> str:
+    """The URL of a source that commits so many updates of 2.5 KB a second, each in a window."""
     payload_bytes = EVENT_BYTES - frame.HEADER_BYTES - 20
-    source = (
+    return (
         f"generator://?events_per_second={updates_per_second}&payload_bytes={payload_bytes}"
         f"&keys=100000&events_per_window=1&clock=real&seed={seed}"
     )
+
+
+def paced_relay(updates_per_second: int, seed: int) -> RelayProcess:
+    """A relay over such a source."""
+    source = paced_source(updates_per_second, seed)
     return RelayProcess(source, RING_BYTES, until_scn=VERIFIED_EVENTS)
 
 
@@ -65,6 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--consumers", type=numbers, help="such as 1,40")
     parser.add_argument("--rates", type=numbers, help="updates a second, such as 100,2000")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--peers", nargs="*", help="parts of their names; all unless given")
 
 
 def content_hash(relay: RelayProcess) -> str:
@@ -87,55 +104,151 @@ def follow(relay: RelayProcess, count: int, seconds: float, *, partitioned: bool
     Raises:
         RuntimeError: a follower was refused, or was not given every event.
     """
+    _walk_nothing()
+    return receive(partial(RelayReaders, relay.port, count, partitioned), seconds)
+
+
+class Runs(Protocol):
+    """Whoever reads for so long; what it has got is what ``Received`` is made of."""
+
+    def run(self, seconds: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]: ...
+
+
+def receive(readers: Callable[[], Runs], seconds: float) -> Received:
+    """What the readers get for so long, in a process of their own.
+
+    Raises:
+        Disconnected: a connection was refused, or ended.
+        RuntimeError: a reader was refused, or was not given every event.
+    """
+    with receiving(readers, seconds) as received:
+        return received()
+
+
+@contextlib.contextmanager
+def receiving(readers: Callable[[], Runs], seconds: float) -> Iterator[Callable[[], Received]]:
+    """As ``receive``, which waits when what is given here is called."""
     ours, theirs = mp.Pipe()
     process = mp.get_context("fork").Process(
-        target=_follow_all, args=(theirs, relay.port, count, seconds, partitioned), daemon=True
+        target=_read_all, args=(theirs, readers, seconds), daemon=True
     )
-    _walk_nothing()
     process.start()
     theirs.close()
+
+    def received() -> Received:
+        try:
+            result = ours.recv() if ours.poll(seconds + 60) else RuntimeError("no answer")
+        except EOFError:
+            result = RuntimeError("the readers' process ended")
+        if isinstance(result, Exception):
+            raise result
+        return Received(*result)
+
     try:
-        result = ours.recv() if ours.poll(seconds + 60) else "no answer"
-    except EOFError:
-        result = "the process ended"
+        yield received
     finally:
         process.join(5)
         process.kill()
-    if isinstance(result, str):
-        raise RuntimeError(f"the followers failed: {result}")
-    return Received(*result)
 
 
-def _follow_all(
-    answer: Connection, port: int, count: int, seconds: float, partitioned: bool
-) -> None:
+def _read_all(answer: Connection, readers: Callable[[], Runs], seconds: float) -> None:
     try:
-        rates, latencies = _Readers(port, count, partitioned).run(seconds)
-        answer.send((rates, latencies))
+        answer.send(readers().run(seconds))
+    except ConnectionError as error:
+        answer.send(Disconnected(str(error)))
     except Exception as error:
-        answer.send(repr(error))
+        answer.send(RuntimeError(f"the readers failed: {error!r}"))
 
 
-class _Readers:
-    """All connections of one process."""
+class Readers(ABC):
+    """All connections of one process.
+
+    A subclass says how a reader asks, and what is around the frames, if anything is.
+    ``known`` is how many numbers a connection's state has, ``KNOWN`` for ``walk`` at first;
+    ``begin`` is called when all have connected.
+
+    Owner: the process that reads.
+    """
+
+    known: ClassVar[int] = KNOWN
+
+    def __init__(
+        self, port: int, count: int, begin: Callable[[], object], *, sees_all: bool = True
+    ) -> None:
+        self.port = port
+        self.buffer = np.empty(BUFFER_BYTES, dtype=np.uint8)
+        self.states = np.zeros((count, self.known), dtype=np.int64)
+        self.heads = np.zeros((count, frame.HEADER_BYTES), dtype=np.uint8)
+        self.sockets: list[socket.socket] = []
+        self._numbers: dict[int, int] = {}
+        self._poll = select.epoll()
+        self._ages = np.empty(BUFFER_BYTES // frame.HEADER_BYTES + 1, dtype=np.int64)
+        self._latencies: list[npt.NDArray[np.int64]] = []
+        self._begin = begin
+        self._sees_all = sees_all
+
+    @abstractmethod
+    def connect(self, number: int) -> socket.socket:
+        """A reader's connection, which has asked for all that comes from now on."""
+
+    def walked(self, number: int, size: int, out: I64Array) -> int:
+        """Look at ``size`` bytes in the buffer, as ``walk`` does."""
+        now_us = time.time_ns() // 1000
+        return walk(self.buffer, size, self.states[number], self.heads[number], now_us, out)
+
+    def run(self, seconds: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """Connect and read; what comes in the first ``WARM_UP_S`` or less does not count."""
+        for number in range(len(self.states)):
+            self._add(self.connect(number), number)
+            self._take(0.0)  # Those that have connected do not wait for the others.
+        self._begin()
+        self._read_until(time.perf_counter() + min(WARM_UP_S, seconds / 2))
+        counted, self._latencies = self.states[:, EVENTS].copy(), []
+        started = time.perf_counter()
+        self._read_until(started + seconds)
+        elapsed = time.perf_counter() - started
+        gaps = int(self.states[:, GAPS].sum())
+        if gaps and self._sees_all:
+            raise RuntimeError(f"{gaps} windows are missing")
+        for connection in self.sockets:
+            connection.close()
+        rates = (self.states[:, EVENTS] - counted) / elapsed
+        return rates, np.concatenate([np.empty(0, dtype=np.int64), *self._latencies])
+
+    def _add(self, connection: socket.socket, number: int) -> None:
+        connection.setblocking(False)
+        self.sockets.append(connection)
+        self._numbers[connection.fileno()] = number
+        self._poll.register(connection, select.EPOLLIN)
+
+    def _read_until(self, until: float) -> None:
+        while (left := until - time.perf_counter()) > 0:
+            self._take(left)
+
+    def _take(self, seconds: float) -> None:
+        """Read once what has come, or comes within so long."""
+        for fd, _ in self._poll.poll(seconds):
+            number = self._numbers[fd]
+            size = self.sockets[number].recv_into(self.buffer.data)
+            if not size:
+                raise ConnectionError(f"reader {number} was disconnected")
+            found = self.walked(number, size, self._ages)
+            if found:
+                self._latencies.append(self._ages[:found].copy())
+
+
+class RelayReaders(Readers):
+    """Followers of a relay; the answers' bodies are frames."""
 
     def __init__(self, port: int, count: int, partitioned: bool) -> None:
-        self._sockets: dict[int, socket.socket] = {}
-        self._poll = select.epoll()
-        self._states = np.zeros((count, 5), dtype=np.int64)
-        self._heads = np.zeros((count, frame.HEADER_BYTES), dtype=np.uint8)
-        self._numbers: dict[int, int] = {}
-        self._buffer = np.empty(BUFFER_BYTES, dtype=np.uint8)
-        self._latencies: list[npt.NDArray[np.int64]] = []
+        super().__init__(port, count, lambda: None, sees_all=not partitioned)
         self._partitioned = partitioned
-        for number in range(count):
-            partition = f"mod:{count}:{number}" if partitioned else ""
-            self._connect(port, number, partition)
 
-    def _connect(self, port: int, number: int, partition: str) -> None:
+    def connect(self, number: int) -> socket.socket:
         path = "/v1/gen/stream?start=latest&follow=true&format=frames"
-        path += f"&partition={quote(partition)}" if partition else ""
-        connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+        if self._partitioned:
+            path += f"&partition={quote(f'mod:{len(self.states)}:{number}')}"
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
         connection.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
         head = b""
         while not head.endswith(b"\r\n\r\n"):
@@ -145,45 +258,7 @@ class _Readers:
             head += piece
         if b" 200 " not in head.partition(b"\r\n")[0]:
             raise RuntimeError(head.decode(errors="replace"))
-        connection.setblocking(False)
-        self._sockets[connection.fileno()] = connection
-        self._numbers[connection.fileno()] = number
-        self._poll.register(connection, select.EPOLLIN)
-
-    def run(self, seconds: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Read; what comes in the first ``WARM_UP_S`` or less does not count."""
-        self._read_until(time.perf_counter() + min(WARM_UP_S, seconds / 2))
-        counted, self._latencies = self._states[:, EVENTS].copy(), []
-        started = time.perf_counter()
-        self._read_until(started + seconds)
-        elapsed = time.perf_counter() - started
-        gaps = int(self._states[:, GAPS].sum())
-        if gaps and not self._partitioned:
-            raise RuntimeError(f"{gaps} windows are missing")
-        for connection in self._sockets.values():
-            connection.close()
-        rates = (self._states[:, EVENTS] - counted) / elapsed
-        return rates, np.concatenate([np.empty(0, dtype=np.int64), *self._latencies])
-
-    def _read_until(self, until: float) -> None:
-        out = np.empty(BUFFER_BYTES // frame.HEADER_BYTES + 1, dtype=np.int64)
-        view = self._buffer.data
-        while (left := until - time.perf_counter()) > 0:
-            for fd, _ in self._poll.poll(left):
-                size = self._sockets[fd].recv_into(view)
-                if not size:
-                    raise ConnectionError("the relay closed a follower's answer")
-                number = self._numbers[fd]
-                found = walk(
-                    self._buffer,
-                    size,
-                    self._states[number],
-                    self._heads[number],
-                    time.time_ns() // 1000,
-                    out,
-                )
-                if found:
-                    self._latencies.append(out[:found].copy())
+        return connection
 
 
 @jit

@@ -12,7 +12,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -131,7 +131,7 @@ def measure(run: Run, once: Callable[[], float]) -> Sample:
     return Sample(tuple(once() for _ in range(run.repeats)))
 
 
-def measure_in_turns(run: Run, contenders: dict[str, Callable[[], float]]) -> dict[str, Sample]:
+def measure_in_turns(run: Run, contenders: Mapping[str, Callable[[], float]]) -> dict[str, Sample]:
     """Each contender measured ``repeats`` times, one after the other in every round.
 
     So that what the machine does besides is the same for all of them, and a round's ratios are

@@ -10,6 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+COLOURS = 10
+MARKERS = "os^Dv"
+"""Where there are more series than colours, the next ones have another marker."""
+
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """One line for each series, over the first numeric place of its points."""
@@ -27,13 +31,13 @@ def draw(document: dict[str, Any], path: Path) -> None:
         for name, value in document["points"][0].items()
         if name != "series" and isinstance(value, int | float)
     )
-    for name, points in series.items():
+    for index, (name, points) in enumerate(series.items()):
         style = "--" if "raw" in name else "-"
         axes.plot(
             [point[label] for point in points],
             [point["median"] for point in points],
             style,
-            marker="o",
+            marker=MARKERS[index // COLOURS % len(MARKERS)],
             label=name,
         )
     axes.set_xlabel(label)
@@ -45,7 +49,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
         0.01, 0.01, f"{machine['cores']} cores, {machine['cpu']}; {document['at']}", fontsize=7
     )
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(fontsize="small" if len(series) <= COLOURS else 4)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

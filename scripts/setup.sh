@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Prepares this folder for a command: Debian packages, virtual environment, editable install.
 #
-#   scripts/setup.sh [java] [spark-classes] [mariadb] [postgres] [mysql] [sysbench] [chromium]
+#   scripts/setup.sh [java] [mariadb] [postgres] [mysql] [sysbench] [chromium]
 #
 # The words name what is needed beside Python. Nothing is done twice: what is there is left
 # alone, and the Python packages are installed again only when pyproject.toml or their versions
-# in constraints.txt have changed.
+# in constraints.txt have changed. Debian's packages come in beside Python's.
 # Exit codes: 0 ready, 1 an installation failed, 2 something is missing that only an
 # administrator can install (the message has the command).
 set -euo pipefail
@@ -97,9 +97,9 @@ collect_missing() {
             has_program initdb /usr/lib/postgresql/*/bin ||
                 need postgresql "PostgreSQL, started privately"
             ;;
-        mysql | sysbench | chromium | spark-classes) ;; # may be missing: see below
+        mysql | sysbench | chromium) ;; # may be missing: see below
         *)
-            say "unknown word '$wanted'; known: java spark-classes mariadb postgres mysql sysbench chromium"
+            say "unknown word '$wanted'; known: java mariadb postgres mysql sysbench chromium"
             exit 1
             ;;
         esac
@@ -153,21 +153,27 @@ without_main_cluster() {
     return "$outcome"
 }
 
-install_missing() {
+INSTALL=
+# Ends the script where only an administrator can go on.
+name_missing() {
     [ ${#packages[@]} -eq 0 ] && return
     local reason
     for reason in "${reasons[@]}"; do say "missing: $reason"; done
-    local command="apt-get update && apt-get install --no-install-recommends ${packages[*]}"
+    INSTALL="apt-get update && apt-get install --no-install-recommends ${packages[*]}"
     if ! command -v apt-get >/dev/null 2>&1; then
         say "this is not a Debian system; install what is named above (in Debian: ${packages[*]})"
         exit 2
     fi
     if ! become_root; then
         say "installing it needs root or sudo. Ask an administrator to run:"
-        say "    $command"
+        say "    $INSTALL"
         say "and then give the same make command again."
         exit 2
     fi
+}
+
+install_missing() {
+    [ ${#packages[@]} -eq 0 ] && return
     say "installing Debian packages: ${packages[*]}"
     apt update || say "apt-get update failed; trying with the package lists that are there"
     local run=(apt install --no-install-recommends "${packages[@]}")
@@ -176,7 +182,7 @@ install_missing() {
     esac
     if ! "${run[@]}"; then
         say "apt-get failed; its messages are above. The command was:"
-        say "    $command"
+        say "    $INSTALL"
         exit 1
     fi
 }
@@ -188,6 +194,29 @@ stamp_now() {
     { cat pyproject.toml scripts/constraints.txt; pwd -P; "$VENV/bin/python" --version; } | sha256sum
 }
 
+WANTED=(--constraint scripts/constraints.txt --editable '.[all,dev]')
+
+pip() { "$VENV/bin/python" -m pip "$@" --quiet --disable-pip-version-check --no-input; }
+
+install_with_pip() { pip install --use-pep517 "${WANTED[@]}" >&2; }
+
+# uv downloads, unpacks and compiles many packages at once, where pip takes them one by one.
+install_with_uv() {
+    local settings index more log=$VENV/uv.log
+    # It does not read pip's settings: where pip is told to take packages from, it is told too.
+    settings=$("$VENV/bin/python" -m pip config list 2>/dev/null) || return 1
+    index=$(sed -n "s/^[^=]*\.index-url='\(.*\)'$/\1/p" <<<"$settings" | tail -n 1)
+    more=$(sed -n "s/^[^=]*\.extra-index-url='\(.*\)'$/\1/p" <<<"$settings" | tail -n 1)
+    pip install --constraint scripts/constraints.txt uv >"$log" 2>&1 &&
+        # Spark comes as its source: to compress its jars again would only take time.
+        env ${index:+UV_DEFAULT_INDEX="$index"} ${more:+UV_INDEX="$more"} \
+            "$VENV/bin/uv" pip install --quiet --python "$VENV/bin/python" --compile-bytecode \
+            --config-settings-package 'pyspark:--build-option=--compression=stored' \
+            "${WANTED[@]}" >>"$log" 2>&1 && return
+    say "uv could not (see $log); pip takes longer"
+    return 1
+}
+
 install_python_packages() {
     if ! venv_works; then
         local python
@@ -196,40 +225,13 @@ install_python_packages() {
         "$python" -m venv --clear "$VENV"
     fi
     [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$(stamp_now)" ] && return
-    say "installing Python packages into $VENV (the first time takes a few minutes; Spark is large)"
-    if ! "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
-        --use-pep517 --constraint scripts/constraints.txt --editable '.[all,dev]' >&2; then
+    say "installing Python packages into $VENV (the first time takes a minute or more; Spark is large)"
+    if ! install_with_uv && ! install_with_pip; then
         say "pip failed; its messages are above. Check the network and run the command again."
         exit 1
     fi
     stamp_now >"$STAMP"
     say "$VENV is ready: $VENV/bin/databus --help"
-}
-
-# --- The compiled kernels -------------------------------------------------------------------
-
-compile_kernels() {
-    local stamp=$VENV/.kernels-stamp
-    if [ -f "$stamp" ] && [ -z "$(find relay bootstrap client common -name '*.py' -newer "$stamp" -print -quit)" ]; then
-        return
-    fi
-    [ -f "$stamp" ] || say "compiling the kernels (once; up to a minute)"
-    "$VENV/bin/python" scripts/warm_up.py
-    touch "$stamp"
-}
-
-# --- Spark's classes -------------------------------------------------------------------------
-
-# Spark starts twice as fast with it, and as well, only slower, without.
-archive_spark_classes() {
-    local archive=$PWD/$VENV/spark-classes.jsa stamp=$VENV/.spark-classes-stamp now
-    now=$({ java -version; stamp_now; cat scripts/spark_classes.py; } 2>&1 | sha256sum)
-    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$now" ] && return
-    say "keeping Spark's classes for quicker starts (once; half a minute)"
-    rm -f "$archive"
-    "$VENV/bin/python" scripts/spark_classes.py "$archive" >"$VENV/spark-classes.log" 2>&1 ||
-        say "that failed (see $VENV/spark-classes.log); Spark starts slower"
-    printf '%s\n' "$now" >"$stamp"
 }
 
 # --- What may be missing --------------------------------------------------------------------
@@ -252,7 +254,8 @@ fetch_optional() {
     for wanted in "$@"; do
         case $wanted in
         mysql)
-            [ -n "${DATABUS_MYSQL_ROOT:-}" ] || optional mysql scripts/mysql.sh
+            # Unpacked, not installed: it needs no lock of apt's.
+            [ -n "${DATABUS_MYSQL_ROOT:-}" ] || optional mysql scripts/mysql.sh &
             ;;
         sysbench)
             has_program sysbench || { become_root &&
@@ -269,6 +272,7 @@ fetch_optional() {
             ;;
         esac
     done
+    wait
 }
 
 # --------------------------------------------------------------------------------------------
@@ -278,9 +282,13 @@ exec 9<scripts/setup.sh
 flock 9
 
 collect_missing "$@"
-install_missing
+name_missing
+# However this ends, apt is not stopped in the middle.
+trap wait EXIT
+install_missing &
+debian=$!
+# Python itself may be among Debian's packages.
+venv_works || find_python >/dev/null || wait "$debian"
 install_python_packages
-# What runs servers is spared the compilation at its first start.
-[ $# -eq 0 ] || compile_kernels
-case " $* " in *" spark-classes "*) archive_spark_classes ;; esac
+wait "$debian"
 fetch_optional "$@"

@@ -6,7 +6,15 @@ import os
 from pathlib import Path
 
 import hypothesis
+import pytest
 
+from databus.common.kernels import COMPILED
+
+# Where a test takes the kernel's path and the reference's, both must be there to be compared.
+assert COMPILED, "numba is missing: make setup installs it"
+
+# A failed assert of the support modules shows its values, as one of a test does.
+pytest.register_assert_rewrite("tests.support")
 pytest_plugins = ["tests.support.fixtures"]
 
 # A single example may meet the first call of a compiled kernel: the time-out of the whole test
@@ -15,6 +23,6 @@ hypothesis.settings.register_profile("databus", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("databus")
 
 # Each of the tests' Sparks lives for seconds: it takes its classes from the archive that
-# scripts/setup.sh made, where there is one, and compiles quickly instead of well.
+# scripts/compile.sh made, where there is one, and compiles quickly instead of well.
 _CLASSES = Path(__file__).parents[1] / ".venv" / "spark-classes.jsa"
 os.environ["SPARK_SUBMIT_OPTS"] = f"-XX:SharedArchiveFile={_CLASSES} -XX:TieredStopAtLevel=1"

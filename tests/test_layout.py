@@ -17,6 +17,7 @@ import pytest
 
 from databus.common import config, errors
 from tests.support.public_names import LOCK_PATH, public_names
+from tests.support.waiting import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("relay", "bootstrap", "client", "common", "cli")
@@ -121,7 +122,7 @@ def test_the_client_imports_without_the_packages_of_the_other_rooms() -> None:
         "import databus.client\n"
         "[getattr(databus.client, name) for name in databus.client.__all__]\n"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=50)
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=50 * PATIENCE)
 
 
 # -- the public surface

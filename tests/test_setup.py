@@ -1,7 +1,8 @@
-"""scripts/setup.sh where something is missing: what it says and with which exit code."""
+"""scripts/setup.sh where something is missing: what it says, what it does instead, how it ends."""
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,15 @@ import pytest
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "setup.sh"
 TOOLS = ("bash", "dirname", "flock", "sed", "head", "cat", "sha256sum", "apt-get", "apt-cache")
+
+PRETENDED_PYTHON = """#!/bin/sh
+printf '%s\\n' "python $*" >>"{log}"
+case "$*" in *"config list"*) printf "%s\\n" ":env:.index-url='http://mirror/simple'" ;; esac
+"""
+PRETENDED_UV = """#!/bin/sh
+printf '%s\\n' "uv $UV_DEFAULT_INDEX $*" >>"{log}"
+exit {code}
+"""
 
 
 @pytest.fixture
@@ -64,3 +74,49 @@ def test_a_word_it_does_not_know_is_refused(bare_machine: Path) -> None:
     done = run_setup(bare_machine, "oracle")
     assert done.returncode == 1, done.stderr
     assert "unknown word 'oracle'" in done.stderr
+
+
+@pytest.mark.parametrize("uv_code", [0, 2])
+def test_uv_installs_from_where_pip_would_and_pip_itself_where_uv_fails(
+    bare_machine: Path, uv_code: int
+) -> None:
+    folder, log = bare_machine / ".venv" / "bin", bare_machine / "calls.log"
+    folder.mkdir(parents=True)
+    for name in ("pyproject.toml", "scripts/constraints.txt"):
+        (bare_machine / name).touch()
+    (bare_machine / "programs" / "env").symlink_to(shutil.which("env") or "/usr/bin/env")
+    (bare_machine / "programs" / "tail").symlink_to(shutil.which("tail") or "/usr/bin/tail")
+    for name, text in (("python", PRETENDED_PYTHON), ("uv", PRETENDED_UV)):
+        (folder / name).write_text(text.format(log=log, code=uv_code))
+        (folder / name).chmod(0o755)
+    done = run_setup(bare_machine)
+    assert done.returncode == 0, done.stderr
+    packages = [line for line in log.read_text().splitlines() if ".[all,dev]" in line]
+    assert packages[0].startswith("uv http://mirror/simple pip install"), packages
+    by_pip = [line for line in packages if line.startswith("python -m pip install")]
+    assert len(by_pip) == (uv_code != 0), packages
+    assert ("uv could not" in done.stderr) == (uv_code != 0)
+    assert (bare_machine / ".venv" / ".setup-stamp").exists()
+
+
+def test_what_numba_kept_is_forgotten_when_any_kernel_has_changed(tmp_path: Path) -> None:
+    """A function of one module keeps what it called of another's, which numba does not notice."""
+    spec = importlib.util.spec_from_file_location("warm_up", SCRIPT.parent / "warm_up.py")
+    assert spec is not None
+    assert spec.loader is not None
+    warm_up = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(warm_up)
+    called = tmp_path / "common" / "databus" / "common" / "called.py"
+    kept = tmp_path / "relay" / "databus" / "relay" / "__pycache__" / "caller.run-1.py311.nbi"
+    for path in (called, kept):
+        path.parent.mkdir(parents=True)
+    called.write_text("@jit\ndef one(): return 1\n")
+
+    def forgotten() -> bool:
+        kept.touch()
+        warm_up.forget_stale(tmp_path)
+        return not kept.exists()
+
+    assert [forgotten(), forgotten()] == [True, False]
+    called.write_text("@jit\ndef one(): return 2\n")
+    assert [forgotten(), forgotten()] == [True, False]

@@ -40,7 +40,7 @@ TRAPS = {
     "global caches that no change of a table drops": [
         "integration/test_mariadb_source.py::"
         "test_a_backlog_over_several_definitions_is_read_with_the_definition_of_its_time",
-        "integration/test_postgres_source.py::"
+        "integration/test_postgres_schemas.py::"
         "test_ddl_inside_a_transaction_splits_its_rows_by_schema",
     ],
     "tests by sleep": ["test_traps.py::test_no_test_sleeps_longer_than_a_moment"],

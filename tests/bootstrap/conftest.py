@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Store
+from databus.bootstrap.server import serve_bootstrap
+from databus.common.config import BootstrapConfig
+from databus.common.listening import listening_socket
+from tests.bootstrap.bench import Bench
 from tests.bootstrap.model import CLOCK, START
-from tests.support.s3_server import Faults, S3Server
 
 
 @pytest.fixture
@@ -54,15 +59,19 @@ def memory_folder() -> Iterator[Callable[[], Path]]:
         yield another
 
 
-@pytest.fixture(scope="session")
-def _s3() -> Iterator[S3Server]:
-    server = S3Server()
-    yield server
-    server.close()
-
-
 @pytest.fixture
-def s3(_s3: S3Server) -> Iterator[S3Server]:
-    """A private S3 server that does nothing wrong until it is told to."""
-    yield _s3
-    _s3.faults = Faults()
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    """A running server over a new, empty log."""
+    bench = Bench(tmp_path)
+    config = BootstrapConfig(data_dir=tmp_path, listen="127.0.0.1:0", databases=("shop",))
+    listener = listening_socket(config.listen)
+    bench.url = "http://{}:{}".format(*listener.getsockname()[:2])
+    stop = asyncio.Event()
+    serving = asyncio.create_task(serve_bootstrap(config, listener, stop, bench.logs))
+    async with aiohttp.ClientSession() as session:
+        bench.session = session
+        yield bench
+    stop.set()
+    await serving
+    assert bench.store.check() == []
+    bench.logs.close()

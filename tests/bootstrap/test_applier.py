@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+import resource
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from pyspark import SparkContext
 
 from databus.bootstrap import applier as applier_module
 from databus.bootstrap import planner, segments
@@ -14,35 +22,27 @@ from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Store
 from databus.bootstrap.net import NetChanges
 from databus.bootstrap.planner import Merge
-from databus.bootstrap.process import apply_round
+from databus.bootstrap.process import apply_round, run_applier
 from databus.bootstrap.progress import applier_document
 from databus.bootstrap.ranges import FrameRange, Starts, at_time, changes_from, state_from
 from databus.bootstrap.runs import RunKind
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.config import BootstrapConfig
-from databus.common.errors import MissingDependency, StoreBusy, StoreError
+from databus.common.errors import BucketError, MissingDependency, StoreBusy, StoreError
 from databus.common.frame import FrameView, Op, iter_frames, read_frame
 from databus.common.window import WindowBuilder
 from tests.bootstrap.model import CLOCK, START, History, compact, frames_between, frames_of
+from tests.support.spark_session import spark_session
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[object]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """One session for all tests of this file: the Java machine takes seconds to start."""
-    session = start_spark("local[2]", "1g")
-    yield session
-    session.stop()
-    from pyspark import SparkContext
-
-    gateway = SparkContext._gateway
-    if gateway is not None:
-        gateway.shutdown()
-        gateway.proc.stdin.close()
-        gateway.proc.wait(20)
-        SparkContext._gateway = None
-        SparkContext._jvm = None
+    with spark_session(tmp_path_factory.mktemp("scratch")) as session:
+        yield session
 
 
 class Bench:
@@ -89,11 +89,41 @@ def test_segments_become_a_base_and_a_delta_as_the_model_says(bench: Bench, spar
     assert not [path for path in bench.store.runs_folder.rglob("*") if "crc" in path.name]
 
 
-@pytest.mark.parametrize("broadcast_rows", [0, 1_000_000])
-def test_many_applies_give_what_one_compaction_of_everything_gives(
-    bench: Bench, spark: object, monkeypatch: pytest.MonkeyPatch, broadcast_rows: int
+def test_a_round_ends_though_segments_come_as_fast_as_they_are_merged(
+    bench: Bench, spark: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(applier_module, "BROADCAST_ROWS", broadcast_rows)
+    write = Applier._write
+
+    def overtaken(applier: Applier, *arguments: Any) -> list[str]:
+        """A merge in which the log writer seals the next segment."""
+        assert len(bench.blocks) < 6, "the round goes on and on"
+        bench.segment(2)
+        return write(applier, *arguments)
+
+    monkeypatch.setattr(Applier, "_write", overtaken)
+    bench.segment(2)
+    for segments_then in (2, 3):
+        (record,) = Applier(bench.store, spark).apply()
+        manifest = bench.store.read()
+        assert record["kind"] == "base" and len(manifest.chain) == segments_then
+        assert manifest.snapshot == manifest.chain[-2].stop, "what came meanwhile is left"
+
+
+@pytest.mark.parametrize("limit", ["BROADCAST_ROWS", "BROADCAST_KEY_BYTES", None])
+def test_many_applies_give_what_one_compaction_of_everything_gives(
+    bench: Bench, spark: object, monkeypatch: pytest.MonkeyPatch, limit: str | None
+) -> None:
+    """Beyond either limit no key is broadcast: the driver holds none, and all are shuffled."""
+    if limit is not None:
+        monkeypatch.setattr(applier_module, limit, 5)
+    write, joins = Applier._write, []
+
+    def looking(applier: Applier, rows: Any, *arguments: Any) -> list[str]:
+        planned = rows._jdf.queryExecution().executedPlan().toString()
+        joins.extend(kind for kind in ("BroadcastHashJoin", "SortMergeJoin") if kind in planned)
+        return write(applier, rows, *arguments)
+
+    monkeypatch.setattr(Applier, "_write", looking)
     applier = Applier(bench.store, spark, grace_us=0)
     for count in (2, 1, 3, 1):
         for _ in range(count):
@@ -104,6 +134,7 @@ def test_many_applies_give_what_one_compaction_of_everything_gives(
         assert as_bytes(frames_of(bench.store, base)) == bench.truth(base=True)
         assert bench.store.check() == []
     assert len(list(bench.store.runs_folder.iterdir())) == len(bench.store.read().runs)
+    assert set(joins) == {"SortMergeJoin" if limit else "BroadcastHashJoin"}
 
 
 def test_row_groups_are_bounded_however_well_frames_compress(
@@ -184,6 +215,60 @@ def test_a_second_applier_is_refused(bench: Bench, spark: object) -> None:
         Applier(bench.store, spark).apply()
 
 
+async def test_a_second_applier_waits_its_turn_and_takes_over_when_the_first_is_killed(
+    bench: Bench,
+    spark: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench.segment()
+    before = bench.store.read()
+    kept = SimpleNamespace(newSession=spark.newSession, stop=lambda: None)
+    monkeypatch.setattr(applier_module, "start_spark", lambda *_, scratch: kept)
+    code = (
+        "import sys, pathlib\n"
+        "from databus.bootstrap.manifest import Store\n"
+        "with Store(pathlib.Path(sys.argv[1])).lease('applier'):\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.read()"
+    )
+    first = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        code,
+        str(bench.store.folder),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert first.stdout is not None
+    assert await first.stdout.readline() == b"held\n"
+
+    class FirstMerge(Exception):
+        """Ends an applier that otherwise goes on for ever."""
+
+    def report(name: str, record: object) -> None:
+        raise FirstMerge
+
+    config = BootstrapConfig(data_dir=tmp_path)
+    second = asyncio.create_task(
+        asyncio.to_thread(run_applier, config, every_s=0.05, report=report)
+    )
+    refused = f"process {first.pid} is the applier of"
+    try:
+        await eventually(lambda: sum(refused in one for one in caplog.messages) > 2)
+        assert not second.done()
+        assert bench.store.read() == before
+    finally:
+        first.kill()
+        await first.wait()
+    with pytest.raises(FirstMerge):
+        await asyncio.wait_for(second, 60)
+    base = bench.store.read().base
+    assert base is not None
+    assert as_bytes(frames_of(bench.store, base)) == bench.truth(base=True)
+
+
 def test_a_damaged_input_stops_the_merge_and_changes_nothing(bench: Bench, spark: object) -> None:
     bench.segment()
     (run,) = bench.store.read().chain
@@ -201,6 +286,23 @@ def test_a_damaged_input_stops_the_merge_and_changes_nothing(bench: Bench, spark
     path.write_bytes(whole)
 
 
+@pytest.mark.parametrize(
+    ("cause", "error"),
+    [
+        (OSError("When uploading part: AWS Error ACCESS_DENIED during PutObject"), BucketError),
+        (BucketError("s3://lake/shop/manifest.json: SlowDown"), BucketError),
+        (RuntimeError("Caused by: java.io.IOException: No space left on device"), StoreError),
+    ],
+)
+def test_a_merge_that_s3_refuses_is_told_with_what_to_do_about_s3(
+    cause: Exception, error: type[StoreError]
+) -> None:
+    told = applier_module._told(Merge((), RunKind.DELTA))
+    with pytest.raises(StoreError, match=r"merging .* failed") as refused, told:
+        raise cause
+    assert type(refused.value) is error
+
+
 def test_a_bit_that_flipped_in_a_page_is_not_merged(bench: Bench, spark: object) -> None:
     bench.segment(30)
     (run,) = bench.store.read().chain
@@ -214,8 +316,49 @@ def test_a_bit_that_flipped_in_a_page_is_not_merged(bench: Bench, spark: object)
     path.write_bytes(whole)
 
 
+@pytest.mark.parametrize("where", ["the old run's rows", "the shuffle"])
+def test_a_disk_that_is_full_for_spark_stops_the_merge_and_room_lets_it_go_on(
+    bench: Bench, spark: object, where: str
+) -> None:
+    """The same place in the kernel refuses to extend Spark's files (RLIMIT_FSIZE)."""
+    assert SparkContext._gateway is not None
+    java: int = SparkContext._gateway.proc.pid
+    rng = random.Random(5)
+    builder = WindowBuilder(START.scn + 1, 1)
+    for number in range(200):
+        builder.event(Op.INSERT, 5, 1, b"%d" % number, after=rng.randbytes(1000))
+    bench.log.append(builder.end("t"), 1)
+    segments.seal(bench.log, bench.store, 1)
+    limit = 100_000
+    if where == "the shuffle":
+        limit = 20_000
+    else:
+        Applier(bench.store, spark).apply()
+        builder = WindowBuilder(START.scn + 2, 1)
+        builder.event(Op.UPDATE, 5, 1, b"7", after=b"new")
+        bench.log.append(builder.end("u"), 1)
+        segments.seal(bench.log, bench.store, 1)
+    before = bench.store.read()
+    stores, config = {"shop": bench.store}, BootstrapConfig(data_dir=bench.store.folder.parent)
+    resource.prlimit(java, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        errors = apply_round(config, stores, spark, report=lambda *_: None)
+    finally:
+        resource.prlimit(java, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    assert "File too large" in errors["shop"].message
+    said = applier_document(bench.store.storage)
+    assert (said["state"], said["error"]) == ("failed", errors["shop"].message)
+    assert bench.store.read().runs == before.runs
+    assert set(bench.store.storage.run_ids()) == {run.id for run in before.runs}
+    assert bench.store.check() == []
+    assert apply_round(config, stores, spark, report=lambda *_: None) == {}
+    base = bench.store.read().base
+    assert base is not None
+    assert (base.rows, base.stop) == (200, bench.log.state().start)
+
+
 def test_databases_are_merged_side_by_side_and_a_torn_file_of_one_stops_no_other(
-    tmp_path: Path, spark: object
+    tmp_path: Path, spark: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stores = {}
     logs = []
@@ -234,6 +377,16 @@ def test_databases_are_merged_side_by_side_and_a_torn_file_of_one_stops_no_other
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     config = BootstrapConfig(data_dir=tmp_path)
+    both = threading.Barrier(2, timeout=30)
+    write = Applier._write
+
+    def meeting(applier: Applier, *arguments: Any) -> list[str]:
+        """Inside a merge, which fails unless that of the other whole database is there too."""
+        if applier.store is not stores["people"]:
+            both.wait()
+        return write(applier, *arguments)
+
+    monkeypatch.setattr(Applier, "_write", meeting)
     reported: list[str] = []
 
     def report(name: str, record: object) -> None:
@@ -262,6 +415,29 @@ def test_retention_deletes_old_runs_that_the_base_has(bench: Bench, spark: objec
     assert len(manifest.chain) == 1, "the newest run is always kept"
     assert manifest.base is not None
     assert planner.plan(manifest, ORIGIN, bench.log.state().start)[0].run == manifest.base
+    assert as_bytes(frames_of(bench.store, manifest.base)) == bench.truth(base=True)
+
+
+def test_retention_by_time_drops_runs_that_were_committed_before_it(
+    bench: Bench, spark: object
+) -> None:
+    kept_us = 1000
+    for _ in range(3):
+        bench.segment()
+    chain = bench.store.read().chain
+    now_us = chain[0].newest_us + kept_us
+    applier = Applier(bench.store, spark, retention_us=kept_us, grace_us=0, now_us=lambda: now_us)
+    applier.apply()
+    assert bench.store.read().chain == chain, "the oldest is just young enough"
+    now_us += 1
+    applier.apply()
+    assert bench.store.read().chain == chain[1:]
+    assert chain[0].id not in bench.store.storage.run_ids(), "its files are gone"
+    now_us += 10**12
+    applier.apply()
+    manifest = bench.store.read()
+    assert manifest.chain == chain[-1:], "the newest run is always kept"
+    assert manifest.base is not None
     assert as_bytes(frames_of(bench.store, manifest.base)) == bench.truth(base=True)
 
 

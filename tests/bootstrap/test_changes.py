@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from databus.bootstrap import segments
@@ -141,6 +141,7 @@ def test_all_changes_are_every_frame_of_the_range_or_are_refused(
 @pytest.mark.slow
 @histories
 @given(seed=st.integers(0, 2**32))
+@example(seed=11380376)  # everything was deleted before the first merge
 def test_a_snapshot_is_the_state_at_the_last_whole_window(
     memory_folder: Callable[[], Path], seed: int
 ) -> None:
@@ -261,6 +262,22 @@ def test_a_merged_range_is_refused_with_the_positions_that_can_be_asked_for(benc
         _frames(bench, second.stop, window)
     )
     assert answer(bench, Content.NET, START, third.stop)[0]
+    bench.close()
+
+
+def test_a_state_before_the_base_is_refused_with_the_base_if_the_changes_up_to_it_are_kept(
+    bench: Bench,
+) -> None:
+    first, second, _ = bench.store.read().chain
+    bench.rebase()
+    base = bench.store.read().snapshot
+    bench.store.switch(lambda m: m.without((first,), 1))
+    bench.store.collect(0, "cs", now_us=2)
+    for until, more in ((second.stop, {"after": base.to_json()}), (START, {})):
+        with pytest.raises(LogTooYoung, match=f"state at {until} is gone") as young:
+            answer(bench, Content.STATE, None, until)
+        assert young.value.details == {"oldest": base.to_json(), **more}
+    assert answer(bench, Content.STATE, None, base)[1] == base
     bench.close()
 
 

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from databus.bootstrap.direct import DirectWriter
+from tests.support.waiting import PATIENCE
 
 PART = os.urandom(3 << 20)
 COUNT = 4
@@ -84,5 +85,5 @@ async def test_an_answer_to_a_reader_that_has_gone_ends(answering: Answering) ->
     reader, writer = await ask(answering.port, "1.1")
     await reader.readexactly(1 << 20)
     writer.transport.abort()
-    await asyncio.wait_for(answering.ended.wait(), 60)
+    await asyncio.wait_for(answering.ended.wait(), 60 * PATIENCE)
     assert isinstance(answering.error, ConnectionError)

@@ -122,6 +122,16 @@ def test_runs_that_retired_are_kept_for_their_grace_and_then_deleted(store: Stor
     assert {path.name for path in store.runs_folder.iterdir()} == {both.id, third.id}
 
 
+def test_what_was_merged_of_runs_that_have_retired_meanwhile_is_not_named(store: Store) -> None:
+    """The first base retires nothing, and would stand alone before a log that began again."""
+    chain = tuple(make_runs(store))
+    base = write_run(store, RunKind.BASE, ORIGIN, chain[-1].stop, [])
+    store.switch(lambda manifest: manifest.without(chain, 1))
+    with pytest.raises(StoreError, match="not all in manifest 4"):
+        store.switch(lambda manifest: manifest.with_changes(add=base, made_of=chain, now_us=1))
+    assert store.read().runs == ()
+
+
 def test_only_orphans_of_the_own_role_are_swept(store: Store) -> None:
     make_runs(store)
     for name in ("s-1-1-aa", "c-1-1-aa", "keep-me"):
@@ -130,6 +140,15 @@ def test_only_orphans_of_the_own_role_are_swept(store: Store) -> None:
     assert store.sweep("s") == ["s-1-1-aa"]
     assert (store.runs_folder / "keep-me").exists()
     assert len(list(store.runs_folder.iterdir())) == 4
+
+
+def test_a_segment_that_is_just_being_written_is_not_collected(store: Store) -> None:
+    first, second = make_runs(store, 2)
+    store.switch(lambda manifest: manifest.without((first,), 100))
+    being_written = write_run(store, RunKind.SEGMENT, second.stop, Position(10**6, 0), [])
+    assert store.collect(50, "cs", now_us=149) == []
+    assert store.collect(50, "cs", now_us=150) == [first.id]
+    assert store.run_folder(being_written).exists()
 
 
 def test_damage_to_a_run_is_named_with_run_and_file(store: Store) -> None:

@@ -23,7 +23,7 @@ from databus.common.config import BootstrapConfig, Config, parse
 from databus.common.errors import ConfigError, ServerUnavailable
 from tests.bootstrap.test_writer import relay_of
 from tests.support.processes import wait_process_gone
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -57,7 +57,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         for below in psutil.Process(child.pid).children(recursive=True) if _runs(child) else ():
             below.kill()
         child.kill()
-        child.wait(10)
+        child.wait(10 * PATIENCE)
 
 
 def _runs(child: subprocess.Popen[bytes]) -> bool:
@@ -80,7 +80,9 @@ def config_of(folder: Path, relay: str, port: int) -> Config:
 
 def status_of(port: int) -> dict[str, Any]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/status", timeout=5) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/v1/status", timeout=5 * PATIENCE
+        ) as answer:
             databases = json.load(answer)["databases"]
     except OSError:
         return {}
@@ -131,8 +133,7 @@ async def test_the_applier_ends_when_its_parent_is_killed_and_returns_when_it_is
                         found.append(one)
             return found
 
-        await eventually(appliers, 20.0)
-        first = appliers()[0]
+        first = (await eventually(appliers, 20.0))[0]
         first.kill()
         await eventually(lambda: [one for one in appliers() if one.pid != first.pid], 20.0)
         below = psutil.Process(child.pid).children(recursive=True)
@@ -158,7 +159,7 @@ async def test_writer_and_server_run_apart_and_each_alone_may_be_killed(
             writer = start("run_writer", config)
             await eventually(is_seeded, 30.0)
             writer.kill()
-            writer.wait(10)
+            writer.wait(10 * PATIENCE)
         assert _runs(server)
         server.send_signal(signal.SIGTERM)
         await eventually(lambda: not _runs(server), 10.0)
@@ -191,7 +192,7 @@ def test_the_applier_keeps_what_the_configuration_says(
 
     monkeypatch.setattr(applier, "Applier", Noting)
     session = SimpleNamespace(stop=lambda: None, newSession=lambda: None)
-    monkeypatch.setattr(applier, "start_spark", lambda *_: session)
+    monkeypatch.setattr(applier, "start_spark", lambda *_, scratch: session)
     run_applier(BootstrapConfig(data_dir=tmp_path, retention_bytes=1 << 30, run_grace=2.0))
     bounds = {"retention_time": 60.0, "retention_scns": 7}
     run_applier(BootstrapConfig.model_validate({"data_dir": tmp_path, **bounds}))

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from databus.bootstrap import segments
+from databus.bootstrap.changes import Content, RangeStream
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Store
-from databus.bootstrap.runs import RunKind, blocks_of
-from databus.bootstrap.stream import BootstrapStream, may_hold
+from databus.bootstrap.pruning import may_hold
+from databus.bootstrap.ranges import FrameRange, changes_from, state_from
+from databus.bootstrap.runs import OpenRun, RowGroup, RunKind, blocks_of
+from databus.bootstrap.stream import BootstrapStream
 from databus.common import frame
 from databus.common.checkpoint import ORIGIN, Position
-from databus.common.filters import ModPartition, RangePartition, StreamFilter
+from databus.common.filters import ModPartition, RangePartition, StreamFilter, matching_ids
 from databus.common.frame import FrameView, Op, iter_frames
-from tests.bootstrap.model import SOURCES, START, History, State, compact, frames_between, write_run
+from databus.common.window import WindowBuilder
+from tests.bootstrap.model import (
+    CLOCK,
+    SOURCES,
+    START,
+    History,
+    State,
+    compact,
+    frames_between,
+    write_run,
+)
 
 GROUP_ROWS = 8
+ORDERS, LINES, NOTES = SOURCES
 
 
 class Shop:
@@ -89,6 +104,8 @@ def test_without_a_filter_every_group_is_read_and_with_one_only_those_that_may_m
     absent = next(b for b in range(count) if b not in {h % count for h in hashes})
     partition = ModPartition(count, frozenset({absent}))
     stream, state = shop.read(StreamFilter(partition=partition))
+    # Of eight keys each: their hashes lie further apart than the buckets are many.
+    assert (stream.groups_read, stream.groups_skipped) == (shop.groups, 0)
     assert not state.rows
 
 
@@ -177,3 +194,204 @@ def test_what_goes_to_the_socket_is_the_column_where_parquet_decoded_it(
         whole,
     ), "no filter: no copy"
     opened.close()
+
+
+class Ranges:
+    """Runs that ranges are read from, and which row groups of them were."""
+
+    def __init__(self, store: Store, log: HotLog) -> None:
+        self.store, self.log = store, log
+        self.blocks: list[bytes] = []
+        self.at = START
+        self.read_groups: set[tuple[str, int, int]] = set()
+
+    def window(self, op: Op, source: str, keys: list[bytes]) -> None:
+        """One window of changes of one kind."""
+        builder = WindowBuilder(self.at.scn + 1, 1)
+        for key in keys:
+            after = None if op == Op.DELETE else b"row"
+            builder.event(op, frame.source_id(source), 1, key, after=after)
+        self.at = Position(self.at.scn + 1, builder.seq)
+        self.blocks.append(builder.end("t"))
+
+    def random(self, history: History, windows: int) -> None:
+        """Windows of a random history."""
+        history.position = self.at
+        self.blocks.append(history.block(windows))
+        self.at = history.position
+
+    def run(self, kind: RunKind, start: Position, rows_per_group: int) -> Position:
+        """What was added after ``start`` as a run; its end."""
+        rows = frames_between(self.blocks, start, self.at)
+        if kind is not RunKind.SEGMENT:
+            rows = compact(rows, base=kind is RunKind.BASE)
+        run = write_run(
+            self.store,
+            kind,
+            start,
+            self.at,
+            rows,
+            rows_per_group=rows_per_group,
+            rows_per_file=1000,
+        )
+        self.store.switch(lambda m: m.with_changes(add=run, now_us=1))
+        self.log.restart_at(self.at, {})
+        return self.at
+
+    def answer(
+        self, content: Content, chosen: StreamFilter, since: Position = START
+    ) -> tuple[RangeStream, list[bytes]]:
+        """A range's frames, once it is sure that nothing of a skipped group was read."""
+        every = content is Content.ALL
+        changes = changes_from(since, every_change=every)
+        starts = state_from(self.at, START) if content is Content.STATE else changes
+        stream = RangeStream(
+            database="shop",
+            clock=CLOCK,
+            since=since,
+            until=self.at,
+            content=content,
+            opening=lambda: FrameRange(self.store, self.log, starts, self.at, every_change=every),
+            stream_filter=chosen,
+            source_ids=matching_ids(SOURCES, chosen),
+            piece_bytes=1 << 20,
+        )
+        self.read_groups.clear()
+        found = [bytes(one.bytes) for p in stream.pieces() for one in iter_frames(bytes(p.frames))]
+        if content is not Content.STATE:  # which reads the last ones for the end of a window
+            assert len(self.read_groups) == stream.groups_read
+        return stream, found
+
+    def expected(self, content: Content, chosen: StreamFilter) -> list[bytes]:
+        """The same from START by the model, row by row."""
+        frames = frames_between(self.blocks, START, self.at)
+        if content is not Content.ALL:
+            kept = compact(frames, base=content is Content.STATE)
+            return [bytes(one.bytes) for one in kept if is_taken(one, chosen)]
+        found: list[bytes] = []
+        window: list[bytes] = []
+        for one in frames:
+            if one.op == Op.END_OF_WINDOW:
+                found += [*window, bytes(one.bytes)] if window or chosen.is_empty else []
+                window = []
+            elif is_taken(one, chosen):
+                window.append(bytes(one.bytes))
+        return found
+
+
+def is_taken(one: FrameView, chosen: StreamFilter) -> bool:
+    """Whether a filter, whose partition is by remainder, takes a row."""
+    ids = {frame.source_id(name) for name in SOURCES if chosen.takes_source(name)}
+    in_partition = one.op == Op.TRUNCATE or (
+        not isinstance(chosen.partition, ModPartition)
+        or one.key_hash % chosen.partition.count in chosen.partition.buckets
+    )
+    is_of_op = not chosen.ops or one.op in chosen.ops
+    return one.source_id in ids and in_partition and is_of_op
+
+
+@pytest.fixture
+def ranges(store: Store, log: HotLog, monkeypatch: pytest.MonkeyPatch) -> Ranges:
+    """An empty store; what is read of its row groups is noted."""
+    ranges = Ranges(store, log)
+    table = OpenRun.table
+
+    def noting(opened: OpenRun, group: RowGroup, names: list[str]) -> Any:
+        ranges.read_groups.add((opened.run.id, group.file, group.index))
+        return table(opened, group, names)
+
+    monkeypatch.setattr(OpenRun, "table", noting)
+    return ranges
+
+
+KEYS = [b"o%d" % number for number in range(9)]
+SAME = frame.key_hash(b"same")
+WITH_SAME = StreamFilter(partition=ModPartition(16, frozenset({SAME % 16})))
+WITHOUT_SAME = StreamFilter(partition=ModPartition(16, frozenset(range(16)) - {SAME % 16}))
+BY_NUMBER = StreamFilter(partition=RangePartition(10, 5000, 6000))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "skipped_of_all", "skipped_of_net"),
+    [
+        (StreamFilter(), 0, 0),
+        (StreamFilter(sources=(ORDERS,)), 1, 1),
+        (StreamFilter(sources=(LINES,)), 4, 4),
+        (StreamFilter(sources=("nothing.*",)), 6, 6),
+        (StreamFilter(ops=frozenset({Op.DELETE})), 2, 0),
+        (WITH_SAME, 0, 0),
+        (WITHOUT_SAME, 1, 1),
+        (BY_NUMBER, 0, 0),
+    ],
+)
+def test_of_a_segment_changes_skip_what_has_no_end_of_a_window_and_another_table_op_or_key(
+    ranges: Ranges, chosen: StreamFilter, skipped_of_all: int, skipped_of_net: int
+) -> None:
+    # Each window is a group of five rows, and one of four and the window's end, whose source
+    # is 0 and whose op is the greatest.  The number of LINES is the greatest.
+    ranges.window(Op.INSERT, ORDERS, KEYS)
+    ranges.window(Op.UPDATE, LINES, [b"same"] * 9)
+    ranges.window(Op.DELETE, ORDERS, KEYS)
+    ranges.run(RunKind.SEGMENT, START, 5)
+    for content, skipped in ((Content.ALL, skipped_of_all), (Content.NET, skipped_of_net)):
+        stream, found = ranges.answer(content, chosen)
+        assert (stream.groups_read, stream.groups_skipped) == (6 - skipped, skipped)
+        assert found == ([] if chosen == BY_NUMBER else ranges.expected(content, chosen))
+
+
+def test_of_merged_runs_changes_and_states_read_the_groups_of_their_keys_alone(
+    ranges: Ranges,
+) -> None:
+    ranges.window(Op.INSERT, ORDERS, KEYS)
+    first = ranges.run(RunKind.DELTA, START, 1)
+    ranges.window(Op.UPDATE, LINES, [b"same"] * 9)
+    ranges.window(Op.DELETE, ORDERS, KEYS[:6])
+    ranges.run(RunKind.DELTA, first, 1)
+    hashes = [frame.key_hash(key) for key in (*KEYS, *KEYS[:6])]
+    odd = StreamFilter(partition=ModPartition(2, frozenset({1})))
+    of_keys = sum(number % 2 for number in (*hashes, SAME))
+    inserts = StreamFilter(ops=frozenset({Op.INSERT}))
+    groups = 9 + 1 + 6
+    assert 0 < of_keys < groups
+    for chosen, read in (
+        (StreamFilter(sources=(LINES,)), 1),
+        (odd, of_keys),
+        (WITHOUT_SAME, sum(number % 16 != SAME % 16 for number in hashes)),
+        (inserts, groups),  # a deletion takes the place of the insert that is wanted
+    ):
+        stream, found = ranges.answer(Content.NET, chosen)
+        assert (stream.groups_read, stream.groups_skipped) == (read, groups - read)
+        assert found == ranges.expected(Content.NET, chosen)
+    # Of one merged run the ops decide as well: its rows are last states already.
+    stream, found = ranges.answer(Content.NET, StreamFilter(ops=frozenset({Op.UPDATE})), first)
+    assert (stream.groups_read, stream.groups_skipped, len(found)) == (1, 6, 1)
+
+    ranges.run(RunKind.BASE, START, 1)
+    states = 3 + 1
+    for chosen, read in ((StreamFilter(sources=(LINES,)), 1), (inserts, 3), (BY_NUMBER, states)):
+        stream, found = ranges.answer(Content.STATE, chosen)
+        assert (stream.groups_read, stream.groups_skipped) == (read, states - read)
+        assert found == ([] if chosen == BY_NUMBER else ranges.expected(Content.STATE, chosen))
+
+
+@pytest.mark.parametrize("rows_per_group", [1, 3])
+def test_whatever_is_skipped_the_answer_is_the_models(ranges: Ranges, rows_per_group: int) -> None:
+    history = History(31, keys=4)
+    filters = [
+        StreamFilter(sources=sources, ops=ops, partition=partition)
+        for sources in ((), (NOTES,), (LINES, ORDERS))
+        for ops in (frozenset[Op](), frozenset({Op.INSERT}), frozenset({Op.UPDATE, Op.DELETE}))
+        for partition in (None, ModPartition(3, frozenset({1})))
+    ]
+    kinds = [RunKind.SEGMENT, RunKind.SEGMENT, RunKind.BASE, RunKind.SEGMENT]
+    at, skipped = START, 0
+    for kind in kinds:
+        if kind is RunKind.SEGMENT:
+            ranges.random(history, 15)
+        at = ranges.run(kind, START if kind is RunKind.BASE else at, rows_per_group)
+    for content in Content:
+        for chosen in filters:
+            stream, found = ranges.answer(content, chosen)
+            assert found == ranges.expected(content, chosen), (content, chosen)
+            skipped += stream.groups_skipped
+    assert skipped > 100

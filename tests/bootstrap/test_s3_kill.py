@@ -121,8 +121,10 @@ def assert_whole(folder: Path, store: Store) -> None:
 @pytest.mark.parametrize(
     ("action", "step"),
     [
+        ("write", "manifest.file_written"),
         ("write", "seal.file_written"),
         ("write", "seal.manifest_switched"),
+        ("write", "seal.log_dropped"),
         ("write", "manifest.renamed"),
         ("merge", "merge.files_written"),
         ("merge", "merge.manifest_switched"),
@@ -143,6 +145,11 @@ def test_killed_at_any_step_it_goes_on_without_loss(
     killed = run_child(s3, place, tmp_path, action, step)
     assert killed == -signal.SIGKILL, f"{step} was never reached"
     assert_whole(tmp_path, store)
+    if step == "merge.files_written":
+        orphans = set(store.storage.run_ids())
+        assert run_child(s3, place, tmp_path, action, "sweep.one_deleted") == -signal.SIGKILL
+        assert len(orphans - set(store.storage.run_ids())) == 1
+        assert_whole(tmp_path, store)
     ACTIONS[action](tmp_path, on_s3(place))
     assert_whole(tmp_path, store)
     assert set(store.storage.run_ids()) == {run.id for run in store.read().runs}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +17,15 @@ from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Manifest, Store
 from databus.bootstrap.planner import Merge
 from databus.bootstrap.runs import PARQUET, Run, RunKind, describe, in_order
-from databus.bootstrap.s3 import Bucket, S3Lease, S3Storage, open_bucket, split_url
+from databus.bootstrap.s3 import S3Lease, S3Storage
 from databus.bootstrap.segments import as_table
 from databus.bootstrap.stores import Stores, open_store
 from databus.bootstrap.stream import BootstrapStream
 from databus.common import frame
+from databus.common.bucket import Bucket, open_bucket, split_url
 from databus.common.checkpoint import ORIGIN
 from databus.common.config import BootstrapConfig
-from databus.common.errors import ConfigError, FormatError, StoreBusy, StoreError
+from databus.common.errors import BucketError, ConfigError, FormatError, StoreBusy, StoreError
 from databus.common.filters import StreamFilter
 from databus.common.frame import iter_frames
 from tests.bootstrap.model import CLOCK, START, History, State, compact
@@ -124,6 +126,14 @@ def shop(tmp_path: Path, s3: S3Server) -> Iterator[OnS3]:
     shop.log.close()
 
 
+def test_places_of_two_servers_of_a_process_are_apart(s3: S3Server) -> None:
+    another = S3Server()
+    try:
+        assert s3.place() != another.place()
+    finally:
+        another.close()
+
+
 def test_segments_merged_runs_and_the_manifest_lie_on_s3(shop: OnS3) -> None:
     assert not shop.store.exists()
     assert shop.store.read() == Manifest()
@@ -181,6 +191,34 @@ def test_a_bad_network_loses_nothing_and_doubles_nothing(shop: OnS3, s3: S3Serve
         if number % 2:
             shop.assert_whole()
     assert failed < 12, "retries help at least sometimes"
+
+
+def test_what_s3_refuses_is_told_with_what_to_do_about_s3_and_not_about_a_disk(
+    tmp_path: Path, s3: S3Server
+) -> None:
+    shop = OnS3(tmp_path / "refused", s3, attempts=1)
+    shop.write()
+    segments.seal(shop.log, shop.store, 1)
+    opened = shop.store.open_run(shop.store.read().chain[0])
+    shop.write()
+    s3.faults = Faults(refused=1.0)
+    attempts: list[Callable[[], Any]] = [
+        shop.store.read,
+        lambda: shop.store.storage.write_note("note", b"x"),
+        lambda: segments.seal(shop.log, shop.store, 1),
+        lambda: shop.store.open_run(opened.run),
+        lambda: list(opened.frames(opened.row_groups[0])),
+        lambda: describe(shop.store.files(opened.run), opened.run.files[0].name),
+    ]
+    for attempt in attempts:
+        with pytest.raises(BucketError) as refused:
+            attempt()
+        assert "credentials" in refused.value.hint
+        assert "disk" not in refused.value.hint
+    opened.close()
+    s3.faults = Faults()
+    shop.assert_whole()
+    shop.log.close()
 
 
 def test_an_answer_slower_than_the_time_out_is_an_error_and_not_the_end(
@@ -270,10 +308,10 @@ class NoRenewals(Bucket):
 
     hangs = False
 
-    def put(self, key: str, content: bytes, tag: str | None) -> str | None:
+    def put(self, key: str, content: bytes, tag: str | None, note: str = "") -> str | None:
         if self.hangs and key.endswith(".lease"):
             raise StoreError("it hangs")
-        return super().put(key, content, tag)
+        return super().put(key, content, tag, note)
 
 
 def test_a_holder_that_stopped_renewing_is_passed_and_can_write_nothing_more(

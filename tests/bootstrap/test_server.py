@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from databus.bootstrap import segments, sending, stream
+from databus.bootstrap import gaps, sending, stream
 from databus.bootstrap import server as server_module
-from databus.bootstrap.log import HotLog
-from databus.bootstrap.manifest import Store
 from databus.bootstrap.openapi import ENDPOINTS
 from databus.bootstrap.runs import RunKind
 from databus.bootstrap.served import OpenLogs
@@ -27,98 +23,19 @@ from databus.common.checkpoint import (
     Position,
 )
 from databus.common.config import BootstrapConfig
-from databus.common.frame import Op, iter_frames, source_id
+from databus.common.frame import Op, iter_frames
 from databus.common.listening import listening_socket
-from databus.common.schema import Column, Kind, SourceSchema
-from databus.common.window import WindowBuilder
+from tests.bootstrap.bench import FRAMES, SCHEMA, Bench, checkpoints_in, rows_in
 from tests.bootstrap.model import (
     CLOCK,
     SOURCES,
     START,
-    History,
     State,
     compact,
     frames_between,
+    frames_of,
     write_run,
 )
-
-FRAMES = {"Accept": "application/vnd.databus.frames"}
-SCHEMA = SourceSchema("shop.orders", (Column("id", Kind.INT, nullable=False),), ("id",))
-
-
-class Bench:
-    """A server over a store of our own making."""
-
-    def __init__(self, data_dir: Path) -> None:
-        self.data_dir = data_dir
-        self.logs = OpenLogs()
-        self.store = Store(data_dir / "shop")
-        self.store.create()
-        self.log: HotLog = self.logs.to_write(data_dir / "shop" / "log")
-        self.history = History(21)
-        self.blocks: list[bytes] = []
-        self.url = ""
-        self.session: aiohttp.ClientSession
-
-    def bind(self) -> None:
-        self.log.bind("shop", CLOCK, START)
-
-    def seed(self) -> None:
-        self.log.put_note("seeding", {name: {"state": "seeded"} for name in SOURCES})
-
-    def write(self, windows: int = 10) -> None:
-        self.blocks.append(self.history.block(windows))
-        self.log.append(self.blocks[-1], 1)
-
-    def seal(self) -> None:
-        segments.seal(self.log, self.store, 1)
-
-    def rebase(self) -> None:
-        chain = self.store.read().chain
-        frames = frames_between(self.blocks, START, chain[-1].stop)
-        run = write_run(self.store, RunKind.BASE, START, chain[-1].stop, compact(frames, base=True))
-        old = self.store.read().base
-        drop = (old,) if old else ()
-        self.store.switch(lambda m: m.with_changes(add=run, drop=drop, now_us=1))
-
-    def truth(self) -> State:
-        return State().apply_all(self.blocks)
-
-    async def get(self, path: str, **query: Any) -> tuple[int, Any]:
-        async with self.session.get(self.url + path, params=query) as answer:
-            return answer.status, await answer.json(content_type=None)
-
-    async def frames(self, endpoint: str = "bootstrap", **query: Any) -> bytes:
-        url = f"{self.url}/v1/shop/{endpoint}"
-        async with self.session.get(url, params=query, headers=FRAMES) as answer:
-            assert answer.status == 200, await answer.text()
-            return await answer.read()
-
-
-def checkpoints_in(data: bytes) -> list[Any]:
-    return [
-        checkpoints.decode(bytes(one.after or b""))
-        for one in iter_frames(data)
-        if one.op == Op.CHECKPOINT
-    ]
-
-
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    """A running server over a new, empty log."""
-    bench = Bench(tmp_path)
-    config = BootstrapConfig(data_dir=tmp_path, listen="127.0.0.1:0", databases=("shop",))
-    listener = listening_socket(config.listen)
-    bench.url = "http://{}:{}".format(*listener.getsockname()[:2])
-    stop = asyncio.Event()
-    serving = asyncio.create_task(serve_bootstrap(config, listener, stop, bench.logs))
-    async with aiohttp.ClientSession() as session:
-        bench.session = session
-        yield bench
-    stop.set()
-    await serving
-    assert bench.store.check() == []
-    bench.logs.close()
 
 
 async def test_a_new_reader_gets_the_whole_state_and_the_point_to_go_on_at(bench: Bench) -> None:
@@ -176,6 +93,43 @@ async def test_answers_bounded_in_size_join_to_the_whole(
     assert answers > 3
     assert state.rows == bench.truth().rows
     assert state.regressions == []
+
+
+async def test_the_smallest_answers_bring_a_reader_on_as_well(bench: Bench) -> None:
+    bench.bind()
+    bench.seed()
+    bench.write(4)
+    bench.seal()
+    bench.rebase()
+    bench.write(4)
+    state = State()
+    query: dict[str, Any] = {"max_bytes": 1}
+    for _ in range(100):
+        data = await bench.frames(**query)
+        state.apply_all([data])
+        last = checkpoints_in(data)[-1]
+        if isinstance(last, OnlineCheckpoint):
+            break
+        query["checkpoint"] = checkpoints.encode(last)
+    assert last == OnlineCheckpoint("shop", CLOCK, bench.history.position)
+    assert state.rows == bench.truth().rows
+
+
+async def test_a_reader_whose_filter_takes_nothing_is_brought_to_the_end(bench: Bench) -> None:
+    bench.bind()
+    bench.seed()
+    bench.write(20)
+    bench.seal()
+    bench.rebase()
+    bench.write(20)
+    unfiltered = len(await bench.frames())
+    for since in ("0", f"{START.scn}:{START.seq}"):
+        query: dict[str, Any] = {"scn": since, "partition": "mod:1000003:7", "max_bytes": 8000}
+        data = await bench.frames(**query)
+        found = {one.op for one in iter_frames(data)}
+        assert found <= {Op.CHECKPOINT, Op.TRUNCATE, Op.END_OF_WINDOW}, "a truncate is everybody's"
+        assert checkpoints_in(data)[-1] == OnlineCheckpoint("shop", CLOCK, bench.history.position)
+        assert len(data) < unfiltered / 4
 
 
 async def test_the_first_checkpoint_tells_whether_the_run_asked_for_is_still_there(
@@ -306,6 +260,50 @@ async def test_runs_merged_away_under_a_reader_are_not_missed(
     assert state.rows == expected.rows
 
 
+@pytest.mark.parametrize("reaches_back", [False, True])
+async def test_a_reader_whose_run_was_merged_away_goes_on_behind_the_last_that_it_finished(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, reaches_back: bool
+) -> None:
+    monkeypatch.setattr(server_module, "CHECKPOINT_BYTES", 300)
+    bench.bind()
+    bench.seed()
+    bench.write(20)
+    bench.seal()
+    bench.rebase()
+    finished = bench.history.position
+    bench.write(20)
+    bench.seal()
+    delta = bench.merge(finished)
+    state, at = State(), None
+    query: dict[str, Any] = {"max_bytes": 700}
+    while at is None or at.run != delta.id or not at.row:
+        data = await bench.frames(**query)
+        state.apply_all([data])
+        at = checkpoints_in(data)[-1]
+        assert isinstance(at, BootstrapCheckpoint), "the delta is larger than an answer"
+        query["checkpoint"] = checkpoints.encode(at)
+    assert at.position == finished
+    assert State().apply_all([data]).newest, "a part of the delta"
+
+    bench.write(20)
+    bench.seal()
+    merged = bench.merge(START if reaches_back else finished)
+    bench.write(5)
+    data = await bench.frames(checkpoint=checkpoints.encode(at))
+    end = bench.history.position
+    expected = compact(frames_between(bench.blocks, finished, merged.stop), base=False)
+    if reaches_back:  # Nothing in it that is older is sent.
+        assert any(one.position <= finished for one in frames_of(bench.store, merged))
+    assert rows_in(data)[: len(expected)] == [bytes(one.bytes) for one in expected]
+    assert all(
+        one.position > finished or (one.op == Op.CHECKPOINT and one.position == finished)
+        for one in iter_frames(data)
+    )
+    assert checkpoints_in(data)[0].position == finished
+    assert checkpoints_in(data)[-1] == OnlineCheckpoint("shop", CLOCK, end)
+    assert state.apply_all([data]).rows == bench.truth().rows
+
+
 async def test_the_other_endpoints_say_what_is_there(bench: Bench) -> None:
     status, problem = await bench.get("/readyz")
     assert (status, problem["reasons"]) == (503, ["the log of shop has not begun"])
@@ -336,9 +334,50 @@ async def test_the_other_endpoints_say_what_is_there(bench: Bench) -> None:
     assert database["gaps"] == []
     _, described = await bench.get("/v1/openapi.json")
     assert "/v1/{db}/bootstrap" in described["paths"]
-    async with bench.session.get(f"{bench.url}/metrics") as answer:
-        metrics = await answer.text()
+    assert 'databus_bootstrap_gaps{database="shop"} 0.0' in await bench.metrics()
+    lost = bench.history.position, Position(bench.history.position.scn + 5, 0)
+    gaps.open_gap(bench.log, *lost, 1)
+    assert 'databus_bootstrap_gaps{database="shop"} 1.0' in (metrics := await bench.metrics())
     assert f'databus_bootstrap_snapshot_scn{{database="shop"}} {end["scn"]}.0' in metrics
+    (database,) = (await bench.get("/v1/status"))[1]["databases"]
+    (gap,) = database["gaps"]
+    assert (gap["from"], gap["to"]) == tuple(one.to_json() for one in lost)
+    assert database["state"] == "seeding", "every source is to be compared"
+
+
+@pytest.mark.parametrize("kept", ["nothing", "an older one"])
+async def test_a_lost_manifest_is_told_and_no_state_is_made_without_it(
+    bench: Bench, kept: str
+) -> None:
+    bench.bind()
+    bench.seed()
+    bench.write()
+    bench.seal()
+    older = bench.store.manifest_path.read_bytes()
+    bench.write()
+    bench.seal()
+    newest = bench.store.manifest_path.read_bytes()
+    if kept == "nothing":
+        bench.store.manifest_path.unlink()
+    else:
+        bench.store.manifest_path.write_bytes(older)
+    reason = f"the log has dropped everything up to {bench.history.position} "
+    for path in ("bootstrap", "snapshot", "changes"):
+        query = {"scn": START.scn} if path == "bootstrap" else {}
+        for asked in ({}, query):
+            status, problem = await bench.get(f"/v1/shop/{path}", **asked)
+            assert (status, problem["code"]) == (500, "store_error"), path
+            assert problem["detail"].startswith(reason)
+    _, status = await bench.get("/v1/status")
+    _, databases = await bench.get("/v1/databases")
+    _, sources = await bench.get("/v1/shop/sources")
+    for told in (*status["databases"], *databases["databases"], sources):
+        assert told["state"] == "failing"
+        assert told["error"].startswith(reason)
+    bench.store.manifest_path.write_bytes(newest)
+    (told,) = (await bench.get("/v1/status"))[1]["databases"]
+    assert (told["state"], "error" in told) == ("seeded", False)
+    assert State().apply_all([await bench.frames()]).rows == bench.truth().rows
 
 
 async def test_before_the_writer_has_read_a_relay_no_database_is_called_unknown(
@@ -356,141 +395,6 @@ async def test_before_the_writer_has_read_a_relay_no_database_is_called_unknown(
     logs.close()
     assert (answer.status, problem["code"]) == (503, "server_unavailable")
     assert problem["retry"]
-
-
-def rows_in(data: bytes) -> list[bytes]:
-    return [bytes(one.bytes) for one in iter_frames(data) if one.op != Op.CHECKPOINT]
-
-
-async def test_changes_are_answered_net_or_all_between_positions_and_times(bench: Bench) -> None:
-    bench.bind()
-    bench.write()
-    bench.seal()
-    since = bench.history.position
-    bench.write()
-    until = bench.history.position
-    bench.write()
-    between = frames_between(bench.blocks, since, until)
-    span = {"since": f"{since.scn}:{since.seq}", "until": f"{until.scn}:{until.seq}"}
-    data = await bench.frames("changes", **span, mode="all")
-    assert rows_in(data) == [bytes(one.bytes) for one in between]
-    net = await bench.frames("changes", **span)
-    assert rows_in(net) == [bytes(one.bytes) for one in compact(between, base=False)]
-    for answer in (data, net):
-        assert checkpoints_in(answer) == [OnlineCheckpoint("shop", CLOCK, until)]
-
-    first = dt.datetime.fromtimestamp(1_700_000_000, dt.UTC)
-    times = {
-        "since": (first + dt.timedelta(microseconds=since.scn)).isoformat(),
-        "until": (first + dt.timedelta(microseconds=until.scn)).isoformat(),
-    }
-    by_time = await bench.frames("changes", **times, mode="all")
-    by_scn = await bench.frames("changes", since=since.scn, until=until.scn, mode="all")
-    assert rows_in(by_time) == rows_in(by_scn)
-    whole = await bench.frames("changes", mode="all")
-    assert rows_in(whole) == [
-        bytes(one.bytes) for block in bench.blocks for one in iter_frames(block)
-    ]
-
-
-async def test_changes_and_snapshots_come_as_lines_and_as_events(bench: Bench) -> None:
-    bench.bind()
-    bench.seed()
-    bench.log.add_schemas([SCHEMA])
-    builder = WindowBuilder(500, 7)
-    key = SCHEMA.encode_key({"id": 3})
-    row = SCHEMA.encode_row({"id": 3})
-    builder.event(Op.INSERT, SCHEMA.source_id, SCHEMA.fingerprint, key, after=row)
-    bench.log.append(builder.end("t1"), 1)
-    for endpoint in ("changes", "snapshot"):
-        url = f"{bench.url}/v1/shop/{endpoint}"
-        async with bench.session.get(url, params={"format": "ndjson"}) as answer:
-            lines = [json.loads(line) for line in (await answer.text()).splitlines()]
-        assert [line.get("op") or line["control"] for line in lines] == ["c", "checkpoint"]
-        assert lines[0]["after"] == {"id": 3}
-        async with bench.session.get(url, headers={"Accept": "text/event-stream"}) as answer:
-            assert answer.headers["Databus-Max"] == "500:1"
-            text = await answer.text()
-        assert [line for line in text.splitlines() if line.startswith("event:")] == [
-            "event: change",
-            "event: checkpoint",
-        ]
-
-
-async def test_a_snapshot_is_the_state_of_all_tables_as_of_a_position(bench: Bench) -> None:
-    bench.bind()
-    bench.seed()
-    bench.log.put_note("origin", START.to_json())
-    bench.write()
-    bench.seal()
-    past = bench.history.position
-    bench.write()
-    bench.rebase()
-    data = await bench.frames("snapshot", scn=f"{past.scn}:{past.seq}")
-    frames = frames_between(bench.blocks, START, past)
-    assert rows_in(data) == [bytes(one.bytes) for one in compact(frames, base=True)]
-    assert checkpoints_in(data) == [OnlineCheckpoint("shop", CLOCK, past)]
-    now = await bench.frames("snapshot")
-    assert State().apply_all([now]).rows == bench.truth().rows
-    one = await bench.frames("snapshot", sources=SOURCES[1])
-    assert {frame.source_id for frame in iter_frames(one)} <= {0, source_id(SOURCES[1])}
-
-
-async def test_a_snapshot_before_a_table_was_whole_is_refused(bench: Bench) -> None:
-    bench.bind()
-    bench.log.put_note("origin", START.to_json())
-    bench.write()
-    early = bench.history.position
-    bench.write()
-    end = bench.history.position.to_json()
-    states = {name: {"state": "seeded"} for name in SOURCES}
-    bench.log.put_note("seeding", {**states, SOURCES[0]: {"state": "seeded", "end": end}})
-    query = {"scn": f"{early.scn}:{early.seq}"}
-    status, problem = await bench.get("/v1/shop/snapshot", **query)
-    assert (status, problem["code"], problem["oldest"]) == (410, "log_too_young", end)
-    assert rows_in(await bench.frames("snapshot", sources=SOURCES[1], **query))
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "query", "status", "code"),
-    [
-        ("changes", {"since": "3"}, 410, "log_too_young"),
-        ("changes", {"since": "3", "mode": "all"}, 410, "log_too_young"),
-        ("changes", {"since": "2001-01-01"}, 410, "log_too_young"),
-        ("changes", {"since": "12", "until": "11"}, 400, "bad_request"),
-        ("changes", {"since": "soon"}, 400, "bad_request"),
-        ("changes", {"until": "7:x"}, 400, "bad_request"),
-        ("changes", {"mode": "some"}, 400, "bad_request"),
-        ("changes", {"scn": "12"}, 400, "bad_request"),
-        ("changes", {"sources": "shop.unknown"}, 404, "unknown_source"),
-        ("changes", {"until": "99999999999"}, 503, "server_unavailable"),
-        ("changes", {"format": "csv"}, 400, "bad_request"),
-        ("snapshot", {"scn": "3"}, 410, "log_too_young"),
-        ("snapshot", {"since": "3"}, 400, "bad_request"),
-    ],
-)
-async def test_ranges_that_cannot_be_answered_are_refused_by_code(
-    bench: Bench,
-    monkeypatch: pytest.MonkeyPatch,
-    endpoint: str,
-    query: dict[str, str],
-    status: int,
-    code: str,
-) -> None:
-    monkeypatch.setattr(server_module, "AHEAD_WAIT_S", 0.05)
-    bench.bind()
-    bench.seed()
-    bench.write()
-    found, problem = await bench.get(f"/v1/shop/{endpoint}", **query)
-    assert (found, problem["code"]) == (status, code), problem
-
-
-async def test_a_snapshot_needs_tables_that_are_whole(bench: Bench) -> None:
-    bench.bind()
-    bench.log.put_note("seeding", {SOURCES[0]: {"state": "dumping"}})
-    bench.write()
-    status, problem = await bench.get("/v1/shop/snapshot")
-    assert (status, problem["code"]) == (503, "not_seeded")
 
 
 async def test_positions_are_those_of_the_sources_asked_for(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,23 @@ from typing import Any
 import aiohttp
 import pytest
 
-from databus.bootstrap import gaps, planner
+from databus.bootstrap import gaps, planner, segments
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Store
 from databus.bootstrap.served import OpenLogs
-from databus.bootstrap.writer import write_logs
+from databus.bootstrap.writer import LogWriter, write_logs
 from databus.common.checkpoint import Position
 from databus.common.config import BootstrapConfig, parse
-from databus.common.errors import LogTooYoung, StoreError
-from databus.common.frame import iter_frames
+from databus.common.errors import LogTooYoung, ScnTooOld, StoreError
+from databus.common.frame import Op, iter_frames
+from databus.common.window import WindowBuilder
 from databus.relay.relay import LocalRelay
+from tests.bootstrap.model import CLOCK, START, History
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
+
+WINDOW_EVENTS = 5
 
 
 @contextlib.asynccontextmanager
@@ -31,8 +36,8 @@ async def relay_of(
     folder: Path, events: int, ring: str = "64MiB", port: int = 0
 ) -> AsyncIterator[LocalRelay]:
     url = (
-        "generator://?events_per_second=max&payload_bytes=100&events_per_window=5&keys=200"
-        f"&events={events}&seed=3"
+        "generator://?events_per_second=max&payload_bytes=100&keys=200"
+        f"&events_per_window={WINDOW_EVENTS}&events={events}&seed=3"
     )
     config = parse(
         f'''
@@ -65,8 +70,8 @@ async def writing(folder: Path, relay: str, **changes: Any) -> AsyncIterator[tup
         logs.close()
 
 
-async def relay_end(relay: LocalRelay) -> Position:
-    """Where the relay's stream ends, once it stands still."""
+async def relay_end(relay: LocalRelay, events: int) -> Position:
+    """Where the relay's stream ends, once it has so many events, or more, and stands still."""
     seen: list[dict[str, int]] = []
     async with aiohttp.ClientSession() as session:
 
@@ -74,7 +79,7 @@ async def relay_end(relay: LocalRelay) -> Position:
             async with session.get(f"{relay.url}/v1/gen/sources") as answer:
                 found = await answer.json()
             seen.append(found.get("max") or {"scn": 0, "seq": 0})
-            return seen[-1]["scn"] > 0 and seen[-3:] == [seen[-1]] * 3
+            return seen[-1]["scn"] >= events // WINDOW_EVENTS and seen[-3:] == [seen[-1]] * 3
 
         await eventually(stands_still, 20.0, "the relay stands still", poll_s=0.1)
     return Position(**seen[-1])
@@ -89,7 +94,7 @@ async def test_a_new_log_takes_everything_and_has_the_sources_seeded(tmp_path: P
         await eventually(
             lambda: seeding_of(log).get("gen.events", {}).get("state") == "seeded", 20.0
         )
-        end = await relay_end(relay)
+        end = await relay_end(relay, 2000)
         await eventually(lambda: log.state().window >= end, 10.0)
         part = log.read(log.state().start, log.state().window, 1 << 30)
         assert part is not None
@@ -108,17 +113,113 @@ async def test_a_new_log_takes_everything_and_has_the_sources_seeded(tmp_path: P
         log.check()
 
 
-async def test_a_log_is_cut_into_segments_by_size(tmp_path: Path) -> None:
-    async with (
-        relay_of(tmp_path, 3000) as relay,
-        writing(tmp_path, relay.url, segment_bytes=50_000) as (log, store),
-    ):
-        end = await relay_end(relay)
-        await eventually(lambda: not log.is_new() and log.state().window >= end, 20.0)
-        chain = store.read().chain
-        assert len(chain) >= 2
-        assert chain[-1].stop == log.state().start
-        assert store.check() == []
+async def test_a_log_is_cut_into_segments_by_size_and_does_not_go_on_without_their_manifest(
+    tmp_path: Path,
+) -> None:
+    async with relay_of(tmp_path, 3000) as relay:
+        end = await relay_end(relay, 3000)
+        small = {"segment_bytes": 50_000}
+        async with writing(tmp_path, relay.url, **small) as (log, store):
+
+            def is_settled() -> bool:
+                # The rows of the seeding dump come behind the stream, and make segments too.
+                state = log.state()
+                is_seeded = seeding_of(log).get("gen.events", {}).get("state") == "seeded"
+                return (
+                    is_seeded and state.window >= end and state.frame_bytes < small["segment_bytes"]
+                )
+
+            await eventually(lambda: not log.is_new() and is_settled(), 20.0)
+            chain = store.read().chain
+            assert len(chain) >= 2
+            assert chain[-1].stop == log.state().start
+            assert store.check() == []
+        aside = tmp_path / "aside"
+        store.manifest_path.rename(aside)
+        async with writing(tmp_path, relay.url, **small) as (log, store):
+
+            def says(state: str, error: str) -> bool:
+                noted = log.note("writer") or {}
+                return noted["state"] == state and error in noted.get("error", "")
+
+            lost = f"store_error: the log has dropped everything up to {log.state().start} "
+            await eventually(lambda: says("failing", lost), 10.0)
+            assert set(store.storage.run_ids()) >= {run.id for run in chain}
+            assert not store.exists()
+            aside.rename(store.manifest_path)
+            await eventually(lambda: says("running", ""), 10.0)
+            assert store.read().chain == chain
+            assert store.check() == []
+
+
+def test_what_is_old_enough_is_sealed_and_what_is_kept_counts_from_then(tmp_path: Path) -> None:
+    """``segment_every`` after the oldest frame came, however many have come since."""
+    clock_us = began_us = 1_800_000_000_000_000
+    every_us = 60_000_000
+    config = BootstrapConfig(data_dir=tmp_path, segment_every=every_us / 1e6)
+    logs = OpenLogs(writes=True)
+    store = Store(tmp_path / "shop")
+    store.create()
+    writer = LogWriter(config, "shop", logs, store, lambda: clock_us)
+    history = History(3)
+    writer.log.bind("shop", CLOCK, START)
+
+    def left_us() -> int:
+        return round(asyncio.run(writer.seal_what_is_old()) * 1e6)
+
+    assert left_us() == every_us, "nothing is there that could be old"
+    writer.log.append(history.block(5), clock_us)
+    clock_us += every_us - 1
+    writer.log.append(history.block(5), clock_us)
+    assert left_us() == 1
+    assert store.read().chain == ()
+    clock_us += 1
+    builder = WindowBuilder(history.position.scn + 10, 1)
+    builder.event(Op.INSERT, 5, 1, b"k", after=b"x")
+    writer.log.append(builder.take(), clock_us)
+    assert left_us() == 0
+    (sealed,) = store.read().chain
+    assert (sealed.start, sealed.stop) == (START, history.position)
+    assert writer.log.state().since_us == clock_us == began_us + every_us
+    # The window that had not ended is no older than the last seal; until its end it stays.
+    clock_us += every_us + 1
+    assert left_us() == -1
+    assert store.read().chain == (sealed,)
+    writer.log.append(builder.end(), clock_us)
+    assert left_us() == -1
+    assert [run.start for run in store.read().chain] == [START, sealed.stop]
+    assert writer.log.state().frame_bytes == writer.log.state().since_us == 0
+    assert left_us() == every_us
+    assert store.check() == []
+    logs.close()
+
+
+async def test_a_log_that_gets_nothing_more_is_sealed_all_the_same(tmp_path: Path) -> None:
+    clock_us = 1_800_000_000_000_000
+    async with relay_of(tmp_path, 500) as relay:
+        end = await relay_end(relay, 500)
+        config = BootstrapConfig(data_dir=tmp_path / "own", relays=(relay.url,), segment_every=60)
+        logs, store = OpenLogs(writes=True), Store(tmp_path / "own" / "gen")
+        writer = LogWriter(config, "gen", logs, store, lambda: clock_us)
+        running = asyncio.create_task(writer.run())
+        try:
+
+            def is_settled() -> bool:
+                log = writer.log
+                is_seeded = seeding_of(log).get("gen.events", {}).get("state") == "seeded"
+                return is_seeded and log.state().window >= end
+
+            await eventually(is_settled, 20.0)
+            assert store.read().chain == ()
+            clock_us += 60_000_000
+            await eventually(lambda: store.read().chain, 10.0)
+            sealed = store.read().chain[-1].stop
+            assert sealed >= end
+            await eventually(lambda: writer.log.state().start == sealed, 10.0)
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+            logs.close()
 
 
 async def test_a_writer_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -127,7 +228,7 @@ async def test_a_writer_goes_on_where_it_was(tmp_path: Path) -> None:
             async with writing(tmp_path, relay.url) as (log, _):
                 await eventually(lambda log=log: not log.is_new() and log.state().window.scn, 20.0)
                 assert log.note("origin") == log.state().start.to_json()
-        end = await relay_end(relay)
+        end = await relay_end(relay, 1000)
         async with writing(tmp_path, relay.url) as (log, _):
             await eventually(lambda: log.state().window >= end, 20.0)
             log.check()
@@ -140,7 +241,7 @@ async def test_a_range_that_the_relay_has_lost_is_recorded_and_mended(
 ) -> None:
     old = tmp_path / "bootstrap" / "gen"
     async with relay_of(tmp_path, 20_000, "256KiB") as relay:
-        await relay_end(relay)
+        await relay_end(relay, 20_000)
         store = Store(old)
         store.create()
         log = HotLog(old / "log")
@@ -200,8 +301,64 @@ async def test_a_relay_that_is_not_there_yet_is_waited_for(
 
 async def test_windows_that_wait_are_committed_together(tmp_path: Path) -> None:
     async with relay_of(tmp_path, 4000) as relay:
-        end = await relay_end(relay)
+        end = await relay_end(relay, 4000)
         async with writing(tmp_path, relay.url) as (log, _):
             await eventually(lambda: not log.is_new() and log.state().last >= end, 30.0)
             assert log.window_count >= 800
             assert log.append_count <= log.window_count / 10
+
+
+async def test_a_gap_is_not_undone_by_who_follows_a_dump_that_it_has_swallowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dump's answer comes just when the gap has been written down."""
+    source, oldest = "shop.orders", Position(10, 0)
+    asked, recorded, answered = asyncio.Event(), asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    cancelled: list[str] = []
+
+    class Relay:
+        async def sources(self, database: str) -> dict[str, Any]:
+            ends = {"prev": oldest.to_json(), "max": {"scn": 60, "seq": 0}}
+            return {"clock": CLOCK, "sources": [{"name": source}], **ends}
+
+        async def cancel_dump(self, database: str, dump: str) -> None:
+            cancelled.append(dump)
+
+        async def dump(self, database: str, dump: str, reader: Position) -> dict[str, Any]:
+            asked.set()
+            try:
+                await recorded.wait()
+                return {"state": "completed", "end": {"scn": 40, "seq": 0}, "rows": 3}
+            finally:
+                answered.set()
+
+    finish = segments.finish
+
+    def finishing(log: HotLog, *arguments: Any) -> Any:
+        if log.note("gaps"):
+            loop.call_soon_threadsafe(recorded.set)
+            assert answered.wait(20)
+        return finish(log, *arguments)
+
+    async def reading() -> None:
+        nonlocal oldest
+        await asked.wait()
+        oldest = Position(50, 0)
+        raise ScnTooOld("the ring has turned")
+
+    monkeypatch.setattr(segments, "finish", finishing)
+    logs = OpenLogs(writes=True)
+    store = Store(tmp_path / "shop")
+    store.create()
+    writer = LogWriter(BootstrapConfig(data_dir=tmp_path, relays=("",)), "shop", logs, store)
+    monkeypatch.setattr(writer, "_read", reading)
+    writer.log.bind("shop", CLOCK, oldest)
+    writer.log.put_note("seeding", {source: {"state": "dumping", "dump": "d1", "rows": 0}})
+    try:
+        await writer._follow(Relay())
+        assert [gap.stop for gap in gaps.gaps_of(writer.log)] == [oldest]
+        assert seeding_of(writer.log) == {source: {"state": "unseeded"}}, "its rows are lost"
+        assert cancelled == ["d1"], "nobody needs the rest"
+    finally:
+        logs.close()

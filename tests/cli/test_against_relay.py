@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -12,10 +14,12 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+import rich
 
+from databus.cli import asking
 from databus.cli.servers import free_port
 from tests.support.processes import Processes
-from tests.support.waiting import eventually_sync
+from tests.support.waiting import PATIENCE, eventually_sync
 
 CONFIG = """
 [relay]
@@ -35,6 +39,7 @@ SCRIPT = [
 ]
 # The third transaction's update of a key is a delete and an insert.
 OPS = ["c", "c", "c", "u", "d", "c", "d"]
+PARTS = 40  # rows that were there before the relay
 IDLE = ("--until-idle", "500ms")
 
 
@@ -50,6 +55,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, note TEXT)")
         connection.execute("CREATE TABLE stock (sku INTEGER PRIMARY KEY, on_hand INTEGER)")
+        connection.execute("CREATE TABLE parts (id INTEGER PRIMARY KEY)")
+        connection.executemany("INSERT INTO parts VALUES (?)", [(n,) for n in range(1, PARTS + 1)])
         try:
             base = f"http://127.0.0.1:{port}"
             processes.start("relay", "-c", config).wait_ready(f"{base}/readyz")
@@ -106,6 +113,16 @@ def test_tail_from_an_scn_begins_after_it(databus: Any, url: str) -> None:
     assert captured(tail(databus, url, "--from", "latest")) == []
 
 
+def test_tail_from_a_time_begins_with_what_was_committed_then(databus: Any, url: str) -> None:
+    found = captured(tail(databus, url))
+    cut_us = max(one["ts_us"] for one in found)
+    # Without a zone it is UTC, as at the relay, wherever the machine is.
+    time = dt.datetime.fromtimestamp(cut_us / 1e6, dt.UTC).replace(tzinfo=None)
+    later = captured(tail(databus, url, "--from", time.isoformat()))
+    assert later == [one for one in found if one["ts_us"] == cut_us]
+    assert len(later) < len(found)
+
+
 def test_tail_ahead_of_the_stream_waits_and_is_idle(databus: Any, url: str) -> None:
     assert tail(databus, url, "--from", "99999999999") == []
 
@@ -141,7 +158,7 @@ def test_tail_into_head_ends_without_a_word_of_complaint(url: str) -> None:
         ["/bin/sh", "-c", f"{command} --until-idle 5s --format table | head -1"],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=50 * PATIENCE,
         check=True,
     )
     assert done.stdout.split() == ["scn", "seq", "o", "source", "key", "after"]
@@ -178,6 +195,40 @@ def test_a_dump_runs_to_its_end_and_its_rows_are_in_the_stream(databus: Any, url
     assert name in databus("dump", url, "--list").out
     rows = [one for one in events(tail(databus, url)) if one["op"] == "r"]
     assert {"id": 3, "note": None} in [one["after"] for one in rows]
+
+
+def test_a_dump_takes_a_condition(databus: Any, url: str) -> None:
+    parts = ("dump", url, "--sources", "main.parts")
+    done = databus(*parts, "--where", "id % 10 = 7 OR id = 2", "--chunk-rows", "2")
+    assert (done.code, done.err) == (0, "")
+    assert "completed: 5 rows" in done.out
+    rows = [one for one in events(tail(databus, url)) if one["op"] == "r"]
+    assert [row["after"]["id"] for row in rows[-5:]] == [2, 7, 17, 27, 37]
+    wrong = databus(*parts, "--where", "no_such_column = 1")
+    assert wrong.code != 0
+    assert "no_such_column" in wrong.err
+    assert "Traceback" not in wrong.err
+
+
+def test_a_terminal_shows_a_bar_with_the_pace_of_a_dump_and_the_time_that_is_left(
+    databus: Any, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_POLL_S", 0.02)
+    dump = ("dump", url, "--sources", "main.parts", "--chunk-rows", "10", "--delay-ms", "100")
+    piped = databus(*dump)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(rich, "_console", None)  # it remembers what it was made for
+    shown = databus(*dump)
+    assert (piped.code, shown.code) == (0, 0)
+    bar = re.compile(
+        r"running: \d+ rows in \d chunks of main.parts .*━.* [\d,.]+ rows/s, \d:\d\d left"
+    )
+    assert bar.search(shown.out)
+    assert not bar.search(piped.out)
+    # What stays is the same line in both.
+    assert f"completed: {PARTS} rows" in piped.out.splitlines()[-1]
+    assert f"completed: {PARTS} rows" in shown.out.splitlines()[-1]
 
 
 def test_a_dump_of_keys_names_those_that_have_no_row(databus: Any, url: str) -> None:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
 from typer.testing import CliRunner
 
 from databus.cli.main import cli
-from databus.cli.shop import TABLES, Rows
-from databus.client.exports.iceberg import open_catalog
+from databus.common.checkpoint import decode_position
+from databus.common.errors import BadRequest
+from tests.support.exports import FORMATS, assert_equal, export, exported
 from tests.support.processes import Processes
 from tests.support.system import System, sqlite_shop
-from tests.support.tables import keyed, name_of, settled, source_rows, started, write
+from tests.support.tables import name_of, settled, source_rows, started, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-FORMATS = ("parquet", "delta", "iceberg")
 
 
 @pytest.fixture(scope="module")
@@ -40,35 +39,10 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         processes.end_all()
 
 
-def export(system: System, form: str, to: Path, *more: str) -> list[str]:
-    arguments = ["export", "-c", str(system.config), "--format", form, "--to", str(to), *more]
-    done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return [line.split(": ")[1].split(",")[0] for line in done.output.splitlines()]
-
-
-def table_of(system: System, form: str, to: Path, table: str) -> Any:
-    """The exported table as its own reader gives it, in Arrow."""
-    folder = to / "shop" / name_of(system, table)
-    if form == "parquet":
-        return pq.read_table(folder / "current")
-    if form == "delta":
-        return DeltaTable(str(folder)).to_pyarrow_table()
-    catalog = open_catalog(to / "shop")
-    with closing(catalog.engine) if hasattr(catalog.engine, "close") else closing(catalog):
-        return catalog.load_table(name_of(system, table)).scan().to_arrow()
-
-
-def exported(system: System, form: str, to: Path, table: str) -> Rows:
-    rows = table_of(system, form, to, table).to_pylist()
-    found = keyed(rows, TABLES[table])
-    assert len(found) == len(rows), "a key came twice"
-    return found
-
-
-def assert_equal(system: System, form: str, to: Path) -> None:
-    for table in TABLES:
-        assert exported(system, form, to, table) == source_rows(system, table)
+def target(system: System) -> str:
+    """Up to where the bootstrap server has the stream, as SCN:SEQ."""
+    with urllib.request.urlopen(f"{system.bootstrap_url}/v1/shop/targetSCN", timeout=20) as answer:
+        return str(decode_position(json.load(answer)))
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -76,6 +50,7 @@ def test_an_export_is_the_source_and_the_next_one_writes_what_changed(
     system: System, tmp_path: Path, form: str
 ) -> None:
     write(system, 30)
+    since = target(system)
     assert export(system, form, tmp_path) == ["whole"] * 4
     assert_equal(system, form, tmp_path)
     assert export(system, form, tmp_path) == ["nothing"] * 4
@@ -83,6 +58,12 @@ def test_an_export_is_the_source_and_the_next_one_writes_what_changed(
     kinds = export(system, form, tmp_path)
     assert set(kinds) == {"changes"}
     assert_equal(system, form, tmp_path)
+    assert export(system, form, tmp_path, "--since", since) == ["changes"] * 4, "once more"
+    assert_equal(system, form, tmp_path)
+    write(system, 5)
+    for wrong, words in ((target(system), "use --since auto"), ("yesterday", "nor a time")):
+        with pytest.raises(BadRequest, match=words):
+            export(system, form, tmp_path, "--since", wrong)
     assert export(system, form, tmp_path, "--since", "0") == ["whole"] * 4
     assert_equal(system, form, tmp_path)
 
@@ -144,7 +125,7 @@ for cls in (delta.DeltaLakeTable, iceberg.IcebergTable, parquet.ParquetTable):
         self._reached = die
     cls.__init__ = init
 export_command.export(
-    Path(sys.argv[1]), form=sys.argv[2], source="*.orders", to=Path(sys.argv[3]), since="auto",
+    Path(sys.argv[1]), form=sys.argv[2], source="*.orders", to=sys.argv[3], since="auto",
     bootstrap=None,
 )
 """

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from databus.cli.guardian import Guardian
+from tests.support.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def test_the_end_of_its_pipe_kills_the_process(patient: subprocess.Popen[bytes])
     assert shell is not None
     assert shell.stdin is not None
     shell.stdin.close()  # what the kernel does when the owner dies
-    assert patient.wait(10) == -9
+    assert patient.wait(10 * PATIENCE) == -9
     guardian.release()
 
 

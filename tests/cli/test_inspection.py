@@ -98,6 +98,18 @@ def test_sound_runs_are_shown_and_in_order(databus: Any, store: Path) -> None:
     assert [run["kind"] for run in document["runs"]] == ["segment"]
 
 
+def test_a_manifest_that_is_gone_is_named_by_the_log_that_needs_it(
+    databus: Any, store: Path
+) -> None:
+    (store / "manifest.json").rename(store / "aside")
+    for options in ((), ("--check",)):
+        done = databus("inspect", "runs", store, *options)
+        assert done.code == 1
+        assert f"{store}/manifest.json is not there" in done.err
+    (store / "aside").rename(store / "manifest.json")
+    assert databus("inspect", "runs", store, "--check").code == 0
+
+
 def test_a_damaged_byte_in_a_run_is_found(databus: Any, store: Path) -> None:
     (file,) = (store / "runs").rglob("*.parquet")
     flip(file, file.stat().st_size // 3)

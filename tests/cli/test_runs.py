@@ -117,3 +117,11 @@ def test_a_damaged_run_is_found_when_asked_for_and_the_applier_is_shown(
     done = databus("runs", "-c", config, "--check")
     assert done.code != 0
     assert run.id in done.err
+
+
+def test_a_manifest_that_is_gone_is_named_for_its_database(databus: Any, config: Path) -> None:
+    (config.parent / "data" / "shop" / "manifest.json").unlink()
+    done = databus("runs", "-c", config)
+    assert done.code == 1
+    assert done.err.count("shop/manifest.json is not there") == 1
+    assert databus("runs", "-c", config, "--check").err == done.err

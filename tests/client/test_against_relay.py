@@ -18,7 +18,7 @@ from databus.common.frame import Op, iter_frames
 from databus.relay.relay import LocalRelay
 from tests.client.test_client import consume, make, serving
 from tests.support.live_relay import CLOCK, ITEMS, ORDERS, LiveRelay, window
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ async def test_raw_windows_are_the_bytes_of_the_ring(relay: LiveRelay) -> None:
     relay.append(*made)
     got = b""
     stream = DatabusClient(database="shop", relays=[relay.url]).raw_windows("oldest")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(10 * PATIENCE):
         async for part in stream:
             got += part.data
             if part.position.scn == 39:
@@ -187,7 +187,7 @@ async def test_the_generator_is_mirrored_to_the_last_event(tmp_path: Path) -> No
     async with LocalRelay(config) as relay:
         await relay.ready()
         client = make(mirror, relay.url, database="gen", checkpoint_every_s=0.05)
-        async with serving(client), asyncio.timeout(30):
+        async with serving(client), asyncio.timeout(30 * PATIENCE):
             while mirror.event_count < 20_000:
                 await asyncio.sleep(0.005)
     table = mirror.tables["gen.events"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from databus.client import (
+    ApplicationCheckpoints,
     BootstrapCheckpoint,
     DatabusClient,
     Event,
@@ -35,6 +36,7 @@ from databus.common.frame import Op, iter_frames, pack_frame
 from tests.client.conftest import StartServer
 from tests.client.scripted_server import CLOCK, Fault, checkpoint_frame
 from tests.client.shop import ITEMS, ORDERS, orders, row, window
+from tests.support.waiting import PATIENCE
 
 
 def make(consumer: Any, *relays: str, **settings: Any) -> DatabusClient:
@@ -57,7 +59,7 @@ async def serving(client: DatabusClient) -> AsyncIterator[asyncio.Task[None]]:
         yield task
     finally:
         client.stop()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10 * PATIENCE):
             await asyncio.wait({task})
 
 
@@ -201,44 +203,6 @@ async def test_error_fatal_stops_at_once(scripted: StartServer) -> None:
     assert recorder.calls[-2:] == ["onError", "onStopConsumption"]
 
 
-async def test_a_skipped_checkpoint_is_not_stored(scripted: StartServer, tmp_path: Path) -> None:
-    server = await scripted(orders(1, 1), orders(2, 2), orders(3, 3))
-
-    def skip_two(step: Step) -> Result | None:
-        skipped = step.call == "onCheckpoint" and step.what.scn == 3
-        return Result.SKIP_CHECKPOINT if skipped else None
-
-    recorder = Recorder(skip_two)
-    store = FileCheckpoints(tmp_path / "cp")
-    await consume(make(recorder, server.url, checkpoints=store), recorder, 3)
-    stored = store.load()
-    store.close()
-    assert stored is not None
-    assert stored.position.scn == 2
-
-
-async def test_a_window_skipped_by_its_events_takes_no_checkpoint(scripted: StartServer) -> None:
-    server = await scripted(orders(1, 1), orders(2, 2), orders(3, 3))
-
-    def skip(step: Step) -> Result | None:
-        skips = step.call == "onDataEvent" and step.what[2].scn == 2
-        return Result.SKIP_CHECKPOINT if skips else None
-
-    recorder = Recorder(skip)
-    await consume(make(recorder, server.url), recorder, 3)
-    assert [checkpoint.position.scn for checkpoint in recorder.checkpoints] == [1, 3]
-
-
-async def test_the_cadence_counts_windows_and_an_idle_stream_is_checkpointed(
-    scripted: StartServer,
-) -> None:
-    server = await scripted(*[orders(scn, 1) for scn in range(1, 12)])
-    recorder = Recorder()
-    await consume(make(recorder, server.url, checkpoint_every_windows=4), recorder, 11)
-    # The very first is taken at once, so that "latest" and "oldest" are pinned.
-    assert [checkpoint.position.scn for checkpoint in recorder.checkpoints] == [1, 5, 9, 11]
-
-
 async def test_a_relay_lost_within_a_window_replays_the_window_at_the_next(
     scripted: StartServer,
 ) -> None:
@@ -265,7 +229,7 @@ class Waiting(Recorder):
 
     async def onDataEvent(self, event: Event) -> Result | None:
         super().onDataEvent(event)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10 * PATIENCE):
             while event.position == self._at and not self._happened():
                 await asyncio.sleep(0.001)
         return None
@@ -470,7 +434,7 @@ async def test_stop_before_serve_ends_it_at_once(scripted: StartServer) -> None:
     recorder = Recorder()
     client = make(recorder, relay.url)
     client.stop()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * PATIENCE):
         await client.serve()
     assert recorder.calls == ["onStartConsumption", "onStopConsumption"]
 
@@ -483,7 +447,7 @@ async def test_a_mirror_equals_the_source(scripted: StartServer) -> None:
     )
     mirror = Mirror()
     async with serving(make(mirror, relay.url)):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(5 * PATIENCE):
             while mirror.checkpoint is None or mirror.checkpoint.position.scn < 3:
                 await asyncio.sleep(0.001)
     assert (
@@ -496,6 +460,16 @@ async def test_a_mirror_equals_the_source(scripted: StartServer) -> None:
         == []
     )
     assert mirror.stale == []
+
+
+def test_workers_that_run_ahead_of_checkpoints_are_refused_with_the_applications_own() -> None:
+    with pytest.raises(ConfigError, match="within_window"):
+        make(
+            Recorder(),
+            "http://127.0.0.1:9",
+            checkpoints=ApplicationCheckpoints(lambda: None),
+            dispatch="across_windows",
+        )
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
@@ -532,4 +506,33 @@ async def test_a_bootstrap_that_begins_again_is_announced_by_a_rollback(
     after = [step.what[2].scn for step in recorder.steps[at:] if step.call == "onDataEvent"]
     assert (before, after) == ([1, 2], [1, 2, 3, 8])
     assert recorder.calls[at - 1] == "onCheckpoint", "what came before is made durable first"
+    Grammar(recorder.steps).check()
+
+
+async def test_deletions_sent_before_another_base_are_made_durable_before_the_rollback(
+    scripted: StartServer, tmp_path: Path
+) -> None:
+    """A reader comes back within a base that is gone: what was deleted since comes first, under
+    the checkpoint that it came with, and then another base, which no longer names it."""
+    relay = await scripted(orders(8, 1))
+    relay.prev = Position(7, 1)
+    gone, *rows = _rows(1, 2, 3)
+    served = [b"", b"", gone, _bootstrap_checkpoint("run-1", 2), _bootstrap_checkpoint("run-2", 0)]
+    served += [*rows, _bootstrap_checkpoint("run-2", 2)]
+    bootstrap = await scripted(
+        bootstrap_rows=served, bootstrap_target=Position(7, 1), bootstrap_every=1000
+    )
+    store = FileCheckpoints(tmp_path / "checkpoint")
+    store.save(
+        BootstrapCheckpoint(
+            "shop", CLOCK, since=ORIGIN, target=Position(7, 1), run="run-1", row=2, position=ORIGIN
+        )
+    )
+    recorder = Recorder()
+    client = make(recorder, relay.url, bootstraps=[bootstrap.url], checkpoints=store)
+    await consume(client, recorder, 8)
+    assert recorder.calls.count("onRollback") == 1
+    at = recorder.calls.index("onRollback")
+    assert recorder.calls[:at].count("onDataEvent") == 1
+    assert recorder.calls[at - 1] == "onCheckpoint", "a consumer that rolls back keeps it"
     Grammar(recorder.steps).check()

@@ -21,6 +21,7 @@ from tests.client.conftest import StartServer
 from tests.client.scripted_server import Fault
 from tests.client.test_client import make, serving
 from tests.client.test_dispatch_modes import workload
+from tests.support.waiting import PATIENCE
 
 WINDOWS = 40
 
@@ -78,7 +79,7 @@ async def live(scripted: StartServer, path: Path, seed: int) -> tuple[Lives, lis
             retry_most_s=0.001,
             seed=seed,
         )
-        async with serving(client), asyncio.timeout(30):
+        async with serving(client), asyncio.timeout(30 * PATIENCE):
             while len(recorder.steps) < life_steps and not _reached(recorder):
                 recorder.changed.clear()
                 await recorder.changed.wait()
@@ -137,7 +138,7 @@ def _durability(
     """D1, U1: a life begins just behind what was stored, and checkpoints cover only what came."""
     position = before
     floor = before or Position(0, 0)
-    for call, what in trace:
+    for call, what, _ in trace:
         if call == "onDataEvent":
             following = next((one for one in expected if position is None or one > position), None)
             assert what[2] == following, f"{what[2]} came after {position}"

@@ -16,6 +16,7 @@ from databus.common.errors import ConsumerFailed
 from tests.client.conftest import StartServer
 from tests.client.shop import ITEMS, ORDERS, Change, orders, row, window
 from tests.client.test_client import consume, make, serving
+from tests.support.waiting import PATIENCE
 
 MODES = ["serial", "within_window", "across_windows"]
 
@@ -79,7 +80,7 @@ class AsyncMirror(Mirror):
 
 async def serve_until(consumer: Mirror, scn: int, *urls: str, **options: Any) -> None:
     async with serving(make(consumer, *urls, **options)) as task:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(20 * PATIENCE):
             while consumer.checkpoint is None or consumer.checkpoint.position.scn < scn:
                 await asyncio.sleep(0.001)
                 if task.done():
@@ -148,7 +149,7 @@ async def test_across_windows_a_checkpoint_waits_for_every_event_before_it(
 
     client = make(Slow(), server.url, dispatch="across_windows", workers=4)
     async with serving(client):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10 * PATIENCE):
             while len(played) < 6:
                 await asyncio.sleep(0.001)
             assert all(scn < 3 for scn, _ in checkpoints)
@@ -200,11 +201,11 @@ async def test_a_plain_callback_that_hangs_on_a_worker_stops_the_client(
     class Hanging(Recorder):
         def onDataEvent(self, event: Any) -> Result | None:
             super().onDataEvent(event)
-            release.wait(10)
+            release.wait(60)
             return None
 
     recorder = Hanging()
-    client = make(recorder, server.url, dispatch="within_window", workers=1, callback_budget_s=0.05)
+    client = make(recorder, server.url, dispatch="within_window", workers=1, callback_budget_s=0.5)
     with pytest.raises(ConsumerFailed, match="has not returned for"):
         await consume(client, recorder, 1)
     release.set()
@@ -219,11 +220,11 @@ async def test_a_callback_over_its_budget_is_a_failure(scripted: StartServer) ->
     class Late(Recorder):
         def onEndSource(self, source: str, schema: Any) -> Result | None:
             if not waited:
-                waited.append(threading.Event().wait(0.03))
+                waited.append(threading.Event().wait(0.6))
             return super().onEndSource(source, schema)
 
     recorder = Late()
-    await consume(make(recorder, server.url, callback_budget_s=0.02), recorder, 1)
+    await consume(make(recorder, server.url, callback_budget_s=0.5), recorder, 1)
     assert recorder.calls.count("onRollback") == 1
 
 

@@ -22,6 +22,7 @@ from databus.common import errors
 from databus.common.checkpoint import (
     ORIGIN,
     After,
+    AtTime,
     BootstrapCheckpoint,
     Latest,
     Oldest,
@@ -122,6 +123,14 @@ def test_a_position_that_only_the_log_has_goes_to_the_bootstrap_and_returns_at_t
     drive(one, Outcome.TARGET)
     step = one.next()
     assert (step.state, step.resume) == (State.REGISTER, at(50))
+
+
+def test_a_time_that_no_relay_holds_goes_to_the_bootstrap_as_a_time() -> None:
+    one = machine(AtTime(7))
+    assert one.next().state is State.REGISTER
+    drive(one, Outcome.TOO_OLD, Outcome.TOO_OLD)
+    step = one.next()
+    assert (step.state, step.resume) == (State.REGISTER_BOOTSTRAP, AtTime(7))
 
 
 def test_an_empty_client_takes_the_snapshot_from_the_origin() -> None:

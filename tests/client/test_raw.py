@@ -15,6 +15,7 @@ from databus.common.window import heartbeat
 from tests.client.conftest import StartServer
 from tests.client.scripted_server import Fault
 from tests.client.shop import ORDERS, orders
+from tests.support.waiting import PATIENCE
 
 
 def client(*urls: str, **options: Any) -> DatabusClient:
@@ -28,7 +29,7 @@ async def read(
 ) -> list[RawWindows]:
     parts: list[RawWindows] = []
     stream = source.raw_windows(start, **settings)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(10 * PATIENCE):
         async for part in stream:
             parts.append(part)
             if sum(one.window_count for one in parts) >= windows:
@@ -88,7 +89,7 @@ async def test_heartbeats_move_the_position_and_carry_no_data(scripted: StartSer
             return part
         raise AssertionError("the stream ended")
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(10 * PATIENCE):
         task = asyncio.create_task(first_with_progress())
         while not server.streams():
             await asyncio.sleep(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,14 +16,29 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from databus.bootstrap.applier import start_spark
-from databus.cli.shop import TABLES
+from databus.cli.shop import TABLES, Rows
 from databus.client.spark import register
 from databus.common.checkpoint import Position
+from tests.support.exports import FORMATS, assert_equal, export
 from tests.support.fixtures import FreshDatabase
 from tests.support.processes import Processes
-from tests.support.system import System, server_shop, sqlite_shop
-from tests.support.tables import get, keyed, name_of, settled, source_rows, started, write
+from tests.support.spark_session import spark_session
+from tests.support.spark_stream import KeyedSink, query_to
+from tests.support.system import System, server_shop, sqlite_shop, wait_for
+from tests.support.tables import (
+    BY_SIZE,
+    forget,
+    get,
+    keyed,
+    kinds,
+    merge_all,
+    name_of,
+    settled,
+    source_rows,
+    started,
+    write,
+    write_segments,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,31 +46,30 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One session for all tests of this file."""
-    session = start_spark("local[2]", "1g")
-    register(session)
-    yield session
-    session.stop()
-    from pyspark import SparkContext
-
-    gateway = SparkContext._gateway
-    if gateway is not None:
-        gateway.shutdown()
-        gateway.proc.stdin.close()
-        gateway.proc.wait(20)
-        SparkContext._gateway = None
-        SparkContext._jvm = None
+    with spark_session(tmp_path_factory.mktemp("scratch")) as session:
+        register(session)
+        session.conf.set("spark.sql.shuffle.partitions", "2")
+        yield session
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """One system over an SQLite file for all tests of this file; its ring is small."""
+def system(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """One system over an SQLite file for all tests of this file; its ring is small.
+
+    It has a base, the chain before which is gone, segments and a hot log; tests merge further.
+    """
     folder = tmp_path_factory.mktemp("spark")
     processes = Processes(folder)
     try:
         shop, url = sqlite_shop(folder / "shop.db")
-        yield started(folder, processes, shop, url, ring_bytes="256KiB")
+        found = started(folder, processes, shop, url, bootstrap=BY_SIZE, ring_bytes="256KiB")
+        write_segments(found, 4)
+        merge_all(found, spark)
+        forget(found, spark)
+        write_segments(found, 1)
+        yield found
     finally:
         processes.end_all()
 
@@ -84,7 +99,9 @@ def served_rows(system: System) -> int:
 
 
 def test_a_read_is_the_source_typed_by_its_schema(spark: Any, system: System) -> None:
-    write(system, 40)
+    write_segments(system, 2)
+    runs = kinds(system)
+    assert runs[0] == "base" and runs[-1] == "segment", "and something is in the hot log"
     for table in ("order_lines", "stock"):
         key = TABLES[table]
         frame = read(spark, system, table, partitions=3)
@@ -106,15 +123,7 @@ def test_states_of_the_past_and_changes_between_two_positions(spark: Any, system
     after = source_rows(system, "orders")
     assert keyed(rows_of(read(spark, system, "orders", scn=first)), ("id",)) == before
     net = rows_of(read(spark, system, "orders", since=first, until=second), own=True)
-    state = dict(before)
-    for row in keyed(net, ("id",)).values():
-        key, gone = (row["id"],), row["_op"] == "d"
-        values = {name: value for name, value in row.items() if not name.startswith("_")}
-        if gone:
-            state.pop(key, None)
-        else:
-            state[key] = values
-    assert state == after
+    assert after_changes(before, net) == after
     assert len({row["id"] for row in net}) == len(net)
     every = rows_of(read(spark, system, "orders", since=first, until=second, mode="all"), own=True)
     positions = [(row["_scn"], row["_seq"]) for row in every]
@@ -124,6 +133,35 @@ def test_states_of_the_past_and_changes_between_two_positions(spark: Any, system
     moment = last["_commit_time"].isoformat().replace("+00:00", "Z")
     timed = read(spark, system, "orders", since=first, until=moment, mode="all")
     assert timed.count() == len(every)
+
+
+def test_changes_are_read_from_merged_runs_and_states_within_them_are_refused(
+    spark: Any, system: System
+) -> None:
+    write_segments(system, 1)
+    before, first = source_rows(system, "orders"), settled(system)
+    write_segments(system, 4)
+    merge_all(system, spark)
+    write_segments(system, 1)
+    net = rows_of(read(spark, system, "orders", since=first), own=True)
+    assert len({row["id"] for row in net}) == len(net)
+    assert after_changes(before, net) == source_rows(system, "orders")
+    assert keyed(rows_of(read(spark, system, "orders")), ("id",)) == source_rows(system, "orders")
+    for more in ({"scn": first}, {"since": first, "mode": "all"}):
+        with pytest.raises(Exception, match="LogTooYoung"):
+            read(spark, system, "orders", relays="", **more).collect()
+
+
+def after_changes(before: Rows, changes: list[dict[str, Any]]) -> Rows:
+    """The orders after changes to them, which come in any order."""
+    state = dict(before)
+    for row in sorted(changes, key=lambda row: (row["_scn"], row["_seq"])):
+        plain = {name: value for name, value in row.items() if not name.startswith("_")}
+        if row["_op"] == "d":
+            state.pop((row["id"],), None)
+        else:
+            state |= keyed([plain], ("id",))
+    return state
 
 
 def test_filters_and_columns_make_the_request_smaller(spark: Any, system: System) -> None:
@@ -217,14 +255,67 @@ def test_a_stream_that_dies_and_starts_again_gives_each_change_once(
     changes = [row for batch in (again, *rest) for row in batch]
     positions = [(row["_scn"], row["_seq"]) for row in changes]
     assert len(positions) == len(set(positions))
-    state = keyed(first, ("id",))
-    for row in sorted(changes, key=lambda row: (row["_scn"], row["_seq"])):
-        if row["_op"] == "d":
-            state.pop((row["id"],), None)
-        else:
-            state[(row["id"],)] = row
-    plain = [{n: v for n, v in row.items() if not n.startswith("_")} for row in state.values()]
-    assert keyed(plain, ("id",)) == source_rows(system, "orders")
+    assert after_changes({}, [*first, *changes]) == source_rows(system, "orders")
+
+
+STALLS = {"orders": 1, "order_lines": 0}
+"""In which batch the copy of a table waits to be killed: the first is the snapshot."""
+
+
+@pytest.mark.faults
+def test_a_stream_that_is_killed_goes_on_though_its_batch_was_merged_meanwhile(
+    spark: Any, system: System, tmp_path: Path
+) -> None:
+    processes = Processes(tmp_path)
+    # Without relays, as if these had forgotten everything: their rings are not merged.
+    asked = {
+        table: options(system, table, metadata="true", partitions=1, relays="") for table in STALLS
+    }
+    settings = {
+        "scratch": str(tmp_path),
+        "tables": [
+            {
+                "folder": str(tmp_path / table),
+                "key": TABLES[table],
+                "stalls_in": batch,
+                "options": asked[table],
+            }
+            for table, batch in STALLS.items()
+        ],
+    }
+    command = [sys.executable, "-m", "tests.support.spark_stream", json.dumps(settings)]
+    sinks = {table: KeyedSink(tmp_path / table / "sink", TABLES[table]) for table in STALLS}
+    try:
+        killed = processes.start_command(command, name="stream")
+
+        def come(condition: bool) -> bool:
+            if not killed.running:
+                raise RuntimeError(f"the stream ended by itself:\n{killed.log[-3000:]}")
+            return condition
+
+        wait_for(lambda: come(bool(sinks["orders"].rows())), "the snapshot is in the sink")
+        write(system, 30)
+        wait_for(lambda: come(all(sink.is_stalled for sink in sinks.values())), "both wait")
+    finally:
+        processes.end_all()
+    assert killed.exit_code == -signal.SIGKILL
+    had = {table: sinks[table].batch(batch) for table, batch in STALLS.items()}
+    write_segments(system, 4)
+    merge_all(system, spark)  # no segment is left of what the batches had
+    write_segments(system, 1)
+    for _ in range(2):  # the batches that were killed, then what came since
+        queries = [
+            query_to(spark, sink, asked[table], tmp_path / table / "place", once=True)
+            for table, sink in sinks.items()
+        ]
+        for query in queries:
+            query.awaitTermination()
+    for table, sink in sinks.items():
+        again = sink.batch(STALLS[table])
+        # Fewer, as a rule: rows that changed again are left to the next batch.
+        assert set(again) <= set(had[table])
+        rows = ({n: v for n, v in row.items() if n[0] != "_"} for row in sink.rows().values())
+        assert keyed(rows, TABLES[table]) == source_rows(system, table)
 
 
 def test_postgresql_and_its_partial_updates(
@@ -285,13 +376,8 @@ print(json.dumps({
 def test_an_export_is_read_by_spark_duckdb_and_pandas_that_have_nothing_of_ours(
     spark: Any, system: System, tmp_path: Path
 ) -> None:
-    from typer.testing import CliRunner
-
-    from databus.cli.main import cli
-
     write(system, 20)
-    arguments = ["export", "-c", str(system.config), "--format", "parquet", "--to", str(tmp_path)]
-    assert CliRunner().invoke(cli, arguments, catch_exceptions=False).exit_code == 0
+    assert export(system, "parquet", tmp_path) == ["whole"] * 4
     folders = {t: tmp_path / "shop" / name_of(system, t) / "current" for t in TABLES}
     # A session of its own does not know the format `databus`; plain Parquet needs it not.
     plain = spark.newSession()
@@ -315,6 +401,25 @@ def test_an_export_is_read_by_spark_duckdb_and_pandas_that_have_nothing_of_ours(
         "photo": "BLOB",
         "weight": "DOUBLE",
     }
+
+
+def test_an_export_reads_merged_runs_and_is_whole_again_where_they_no_longer_reach(
+    spark: Any, system: System, tmp_path: Path
+) -> None:
+    def exported_all(kind: str) -> None:
+        for form in FORMATS:
+            assert export(system, form, tmp_path / form) == [kind] * 4
+            assert_equal(system, form, tmp_path / form)
+
+    write_segments(system, 1)
+    exported_all("whole")
+    write_segments(system, 4)
+    merge_all(system, spark)
+    write_segments(system, 1)
+    exported_all("changes")
+    for _ in range(2):  # what the export has last is in the first segment, of which nothing is left
+        forget(system, spark)
+    exported_all("whole")
 
 
 def test_the_example_keeps_a_mirror(spark: Any, system: System, tmp_path: Path) -> None:

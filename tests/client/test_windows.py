@@ -40,6 +40,18 @@ async def test_windows_come_in_order_and_commit_moves_the_checkpoint(
     assert again == [4, 5]
 
 
+async def test_a_commit_stores_whatever_the_cadence(scripted: StartServer, tmp_path: Path) -> None:
+    server = await scripted(*[orders(scn, 1, 2) for scn in range(1, 6)])
+    store = FileCheckpoints(tmp_path / "cp")
+    client = make(server.url, checkpoints=store, checkpoint_every_s=60, checkpoint_every_windows=9)
+    async for one in client.awindows(idle_s=0.1):
+        if one.scn == 3:
+            await one.acommit()
+    stored = store.load()
+    assert stored is not None
+    assert stored.position == Position(3, 2)
+
+
 async def test_windows_work_without_an_event_loop(scripted: StartServer, tmp_path: Path) -> None:
     server = await scripted(*[orders(scn, 1, 2) for scn in range(1, 6)])
     store = FileCheckpoints(tmp_path / "cp")

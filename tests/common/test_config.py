@@ -141,6 +141,29 @@ def test_a_rule_that_is_none_is_named(line: str, told: str) -> None:
         parse(text)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:///x", "generator://", "mariadb://u:hidden@h/d", "mysql://u:hidden@h/d",
+        "postgresql://u:hidden@h/d", "postgres://u:hidden@h/d",
+    ],
+)  # fmt: skip
+def test_a_database_cannot_be_blocked_by_a_consumer(url: str) -> None:
+    text = f'[relay]\n[[database]]\nname = "a"\nurl = "{url}"\noptions = {{ block = true }}\n'
+    with pytest.raises(ConfigError, match=r"database a: .*keeps its log.*relay\+http://") as caught:
+        parse(text)
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["relay+http", "relay+https"])
+def test_a_child_of_another_relay_may_be_blocked(scheme: str) -> None:
+    found = DatabaseConfig.model_validate(
+        {"name": "a", "url": f"{scheme}://h/d", "options": {"block": True}}
+    )
+    assert found.is_relayed
+    assert found.options["block"]
+
+
 def test_a_salt_survives_the_way_to_a_child_process_and_is_not_printed() -> None:
     text = (
         '[relay]\n[[database]]\nname = "a"\nurl = "sqlite:///x"\n'

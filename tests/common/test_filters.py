@@ -90,6 +90,9 @@ def test_the_partitions_are_disjoint_and_together_everything(
 def test_partitions_are_written_as_documented() -> None:
     assert filters.parse_partition("mod:16:3,7") == ModPartition(16, frozenset({3, 7}))
     assert filters.parse_partition("mod:16:0-2,9") == ModPartition(16, frozenset({0, 1, 2, 9}))
+    most = filters.parse_partition("mod:999999999:999934463-999999998")
+    assert isinstance(most, ModPartition)
+    assert len(most.buckets) == filters.MAX_BUCKETS
     assert filters.parse_partition("range:10000:0-3") == RangePartition(10000, 0, 3)
     assert filters.parse_partition("range:10:-5--2") == RangePartition(10, -5, -2)
     assert filters.parse_partition("range:10:4") == RangePartition(10, 4, 4)
@@ -98,7 +101,8 @@ def test_partitions_are_written_as_documented() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "mod", "mod:0:0", "mod:4:4", "mod:4:", "mod:4:a", "mod:4:3-1", "range:0:1-2",
-     "range:5:3-1", "range:5", "hash:4:1", "mod:4:1;drop", "mod:4:-1"],
+     "range:5:3-1", "range:5", "hash:4:1", "mod:4:1;drop", "mod:4:-1", "mod:4:1-2-3",
+     "mod:4:" + "9" * 5000, "mod:999999999:0-65536", "mod:9:" + "0-8," * 8000 + "1"],
 )  # fmt: skip
 def test_a_partition_of_another_form_is_refused_by_its_text(text: str) -> None:
     with pytest.raises(BadFilter, match="partition"):

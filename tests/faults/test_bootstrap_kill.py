@@ -6,6 +6,7 @@ store must be whole, and going on must lead to the state that an undisturbed run
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from databus.bootstrap import failpoints, segments
+from databus.bootstrap import failpoints, scratch, segments
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Store
 from databus.bootstrap.planner import Merge
@@ -72,8 +73,12 @@ def merge(folder: Path) -> None:
     """The applier, with Spark."""
     from databus.bootstrap.applier import Applier, start_spark
 
-    applier = Applier(Store(folder), start_spark("local[1]", "512m"), grace_us=0)
-    applier.apply()
+    with scratch.scratch_folder(folder.parent) as aside:
+        spark = start_spark("local[1]", "512m", scratch=aside)
+        kinds = {path.name.partition("-")[0] for path in aside.iterdir()}
+        assert {"blockmgr", "spark"} <= kinds, "Spark's files lie there"
+        Applier(Store(folder), spark, grace_us=0).apply()
+        spark.stop()
 
 
 def replace(folder: Path) -> None:
@@ -82,6 +87,7 @@ def replace(folder: Path) -> None:
     store.sweep("c")
     chain = store.read().chain
     if len(chain) > 1:
+        failpoints.reach("merge.begun")
         merged = _merged(store, Merge(chain, RunKind.DELTA))
         store.switch(lambda manifest: manifest.with_changes(add=merged, drop=chain, now_us=1))
     store.collect(0, "cs", now_us=2)
@@ -102,16 +108,29 @@ def run_child(action: str, folder: Path, step: str | None) -> int:
     environment.pop(failpoints.VARIABLE, None)
     if step is not None:
         environment[failpoints.VARIABLE] = step
-    child = subprocess.run(
-        [sys.executable, __file__, action, str(folder)],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        timeout=280,
-        check=False,
-    )
-    assert child.returncode in (0, -signal.SIGKILL), child.stderr.decode()[-3000:]
-    return child.returncode
+    log = folder.parent / "child.log"
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, __file__, action, str(folder)],
+            env=environment,
+            cwd=ROOT,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        code = child.wait(280)
+    finally:
+        # Spark's Java too: it would go in order when it finds itself alone.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    assert code in (0, -signal.SIGKILL), log.read_text()[-3000:]
+    return code
+
+
+def left_behind(folder: Path) -> set[str]:
+    """The scratch folders beside the store."""
+    return {path.name for path in (folder.parent / scratch.FOLDER).iterdir()} - {scratch.LOCK}
 
 
 def assert_whole(folder: Path) -> None:
@@ -146,7 +165,14 @@ def assert_whole(folder: Path) -> None:
 WRITER_STEPS = [
     step for step in failpoints.STEPS if step.split(".")[0] in ("append", "seal", "manifest")
 ]
-MERGE_STEPS = [step for step in failpoints.STEPS if step.startswith("merge.")]
+MERGE_STEPS = ["merge.rows_written", "merge.files_written", "merge.manifest_switched"]
+REPLACE_STEPS = [
+    "merge.begun",
+    "manifest.file_written",
+    "manifest.renamed",
+    "collect.manifest_switched",
+    "collect.one_deleted",
+]
 
 
 @pytest.mark.parametrize("step", WRITER_STEPS)
@@ -163,20 +189,17 @@ def test_a_writer_killed_at_any_step_goes_on_without_loss(tmp_path: Path, step: 
     assert {path.name for path in store.runs_folder.iterdir()} == known
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        "manifest.file_written",
-        "manifest.renamed",
-        "collect.manifest_switched",
-        "collect.one_deleted",
-    ],
-)
+@pytest.mark.parametrize("step", REPLACE_STEPS)
 def test_replacing_runs_killed_at_any_step_leaves_old_or_new(tmp_path: Path, step: str) -> None:
     folder = tmp_path / "shop"
     write(folder)
     assert run_child("replace", folder, step) == -signal.SIGKILL, f"{step} was never reached"
     assert_whole(folder)
+    if step == "manifest.file_written":
+        orphans = len(list(Store(folder).runs_folder.iterdir()))
+        assert run_child("replace", folder, "sweep.one_deleted") == -signal.SIGKILL
+        assert len(list(Store(folder).runs_folder.iterdir())) == orphans - 1
+        assert_whole(folder)
     replace(folder)
     assert_whole(folder)
     store = Store(folder)
@@ -189,10 +212,15 @@ def test_replacing_runs_killed_at_any_step_leaves_old_or_new(tmp_path: Path, ste
 def test_an_applier_killed_at_one_step_after_the_other_goes_on_without_loss(tmp_path: Path) -> None:
     folder = tmp_path / "shop"
     write(folder)
+    before: set[str] = set()
     for step in MERGE_STEPS:
         assert run_child("merge", folder, step) == -signal.SIGKILL, f"{step} was never reached"
         assert_whole(folder)
+        left = left_behind(folder)
+        assert len(left) == 1 and not left & before, "it sweeps what the one before has left"
+        before = left
     assert run_child("merge", folder, None) == 0
+    assert left_behind(folder) == set()
     assert_whole(folder)
     store = Store(folder)
     base = store.read().base
@@ -203,8 +231,7 @@ def test_an_applier_killed_at_one_step_after_the_other_goes_on_without_loss(tmp_
 
 
 def test_every_step_is_killed_at_somewhere_in_this_file() -> None:
-    covered = {*WRITER_STEPS, "collect.manifest_switched", "collect.one_deleted"}
-    covered |= set(MERGE_STEPS)
+    covered = {*WRITER_STEPS, *REPLACE_STEPS, *MERGE_STEPS, "sweep.one_deleted"}
     assert covered == set(failpoints.STEPS)
 
 

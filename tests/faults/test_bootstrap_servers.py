@@ -34,7 +34,7 @@ from tests.bootstrap.model import (
     write_run,
 )
 from tests.faults.test_bootstrap_kill import _merged
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -146,7 +146,7 @@ async def test_a_reader_changes_servers_at_any_frame_while_runs_are_merged_and_o
                     children[0].send_signal(signal.SIGKILL)
                     with contextlib.suppress(aiohttp.ClientError):
                         await killed
-                    children[0].wait(30)
+                    children[0].wait(30 * PATIENCE)
                 alive = urls if turn < 8 else urls[1:]
                 await reader.read(session, alive[turn % len(alive)], rng.randrange(1, 6000))
         assert reader.is_done
@@ -156,7 +156,7 @@ async def test_a_reader_changes_servers_at_any_frame_while_runs_are_merged_and_o
     finally:
         for child in children:
             child.kill()
-            child.wait(30)
+            child.wait(30 * PATIENCE)
         log.close()
 
 

@@ -19,7 +19,7 @@ from databus.common.checkpoint import Position
 from tests.support.chain import parent_url, relay_text
 from tests.support.processes import wait_process_gone
 from tests.support.relay_process import RelayProcess, ring_frames
-from tests.support.waiting import eventually_sync
+from tests.support.waiting import PATIENCE, eventually_sync
 
 URL = "generator://?events_per_second=5000&events_per_window=40&payload_bytes=60&events=80000"
 LAST_SCN = 2000
@@ -38,7 +38,7 @@ def kill_all(relay: RelayProcess) -> None:
     pids = [relay.process.pid]
     pids += [child.pid for child in psutil.Process(relay.process.pid).children(recursive=True)]
     os.killpg(relay.process.pid, signal.SIGKILL)
-    relay.process.wait(10)
+    relay.process.wait(10 * PATIENCE)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -18,7 +18,7 @@ from databus.common.frame import Op
 from tests.client.test_client import make, serving
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.live_relay import ORDERS, LiveRelay, window
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.faults
 Proxies = Callable[[str, int], Awaitable[FaultyProxy]]
@@ -178,7 +178,7 @@ async def test_kill_9_of_a_consumer_with_its_own_checkpoints_takes_effect_exactl
         else:
             await eventually(lambda scn=scn: len(seen()) == 3 * scn, 40)
             os.kill(process.pid, signal.SIGINT)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(20 * PATIENCE):
             assert await process.wait() == (-9 if round_number < 3 else 0)
         torn = {one for one, _ in seen() if sum(scn == one for scn, _ in seen()) != 3}
         assert not torn

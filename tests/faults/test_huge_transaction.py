@@ -22,8 +22,8 @@ from databus.client.raw import RawWindows
 from databus.common import frame
 from databus.common.checkpoint import Position
 from databus.common.frame import Op
-from tests.support.faulty_proxy import FaultyProxy
 from tests.support.fixtures import FreshDatabase
+from tests.support.metered_proxy import MeteredProxy
 from tests.support.processes import wait_process_gone
 from tests.support.relay_process import RelayProcess
 
@@ -36,7 +36,7 @@ AHEAD_ROWS = 15_000
 GRANT_BYTES = 64 << 10
 """How far the ring may be ahead of the reader when the database may send that much more: all in
 all less than the ring holds."""
-RING_BYTES = 4 << 20
+RING_BYTES = 6 << 20
 GROWTH_BYTES = 10 << 20
 """What a process may grow by while 18 MB of frames pass through it."""
 CONFIG = """
@@ -56,43 +56,6 @@ INSERTS = {
     "mariadb": "INSERT INTO many SELECT seq, seq + 1000000 FROM seq_{first}_to_{last}",
     "postgres": "INSERT INTO many SELECT n, n + 1000000 FROM generate_series({first}, {last}) n",
 }
-
-
-class MeteredProxy(FaultyProxy):
-    """Lets only so many bytes of the target's pass, over all connections together."""
-
-    def __init__(self, host: str, port: int) -> None:
-        super().__init__(host, port)
-        self._left_bytes = 1 << 40
-        self._granted = asyncio.Event()
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether everything that was granted has passed."""
-        return self._left_bytes <= 0
-
-    def close_off(self) -> None:
-        """Let nothing more pass until it is granted."""
-        self._left_bytes = 0
-
-    def grant(self, count: int) -> None:
-        """Let ``count`` bytes more pass."""
-        self._left_bytes += count
-        self._granted.set()
-        self._granted = asyncio.Event()
-
-    async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, counted: bool
-    ) -> None:
-        if not counted:
-            await super()._pump(reader, writer, counted=False)
-            return
-        while block := await reader.read(16 << 10):
-            while self.is_spent:
-                await self._granted.wait()
-            self._left_bytes -= len(block)
-            writer.write(block)
-            await writer.drain()
 
 
 class Reader:

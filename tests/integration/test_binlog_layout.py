@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from decimal import Decimal as D
+from typing import Any
+
 import pytest
 
 from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.source import ChunkRequest
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, read_to_end
 
@@ -71,3 +75,36 @@ async def test_a_vector_before_texts_of_mysql_does_not_shift_their_character_set
     finally:
         await source.close()
     assert event.after == {"id": 1, "v": None, "t": "é", "u": "ж"}
+
+
+@pytest.mark.parametrize("product", ["mariadb", "mysql"])
+async def test_four_hundred_columns_are_counted_and_their_nulls_found_by_both_decoders(
+    product: str, request: pytest.FixtureRequest
+) -> None:
+    database: FreshDatabase = request.getfixturevalue(f"{product}_database")
+    # Beyond 250 a count takes three bytes; beyond 255 the catalogue's place does not fit in one.
+    names = [f"c{number}" for number in range(400)]
+    types = ("INT", "VARCHAR(9)", "DECIMAL(9,2) UNSIGNED", "ENUM('x','y')")
+    columns = ", ".join(f"{name} {types[at % 4]}" for at, name in enumerate(names))
+    values: list[Any] = [(at, f"v{at}", D(at), "y")[at % 4] for at in range(400)]
+    row = [None if at % 7 == 0 or at > 396 else value for at, value in enumerate(values)]
+    literals = ", ".join("NULL" if value is None else f"'{value}'" for value in row)
+    source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
+    await source.open()
+    try:
+        start = await source.first_scn()
+        database.execute(f"CREATE TABLE wide (id INT PRIMARY KEY, {columns})")
+        database.execute(f"INSERT INTO wide VALUES (1, {literals})")
+        database.execute("UPDATE wide SET c399 = 'x'")
+        streamed = await read_to_end(source, start)
+        chunk = await source.read_chunk(ChunkRequest(f"{database.name}.wide", 10))
+        source.use_kernels = False
+        slowly = await read_to_end(source, start)
+    finally:
+        await source.close()
+    before = {"id": 1, **dict(zip(names, row, strict=True))}
+    after = before | {"c399": "x"}
+    inserted, updated = streamed.events()
+    assert (inserted.after, updated.before, updated.after) == (before, before, after)
+    assert bytes(slowly.data) == bytes(streamed.data)
+    assert [chunk.schema.decode_row(row.row) for row in chunk.rows] == [after]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import random
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
 
 from databus.common.frame import Op, iter_frames
+from databus.common.schema import SourceSchema
 from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.mysql import source as mysql_source
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, read_to_end
+from tests.support.system import server_shop
 
 
 @pytest.fixture(
@@ -141,3 +147,85 @@ async def test_a_stream_can_begin_at_every_scn_and_gives_the_same_rest(
     for scn in range(start, start + 12):
         rest = await read_to_end(source, scn)
         assert bytes(rest.data) == bytes(whole.data[ends.get(scn, 0) :])
+
+
+async def test_a_backlog_tells_each_definition_where_it_begins_and_not_todays(
+    database: FreshDatabase, source: MySqlSource
+) -> None:
+    for table in ("t", "still"):
+        database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, a INT)")
+    await source.open()
+    start = await source.first_scn()
+    database.execute("INSERT INTO t VALUES (1, 1)")
+    before = await read_to_end(source, start)
+    # Nobody reads meanwhile.
+    for statement in (
+        "ALTER TABLE t ADD COLUMN b VARCHAR(10) DEFAULT 'new'",
+        "ALTER TABLE still ADD COLUMN c INT",
+        "INSERT INTO t VALUES (2, 2, 'two')",
+        "ALTER TABLE t RENAME COLUMN a TO z",
+        "ALTER TABLE t MODIFY z BIGINT",
+        "UPDATE t SET z = 3",
+        "ALTER TABLE t COMMENT = 'the same columns'",
+        "ALTER TABLE t DROP COLUMN b",
+    ):
+        database.execute(statement)
+    again = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
+    await again.open()
+    again.recall(before.memo, None, before.resolved)
+    found = await read_to_end(again, before.resolved)
+    await again.close()
+    order: list[object] = []
+    last_told: dict[int, int] = {}
+    for view in found.frames():
+        if view.op == Op.SCHEMA_CHANGE:
+            told = SourceSchema.from_json(json.loads(bytes(view.after or b"")))
+            last_told[view.source_id] = told.fingerprint
+            columns = [f"{column.name} {column.type_name}" for column in told.columns]
+            order.append((told.source.partition(".")[2], *columns))
+        elif not view.is_control:
+            assert view.schema_fp == last_told[view.source_id], view.position
+            order.append(Op(view.op))
+    assert order == [
+        ("t", "id int", "a int", "b varchar(10)"),
+        ("still", "id int", "a int", "c int"),
+        Op.INSERT,
+        ("t", "id int", "z bigint", "b varchar(10)"),
+        Op.UPDATE,
+        Op.UPDATE,
+        ("t", "id int", "z bigint"),
+    ]
+
+
+@pytest.mark.slow
+async def test_it_does_not_matter_where_the_server_cuts_what_it_sends(
+    database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = "mysql" if database.url.startswith("mysql:") else "mariadb"
+    shop, url = server_shop(product, database)
+    receive = mysql_source.receive_into
+    source = MySqlSource(mariadb_config(url, f"{database.name}.*"))
+    await source.open()
+    database.execute("FLUSH BINARY LOGS")  # MariaDB's is read from the beginning of its file.
+    start = await source.first_scn()
+    with shop.session() as step:
+        for _ in range(60):
+            step()
+    try:
+        whole = await read_to_end(source, start)
+        assert {e.op for e in whole.events()} == {Op.INSERT, Op.UPDATE, Op.DELETE}
+        for most_bytes in (1, 40, 1000):
+            draws = random.Random(most_bytes)
+
+            async def some(
+                raw: socket.socket,
+                room: memoryview,
+                draws: random.Random = draws,
+                most_bytes: int = most_bytes,
+            ) -> int:
+                return await receive(raw, room[: draws.randint(1, most_bytes)])
+
+            monkeypatch.setattr(mysql_source, "receive_into", some)
+            assert (await read_to_end(source, start)).data == whole.data, most_bytes
+    finally:
+        await source.close()

@@ -25,7 +25,7 @@ from databus.client.testing import Grammar, Mirror, Recorder
 from databus.common.config import parse
 from databus.relay.relay import LocalRelay
 from tests.support.system import server_shop, sqlite_shop
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -115,7 +115,7 @@ async def watching(source: Source, folder: Path, consumer: Consumer) -> AsyncIte
             yield relay
         finally:
             client.stop()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(20 * PATIENCE):
                 await task
 
 

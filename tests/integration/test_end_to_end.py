@@ -22,6 +22,7 @@ from tests.support.system import (
     wait_for,
     wait_s,
 )
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -45,7 +46,7 @@ def make_system(request: pytest.FixtureRequest, tmp_path: Path, processes: Proce
 
 
 def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=10 * PATIENCE) as answer:
         return json.loads(answer.read())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import pytest
 from databus.cli.servers import MariaDBServer, PostgresServer
 from databus.common.config import DatabaseConfig
 from tests.support import mariadb_replicas
+from tests.support.busy_writers import TABLE as BUSY
+from tests.support.busy_writers import BusyWriters, applied, busy_rows
 from tests.support.capture import (
     capturing,
     database_config,
@@ -22,9 +24,11 @@ from tests.support.capture import (
     ring_state,
     streaming,
 )
+from tests.support.faulty_proxy import FaultyProxy
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_replicas import follow, local, primary_and_replica
 from tests.support.postgres_standby import caught_up, primary_and_standby, promote
+from tests.support.relay_process import ring_position
 from tests.support.replica_writer import Writer
 from tests.support.waiting import eventually
 
@@ -33,9 +37,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
 TABLE = "CREATE TABLE orders (id INT PRIMARY KEY, v INT)"
 
 
-def several(*servers: MariaDBServer, **options: Any) -> DatabaseConfig:
-    """A configuration that names these servers, in this order."""
-    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+def several(
+    *servers: MariaDBServer, proxy: FaultyProxy | None = None, **options: Any
+) -> DatabaseConfig:
+    """A configuration that names these servers, in this order; ``proxy`` is before the first."""
+    ports = [proxy.port if proxy else servers[0].port, *(server.port for server in servers[1:])]
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
     url = servers[0].url("shop").replace(f"127.0.0.1:{servers[0].port}", hosts)
     return database_config("shop", url, "shop.*", **options)
 
@@ -53,7 +60,9 @@ def servers(tmp_path: Path) -> Iterator[tuple[MariaDBServer, MariaDBServer]]:
 
 
 async def test_a_promoted_replica_goes_on_where_its_killed_primary_ended(
-    servers: tuple[MariaDBServer, MariaDBServer], tmp_path: Path
+    servers: tuple[MariaDBServer, MariaDBServer],
+    tmp_path: Path,
+    faulty_proxy: Callable[[str, int], Awaitable[FaultyProxy]],
 ) -> None:
     primary, replica = servers
     folder = tmp_path / "relay" / "shop"
@@ -99,6 +108,51 @@ async def test_a_promoted_replica_goes_on_where_its_killed_primary_ended(
         writer.write(replica, 5)
         await eventually(equal, 90, "the old primary's binlog is the same history")
     assert len(ring_state(folder).windows) == 315
+    await the_writers_never_pause_until_the_kill(
+        replica, primary, tmp_path / "relay", await faulty_proxy("127.0.0.1", replica.port)
+    )
+    assert rows_of(primary) == ring_state(folder).tables["shop.orders"]
+
+
+async def the_writers_never_pause_until_the_kill(
+    primary: MariaDBServer, replica: MariaDBServer, data_dir: Path, proxy: FaultyProxy
+) -> None:
+    """The relay is behind the replica, and its stream is cut wherever a stalled network had it."""
+    folder, writers = data_dir / "shop", BusyWriters("shop")
+    primary.execute(BUSY, database="shop")
+    config = several(primary, replica, proxy=proxy)
+
+    async with capturing(config, data_dir) as fetcher:
+        await streaming(fetcher)
+        writers.start(primary)
+        await asyncio.to_thread(writers.each_commits, 10)
+        await eventually(lambda: applied(folder).transactions, 60)
+        proxy.stall()
+        told = set(applied(folder).transactions)
+        await asyncio.to_thread(writers.each_commits, 10)
+        await eventually(lambda: replica_position(replica) > ring_position(folder).scn, 60)
+        await asyncio.to_thread(writers.kill, primary)
+        proxy.cut()
+        local(replica, "INSERT INTO local.notes (v) VALUES (7)")
+        await asyncio.to_thread(mariadb_replicas.promote, replica)
+        with writers.at_work(replica):
+            await asyncio.to_thread(writers.each_commits, 10)
+        position = replica_position(replica)
+        await eventually(lambda: ring_position(folder).scn == position, 90)
+        assert fetcher.status.reconnect_count
+    found = applied(folder)
+    assert found.rows == busy_rows(replica, "shop")
+    # The clock counts the captured transactions alone: none of the new primary's is left out.
+    assert found.scns == list(range(found.scns[0], position + 1))
+    assert found.transactions.keys() <= writers.committed.keys() | writers.unsure.keys()
+    assert len(told) < len(found.transactions)
+
+
+def replica_position(server: MariaDBServer) -> int:
+    """Up to where the server has the captured transactions."""
+    state = str(server.execute("SELECT @@global.gtid_binlog_pos")[0][0])
+    gtids = [gtid.split("-") for gtid in state.split(",")]
+    return next(int(number) for domain, _, number in gtids if domain == "1")
 
 
 async def test_a_replica_promoted_without_what_we_have_read_is_refused_by_name(
@@ -106,28 +160,33 @@ async def test_a_replica_promoted_without_what_we_have_read_is_refused_by_name(
 ) -> None:
     primary, replica = servers
     folder = tmp_path / "relay" / "shop"
-    writer = Writer(local)
+    primary.execute(BUSY, database="shop")
+    writers = BusyWriters("shop")
     async with capturing(several(primary), tmp_path / "relay") as fetcher:
         await streaming(fetcher)
-        await asyncio.to_thread(writer.write, primary, 5)
-        await asyncio.to_thread(replica.execute, "STOP SLAVE")
+        # Before they write: a commit that waits for the replica just then may wait for ever.
         primary.execute("SET GLOBAL rpl_semi_sync_master_enabled = OFF")
-        await asyncio.to_thread(writer.write, primary, 3)
-        await eventually(lambda: len(ring_state(folder).windows) == 8, 60)
+        writers.start(primary)
+        await asyncio.to_thread(writers.each_commits, 10)
+        await asyncio.to_thread(replica.execute, "STOP SLAVE IO_THREAD")
+        await asyncio.to_thread(writers.each_commits, 10)
+        newest = max(writers.committed)
+        await eventually(lambda: newest in applied(folder).transactions, 60)
+        await asyncio.to_thread(writers.kill, primary)
         await eventually(lambda: kept_memo(fetcher), 60)
     before = ring_state(folder)
-    primary.kill9()
-    replica.execute("RESET SLAVE ALL")
+    await asyncio.to_thread(mariadb_replicas.promote, replica)
     async with capturing(several(primary, replica), tmp_path / "relay") as fetcher:
         message = await failed_with(fetcher, "source_unavailable")
         assert "only come to" in message
-        writer.transactions = 5
-        await asyncio.to_thread(writer.write, replica, 10)
-        message = await failed_with(fetcher, "source_position_lost")
+        with writers.at_work(replica):
+            message = await failed_with(fetcher, "source_position_lost")
+            await asyncio.to_thread(writers.each_commits, 1)
     assert "history is not the one that we have read" in message
     assert "server_id 1" in message
     assert "server_id 2" in message
-    assert ring_state(folder) == before
+    assert newest not in {row["version"] for row in busy_rows(replica, "shop").values()}
+    assert ring_state(folder) == before, "nothing of the new primary's follows what it has lost"
 
 
 @pytest.mark.parametrize("product", ["mariadb", "mysql"])

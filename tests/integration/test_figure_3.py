@@ -40,7 +40,7 @@ from databus.common.errors import BadCheckpoint, ClockMismatch, DatabusError, Lo
 from tests.support.mirror_process import stored_facts
 from tests.support.processes import Processes
 from tests.support.system import System, sqlite_shop
-from tests.support.waiting import eventually, eventually_sync
+from tests.support.waiting import PATIENCE, eventually, eventually_sync
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -108,7 +108,7 @@ class Follower(Mirror):
 
 
 def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=10 * PATIENCE) as answer:
         return json.loads(answer.read())
 
 
@@ -268,7 +268,7 @@ async def following(
         yield client, task
     finally:
         client.stop()
-        await asyncio.wait({task}, timeout=10)
+        await asyncio.wait({task}, timeout=10 * PATIENCE)
 
 
 async def until(task: asyncio.Task[None], follower: Follower, end: Position) -> None:
@@ -312,13 +312,17 @@ async def test_a_position_ahead_of_the_stream_waits_and_gets_what_comes_after_it
 ) -> None:
     history = past.history
     begin, requests = history.now(), history.requests
-    ahead = Position(begin.position.scn + 7)
+    ahead = Position(begin.position.scn + 25)
     waiting, witness = Follower(None), Follower(begin)
     async with (
         following(history, waiting, ahead) as (client, task),
         following(history, witness, checkpoint_at(history, begin)) as (_, other),
     ):
         await eventually(lambda: client.status.is_flowing, 20.0, "it waits at the relay")
+        await asyncio.to_thread(history.work, 1)
+        first = history.now()
+        assert first.position < ahead
+        await until(other, witness, first.position)
         assert waiting.events == []
         for _ in range(BATCH):
             # One at a time: what SQLite is polled for at once is one window.
@@ -386,7 +390,7 @@ async def test_a_position_before_the_log_began_is_an_error_with_what_to_do(past:
     follower = Follower(past.forgotten)
     start = checkpoint_at(history, past.forgotten)
     async with following(history, follower, start) as (client, task):
-        await asyncio.wait({task}, timeout=40)
+        await asyncio.wait({task}, timeout=40 * PATIENCE)
         with pytest.raises(LogTooYoung, match="is older than the bootstrap log's oldest"):
             task.result()
         assert client.status.bootstrap_count == 1
@@ -431,7 +435,7 @@ async def test_a_checkpoint_of_another_clock_stops_with_nothing_delivered(
     follower, requests = Follower(moment), history.requests
     foreign = OnlineCheckpoint("shop", "foreign:1", moment.position)
     async with following(history, follower, foreign) as (client, task):
-        await asyncio.wait({task}, timeout=40)
+        await asyncio.wait({task}, timeout=40 * PATIENCE)
         with pytest.raises(ClockMismatch, match="foreign:1"):
             task.result()
         assert client.status.bootstrap_count == 0
@@ -449,7 +453,7 @@ async def test_a_checkpoint_of_another_database_is_refused_with_nothing_delivere
     async with following(
         history, follower, "bootstrap", checkpoints=ApplicationCheckpoints(lambda: foreign)
     ) as (_, task):
-        await asyncio.wait({task}, timeout=40)
+        await asyncio.wait({task}, timeout=40 * PATIENCE)
         with pytest.raises(BadCheckpoint, match="stock"):
             task.result()
     assert follower.events == []

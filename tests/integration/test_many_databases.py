@@ -12,10 +12,11 @@ import aiohttp
 import psutil
 import pytest
 
-from databus.common.errors import SourceUnavailable
-from databus.common.frame import Op
+from databus.common.checkpoint import OnlineCheckpoint, Position, encode
+from databus.common.errors import BadCheckpoint, SourceUnavailable
+from databus.common.frame import FrameView, Op
 from databus.relay.relay import LocalRelay
-from tests.support.chain import QUICK, get_json, poll, relay_config, relay_text
+from tests.support.chain import QUICK, Served, get_json, poll, relay_config, relay_text
 from tests.support.processes import wait_process_gone
 from tests.support.relay_process import RelayProcess, ring_frames
 from tests.support.waiting import eventually, eventually_sync
@@ -79,6 +80,78 @@ async def test_a_database_that_cannot_be_captured_is_shown_and_the_others_stream
             assert errors["good"] is None
             assert errors["away"]["code"] == "source_unavailable"
             assert "no.db" in errors["bad"]["detail"]
+
+
+async def test_two_databases_are_read_by_turns_each_from_its_own_checkpoint_on(
+    tmp_path: Path,
+) -> None:
+    names = ("east", "west")
+    with contextlib.ExitStack() as stack:
+        connections = {}
+        for name in names:
+            path = tmp_path / f"{name}.db"
+            connections[name] = connection = stack.enter_context(
+                contextlib.closing(sqlite3.connect(path, isolation_level=None))
+            )
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT)")
+        urls = {name: f"sqlite:///{tmp_path / name}.db" for name in names}
+        config = relay_config(tmp_path / "data", urls)
+        async with LocalRelay(config, pace=QUICK) as relay:
+            last_id = dict.fromkeys(names, 0)
+
+            def insert(name: str, count: int) -> None:
+                for _ in range(count):
+                    last_id[name] += 1
+                    row = (last_id[name], f"{name} {last_id[name]}")
+                    connections[name].execute("INSERT INTO items VALUES (?, ?)", row)
+
+            async def caught_up() -> bool:
+                rows = {name: rows_of(await poll(relay.url, name)) for name in names}
+                return rows == {name: last_id[name] for name in names}
+
+            await eventually(
+                lambda: all(relay.fetchers[name].status.state == "streaming" for name in names)
+            )
+            for _ in range(3):
+                insert("east", 20)
+                insert("west", 7)
+            await eventually(caught_up)
+            whole = {name: await poll(relay.url, name) for name in names}
+            places = {name: Position(*map(int, whole[name].prev.split(":"))) for name in names}
+            found: dict[str, list[FrameView]] = {name: [] for name in names}
+            turn_count = 0
+            while any(len(found[name]) < len(whole[name].frames) for name in names):
+                turn_count += 1
+                assert turn_count < 200
+                for name in names:  # after a while one of them has nothing more to say
+                    checkpoint = OnlineCheckpoint(name, whole[name].clock, places[name])
+                    query = {"checkpoint": encode(checkpoint), "max_bytes": "300"}
+                    served = await poll(relay.url, name, **query)
+                    found[name] += served.frames
+                    places[name] = max([places[name], *served.positions])
+                    with pytest.raises(BadCheckpoint):
+                        await poll(relay.url, names[name == "east"], **query)
+            assert turn_count > 20
+            for name in names:
+                told = [bytes(view.bytes) for view in found[name]]
+                assert told == [bytes(view.bytes) for view in whole[name].frames]
+                assert all(
+                    name.encode() in bytes(view.after or b"")
+                    for view in found[name] if not view.is_control
+                )  # fmt: skip
+            latest = {name: await poll(relay.url, name, start="latest") for name in names}
+            assert [latest[name].frames for name in names] == [(), ()]
+            insert("east", 1)
+            insert("west", 2)
+            await eventually(caught_up)
+            for name, count in (("east", 1), ("west", 2)):
+                newest = await poll(relay.url, name, scn=latest[name].newest)
+                assert rows_of(newest) == count, "what came after the latest, and no more"
+
+
+def rows_of(served: Served) -> int:
+    return sum(not view.is_control for view in served.frames)
 
 
 async def test_a_relay_is_ready_without_the_database_that_has_failed_unless_it_is_the_only_one(

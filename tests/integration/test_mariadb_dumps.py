@@ -1,4 +1,7 @@
-"""The MariaDB source on a real server: chunks, status, and the preflight."""
+"""The MariaDB source on a real server: chunks, status, and the preflight.
+
+Chunks by key on MySQL as well, which sorts by collations of its own.
+"""
 
 from __future__ import annotations
 
@@ -63,47 +66,68 @@ async def _dump_bounded(source: MySqlSource, table: str, upto: Any) -> list[dict
         after = bound
 
 
+# Key columns and their values, in terms of seq, which is unsigned, and of n, which is not.
+KEYS = [
+    ("a BIGINT UNSIGNED", "18446744073709551580 + seq"),
+    ("a DECIMAL(30,3)", "(n - 10) / 8"),
+    ("a VARCHAR(20) COLLATE utf8mb4_unicode_ci", "CONCAT(CHAR(96 + seq % 5), 'ż', seq)"),
+    ("a VARBINARY(9)", "CONCAT(CHAR(seq * 12 % 256), x'00ff', CHAR(seq))"),
+    ("a DATETIME(3)", "'2000-01-01' + INTERVAL seq * 1.5 SECOND"),
+    ("a ENUM('z','y','x'), b INT", "1 + seq % 3, seq"),
+    ("b VARCHAR(9), a INT, c BINARY(2)", "CONCAT('k', seq % 3), seq % 4, CHAR(seq)"),
+]
+MARIADB_KEYS = [
+    *KEYS,
+    ("a INT", "n - 10"),
+    ("a VARCHAR(20) COLLATE utf8mb4_general_ci", "CONCAT(IF(n % 2, 'A', 'b'), CHAR(64 + seq))"),
+    ("a VARCHAR(20) COLLATE utf8mb4_bin", "CONCAT(IF(n % 2, 'A', 'b'), CHAR(64 + seq))"),
+    ("a DOUBLE", "(n - 10) / 3"),
+    ("a VARCHAR(20) CHARACTER SET latin1", "CONCAT(CHAR(96 + seq % 5), seq)"),
+    ("a TIMESTAMP(3)", "'2000-01-01' + INTERVAL seq * 1.5 SECOND"),
+    ("a TIME(2)", "SEC_TO_TIME((n - 10) * 1234.5)"),
+    ("a DATE, b INT", "'2000-01-01' + INTERVAL seq % 3 DAY, seq"),
+    ("a UUID", "CONCAT('00112233-4455-6677-8899-0000000000', HEX(seq + 16))"),
+]
+MYSQL_KEYS = [
+    *KEYS,
+    ("a VARCHAR(20) COLLATE utf8mb4_0900_ai_ci", "CONCAT(IF(n % 2, 'A', 'á'), seq, ' ')"),
+    ("a VARCHAR(20) COLLATE utf8mb4_0900_as_cs", "CONCAT(IF(n % 2, 'A', 'á'), seq, ' ')"),
+]
+
+
 @pytest.mark.parametrize(
-    ("columns", "values"),
+    ("product", "columns", "values"),
     [
-        ("a INT", "n - 10"),
-        ("a BIGINT UNSIGNED", "18446744073709551580 + seq"),
-        ("a DECIMAL(30,3)", "(n - 10) / 8"),
-        ("a VARCHAR(20) COLLATE utf8mb4_unicode_ci", "CONCAT(CHAR(96 + seq % 5), 'ż', seq)"),
-        ("a VARCHAR(20) COLLATE utf8mb4_general_ci", "CONCAT(IF(n % 2, 'A', 'b'), CHAR(64 + seq))"),
-        ("a VARCHAR(20) COLLATE utf8mb4_bin", "CONCAT(IF(n % 2, 'A', 'b'), CHAR(64 + seq))"),
-        ("a DOUBLE", "(n - 10) / 3"),
-        ("a VARCHAR(20) CHARACTER SET latin1", "CONCAT(CHAR(96 + seq % 5), seq)"),
-        ("a VARBINARY(9)", "CONCAT(CHAR(seq * 12 % 256), x'00ff', CHAR(seq))"),
-        ("a UUID", "CONCAT('00112233-4455-6677-8899-0000000000', HEX(seq + 16))"),
-        ("a DATETIME(3)", "'2000-01-01' + INTERVAL seq * 1.5 SECOND"),
-        ("a TIMESTAMP(3)", "'2000-01-01' + INTERVAL seq * 1.5 SECOND"),
-        ("a TIME(2)", "SEC_TO_TIME((n - 10) * 1234.5)"),
-        ("a DATE, b INT", "'2000-01-01' + INTERVAL seq % 3 DAY, seq"),
-        ("a ENUM('z','y','x'), b INT", "1 + seq % 3, seq"),
-        ("b VARCHAR(9), a INT, c BINARY(2)", "CONCAT('k', seq % 3), seq % 4, CHAR(seq)"),
+        *(("mariadb", *key) for key in MARIADB_KEYS),
+        *(("mysql", *key) for key in MYSQL_KEYS),
     ],
 )
 async def test_a_dump_in_small_chunks_gives_every_row_once_for_every_kind_of_key(
-    mariadb_database: FreshDatabase, source: MySqlSource, columns: str, values: str
+    request: pytest.FixtureRequest, product: str, columns: str, values: str
 ) -> None:
+    database: FreshDatabase = request.getfixturevalue(f"{product}_database")
     names = ", ".join(part.split()[0] for part in columns.split(", "))
     if columns.startswith("a ENUM"):
         names = "a, b"
-    mariadb_database.execute(f"CREATE TABLE t ({columns}, v INT, PRIMARY KEY ({names}))")
-    mariadb_database.execute(
-        f"INSERT INTO t SELECT {values}, seq FROM (SELECT seq, CAST(seq AS SIGNED) AS n "
-        "FROM seq_1_to_20) x"
-    )
+    database.execute(f"CREATE TABLE t ({columns}, v INT, PRIMARY KEY ({names}))")
+    counted = ", ".join(f"({number}, {number})" for number in range(1, 21))
+    database.execute("CREATE TABLE counted (seq BIGINT UNSIGNED PRIMARY KEY, n BIGINT NOT NULL)")
+    database.execute(f"INSERT INTO counted VALUES {counted}")
+    database.execute(f"INSERT INTO t SELECT {values}, seq FROM counted")
+    wanted = [int(str(v)) for (v,) in database.execute(f"SELECT v FROM t ORDER BY {names}")]
+    assert len(wanted) == 20
+    table = f"{database.name}.t"
+    source = MySqlSource(mariadb_config(database.url, table))
     await source.open()
-    table = f"{mariadb_database.name}.t"
-    wanted = [int(str(v)) for (v,) in mariadb_database.execute(f"SELECT v FROM t ORDER BY {names}")]
-    assert [row["v"] for row in await _dump(source, table, 3)] == wanted
-    largest = await source.largest_key(table)
-    assert [row["v"] for row in await _dump_bounded(source, table, largest)] == wanted
-    mariadb_database.execute("DELETE FROM t WHERE v = 1")
-    upto = await _dump(source, table, 4, upto=largest)
-    assert [row["v"] for row in upto] == [v for v in wanted if v != 1]
+    try:
+        assert [row["v"] for row in await _dump(source, table, 3)] == wanted
+        largest = await source.largest_key(table)
+        assert [row["v"] for row in await _dump_bounded(source, table, largest)] == wanted
+        database.execute("DELETE FROM t WHERE v = 1")
+        upto = await _dump(source, table, 4, upto=largest)
+        assert [row["v"] for row in upto] == [v for v in wanted if v != 1]
+    finally:
+        await source.close()
 
 
 async def test_a_chunk_takes_a_condition_and_a_list_of_keys_and_names_the_missing_ones(
@@ -228,7 +252,6 @@ async def test_status_names_version_positions_and_the_binlogs_size(source: MySql
     [
         ("binlog_format", "MIXED"),
         ("binlog_row_image", "MINIMAL"),
-        ("log_bin_compress", "ON"),
     ],
 )
 async def test_the_preflight_names_a_wrong_setting_and_its_statement_mends_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,7 +12,8 @@ from databus.relay.sources.mysql import MySqlSource
 from databus.relay.sources.source import ChunkRequest
 from tests.support.fixtures import FreshDatabase, SetRowMetadata
 from tests.support.mariadb_stream import mariadb_config, read_to_end
-from tests.support.mysql_types import TYPES, Types, value_rows
+from tests.support.mysql_types import TYPES, Types, is_in_the_kernel, value_rows
+from tests.support.zero_dates import check_zero_dates_as_text
 
 
 @pytest.fixture
@@ -22,14 +24,10 @@ async def source(mariadb_database: FreshDatabase) -> AsyncIterator[MySqlSource]:
     await opened.close()
 
 
-# One column of these leaves its whole table to the Python decoder.
-NOT_IN_THE_KERNEL = ("inet", "utf16", "sjis", "gbk", "big5", "ujis", "euckr")
-
-
 @pytest.mark.parametrize("metadata", ["FULL", "MINIMAL", "NO_LOG"])
 @pytest.mark.parametrize(
     "types",
-    [TYPES, [t for t in TYPES if not any(word in t[0] for word in NOT_IN_THE_KERNEL)]],
+    [TYPES, [t for t in TYPES if is_in_the_kernel("mariadb", t[0])]],
     ids=["python decoder", "kernel"],
 )
 async def test_all_types_are_equal_in_the_stream_in_a_dump_and_as_inserted(
@@ -71,17 +69,33 @@ async def test_all_types_are_equal_in_the_stream_in_a_dump_and_as_inserted(
 
 @pytest.mark.parametrize("value", ["0000-00-00", "2020-00-00", "2020-02-00"])
 @pytest.mark.parametrize("column", ["date", "datetime(3)"])
-async def test_a_date_that_is_none_stops_the_stream_and_a_dump_with_its_table_and_value(
+async def test_a_date_that_is_none_stops_its_table_alone_and_a_dump_with_table_and_value(
     mariadb_database: FreshDatabase, source: MySqlSource, column: str, value: str
 ) -> None:
-    mariadb_database.execute(f"CREATE TABLE t (id INT PRIMARY KEY, d {column} NOT NULL)")
+    db, name = mariadb_database, mariadb_database.name
+    why = rf"{name}\.t: .*d .*{value}.*zero_dates"
+    db.execute(f"CREATE TABLE t (id INT PRIMARY KEY, d {column} NOT NULL)")
+    db.execute("CREATE TABLE other (id INT PRIMARY KEY)")
     await source.open()
     start = await source.first_scn()
-    mariadb_database.transaction("SET sql_mode=''", f"INSERT INTO t VALUES (1, '{value}')")
-    with pytest.raises(UnsupportedChange, match=rf"{mariadb_database.name}\.t: .*d .*{value}"):
-        await read_to_end(source, start)
-    with pytest.raises(UnsupportedChange, match=rf"{mariadb_database.name}\.t: .*d .*{value}"):
-        await source.read_chunk(ChunkRequest(f"{mariadb_database.name}.t", 10))
+    db.transaction(
+        "SET sql_mode=''",
+        "INSERT INTO other VALUES (1)",
+        f"INSERT INTO t VALUES (1, '2024-02-29'), (2, '{value}'), (3, '2024-02-29')",
+        "INSERT INTO other VALUES (2)",
+    )
+    db.execute("INSERT INTO t VALUES (4, '2024-02-29')")
+    db.execute("INSERT INTO other VALUES (3)")
+    with pytest.raises(UnsupportedChange, match=why):
+        await source.read_chunk(ChunkRequest(f"{name}.t", 10))
+    streamed = await read_to_end(source, start)
+    assert [event.key["id"] for event in streamed.events(f"{name}.other")] == [1, 2, 3]
+    assert [event.key["id"] for event in streamed.events(f"{name}.t")] == [1]
+    source.use_kernels = False
+    assert bytes((await read_to_end(source, start)).data) == bytes(streamed.data)
+    (stopped,) = (await source.status())["stopped_tables"].items()
+    assert stopped[0] == f"{name}.t"
+    assert re.search(why, stopped[1]["why"])
 
 
 async def test_a_date_that_is_none_becomes_null_when_so_configured(
@@ -108,6 +122,17 @@ async def test_a_date_that_is_none_becomes_null_when_so_configured(
     assert chunk.schema.decode_row(chunk.rows[0].row) == {"id": 1, "d": None, "e": None, "f": None}
     assert chunk.schema.fingerprint in streamed.schemas
     await source.close()
+
+
+@pytest.mark.parametrize("metadata", ["FULL", "NO_LOG"])
+async def test_a_date_that_is_none_is_carried_as_text_when_so_configured(
+    mariadb_database: FreshDatabase,
+    monkeypatch: pytest.MonkeyPatch,
+    metadata: str,
+    row_metadata: SetRowMetadata,
+) -> None:
+    row_metadata(mariadb_database.server, metadata)
+    await check_zero_dates_as_text(mariadb_database, monkeypatch)
 
 
 @pytest.mark.parametrize(

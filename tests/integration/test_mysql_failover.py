@@ -16,6 +16,8 @@ from databus.relay.fetcher import Fetcher
 from databus.relay.sources.mysql import MySqlSource, gtid_sets
 from databus.relay.sources.source import ChunkRequest
 from tests.support import mysql_replicas
+from tests.support.busy_writers import TABLE as BUSY
+from tests.support.busy_writers import BusyWriters, applied, busy_rows
 from tests.support.capture import (
     capturing,
     database_config,
@@ -27,7 +29,7 @@ from tests.support.capture import (
 from tests.support.mysql_replicas import caught_up, follow, local, own_uuid, primary_and_replica
 from tests.support.mysql_server import MySQLServer, mysql_launcher
 from tests.support.replica_writer import Writer
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -127,26 +129,29 @@ async def test_a_replica_promoted_without_what_we_have_read_is_refused_by_name(
 ) -> None:
     primary, replica = servers
     folder = tmp_path / "relay" / "shop"
-    writer = Writer(local)
+    primary.execute(BUSY, database="shop")
+    writers = BusyWriters("shop")
     uuids = f"{own_uuid(primary)},{own_uuid(replica)}"
     async with capturing(several((primary,), uuids), tmp_path / "relay") as fetcher:
         await streaming(fetcher)
-        await asyncio.to_thread(writer.write, primary, 5)
-        await asyncio.to_thread(caught_up, replica, primary)
-        await asyncio.to_thread(replica.execute, "STOP REPLICA")
-        await asyncio.to_thread(writer.write, primary, 3)
-        await eventually(lambda: len(ring_state(folder).windows) == 8, 60)
+        writers.start(primary)
+        await asyncio.to_thread(writers.each_commits, 10)
+        await asyncio.to_thread(replica.execute, "STOP REPLICA IO_THREAD")
+        await asyncio.to_thread(writers.each_commits, 10)
+        newest = max(writers.committed)
+        await eventually(lambda: newest in applied(folder).transactions, 60)
+        await asyncio.to_thread(writers.kill, primary)
         await eventually(lambda: kept_memo(fetcher), 60)
     before = ring_state(folder)
-    primary.kill9()
-    replica.execute("RESET REPLICA ALL")
-    writer.transactions = 5
-    await asyncio.to_thread(writer.write, replica, 10)
-    async with capturing(several((replica,), uuids), tmp_path / "relay") as fetcher:
-        message = await failed_with(fetcher, "source_position_lost")
+    await asyncio.to_thread(mysql_replicas.promote, replica)
+    with writers.at_work(replica):
+        await asyncio.to_thread(writers.each_commits, 10)
+        async with capturing(several((replica,), uuids), tmp_path / "relay") as fetcher:
+            message = await failed_with(fetcher, "source_position_lost")
     assert "has only come to" in message
     assert "promoted without the last transactions" in message
-    assert ring_state(folder) == before
+    assert newest not in {row["version"] for row in busy_rows(replica, "shop").values()}
+    assert ring_state(folder) == before, "nothing of the new primary's follows what it has lost"
 
 
 async def test_a_replica_with_transactions_of_its_own_is_read_and_dumped_like_its_primary(
@@ -167,7 +172,7 @@ async def test_a_replica_with_transactions_of_its_own_is_read_and_dumped_like_it
         local(replica, "INSERT INTO local.notes (v) VALUES (8)")
         await asyncio.to_thread(writer.write, primary, 1)
         resolved = start
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(60 * PATIENCE):
             while resolved < start + 1:
                 resolved = (await anext(stream)).resolved
         assert resolved == start + 1
@@ -178,7 +183,7 @@ async def test_a_replica_with_transactions_of_its_own_is_read_and_dumped_like_it
         chunk = await source.read_chunk(ChunkRequest("shop.orders", 1000))
         high = chunk.snapshot.high
         assert gtid_sets.generation_of(high) == 1
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(60 * PATIENCE):
             while resolved < high:
                 resolved = (await anext(stream)).resolved
         assert resolved == high

@@ -16,10 +16,15 @@ from databus.common import frame
 from databus.common.errors import PreflightFailed, SourcePositionLost, UnsupportedChange
 from databus.common.frame import Op, iter_frames
 from databus.relay.sources.mysql import MySqlSource
-from databus.relay.sources.source import ChunkRequest
+from databus.relay.sources.mysql.connection import Connection
+from databus.relay.sources.mysql.lineage import Memo
+from databus.relay.sources.mysql.preflight import choose_numbering
+from databus.relay.sources.mysql.settings import read_settings
+from databus.relay.sources.source import Batch, ChunkRequest
 from databus.relay.watermark import ChunkWindow, Ready, Waiting
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end
+from tests.support.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -251,7 +256,7 @@ async def test_servers_before_and_after_a_failover_are_generations_of_one_clock(
     assert [e.key["id"] for e in (await read_to_end(source, 2)).events()] == [3]
     _insert_as(mysql_database, 4, f"{old}:3")
     with pytest.raises(SourcePositionLost, match="order in which the servers have written"):
-        await asyncio.wait_for(_endless(source, 0), 20)
+        await asyncio.wait_for(_endless(source, 0), 20 * PATIENCE)
     await source.close()
 
 
@@ -284,6 +289,31 @@ async def test_a_purged_binlog_and_a_future_scn_are_named(
         await _endless(source, head + 1)
     mysql_database.execute("INSERT INTO t VALUES (2)")
     assert [e.key["id"] for e in (await read_to_end(source, head)).events()] == [2]
+
+
+async def test_a_commit_that_was_streamed_before_the_server_counts_it_is_gone_on_from(
+    mysql_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    mysql_database.execute("INSERT INTO t VALUES (1, 0)")
+    await source.open()
+    scn = await source.first_scn()
+    writers = [_Writer(mysql_database, seed) for seed in range(3)]
+    settings = read_settings(mariadb_config(mysql_database.url, f"{mysql_database.name}.*"))
+    connection = Connection(settings)
+    numbering, _ = choose_numbering(connection, settings)
+    stream = source.stream(scn)
+    try:
+        async with asyncio.timeout(60 * PATIENCE):
+            for _ in range(300):
+                batch = await anext(stream)
+                start = numbering.dump_after(connection, settings, Memo(batch.resolved))
+                assert start.after_scn == batch.resolved
+    finally:
+        await stream.aclose()
+        connection.close()
+        for writer in writers:
+            writer.stop()
 
 
 # -- dumps
@@ -390,7 +420,7 @@ class _Follower:
             self._moved.set()
 
     async def verdict(self, waiting: Waiting) -> object:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(20 * PATIENCE):
             while True:
                 verdict = self._judge.verdict(waiting, self.resolved)
                 if verdict is not None:
@@ -399,7 +429,7 @@ class _Follower:
                 await self._moved.wait()
 
     async def reach(self, scn: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(20 * PATIENCE):
             while self.resolved < scn:
                 self._moved.clear()
                 await self._moved.wait()
@@ -408,40 +438,154 @@ class _Follower:
 # -- what cannot be carried
 
 
+@pytest.mark.parametrize(
+    ("name", "other", "usual", "mended"),
+    [
+        ("binlog_row_image", "MINIMAL", "DEFAULT", "SET GLOBAL binlog_row_image"),
+        ("gtid_mode", "ON_PERMISSIVE", "ON", "SET GLOBAL gtid_mode = ON;"),
+    ],
+)
 async def test_a_server_set_up_differently_is_refused_with_the_statement_that_mends_it(
-    mysql_database: FreshDatabase, source: MySqlSource
+    mysql_database: FreshDatabase,
+    source: MySqlSource,
+    name: str,
+    other: str,
+    usual: str,
+    mended: str,
 ) -> None:
-    mysql_database.execute("SET GLOBAL binlog_row_image = MINIMAL")
+    mysql_database.execute(f"SET GLOBAL {name} = {other}")
     try:
-        named = "(?s)binlog_row_image.*MINIMAL.*SET GLOBAL binlog_row_image"
-        with pytest.raises(PreflightFailed, match=named):
+        with pytest.raises(PreflightFailed, match=f"(?s){name}.*{other}.*{mended}"):
             await source.open()
     finally:
-        mysql_database.execute("SET GLOBAL binlog_row_image = DEFAULT")
+        mysql_database.execute(f"SET GLOBAL {name} = {usual}")
     await source.open()
 
 
-async def test_a_tagged_gtid_has_no_place_in_the_clock_and_stops_the_stream_by_name(
-    mysql_database: FreshDatabase, source: MySqlSource
+# -- tagged GTIDs
+
+
+def _under(database: FreshDatabase, gtid_next: str, *statements: str) -> None:
+    """Run statements in a session that takes its GTIDs from somewhere."""
+    connection = database.server.connect(database.name)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET gtid_next = '{gtid_next}'")
+        for statement in statements:
+            cursor.execute(statement)
+        cursor.execute("SET gtid_next = AUTOMATIC")
+    connection.close()
+
+
+async def _read_up_to(stream: AsyncIterator[Batch], streamed: Streamed, scn: int) -> None:
+    async with asyncio.timeout(30 * PATIENCE):
+        while streamed.resolved < scn:
+            batch = await anext(stream)
+            streamed.data += batch.data
+            for schema in batch.schemas:
+                streamed.schemas.add(schema)
+            streamed.resolved = batch.resolved
+
+
+@pytest.mark.parametrize("use_kernels", [True, False])
+async def test_transactions_of_foreign_servers_are_passed_over_with_and_without_a_tag(
+    mysql_database: FreshDatabase, source: MySqlSource, use_kernels: bool
 ) -> None:
-    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT, w INT, j JSON)")
-    long = json.dumps({"a": 1, "b": "x" * 5000})
-    mysql_database.execute("INSERT INTO t VALUES (1, 1, 1, %s)", long)
+    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    await source.open()
+    source.use_kernels = use_kernels
+    other = str(uuid.uuid4())
+    start = await source.first_scn()
+    _under(mysql_database, f"{other}:early:1", "BEGIN", "COMMIT")
+    _under(mysql_database, f"{other}:early:2", "INSERT INTO t VALUES (1, 1)")
+    mysql_database.execute("INSERT INTO t VALUES (10, 0)")
+    streamed = Streamed(resolved=start)
+    stream = source.stream(start)
+    try:
+        await _read_up_to(stream, streamed, await source.first_scn())
+        before = (await source.status())["stream"]["foreign_groups"]
+        _under(mysql_database, f"{other}:tag:3", "BEGIN", "COMMIT")
+        _under(mysql_database, f"{other}:1", "INSERT INTO t VALUES (2, 2)")
+        _under(mysql_database, f"{other}:tag:4", "INSERT INTO t VALUES (3, 3)")
+        compressed = "SET binlog_transaction_compression = ON"
+        _under(mysql_database, f"{other}:tag:70000", compressed, "DELETE FROM t WHERE id = 3")
+        _under(mysql_database, f"{other}:tag:5", "CREATE TABLE u (id INT PRIMARY KEY)")
+        _under(mysql_database, f"{other}:tag:6", "TRUNCATE t")
+        mysql_database.execute("INSERT INTO t VALUES (11, 0)")
+        await _read_up_to(stream, streamed, await source.first_scn())
+        assert (await source.status())["stream"]["foreign_groups"] == before + 6
+    finally:
+        await stream.aclose()
+    assert [event.key["id"] for event in streamed.events()] == [10, 11]
+    assert not any(view.op == Op.TRUNCATE for view in streamed.frames())
+
+
+@pytest.mark.parametrize("use_kernels", [True, False])
+async def test_a_tagged_gtid_of_our_own_that_changes_nothing_captured_is_passed_over(
+    mysql_database: FreshDatabase, use_kernels: bool
+) -> None:
+    for name in ("t", "private"):
+        mysql_database.execute(f"CREATE TABLE {name} (id INT PRIMARY KEY, v INT)")
+    user = mysql_database.name
+    config = mariadb_config(mysql_database.url, f"{mysql_database.name}.t")
+    source = MySqlSource(config, use_kernels=use_kernels)
     await source.open()
     start = await source.first_scn()
+    automatic = "AUTOMATIC:tag"
+    for number in (1, 2):
+        _under(
+            mysql_database,
+            automatic,
+            f"CREATE USER {user}",
+            f"INSERT INTO private VALUES ({number}, 1)",
+            "SET binlog_transaction_compression = ON",
+            f"UPDATE private SET v = 2 WHERE id = {number}",
+            f"DROP USER {user}",
+        )
+        mysql_database.execute(f"INSERT INTO t VALUES ({number}, 0)")
+    streamed = await read_to_end(source, start)
+    assert [event.key["id"] for event in streamed.events()] == [1, 2]
+    assert streamed.resolved == start + 2
+    # They are sent again at a restart behind them, and change as little.
+    assert [e.key["id"] for e in (await read_to_end(source, start + 1)).events()] == [2]
+    # A number under a tag that a session owns is none of the clock's, to a snapshot either.
     connection = mysql_database.server.connect(mysql_database.name)
     with connection.cursor() as cursor:
-        cursor.execute("SET gtid_next = 'AUTOMATIC:tag'")
-        cursor.execute("UPDATE t SET v = 5")
+        cursor.execute(f"SET gtid_next = '{_own_uuid(mysql_database)}:tag:{start + 1_000_000}'")
+        chunk = await source.read_chunk(ChunkRequest(f"{mysql_database.name}.t", 10))
+        assert chunk.snapshot.high == start + 2
+        cursor.execute("ROLLBACK")
         cursor.execute("SET gtid_next = AUTOMATIC")
-        cursor.execute("INSERT INTO t VALUES (2, 2, 2, NULL)")
     connection.close()
-    with pytest.raises(UnsupportedChange, match="tagged GTID"):
-        await read_to_end(source, start)
-    _purge(mysql_database)
-    head = await source.first_scn()
-    mysql_database.execute("INSERT INTO t VALUES (3, 3, 3, NULL)")
-    assert [event.key["id"] for event in (await read_to_end(source, head)).events()] == [3]
+    await source.close()
+
+
+async def test_a_tagged_gtid_of_our_own_has_no_place_in_the_clock_for_a_captured_change(
+    mysql_database: FreshDatabase, source: MySqlSource
+) -> None:
+    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v MEDIUMTEXT)")
+    await source.open()
+    start = await source.first_scn()
+    mysql_database.execute("INSERT INTO t VALUES (1, 'a')")
+    for use_kernels, changes in (
+        (True, ["INSERT INTO t VALUES (2, REPEAT('b', 3000000)), (3, 'c')"]),
+        (False, ["UPDATE t SET v = 'd'"]),
+        (True, ["SET binlog_transaction_compression = ON", "UPDATE t SET v = 'e'"]),
+        (True, ["ALTER TABLE t ADD COLUMN w INT"]),
+        (True, ["TRUNCATE t"]),
+    ):
+        source.use_kernels = use_kernels
+        _under(mysql_database, "AUTOMATIC:tag", *changes)
+        mysql_database.execute("REPLACE INTO t (id, v) VALUES (4, UUID())")
+        try:
+            tagged = f"tagged GTID {_own_uuid(mysql_database)}:tag:"
+            with pytest.raises(UnsupportedChange, match=tagged):
+                await read_to_end(source, start)
+        finally:
+            _purge(mysql_database)
+        start = await source.first_scn()
+        mysql_database.execute("INSERT INTO t (id) VALUES (5)")
+        assert [event.key["id"] for event in (await read_to_end(source, start)).events()] == [5]
+        mysql_database.execute("DELETE FROM t WHERE id = 5")
 
 
 def _purge(database: FreshDatabase) -> None:

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import struct
-
 import pytest
 
 from databus.relay.sources.mysql import MySqlSource
 from databus.relay.sources.source import ChunkRequest
 from tests.support.fixtures import FreshDatabase, SetRowMetadata
 from tests.support.mariadb_stream import mariadb_config, read_to_end
-from tests.support.mysql_types import TYPES, Types, value_rows
-
-NOT_OF_MYSQL = ("uuid", "inet4", "inet6", "json", "point", "time(6)")
-LONGEST_TIME = dt.timedelta(hours=838, minutes=59, seconds=59)
-US = dt.timedelta(microseconds=1)
-# One column of these leaves its whole table to the Python decoder.
-NOT_IN_THE_KERNEL = ("utf16", "sjis", "gbk", "big5", "ujis", "euckr", "json")
-VECTORS = [("TO_VECTOR('[1,-2.5,3e10]')", struct.pack("<3f", 1, -2.5, 3e10))]
-MYSQL_TYPES: Types = [
-    *[one for one in TYPES if one[0] not in NOT_OF_MYSQL],
-    ("time(6)", [("'838:59:59'", LONGEST_TIME), ("'-838:59:58.999999'", US - LONGEST_TIME)]),
-    # MySQL's JSON is binary; this is the text that it makes of it.
-    ("json", [("""'{"a": [1, 2.50], "ż": "\\\\u20ac"}'""", '{"a": [1, 2.5], "ż": "€"}')]),
-    ("vector(3)", VECTORS),
-    ("vector", VECTORS),
-]
+from tests.support.mysql_types import MYSQL_TYPES, Types, is_in_the_kernel, value_rows
+from tests.support.zero_dates import check_zero_dates_as_text
 
 
 @pytest.mark.parametrize("metadata", ["FULL", "MINIMAL"])
 @pytest.mark.parametrize(
     "types",
-    [MYSQL_TYPES, [t for t in MYSQL_TYPES if not any(word in t[0] for word in NOT_IN_THE_KERNEL)]],
+    [MYSQL_TYPES, [t for t in MYSQL_TYPES if is_in_the_kernel("mysql", t[0])]],
     ids=["python decoder", "kernel"],
 )
 async def test_all_types_are_equal_in_the_stream_in_a_dump_and_as_inserted(
@@ -64,3 +47,9 @@ async def test_all_types_are_equal_in_the_stream_in_a_dump_and_as_inserted(
     assert {row.key: row.row for row in chunk.rows} == {
         bytes(view.key): bytes(view.after or b"") for view in views
     }
+
+
+async def test_a_date_that_is_none_is_carried_as_text_when_so_configured(
+    mysql_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await check_zero_dates_as_text(mysql_database, monkeypatch)

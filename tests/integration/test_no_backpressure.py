@@ -11,21 +11,48 @@ from pathlib import Path
 import pytest
 
 from databus.relay.relay import LocalRelay
-from tests.support.chain import QUICK, poll, relay_config
+from tests.support.chain import FRAMES, QUICK, get_json, poll, relay_config
 from tests.support.fixtures import FreshDatabase
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 RING_BYTES = 1 << 20
-# Ten minutes' worth of writes at this rate, as fast as the server takes them.  Far beyond the
-# ring and the buffers of a connection: a reader that stands still is lapped.
-ROWS_PER_SECOND = 40
-ROUNDS = 12
-ROWS = 600 * ROWS_PER_SECOND // ROUNDS
-WRITTEN_BYTES = ROUNDS * ROWS * 1_000
-POSTGRES_ROWS = (
-    "INSERT INTO items SELECT n, repeat(md5(n::text), 30) FROM generate_series({first}, {last}) n"
+# Ten minutes of writes, a transaction of 100 rows each second, as fast as the server takes them.
+# Far beyond the ring and the buffers of a connection: a reader that stands still is lapped.
+SECONDS = 600
+ROWS_PER_SECOND = 100
+NOTE_BYTES = 480
+WRITTEN_BYTES = SECONDS * ROWS_PER_SECOND * NOTE_BYTES
+POSTGRES_WRITES = f"""DO $$ BEGIN
+    FOR second IN 0 .. {{seconds}} - 1 LOOP
+        INSERT INTO items
+            SELECT {{first}} + second * {ROWS_PER_SECOND} + n, repeat(md5(n::text), 15)
+            FROM generate_series(0, {ROWS_PER_SECOND} - 1) n;
+        COMMIT;
+    END LOOP;
+END $$"""
+BINLOG_TABLES = (
+    "CREATE TABLE items (id int PRIMARY KEY, note text)",
+    "CREATE TABLE numbers (n int PRIMARY KEY)",
+    "INSERT INTO numbers VALUES " + ", ".join(f"({n})" for n in range(ROWS_PER_SECOND)),
+    f"""CREATE PROCEDURE write_much(first int, seconds int) BEGIN
+        DECLARE second int DEFAULT 0;
+        WHILE second < seconds DO
+            INSERT INTO items
+                SELECT first + second * {ROWS_PER_SECOND} + n, repeat(lpad(n, 32, '-'), 15)
+                FROM numbers;
+            SET second = second + 1;
+        END WHILE;
+    END""",
 )
-MARIADB_ROWS = "INSERT INTO items SELECT seq, repeat(md5(seq), 30) FROM seq_{first}_to_{last}"
+BINLOG_WRITES = "CALL write_much({first}, {seconds})"
+FOLLOW = "/v1/shop/stream?start=oldest&follow=true"
+# What a stuck follower has asked for: its path and what it accepts.
+STUCK = (
+    (FOLLOW, FRAMES["Accept"]),
+    (FOLLOW, "application/x-ndjson"),
+    (FOLLOW, "text/event-stream"),
+    (f"{FOLLOW}&where=id%20%3E%200", FRAMES["Accept"]),
+)
 
 
 class Log:
@@ -55,36 +82,42 @@ class Log:
 
 
 @contextlib.asynccontextmanager
-async def stuck_reader(url: str, path: str) -> AsyncIterator[socket.socket]:
-    """A connection that asks for a stream without end and never reads of it."""
+async def stuck_readers(url: str) -> AsyncIterator[list[socket.socket]]:
+    """Connections that ask for streams without end, are being served, and never read."""
     host, _, port = url.removeprefix("http://").rpartition(":")
-    reader = socket.socket()
-    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    reader.setblocking(False)
     loop = asyncio.get_running_loop()
-    try:
-        await loop.sock_connect(reader, (host, int(port)))
-        request = f"GET {path} HTTP/1.1\r\nHost: relay\r\nAccept: application/vnd.databus.frames"
-        await loop.sock_sendall(reader, f"{request}\r\n\r\n".encode())
-        yield reader
-    finally:
-        reader.close()
+    with contextlib.ExitStack() as stack:
+        readers = []
+        for path, accept in STUCK:
+            reader = stack.enter_context(contextlib.closing(socket.socket()))
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.setblocking(False)
+            await loop.sock_connect(reader, (host, int(port)))
+            request = f"GET {path} HTTP/1.1\r\nHost: relay\r\nAccept: {accept}\r\n\r\n"
+            await loop.sock_sendall(reader, request.encode())
+            readers.append(reader)
+
+        async def all_served() -> bool:
+            status = await get_json(url, "/v1/status")
+            return bool(status["databases"][0]["served"]["readers"] == len(readers))
+
+        await eventually(all_served, 30)
+        yield readers
 
 
-async def write_much(database: FreshDatabase, first: int, insert: str = POSTGRES_ROWS) -> None:
-    """Commit far more than the ring holds."""
-    for number in range(ROUNDS):
-        start = first + number * ROWS
-        statement = insert.format(first=start, last=start + ROWS - 1)
-        await asyncio.to_thread(database.execute, statement)
+async def write_much(
+    database: FreshDatabase, first: int, writes: str = POSTGRES_WRITES, *, seconds: int = SECONDS
+) -> None:
+    """Commit so many seconds' worth of writes; all of them are far more than the ring holds."""
+    await asyncio.to_thread(database.execute, writes.format(first=first, seconds=seconds))
 
 
 async def is_told(reader: socket.socket) -> None:
     """When the reader reads on, it is told what happened meanwhile, or sees that it was cut off."""
     loop = asyncio.get_running_loop()
-    received = b""
-    async with asyncio.timeout(30):
-        while b"reader_overtaken" not in received[-4096:]:
+    received = bytearray()
+    async with asyncio.timeout(60 * PATIENCE):
+        while b"reader_overtaken" not in received[-(1 << 17) :]:
             try:
                 chunk = await loop.sock_recv(reader, 1 << 16)
             except ConnectionResetError:
@@ -133,10 +166,10 @@ async def test_a_stuck_consumer_does_not_hold_back_the_databases_log(
             await eventually(is_small, 60, "the server forgets its log", poll_s=0.2)
             return kept
 
-        await write_much(database, 0)
+        await write_much(database, 0, seconds=SECONDS // 5)
         alone = await settled(WRITTEN_BYTES // 20)
 
-        async with stuck_reader(relay.url, "/v1/shop/stream?start=oldest&follow=true") as reader:
+        async with stuck_readers(relay.url) as readers:
             before = await asyncio.to_thread(log.confirmed)
             tail = fetcher.intake.ring.state.tail if fetcher.intake else 0
             await write_much(database, 1_000_000)
@@ -148,18 +181,29 @@ async def test_a_stuck_consumer_does_not_hold_back_the_databases_log(
             laps = (fetcher.intake.ring.state.tail - tail) / RING_BYTES
             assert laps > 10, "the ring turned over many times under the reader"
             assert beside <= alone + WRITTEN_BYTES // 20
-            await is_told(reader)
-        print(f"kept alone {alone} bytes, beside a stuck reader {beside}; written {WRITTEN_BYTES}")
+            await asyncio.gather(*map(is_told, readers))
+        print(f"kept alone {alone} bytes, beside stuck readers {beside}; written {WRITTEN_BYTES}")
 
 
 @pytest.mark.timeout(500)
-async def test_a_stuck_consumer_keeps_no_binlog_in_use(
+async def test_a_stuck_consumer_keeps_no_binlog_of_mariadb_in_use(
     mariadb_database: FreshDatabase, tmp_path: Path
 ) -> None:
-    database = mariadb_database
-    database.execute("CREATE TABLE items (id int PRIMARY KEY, note text)")
+    await keeps_no_binlog_in_use(mariadb_database, tmp_path)
+
+
+@pytest.mark.timeout(500)
+async def test_a_stuck_consumer_keeps_no_binlog_of_mysql_in_use(
+    mysql_database: FreshDatabase, tmp_path: Path
+) -> None:
+    await keeps_no_binlog_in_use(mysql_database, tmp_path)
+
+
+async def keeps_no_binlog_in_use(database: FreshDatabase, tmp_path: Path) -> None:
+    for statement in BINLOG_TABLES:
+        database.execute(statement)
     config = relay_config(
-        tmp_path, {"shop": database.url}, sources=(f"{database.name}.*",), ring_bytes=RING_BYTES
+        tmp_path, {"shop": database.url}, sources=(f"{database.name}.items",), ring_bytes=RING_BYTES
     )
 
     def logs() -> list[str]:
@@ -169,11 +213,11 @@ async def test_a_stuck_consumer_keeps_no_binlog_in_use(
         await relay.ready(300)
         fetcher = relay.fetchers["shop"]
         await eventually(lambda: fetcher.status.state == "streaming", 60)
-        await write_much(database, 1, MARIADB_ROWS)
-        async with stuck_reader(relay.url, "/v1/shop/stream?start=oldest&follow=true") as reader:
+        await write_much(database, 1, BINLOG_WRITES, seconds=SECONDS // 5)
+        async with stuck_readers(relay.url) as readers:
             tail = fetcher.intake.ring.state.tail if fetcher.intake else 0
             before = set(logs())
-            await write_much(database, 1_000_000, MARIADB_ROWS)
+            await write_much(database, 1_000_000, BINLOG_WRITES)
             database.execute("FLUSH BINARY LOGS")
             await newest_is_served(relay, database, 2_000_000)
             assert fetcher.intake is not None
@@ -186,4 +230,4 @@ async def test_a_stuck_consumer_keeps_no_binlog_in_use(
                 return logs() == [newest] and newest not in before
 
             await eventually(purged, 30)
-            await is_told(reader)
+            await asyncio.gather(*map(is_told, readers))

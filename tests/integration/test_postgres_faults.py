@@ -16,9 +16,12 @@ import pytest
 from databus.cli.servers import PostgresServer
 from databus.common.errors import SourcePositionLost, SourceUnavailable
 from databus.relay.sources.postgres import PostgresSource
+from databus.relay.sources.postgres.replication import Connection
+from databus.relay.sources.postgres.settings import read_settings
 from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import Seen, config_of, follow_to, now_scn, opened, table_of
 from tests.support.waiting import eventually_sync
+from tests.test_nothing_left_open import nothing_left_open
 
 pytestmark = [pytest.mark.postgres, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -164,3 +167,19 @@ async def test_the_stream_and_the_chunks_go_over_tls(encrypted: FreshDatabase) -
     await refused.close()
     assert finding.setting == "sign-in"
     assert "no encryption" in finding.problem
+
+
+def test_a_session_over_tls_is_closed_with_its_event_loop(encrypted: FreshDatabase) -> None:
+    """Though nobody waits for the server's word that it has ended the session."""
+    settings = read_settings(config_of(encrypted, sslmode="require"))
+
+    async def come_and_go() -> None:
+        session = Connection(settings)
+        await session.connect()
+        assert session.encrypted
+        session.close()
+        assert session.is_closed
+
+    with nothing_left_open():
+        for _ in range(5):
+            asyncio.run(come_and_go())

@@ -5,18 +5,19 @@ from __future__ import annotations
 import datetime as dt
 import math
 import uuid
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from databus.common import kernels as common_kernels
+from databus.common.errors import SourceUnavailable
 from databus.common.frame import read_frame
 from databus.common.schema import Kind
-from databus.relay.sources.postgres import windows
+from databus.relay.sources.postgres import chunk_session, windows
 from databus.relay.sources.source import ChunkRequest
 from tests.support.fixtures import FreshDatabase
-from tests.support.postgres_follower import config_of, follow_to, now_scn, opened
+from tests.support.postgres_follower import Seen, config_of, follow, follow_to, now_scn, opened
 
 UTC = dt.UTC
 UUID_TEXT = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
@@ -195,6 +196,10 @@ TYPES: list[tuple[str, Kind, list[tuple[str, Any]]]] = [
     ("citext", Kind.STRING, [("'MiXed'", "MiXed")]),
     ("hstore", Kind.STRING, [("'a=>1, b=>NULL'", '"a"=>"1", "b"=>NULL')]),
     ("ltree", Kind.STRING, [("'Top.Science'", "Top.Science")]),
+    ("cube", Kind.STRING, [("'(1,2),(3,4)'", "(1, 2),(3, 4)")]),
+    ("unheard", Kind.STRING, [("'[1,2.5,3]'", "[1,2.5,3]")]),
+    ("over_unheard", Kind.STRING, [("'[1]'", "[1]")]),
+    ("mail", Kind.STRING, [("'A@b.de'", "A@b.de")]),
 ]
 
 SET_UP = [
@@ -202,12 +207,33 @@ SET_UP = [
     "CREATE EXTENSION IF NOT EXISTS hstore",
     "CREATE EXTENSION IF NOT EXISTS ltree",
     "CREATE EXTENSION IF NOT EXISTS isn",
+    "CREATE EXTENSION IF NOT EXISTS cube",
     "CREATE TYPE mood AS ENUM ('sad', 'happy')",
     "CREATE TYPE pair AS (n int, t text)",
     "CREATE DOMAIN price AS numeric(10, 2)",
     "CREATE DOMAIN positive AS int CHECK (VALUE > 0)",
     "CREATE DOMAIN nested AS positive",
+    # A base type of a name that nobody knows, as those of PostGIS and pgvector are.
+    "CREATE TYPE unheard",
+    "CREATE FUNCTION unheard_in(cstring) RETURNS unheard LANGUAGE internal IMMUTABLE STRICT "
+    "AS 'textin'",
+    "CREATE FUNCTION unheard_out(unheard) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT "
+    "AS 'textout'",
+    "CREATE TYPE unheard (INPUT = unheard_in, OUTPUT = unheard_out)",
+    "CREATE DOMAIN over_unheard AS unheard",
+    "CREATE DOMAIN mail AS citext CHECK (VALUE LIKE '%@%')",
 ]
+
+
+# What a session of this database has unless it asks for something else.
+ODD_SESSIONS = {
+    "TimeZone": "'Asia/Kolkata'",
+    "DateStyle": "'SQL, DMY'",
+    "IntervalStyle": "sql_standard",
+    "bytea_output": "escape",
+    "extra_float_digits": "-5",
+    "xmloption": "content",
+}
 
 
 def _same(found: Any, expected: Any) -> bool:
@@ -220,15 +246,21 @@ def _same(found: Any, expected: Any) -> bool:
     return type(found) is type(expected) and bool(found == expected)
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "reference"])
-async def test_each_type_has_one_value_from_stream_and_chunk(
-    postgres_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch, compiled: bool
-) -> None:
-    if compiled and not common_kernels.COMPILED:
-        pytest.skip("numba is not installed")
-    if not compiled:
+@pytest.fixture(params=[True, False], ids=["kernel", "reference"])
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Windows are put together by the kernel, then by the reference."""
+    if not request.param:
         monkeypatch.setitem(windows.WindowAssembler.__init__.__kwdefaults__, "compiled", False)
+    return bool(request.param)
+
+
+@pytest.mark.usefixtures("compiled")
+async def test_each_type_has_one_value_from_stream_and_chunk(
+    postgres_database: FreshDatabase,
+) -> None:
     db = postgres_database
+    for name, value in ODD_SESSIONS.items():
+        db.execute(f"ALTER DATABASE {db.name} SET {name} = {value}")
     for statement in SET_UP:
         db.execute(statement)
     for number, (type_name, _, _) in enumerate(TYPES):
@@ -261,16 +293,124 @@ async def test_each_type_has_one_value_from_stream_and_chunk(
                 assert _same(found["v"], value), (type_name, found["v"], value)
 
 
+# Types of TYPES that are read in binary where that is configured.
+IN_BINARY = {
+    "bool", "int2", "int4", "int8", "oid", "float4", "float8", "numeric(12,2)", "numeric(38,10)",
+    "numeric(18,0)", "text", "varchar(10)", "char(5)", "name", "bytea", "date", "time", "time(3)",
+    "timestamp", "timestamptz", "uuid", "json", "jsonb", "price", "positive", "nested",
+}  # fmt: skip
+MORE_REALS = [
+    "0.5",
+    "0",
+    "-0.0",
+    "1024",
+    "3.4028235e38",
+    "1.17549435e-38",
+    "1e-45",
+    "0.3",
+    "16777216",
+    "1e10",
+    "9.5367e-7",
+]
+MORE_DECIMALS = ["0.01", "-0.01", "1", "10000", "99990000.5", "1234567890.12", "'NaN'"]
+COMMAND = (
+    "SELECT query LIKE '%binary%' FROM pg_stat_activity WHERE datname = current_database() "
+    "AND query LIKE 'START_REPLICATION%'"
+)
+
+
+@pytest.mark.usefixtures("compiled")
+async def test_a_stream_in_binary_has_the_frames_of_one_in_text(
+    postgres_database: FreshDatabase,
+) -> None:
+    db, found, forms = postgres_database, list[list[bytes]](), list[bool]()
+    for statement in SET_UP:
+        db.execute(statement)
+    columns = [(name, cases) for name, _, cases in TYPES if name in IN_BINARY]
+    assert len(columns) == len(IN_BINARY)
+    columns += [(name, [(literal, None)]) for name, literal, _ in SPECIAL]
+    columns += [("float4", [(f"'{text}'", None) for text in MORE_REALS])]
+    columns += [("numeric(12,2)", [(text, None) for text in MORE_DECIMALS])]
+    typed = ", ".join(f"v{number} {name}" for number, (name, _) in enumerate(columns))
+    db.execute(f"CREATE TABLE t (id int, {typed}, PRIMARY KEY (id, v4))")
+    db.execute("CREATE TABLE reals (v float4 PRIMARY KEY)")
+    rows = max(len(cases) for _, cases in columns)
+
+    def enough(seen: Seen) -> bool:
+        if seen.resolved < upto:
+            return False
+        forms.extend(bool(row[0]) for row in db.execute(COMMAND))
+        return True
+
+    async with opened(config_of(db, special_values="null")) as source:
+        start = await source.first_scn()
+    for row in range(rows):
+        literals = ", ".join(cases[row % len(cases)][0] for _, cases in columns)
+        db.execute(f"INSERT INTO t VALUES ({row}, {literals})")
+    db.execute(f"INSERT INTO t (id, v4) VALUES ({rows}, 0)")
+    db.execute("INSERT INTO reals SELECT DISTINCT (random() * power(10, n % 40 - 20))::float4 "
+               "FROM generate_series(1, 3000) n")  # fmt: skip
+    db.execute("UPDATE t SET v0 = NOT v0 WHERE id % 2 = 0")
+    db.execute("ALTER TABLE t REPLICA IDENTITY FULL")
+    db.execute("UPDATE t SET id = id + 100 WHERE id % 3 = 0")
+    db.execute("DELETE FROM t WHERE id % 3 = 1")
+    upto = now_scn(db)
+    for binary in (False, True):
+        async with opened(config_of(db, special_values="null", binary=binary)) as source:
+            found.append((await follow(source, start, enough)).frames)
+    assert forms == [False, True]
+    assert len(found[0]) > 3 * rows + 2900
+    assert found[0] == found[1]
+
+
+async def test_a_type_that_is_not_known_in_binary_lets_the_stream_go_on_as_text(
+    postgres_database: FreshDatabase,
+) -> None:
+    db, forms = postgres_database, list[bool]()
+    db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+
+    def come(count: int) -> Callable[[Seen], bool]:
+        def enough(seen: Seen) -> bool:
+            if len(seen.events) < count:
+                return False
+            forms.extend(bool(row[0]) for row in db.execute(COMMAND))
+            return True
+
+        return enough
+
+    async with opened(config_of(db, binary=True)) as source:
+        start, seen = await source.first_scn(), Seen()
+        db.execute("INSERT INTO t VALUES (1)")
+        db.execute("ALTER TABLE t ADD COLUMN tags text[]")
+        db.execute("INSERT INTO t VALUES (2, '{a}')")
+        db.execute("ALTER TABLE t DROP COLUMN tags")
+        with pytest.raises(SourceUnavailable, match=r"public\.t\.tags .* in text form"):
+            await follow(source, start, come(2), seen)
+    for count in (2, 3):
+        async with opened(config_of(db, binary=True)) as source:
+            source.recall(seen.memo, None, seen.last[0])
+            db.execute(f"INSERT INTO t VALUES ({count + 1})")
+            seen = await follow(source, seen.last[0], come(count + 1), seen)
+    assert [e.after for e in seen.events] == [
+        {"id": 1},
+        {"id": 2, "tags": "{a}"},
+        {"id": 3},
+        {"id": 4},
+    ]
+    assert forms == [False, True]
+
+
+# Type, an SQL literal of a value that its kind cannot hold, and that value's text.
 SPECIAL = [
-    ("date", "'infinity'"),
-    ("date", "'0044-03-15 BC'"),
-    ("date", "'10000-01-01'"),
-    ("time", "'24:00:00'"),
-    ("timestamp", "'-infinity'"),
-    ("timestamp", "'294276-12-31 23:59:59'"),
-    ("timestamptz", "'infinity'"),
-    ("timestamptz", "'0044-03-15 00:00:00+00 BC'"),
-    ("numeric(6,2)", "'NaN'"),
+    ("date", "'infinity'", "infinity"),
+    ("date", "'0044-03-15 BC'", "0044-03-15 BC"),
+    ("date", "'10000-01-01'", "10000-01-01"),
+    ("time", "'24:00:00'", "24:00:00"),
+    ("timestamp", "'-infinity'", "-infinity"),
+    ("timestamp", "'294276-12-31 23:59:59'", "294276-12-31 23:59:59"),
+    ("timestamptz", "'infinity'", "infinity"),
+    ("timestamptz", "'0044-03-15 00:00:00+00 BC'", "0044-03-15 00:00:00+00 BC"),
+    ("numeric(6,2)", "'NaN'", "NaN"),
 ]
 
 
@@ -278,11 +418,11 @@ async def test_values_beyond_their_kind_become_null_where_that_is_configured(
     postgres_database: FreshDatabase,
 ) -> None:
     db = postgres_database
-    for number, (type_name, _) in enumerate(SPECIAL):
+    for number, (type_name, _, _) in enumerate(SPECIAL):
         db.execute(f"CREATE TABLE s{number} (id int PRIMARY KEY, v {type_name} NOT NULL)")
     async with opened(config_of(db, special_values="null")) as source:
         start = await source.first_scn()
-        for number, (_, literal) in enumerate(SPECIAL):
+        for number, (_, literal, _) in enumerate(SPECIAL):
             db.execute(f"INSERT INTO s{number} VALUES (1, {literal})")
         seen = await follow_to(source, start, now_scn(db))
         assert [e.after for e in seen.events] == [{"id": 1, "v": None}] * len(SPECIAL)
@@ -290,6 +430,81 @@ async def test_values_beyond_their_kind_become_null_where_that_is_configured(
             chunk = await source.read_chunk(ChunkRequest(f"public.s{number}", 10))
             assert chunk.schema.decode_row(chunk.rows[0].row)["v"] is None
             assert chunk.schema.fingerprint in seen.schemas
+
+
+# Type, and pairs of an SQL literal and its text: values of every day, and those of SPECIAL.
+AS_TEXT: list[tuple[str, list[tuple[str, str]]]] = [
+    ("date", [("'2024-02-29'", "2024-02-29")]),
+    ("time(3)", [("'12:34:56.7'", "12:34:56.7"), ("'24:00'", "24:00:00")]),
+    ("timetz", [("'24:00:00-01:30'", "24:00:00-01:30")]),
+    ("timestamp", [("'2024-02-29 12:34:56.5'", "2024-02-29 12:34:56.5")]),
+    ("timestamptz", [("'2024-06-01 12:00:00.5+02'", "2024-06-01 10:00:00.5+00")]),
+    ("numeric(20,10)", [("0", "0.0000000000"), ("-1.5", "-1.5000000000"), ("'NaN'", "NaN")]),
+    ("payday", [("'infinity'", "infinity")]),
+]
+
+
+async def test_values_beyond_their_kind_are_carried_as_text_where_that_is_configured(
+    postgres_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(chunk_session, "COMPILED", False)
+    db = postgres_database
+    db.execute("CREATE DOMAIN payday AS date")
+    columns: dict[str, list[tuple[str, str]]] = {name: list(cases) for name, cases in AS_TEXT}
+    for type_name, literal, text in SPECIAL:
+        columns.setdefault(type_name, []).append((literal, text))
+    for number, type_name in enumerate(columns):
+        # The key and the value; another key column behind it, for chunks that end in between.
+        db.execute(
+            f"CREATE TABLE k{number} (k {type_name}, n int, v {type_name}, PRIMARY KEY (k, n))"
+        )
+    async with opened(config_of(db, special_values="text")) as source:
+        start = await source.first_scn()
+        for number, cases in enumerate(columns.values()):
+            rows = [f"({one}, {n}, {one})" for one, _ in cases for n in (1, 2)]
+            db.execute(f"INSERT INTO k{number} VALUES {', '.join(rows)}")
+        db.execute("UPDATE k0 SET n = 3 WHERE k = 'infinity' AND n = 2")
+        db.execute("DELETE FROM k0 WHERE k = '0044-03-15 BC' AND n = 2")
+        seen = await follow_to(source, start, now_scn(db))
+        streamed: dict[str, dict[bytes, bytes]] = {}
+        for data in seen.frames:
+            frame = read_frame(data)
+            if not frame.is_control:
+                rows_now = streamed.setdefault(
+                    seen.schemas.by_fingerprint(frame.schema_fp).source, {}
+                )
+                rows_now.pop(bytes(frame.key), None)
+                if frame.after is not None:
+                    rows_now[bytes(frame.key)] = bytes(frame.after)
+        for number, (type_name, cases) in enumerate(columns.items()):
+            name = f"public.k{number}"
+            upto = await source.largest_key(name)
+            dumped, pages, after, done = dict[bytes, bytes](), 0, None, False
+            while not done:
+                chunk = await source.read_chunk(ChunkRequest(name, 1, after=after, upto=upto))
+                dumped |= {row.key: row.row for row in chunk.rows}
+                after, done, pages = chunk.last_key, chunk.done, pages + 1
+            assert dumped == streamed[name], type_name
+            assert pages == len(dumped) + 1
+            schema = chunk.schema
+            column = schema.columns[0]
+            assert (column.kind, schema.columns[2].kind) == (Kind.STRING, Kind.STRING)
+            assert column.type_name.startswith(type_name[:4])
+            assert schema.key_codec.avro["fields"][0]["databus.type"] == column.type_name
+            values = {tuple(schema.decode_row(row).values()) for row in dumped.values()}
+            expected = {(text, n, text) for _, text in cases for n in (1, 2)}
+            if number == 0:
+                expected -= {("infinity", 2, "infinity"), ("0044-03-15 BC", 2, "0044-03-15 BC")}
+                expected |= {("infinity", 3, "infinity")}
+            assert values == expected, type_name
+            asked = await source.read_chunk(
+                ChunkRequest(name, 10, keys=[[cases[-1][1], 1], ["2001-01-01", 7]])
+                if type_name == "date"
+                else ChunkRequest(name, 10, keys=[[cases[-1][1], 1]])
+            )
+            assert len(asked.rows) == 1
+            assert len(asked.missing) == (type_name == "date")
 
 
 KEYS = [

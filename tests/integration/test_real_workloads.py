@@ -1,53 +1,47 @@
-"""Loads that nobody here wrote, with processes killed under them: sysbench and pgbench.
+"""Loads that nobody here wrote, with whatever can end ended under them: sysbench and pgbench.
 
-At ten moments of the load the source's tables are read in a snapshot whose scn the server tells;
-the stream, applied to nothing up to that scn, must give the same rows, and at the end as well.
+At ten moments of the load the source's tables are read in a snapshot whose scn the server tells.
+The stream, applied to nothing up to that scn, must give the same rows, and so must the bootstrap,
+asked for the state at it; at the end a consumer that was killed, and one that came late by the
+bootstrap, hold what the source holds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import json
 import os
 import random
-import shutil
-import subprocess
 import sys
-import threading
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+import urllib.request
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from databus.cli.guardian import Guardian
-from databus.cli.servers import (
-    PASSWORD,
-    USER,
-    MariaDBServer,
-    PostgresServer,
-    PrivateServer,
-    free_port,
-)
+from databus.cli.servers import free_port
+from databus.cli.shop import differences
 from databus.client import Consumer, DatabusClient, Event
+from tests.support.faulty_proxy import FaultyProxy
+from tests.support.mirror_process import stored_facts, stored_rows
 from tests.support.processes import DatabusProcess, Processes
+from tests.support.real_loads import Load, Snapshot, Tables, make_load
 from tests.support.system import children_named
-from tests.support.waiting import eventually, eventually_sync
+from tests.support.waiting import PATIENCE, eventually, eventually_sync
 
 pytestmark = [
     # The client's transports to processes that were killed are closed by the collector.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.faults,
     pytest.mark.slow,
+    pytest.mark.spark,
     pytest.mark.timeout(300),
 ]
 
-SNAPSHOTS = 10
 SEED = int(os.environ.get("DATABUS_KILL_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
-State = dict[tuple[str, tuple[Any, ...]], dict[str, Any]]
 CONFIG = """
 [relay]
 listen = "127.0.0.1:{port}"
@@ -58,177 +52,15 @@ name = "shop"
 url = "{url}"
 sources = {sources}
 ring_bytes = "64MiB"
+
+[bootstrap]
+listen = "127.0.0.1:{bootstrap_port}"
+data_dir = "bootstrap"
+relays = ["{relay}"]
+segment_every = "1s"
+run_grace = "1h"
+spark_master = "local[1]"
 """
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What the tables held when exactly the commits up to ``scn`` were visible."""
-
-    scn: int
-    rows: State
-
-
-class Load(ABC):
-    """A database server, and a program that works on it until it is told to end."""
-
-    server: PrivateServer
-    sources: list[str]
-
-    @abstractmethod
-    def create(self) -> None:
-        """Whatever must be there before the relay starts."""
-
-    @abstractmethod
-    def fill(self) -> None:
-        """The first rows."""
-
-    @abstractmethod
-    def command(self) -> list[str]:
-        """The load, without end."""
-
-    @abstractmethod
-    def snapshot(self) -> Snapshot:
-        """The tables now, and the scn of this now."""
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """The load; it is started again when a restart of the server has ended it."""
-        ended = threading.Event()
-
-        def work() -> None:
-            while not ended.is_set():
-                with subprocess.Popen(
-                    self.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-                ) as process:
-                    guardian = Guardian(process.pid)
-                    while process.poll() is None and not ended.wait(0.05):
-                        pass
-                    process.kill()
-                    process.wait()
-                    guardian.release()
-
-        thread = threading.Thread(target=work, name="load")
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
-    def run(self, command: list[str]) -> None:
-        environment = {**os.environ, "PGPASSWORD": PASSWORD}
-        subprocess.run(command, check=True, capture_output=True, env=environment)
-
-    def rows(self, cursor: Any, source: str, columns: tuple[str, ...]) -> State:
-        cursor.execute(f"SELECT {', '.join(columns)} FROM {source.partition('.')[2]}")
-        return {(source, (row[0],)): dict(zip(columns, row, strict=True)) for row in cursor}
-
-
-class Sysbench(Load):
-    """Two tables of sysbench on a MariaDB of its own."""
-
-    def __init__(self, folder: Path, script: str) -> None:
-        self.server = MariaDBServer(folder / "mariadb")
-        self.sources = ["shop.sbtest1", "shop.sbtest2"]
-        self._script = script
-
-    def create(self) -> None:
-        self.server.create_database("shop")
-
-    def _sysbench(self, action: str, *options: str) -> list[str]:
-        return [
-            "sysbench", self._script, "--db-driver=mysql", "--mysql-host=127.0.0.1",
-            f"--mysql-port={self.server.port}", f"--mysql-user={USER}",
-            f"--mysql-password={PASSWORD}", "--mysql-db=shop", "--tables=2", "--table-size=400",
-            *options, action,
-        ]  # fmt: skip
-
-    def fill(self) -> None:
-        self.run(self._sysbench("prepare"))
-
-    def command(self) -> list[str]:
-        return self._sysbench("run", "--threads=3", "--time=600", "--rate=120")
-
-    def snapshot(self) -> Snapshot:
-        with contextlib.closing(self.server.connect("shop")) as connection:
-            cursor = connection.cursor()
-            cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
-            cursor.execute("SHOW STATUS LIKE 'binlog_snapshot_%'")
-            place = {name.lower(): value for name, value in cursor.fetchall()}
-            file, offset = place["binlog_snapshot_file"], place["binlog_snapshot_position"]
-            cursor.execute("SELECT BINLOG_GTID_POS(%s, %s)", (file, int(offset)))
-            scn = int(cursor.fetchall()[0][0].rpartition("-")[2])
-            rows: State = {}
-            for source in self.sources:
-                rows |= self.rows(cursor, source, ("id", "k", "c", "pad"))
-            return Snapshot(scn, rows)
-
-
-class Pgbench(Load):
-    """pgbench's tables but the history, which has no key, on a PostgreSQL of its own."""
-
-    COLUMNS: ClassVar = {
-        "public.pgbench_accounts": ("aid", "bid", "abalance", "filler"),
-        "public.pgbench_tellers": ("tid", "bid", "tbalance", "filler"),
-        "public.pgbench_branches": ("bid", "bbalance", "filler"),
-    }
-
-    def __init__(self, folder: Path) -> None:
-        self.server = PostgresServer(folder / "postgres")
-        self.sources = list(self.COLUMNS)
-
-    def create(self) -> None:
-        self.server.create_database("shop")
-        self.run(self._pgbench("--initialize", "--init-steps=dtp"))
-
-    def _pgbench(self, *options: str) -> list[str]:
-        found = shutil.which("pgbench") or str(
-            max(Path("/usr/lib/postgresql").glob("*/bin/pgbench"))
-        )
-        return [
-            found, "--host=127.0.0.1", f"--port={self.server.port}", f"--username={USER}",
-            *options, "shop",
-        ]  # fmt: skip
-
-    def fill(self) -> None:
-        with contextlib.closing(self.server.connect("shop")) as connection:
-            # Of its 100,000 accounts the first few: an update of another one changes nothing.
-            connection.execute("INSERT INTO pgbench_branches VALUES (1, 0)")
-            connection.execute(
-                "INSERT INTO pgbench_tellers SELECT n, 1, 0 FROM generate_series(1, 10) n"
-            )
-            connection.execute(
-                "INSERT INTO pgbench_accounts SELECT n, 1, 0, '' FROM generate_series(1, 3000) n"
-            )
-
-    def command(self) -> list[str]:
-        load = self._pgbench(
-            "--no-vacuum", "--client=3", "--time=600", "--rate=150", "--max-tries=3"
-        )
-        return ["env", f"PGPASSWORD={PASSWORD}", *load]
-
-    def snapshot(self) -> Snapshot:
-        import psycopg
-
-        # A new slot's snapshot shows exactly the commits whose record lies before its position.
-        url = self.server.url("shop")
-        with (
-            contextlib.closing(psycopg.connect(f"{url}?replication=database", autocommit=True)) as
-            maker, contextlib.closing(self.server.connect("shop")) as connection,
-        ):  # fmt: skip
-            name = f"snapshot_{time.monotonic_ns()}"
-            made = maker.execute(
-                f"CREATE_REPLICATION_SLOT {name} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
-            ).fetchall()[0]
-            high, low = (int(part, 16) for part in made[1].split("/"))
-            cursor = connection.cursor()
-            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-            cursor.execute(f"SET TRANSACTION SNAPSHOT '{made[2]}'")
-            rows: State = {}
-            for source, columns in self.COLUMNS.items():
-                rows |= self.rows(cursor, source, columns)
-            return Snapshot((high << 32 | low) - 1, rows)
 
 
 class History(Consumer):
@@ -253,106 +85,194 @@ class History(Consumer):
         self.events[place] = what
         self.last = place
 
-    def state(self, scn: int) -> State:
-        found: State = {}
+    def tables(self, scn: int) -> Tables:
+        found: Tables = {}
         for (at, _), (op, source, key, row) in self.events.items():
             if at > scn:
                 break
+            rows = found.setdefault(source, {})
             if op == "t":
-                found = {place: row for place, row in found.items() if place[0] != source}
+                rows.clear()
             elif op == "d":
-                del found[source, key]
+                del rows[key]
             else:
-                found[source, key] = row
+                rows[key] = row
         return found
 
 
-def make_load(name: str, folder: Path) -> Load:
-    if name == "pgbench":
-        return Pgbench(folder)
-    if shutil.which("sysbench") is None:
-        pytest.skip("there is no sysbench; on Debian: apt-get install sysbench")
-    return Sysbench(folder, name)
+class Pipeline:
+    """All processes between a load's database and its consumers; each may be ended.
 
+    Owner: the test; ``processes`` ends what is left.
+    """
 
-def disturb(load: Load, relay: DatabusProcess, moments: random.Random) -> list[Snapshot]:
-    """Snapshots while the load runs; between them the relay, a fetcher and the server end."""
+    def __init__(
+        self, folder: Path, load: Load, processes: Processes, database: FaultyProxy, port: int
+    ) -> None:
+        """``port`` is the relay's; ``database`` is how it gets at its database."""
+        self.relay = f"http://127.0.0.1:{port}"
+        bootstrap_port = free_port()
+        self.bootstrap = f"http://127.0.0.1:{bootstrap_port}"
+        self.running: dict[str, DatabusProcess] = {}
+        self._folder, self._load, self._processes = folder, load, processes
+        url = load.server.url("shop").replace(f":{load.server.port}/", f":{database.port}/")
+        self._settings = {"url": url, "port": port, "bootstrap_port": bootstrap_port}
 
-    def kill_relay() -> None:
-        relay.kill9()
-        relay.start()
+    def start_relay(self, readers: FaultyProxy) -> None:
+        """The relay; whoever reads from it does so by way of ``readers``."""
+        self._readers = readers
+        text = CONFIG.format(sources=self._load.sources, relay=readers.url, **self._settings)
+        (self._folder / "databus.toml").write_text(text)
+        self._start("relay", "relay")
+        self.running["relay"].wait_ready(f"{self.relay}/readyz", 90)
 
-    def kill_fetcher() -> None:
-        for fetcher in children_named(relay, "databus.relay.fetcher"):
+    def start_applier(self) -> None:
+        """The applier, which takes longest to start and waits for a log."""
+        self._start("applier", "apply", "--every", "1s")
+
+    def start_bootstrap(self) -> None:
+        """Log writer and server, each in a process of its own."""
+        self._start("writer", "bootstrap", "--role", "writer")
+        self._start("server", "bootstrap", "--role", "server")
+
+    def _start(self, name: str, command: str, *arguments: str) -> None:
+        config = self._folder / "databus.toml"
+        self.running[name] = self._processes.start(command, "-c", config, *arguments, name=name)
+
+    def start_consumer(self, name: str) -> None:
+        """A consumer that keeps its copy of the tables in ``<name>.db``."""
+        settings = {
+            "path": str(self._mirror(name)),
+            "relays": [self._readers.url],
+            "bootstraps": [self.bootstrap],
+            "start": "bootstrap",
+        }
+        command = [sys.executable, "-m", "tests.support.mirror_process", json.dumps(settings)]
+        self.running[name] = self._processes.start_command(command, name=name)
+
+    def _mirror(self, name: str) -> Path:
+        return self._folder / f"{name}.db"
+
+    def copy(self, name: str) -> Tables:
+        return stored_rows(self._mirror(name))
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """A consumer's counters; no row went back in time."""
+        facts, faults = stored_facts(self._mirror(name))
+        assert faults == []
+        return facts
+
+    def kill(self, name: str) -> None:
+        self.running[name].kill9()
+        self.running[name].start()
+
+    def kill_fetcher(self) -> None:
+        for fetcher in children_named(self.running["relay"], "databus.relay.fetcher"):
             fetcher.kill()
 
-    def nothing() -> None:
-        pass
+    def status(self) -> dict[str, Any]:
+        """The bootstrap's word about the database; empty while it has none."""
+        with contextlib.suppress(OSError):
+            with urllib.request.urlopen(f"{self.bootstrap}/v1/status", timeout=9 * PATIENCE) as it:
+                found = json.load(it)["databases"]
+                return dict(found[0]) if found else {}
+        return {}
 
-    faults = [kill_relay, kill_fetcher, load.server.restart, kill_fetcher, kill_relay]
-    faults += [nothing] * (SNAPSHOTS - len(faults))
+    def is_whole(self) -> bool:
+        """Whether the bootstrap has every row of every table."""
+        states = self.status().get("seeding", {})
+        return all(states.get(one, {}).get("state") == "seeded" for one in self._load.sources)
+
+    def tables(self, scn: int) -> Tables:
+        """What the bootstrap says that the tables held."""
+        url = f"{self.bootstrap}/v1/shop/snapshot?scn={scn}&format=ndjson"
+        with urllib.request.urlopen(url, timeout=60 * PATIENCE) as answer:
+            lines = [json.loads(line) for line in answer]
+        assert lines[-1].get("control") == "checkpoint", "the answer was cut off"
+        found: Tables = {}
+        for line in lines:
+            if "source" in line:
+                found.setdefault(line["source"], {})[tuple(line["key"].values())] = line["after"]
+        return found
+
+
+async def disturb(
+    load: Load, pipeline: Pipeline, links: list[FaultyProxy], moments: random.Random
+) -> list[Snapshot]:
+    """Snapshots while the load runs; before each something is ended, or cut off."""
+    killed = ("relay", "relay", "writer", "server", "applier", "consumer")
+    faults = [(f"kill {one}", functools.partial(pipeline.kill, one)) for one in killed]
+    faults += [("kill fetcher", pipeline.kill_fetcher), ("restart", load.server.restart)]
+    faults += [(f"cut {number}", link.cut) for number, link in enumerate(links)]
     moments.shuffle(faults)
+    print(*(name for name, _ in faults), sep=", ", file=sys.stderr)
     found = []
-    for fault in faults:
-        time.sleep(moments.uniform(0.1, 0.5))
-        fault()
-        found.append(load.snapshot())
+    for name, fault in faults:
+        await asyncio.sleep(moments.uniform(0.1, 0.5))
+        if name.startswith("cut"):  # The proxies belong to this thread.
+            fault()
+        else:
+            await asyncio.to_thread(fault)
+        found.append(await asyncio.to_thread(load.snapshot))
     return found
 
 
 @pytest.mark.parametrize("name", ["oltp_read_write", "oltp_write_only", "pgbench"])
-async def test_what_the_stream_makes_is_what_the_source_held_at_ten_moments_and_at_the_end(
-    name: str, tmp_path: Path, processes: Processes
+async def test_stream_bootstrap_and_consumers_are_the_source_at_ten_moments_and_at_the_end(
+    name: str,
+    tmp_path: Path,
+    processes: Processes,
+    faulty_proxy: Callable[[str, int], Awaitable[FaultyProxy]],
 ) -> None:
     print(f"DATABUS_KILL_SEED={SEED}", file=sys.stderr)
     load = make_load(name, tmp_path)
     with load.server:
         await asyncio.to_thread(load.create)
         port = free_port()
-        config = tmp_path / "databus.toml"
-        config.write_text(
-            CONFIG.format(port=port, url=load.server.url("shop"), sources=load.sources)
-        )
-        relay = processes.start("relay", "-c", config, name="relay")
-        url = f"http://127.0.0.1:{port}"
-        await asyncio.to_thread(relay.wait_ready, f"{url}/readyz", 90)
+        links = [await faulty_proxy("127.0.0.1", one) for one in (load.server.port, port)]
+        pipeline = Pipeline(tmp_path, load, processes, links[0], port)
+        await asyncio.to_thread(pipeline.start_relay, links[1])
+        pipeline.start_applier()
         history = History()
-        client = DatabusClient(database="shop", relays=[url], consumer=history, start="oldest")
+        client = DatabusClient(
+            database="shop", relays=[links[1].url], consumer=history, start="oldest"
+        )
         serving = asyncio.create_task(client.serve())
         try:
             await asyncio.to_thread(load.fill)
+            pipeline.start_bootstrap()
+            pipeline.start_consumer("consumer")
             with load.running():
                 await eventually(lambda: len(history.events) > 1000, 90, "the load has begun")
+                await asyncio.to_thread(eventually_sync, pipeline.is_whole, 90, "it is seeded")
                 moments = random.Random(f"{name}-{SEED}")
-                snapshots = await asyncio.to_thread(disturb, load, relay, moments)
-            snapshots.append(await asyncio.to_thread(_last, load))
-            end = snapshots[-1]
+                snapshots = await disturb(load, pipeline, links, moments)
+                pipeline.start_consumer("late")
+            end = await asyncio.to_thread(load.last_snapshot)
             await eventually(
-                lambda: serving.done() or history.state(end.scn) == end.rows, 120, poll_s=0.5
+                lambda: serving.done() or history.tables(end.scn) == end.tables, 120, poll_s=0.5
             )
+            await asyncio.to_thread(follow, pipeline, snapshots, end)
         finally:
             client.stop()
             await serving
-    assert len({snapshot.scn for snapshot in snapshots}) > SNAPSHOTS // 2, "the load stood still"
-    for number, snapshot in enumerate(snapshots):
-        found = history.state(snapshot.scn)
-        unequal = [
-            (place, snapshot.rows.get(place), found.get(place))
-            for place in snapshot.rows.keys() | found.keys()
-            if snapshot.rows.get(place) != found.get(place)
-        ]
-        assert not unequal, (number, snapshot.scn, len(unequal), unequal[:3])
+    assert len({one.scn for one in snapshots}) > len(snapshots) // 2, "the load stood still"
+    for number, one in enumerate([*snapshots, end]):
+        unequal = differences(one.tables, history.tables(one.scn))
+        assert not unequal, (number, one.scn, len(unequal), unequal[:3])
 
 
-def _last(load: Load) -> Snapshot:
-    """The end: once nothing moves any more, for a killed program's statement may still run."""
-    before = load.snapshot()
+def follow(pipeline: Pipeline, snapshots: list[Snapshot], end: Snapshot) -> None:
+    """The consumers come to the end; the bootstrap has merged, and knows every moment."""
+    for name in ("consumer", "late"):
+        equal = functools.partial(_is_equal, pipeline, name, end)
+        eventually_sync(equal, 120, f"{name} is the source", poll_s=0.2)
+        assert pipeline.facts(name)["windows_bootstrap"] > 0
+    eventually_sync(lambda: pipeline.status().get("applies"), 90, "runs are merged")
+    for number, one in enumerate(snapshots):
+        unequal = differences(one.tables, pipeline.tables(one.scn))
+        assert not unequal, (number, one.scn, len(unequal), unequal[:3])
 
-    def still() -> bool:
-        nonlocal before
-        now = load.snapshot()
-        same, before = now.rows == before.rows, now
-        return same
 
-    eventually_sync(still, 60, poll_s=0.2)
-    return before
+def _is_equal(pipeline: Pipeline, name: str, end: Snapshot) -> bool:
+    return not differences(end.tables, pipeline.copy(name))

@@ -1,9 +1,10 @@
-"""A database server that restarts twenty times in a row, under load, and nobody lends a hand."""
+"""A database server that restarts again and again, under load, and nobody lends a hand."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from databus.cli.servers import MariaDBServer, PostgresServer, PrivateServer
+from databus.common.errors import MissingDependency
 from tests.support.capture import capturing, database_config, ring_state, streaming
+from tests.support.mysql_server import MySQLServer, mysql_launcher
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -22,12 +25,22 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-RESTARTS = 20
+RESTARTS = {
+    "mariadb": 20,
+    "postgres": 20,
+    # One takes MySQL seven seconds, so that twenty are for who asks for them.
+    "mysql": int(os.environ.get("DATABUS_MYSQL_RESTARTS", "1")),
+}
 
 
-@pytest.fixture(params=[MariaDBServer, PostgresServer])
+@pytest.fixture(params=[MariaDBServer, MySQLServer, PostgresServer])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PrivateServer]:
     """What a server has confirmed survives kill -9: that is not a power loss."""
+    if request.param is MySQLServer:
+        try:
+            mysql_launcher()
+        except MissingDependency as error:
+            pytest.skip(error.message)
     with request.param(tmp_path / "server") as found:
         found.create_database("shop")
         found.execute("CREATE TABLE orders (id INT PRIMARY KEY, v INT)", database="shop")
@@ -60,9 +73,10 @@ class Writer:
         return self.server.connect("shop")
 
 
-async def test_twenty_restarts_in_a_row_need_no_hand(server: PrivateServer, tmp_path: Path) -> None:
+async def test_restarts_in_a_row_need_no_hand(server: PrivateServer, tmp_path: Path) -> None:
     product = server.product
-    source = "shop.orders" if product == "mariadb" else "public.orders"
+    restarts = RESTARTS[product]
+    source = "public.orders" if product == "postgres" else "shop.orders"
     config = database_config("shop", server.url("shop"), source)
     folder = tmp_path / "relay" / "shop"
 
@@ -75,11 +89,11 @@ async def test_twenty_restarts_in_a_row_need_no_hand(server: PrivateServer, tmp_
         writer = Writer(server)
         writing = asyncio.create_task(asyncio.to_thread(writer.run))
         try:
-            for restart in range(RESTARTS):
+            for restart in range(restarts):
                 reached, reconnects = writer.number + 3, fetcher.status.reconnect_count
                 await eventually(lambda least=reached: writer.number >= least, 60, "it is written")
                 # In turn: as a crash, and as an operator does it.
-                await asyncio.to_thread(server.kill9 if restart % 2 else server.stop)
+                await asyncio.to_thread(server.stop if restart % 2 else server.kill9)
                 await asyncio.to_thread(server.start)
                 await eventually(
                     lambda least=reconnects: fetcher.status.reconnect_count > least, 60, "noticed"
@@ -92,7 +106,7 @@ async def test_twenty_restarts_in_a_row_need_no_hand(server: PrivateServer, tmp_
             lambda: ring_state(folder).tables.get(source) == rows(), 90, "equal to the table"
         )
         assert fetcher.status.error is None
-        assert fetcher.status.reconnect_count >= RESTARTS
+        assert fetcher.status.reconnect_count >= restarts
     state = ring_state(folder)
-    assert len(state.tables[source]) >= 3 * RESTARTS
+    assert len(state.tables[source]) >= 3 * restarts
     assert {count for _, _, count in state.windows} <= {1, 2}

@@ -105,6 +105,20 @@ def test_a_server_that_does_not_come_up_shows_the_end_of_its_log(tmp_path: Path)
         server.remove()
 
 
+def test_a_server_that_is_removed_leaves_nothing_outside_of_its_folder(tmp_path: Path) -> None:
+    with MariaDBServer(tmp_path / ("deep" * 25)) as server:
+        ((socket_path,),) = server.execute("SELECT @@socket")
+        assert Path(str(socket_path)).exists()
+    assert not Path(str(socket_path)).exists()
+    with PostgresServer(tmp_path / "own") as server:
+        assert server.process is not None
+        mapped = Path(f"/proc/{server.process.pid}/maps").read_text().splitlines()
+        shared = {line.split()[-1] for line in mapped if "/dev/shm/" in line}
+        assert shared and all(Path(name).exists() for name in shared)
+    assert not [name for name in shared if Path(name).exists()]
+    assert not server.directory.exists()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes to another account")
 def test_under_root_postgres_runs_as_its_own_account_outside_closed_folders(
     postgres: PostgresServer,

@@ -1,27 +1,35 @@
-"""States as of moments that have passed, and what changed between them, on real databases.
+"""States as of moments that have passed, what changed between them, and whole bootstraps, on real
+databases.
 
 The shop is written while the applier merges; now and then it rests, and what its tables hold then
-is noted.  In the end the bootstrap server is asked for each of these moments.
+is noted.  In the end the bootstrap server is asked for each of these moments.  Beside the shop one
+table is written without rest by somebody who remembers what it held after each transaction: so the
+state that a bootstrap ends with, in the middle of all that, has something to be equal to.  With
+PostgreSQL all runs lie on S3.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from databus.cli.shop import Rows, differences
+from databus.cli.shop import Rows, Shop, differences
 from databus.common.frame import FrameView, Op, iter_frames
 from databus.relay.registry import RegistryReader
 from tests.support.processes import Processes
+from tests.support.s3_server import S3Server
 from tests.support.system import System, Workload, server_shop, stored_facts, wait_for, wait_s
+from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -37,12 +45,18 @@ class Moment(NamedTuple):
 
 
 def asked(system: System, path: str, **query: Any) -> list[FrameView]:
-    """The frames of an answer that is whole."""
+    """The row changes of an answer that is whole."""
+    return answered(system, path, **query)[0]
+
+
+def answered(system: System, path: str, **query: Any) -> tuple[list[FrameView], str]:
+    """The row changes of an answer that is whole, and the checkpoint that it ends with."""
     url = f"{system.bootstrap_url}/v1/shop/{path}?{urllib.parse.urlencode(query)}&format=frames"
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=60 * PATIENCE) as answer:
         views = list(iter_frames(answer.read()))
     assert views[-1].op == Op.CHECKPOINT, "the answer was cut off"
-    return [view for view in views if not view.is_control]
+    changes = [view for view in views if not view.is_control]
+    return changes, bytes(views[-1].after or b"").decode()
 
 
 def applied(system: System, frames: list[FrameView], before: dict[str, Rows]) -> dict[str, Rows]:
@@ -62,6 +76,109 @@ def applied(system: System, frames: list[FrameView], before: dict[str, Rows]) ->
     return tables
 
 
+TABLES = ("ticks", "tocks")
+
+
+class TickingShop(Shop):
+    """A shop with two more small tables, written by numbered transactions over both.
+
+    Row 0 of the first has the number of the last one, so any state tells which transaction it is
+    of, and ``history`` what the tables held then.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.history: list[dict[int, int]] = [{}]
+
+    def rows(self) -> dict[str, Rows]:
+        found = super().rows()
+        with contextlib.closing(self.connect()) as connection:
+            cursor = connection.cursor()
+            for table in TABLES:
+                cursor.execute(f"SELECT id, tick FROM {table}")
+                rows = {(key,): {"id": key, "tick": tick} for key, tick in cursor.fetchall()}
+                found[f"{self.dialect.namespace}.{table}"] = rows
+        return found
+
+    def create(self, **of: int) -> None:
+        with contextlib.closing(self.connect()) as connection:
+            cursor = connection.cursor()
+            for table in TABLES:
+                cursor.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, tick INT NOT NULL)")
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Callable[[], str]]:
+        """Transactions of the shop and numbered ones in turn."""
+        with super().session() as step, contextlib.closing(self.connect()) as connection:
+            cursor = connection.cursor()
+
+            def both() -> str:
+                self._tick(cursor)
+                return step()
+
+            yield both
+
+    def _tick(self, cursor: Any) -> None:
+        tick, rows = len(self.history), dict(self.history[-1])
+        cursor.execute("BEGIN")
+        for key in (0, *self._random.sample(range(1, 60), 3)):
+            table = TABLES[key % 2]
+            if key not in rows:
+                cursor.execute(f"INSERT INTO {table} VALUES ({key}, {tick})")
+            elif key and self._random.random() < 0.3:
+                cursor.execute(f"DELETE FROM {table} WHERE id = {key}")
+                del rows[key]
+                continue
+            else:
+                cursor.execute(f"UPDATE {table} SET tick = {tick} WHERE id = {key}")
+            rows[key] = tick
+        # Known before it is committed: it may be read at once.
+        self.history.append(rows)
+        cursor.execute("COMMIT")
+
+
+class Follower:
+    """A state that is brought up by one bootstrap after the other, from where the last ended."""
+
+    def __init__(self, system: System, shop: TickingShop) -> None:
+        self._system, self._shop = system, shop
+        self._state: dict[str, Rows] = {}
+        self._checkpoint = ""
+        self.seen: list[int] = []
+        """The transactions of whose states it was."""
+
+    def go_on(self) -> None:
+        query = {"checkpoint": self._checkpoint} if self._checkpoint else {}
+        sources = ",".join(f"{self._shop.dialect.namespace}.{table}" for table in TABLES)
+        changes, self._checkpoint = answered(self._system, "bootstrap", sources=sources, **query)
+        assert json.loads(self._checkpoint)["mode"] == "online"
+        self._state = applied(self._system, changes, self._state)
+        rows = {row["id"]: row["tick"] for one in self._state.values() for row in one.values()}
+        assert rows == self._shop.history[rows[0]], f"as after transaction {rows[0]}"
+        self.seen.append(rows[0])
+
+
+def keep_runs_on_s3(system: System, s3: S3Server) -> None:
+    """Nothing has been started yet; the configuration ends with the bootstrap's section."""
+    options = s3.options()
+    keys = {name: getattr(options, name) for name in ("endpoint", "region", "access_key")}
+    keys["secret_key"] = options.secret_key.get_secret_value()
+    lines = [f'{name} = "{value}"' for name, value in keys.items()]
+    # Fewer files: the server is slow, and shares our processor.
+    text = system.config.read_text().replace('segment_every = "1s"', 'segment_every = "3s"')
+    lines = [text, f'store = "{s3.place()}"', "[bootstrap.s3]", *lines]
+    system.config.write_text("\n".join(lines))
+
+
+def status_of(system: System) -> dict[str, Any]:
+    """The bootstrap's status of the shop."""
+    with urllib.request.urlopen(
+        f"{system.bootstrap_url}/v1/status", timeout=9 * PATIENCE
+    ) as answer:
+        found: dict[str, Any] = json.load(answer)["databases"][0]
+    return found
+
+
 def has_come_to(system: System, scn: int) -> bool:
     try:
         asked(system, "snapshot", scn=scn)
@@ -75,16 +192,24 @@ def test_states_and_changes_between_them_are_what_the_source_held(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, processes: Processes
 ) -> None:
     shop, url = server_shop(kind, request.getfixturevalue(f"{kind}_database"))
+    shop = TickingShop(shop.dialect, shop.connect)
+    shop.create()
     system = System(tmp_path, shop, url, processes, ring_bytes="8MiB")
+    if kind == "postgres":
+        keep_runs_on_s3(system, request.getfixturevalue("s3"))
     system.start_relay()
     system.start_bootstrap()
     system.start_consumer()
     with Workload(shop, per_s=100):
         wait_for(lambda: "windows_online" in stored_facts(system.mirror())[0], "it follows")
     moments: list[Moment] = []
+    followers: list[Follower] = []
     for _ in range(MOMENTS):
         with Workload(shop, per_s=250):
-            wait_s(2)
+            followers.append(Follower(system, shop))
+            for _ in range(4):
+                wait_s(0.5)
+                followers[-1].go_on()
         system.wait_until_equal()
         wait_s(REST_S)
         checkpoint = json.loads(stored_facts(system.mirror())[0]["checkpoint"])
@@ -93,6 +218,9 @@ def test_states_and_changes_between_them_are_what_the_source_held(
     assert len({moment.scn for moment in moments}) == MOMENTS
     with Workload(shop, per_s=250):  # They are asked for while the writing goes on.
         wait_for(lambda: has_come_to(system, moments[-1].scn), "the log has the last moment")
+        wait_for(lambda: len(status_of(system)["applies"]) >= 2, "runs are merged meanwhile")
+        for one in followers:
+            one.go_on()  # The first of them have been away for long.
         for moment in moments:
             for point in (moment.scn, moment.at):
                 found = applied(system, asked(system, "snapshot", scn=point), {})
@@ -103,3 +231,7 @@ def test_states_and_changes_between_them_are_what_the_source_held(
                 assert not differences(after.rows, applied(system, changes, before.rows)), mode
                 keys = [(view.source_id, bytes(view.key)) for view in changes]
                 assert mode == "all" or len(keys) == len(set(keys)), "each row once"
+    assert status_of(system)["store"].startswith("s3:") == (kind == "postgres")
+    for one in followers:
+        assert one.seen == sorted(one.seen), "no bootstrap ended before the one before"
+        assert one.seen[0] < one.seen[-1]

@@ -23,7 +23,7 @@ from databus.common.config import parse
 from databus.relay.relay import LocalRelay
 from tests.support.fixtures import FreshDatabase
 from tests.support.processes import Processes
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -155,7 +155,7 @@ async def test_truncated_rows_are_in_no_snapshot_and_in_no_copy_made_from_one(
     processes.start("bootstrap", "-c", config, name="bootstrap")
 
     def fetched(path: str) -> Any:
-        with urllib.request.urlopen(url + path, timeout=20) as answer:
+        with urllib.request.urlopen(url + path, timeout=20 * PATIENCE) as answer:
             return json.load(answer)
 
     def seeded() -> bool:

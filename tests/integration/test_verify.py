@@ -1,9 +1,12 @@
-"""``databus verify`` on real databases that live: planted damage is found, and mended."""
+"""``databus verify`` on real databases that live: planted damage is found, and mended.
+
+On MariaDB the table was changed so that no log has it; on PostgreSQL it is the copy that is wrong.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import sqlite3
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,54 +14,91 @@ from typing import Any
 
 import pytest
 
+from databus.bootstrap.log import HotLog
 from databus.cli.shop import Shop, differences
+from databus.common.frame import Op
+from databus.common.schema import SchemaSet
+from databus.common.window import WindowBuilder
 from tests.support.fixtures import FreshDatabase
 from tests.support.processes import Processes, http_status
-from tests.support.system import System, Workload, server_shop, sqlite_shop, wait_for
+from tests.support.system import System, Workload, server_shop, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
 
-Damage = Callable[[list[str]], None]
-
+Found = set[tuple[str, Any]]
+"""Verdicts, each with the first column of its key."""
+Damage = Callable[[list[Any]], tuple[Found, Found]]
+"""Spoils something, given the customers; what has to be found of customers and of tokens."""
 
 BINARY = "CREATE TABLE tokens (token {blob} NOT NULL PRIMARY KEY, used INT)"
+UNHEARD_OF = 900001
 
 
-@pytest.fixture(params=["sqlite", "mariadb"])
+@pytest.fixture(params=["mariadb", "postgres"])
 def damaged_system(
     request: pytest.FixtureRequest, tmp_path: Path, processes: Processes
 ) -> tuple[System, Damage]:
-    """A system, and a way to change its source so that no log has it."""
-    if request.param == "sqlite":
-        path = tmp_path / "shop.db"
-        shop, url = sqlite_shop(path)
-        return System(tmp_path, shop, url, processes), lambda sql: _past_the_triggers(path, sql)
-    database: FreshDatabase = request.getfixturevalue("mariadb_database")
-    shop, url = server_shop("mariadb", database)
+    """A system that is to be started, and a way to make copy and source differ."""
+    database: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
+    shop, url = server_shop(request.param, database)
+    system = System(tmp_path, shop, url, processes)
 
-    def past_the_binlog(statements: list[str]) -> None:
+    def past_the_binlog(customers: list[Any]) -> tuple[Found, Found]:
+        statements = (
+            f"UPDATE customers SET name = 'renamed' WHERE id = {customers[0]}",
+            f"INSERT INTO customers (id, name) VALUES ({UNHEARD_OF}, 'unheard of')",
+            f"DELETE FROM customers WHERE id = {customers[1]}",
+            "UPDATE tokens SET used = 7 WHERE token = x'00ff'",
+            "DELETE FROM tokens WHERE token = x'5c78'",
+        )
         connection = database.server.connect(database.name)
         cursor = connection.cursor()
         for statement in ("SET sql_log_bin = 0", "BEGIN", *statements, "COMMIT"):
             cursor.execute(statement)
         connection.close()
+        return (
+            {("changed", customers[0]), ("missing", UNHEARD_OF), ("extra", customers[1])},
+            {("changed", "AP8="), ("extra", "XHg=")},
+        )
 
-    return System(tmp_path, shop, url, processes), past_the_binlog
+    def in_the_log(customers: list[Any]) -> tuple[Found, Found]:
+        (bootstrap,) = (one for one in processes.started if "bootstrap" in one.arguments)
+        bootstrap.stop()
+        forge(tmp_path / "bootstrap" / "shop" / "log", customers)
+        bootstrap.start()
+        bootstrap.wait_ready(f"{system.bootstrap_url}/readyz")
+        return (
+            {("changed", customers[0]), ("extra", UNHEARD_OF), ("missing", customers[1])},
+            {("changed", "AP8="), ("missing", "XHg=")},
+        )
+
+    return system, past_the_binlog if request.param == "mariadb" else in_the_log
 
 
-def _past_the_triggers(path: Path, statements: list[str]) -> None:
-    with sqlite3.connect(path, timeout=30, isolation_level=None) as db:
-        db.execute("BEGIN IMMEDIATE")
-        triggers = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'")
-        made = triggers.fetchall()
-        for name, _ in made:
-            db.execute(f'DROP TRIGGER "{name}"')
-        for statement in statements:
-            db.execute(statement)
-        for _, sql in made:
-            db.execute(sql)
-        db.execute("COMMIT")
-    db.close()
+def forge(folder: Path, customers: list[Any]) -> None:
+    """Append a transaction that never was to a log that nobody writes."""
+    log = HotLog(folder)
+    schemas = SchemaSet(log.schemas())
+    # PostgreSQL's commits are at least eight bytes apart.
+    window = WindowBuilder(log.state().last.scn + 1, 1)
+
+    def event(op: Op, table: str, key: Any, **values: Any) -> None:
+        schema = schemas.latest(f"public.{table}")
+        assert schema is not None
+        row = {column.name: values.get(column.name) for column in schema.columns}
+        name = schema.key_columns[0].name
+        after = None if op == Op.DELETE else schema.encode_row({**row, name: key})
+        window.event(
+            op, schema.source_id, schema.fingerprint, schema.encode_key((key,)), after=after
+        )
+
+    event(Op.UPDATE, "customers", customers[0], name="renamed")
+    event(Op.INSERT, "customers", UNHEARD_OF, name="unheard of")
+    event(Op.DELETE, "customers", customers[1])
+    event(Op.UPDATE, "tokens", b"\x00\xff", used=8)
+    event(Op.DELETE, "tokens", b"\x5c\x78")
+    log.append(window.end(), 1)
+    log.close()
 
 
 def verify(
@@ -83,7 +123,9 @@ def test_planted_damage_is_found_named_and_mended_while_the_source_is_written(
     connection = system.shop.connect()
     cursor = connection.cursor()
     cursor.execute(BINARY.format(blob=system.shop.dialect.blob))
-    cursor.execute("INSERT INTO tokens VALUES (x'00ff', 1), (x'', 2), (x'5c78', 3)")
+    quoted = "'\\x{}'" if system.shop.dialect.name == "postgres" else "x'{}'"
+    tokens = ((quoted.format(token), used) for token, used in (("00ff", 1), ("", 2), ("5c78", 3)))
+    cursor.execute("INSERT INTO tokens VALUES " + ", ".join(f"({t}, {used})" for t, used in tokens))
     connection.commit()
     connection.close()
     system.start_relay()
@@ -100,29 +142,24 @@ def test_planted_damage_is_found_named_and_mended_while_the_source_is_written(
     assert all(report["equal"] and not report["in_flux"] for report in reports.values())
     assert sum(report["rows"] for report in reports.values()) > 300
 
-    customers = first_ids(system.shop, "customers")
-    damage(
-        [
-            f"UPDATE customers SET name = 'renamed' WHERE id = {customers[0]}",
-            "INSERT INTO customers (id, name) VALUES (900001, 'unheard of')",
-            f"DELETE FROM customers WHERE id = {customers[1]}",
-            "UPDATE tokens SET used = 7 WHERE token = x'00ff'",
-            "DELETE FROM tokens WHERE token = x'5c78'",
-        ]
-    )
+    customers, tokens = damage(first_ids(system.shop, "customers"))
     done, reports = verify(processes, system)
     assert done.returncode == 4, done.stderr + done.stdout
-    found = {(one["verdict"], one["key"][0]) for one in reports["customers"]["differences"]}
-    assert found == {
-        ("changed", customers[0]),
-        ("missing", 900001),
-        ("extra", customers[1]),
-    }
-    assert [r["differences"] for r in reports["customers"]["ranges"]] == [2, 1]
-    tokens = {(one["verdict"], one["key"][0]) for one in reports["tokens"]["differences"]}
-    assert tokens == {("changed", "AP8="), ("extra", "XHg=")}
+    for name, expected in (("customers", customers), ("tokens", tokens)):
+        report = reports[name]
+        assert {(one["verdict"], one["key"][0]) for one in report["differences"]} == expected
+        # What the source has not lies in no range of it.
+        extra = sum(verdict == "extra" for verdict, _ in expected)
+        counts = {r["at_source"]: r["differences"] for r in report["ranges"]}
+        assert counts == {True: len(expected) - extra, **({False: extra} if extra else {})}
     damaged = ("customers", "tokens")
     assert all(report["equal"] for name, report in reports.items() if name not in damaged)
+    namespace = system.shop.dialect.namespace
+    done, alone = verify(processes, system, "--source", f"{namespace}.tokens")
+    assert done.returncode == 4, done.stderr + done.stdout
+    assert list(alone) == ["tokens"]
+    done, alone = verify(processes, system, "--source", f"{namespace}.orders")
+    assert (done.returncode, list(alone)) == (0, ["orders"]), "the damage lies elsewhere"
 
     with Workload(system.shop, per_s=50):
         done, reports = verify(processes, system, "--repair")
@@ -135,11 +172,14 @@ def test_planted_damage_is_found_named_and_mended_while_the_source_is_written(
     # Those who follow the stream were mended by the same rows and deletions.
     tokens_of = f"{system.shop.dialect.namespace}.tokens"
     expected = system.shop.rows()
+    with contextlib.closing(system.shop.connect()) as connection:
+        cursor = connection.cursor()
+        cursor.execute("SELECT token, used FROM tokens")
+        used = {(bytes(token),): number for token, number in cursor.fetchall()}
     wait_for(
         lambda: (
             not differences(expected, {**system.copy(), tokens_of: {}})
-            and {key: row["used"] for key, row in system.copy()[tokens_of].items()}
-            == {(b"\x00\xff",): 7, (b"",): 2}
+            and {key: row["used"] for key, row in system.copy()[tokens_of].items()} == used
         ),
         "the consumer's copy is mended",
     )

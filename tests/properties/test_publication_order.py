@@ -111,6 +111,82 @@ def test_x86_alone_would_need_no_fence_for_ordinary_stores(
     assert any(map(fault, outcomes(ARM, memory, *bare)))
 
 
+# ---- what is sent as it lies ----
+
+# The same ring under a sender (docs/decisions/0018): it walks the frame and copies its position
+# into a SPAN, looks whether the head has passed, lets the kernel copy the bytes to the socket, and
+# looks again.  The reader has whatever went out, also before a connection that was reset.
+WALK = [load("state", "before"), FENCE, load("data a", "last")]
+LOOK_BEFORE = [FENCE, load("state", "started")]
+CALL = [FENCE, load("data a", "a"), load("data b", "b")]
+LOOK_AFTER = [FENCE, load("state", "after")]
+SENDING = [*WALK, *LOOK_BEFORE, *CALL, *LOOK_AFTER]
+
+
+def is_sent(registers: dict[str, int]) -> bool:
+    """Whether there was a frame, and nothing forbade the call."""
+    before = registers["before"]
+    return before != 1 and registers.get("started", before) == before
+
+
+def spoiled(registers: dict[str, int]) -> bool:
+    """Whether bytes that are not the frame's went out."""
+    before = registers["before"]
+    return is_sent(registers) and (registers["a"], registers["b"]) != (before, before)
+
+
+def taken_for_data(registers: dict[str, int]) -> bool:
+    """Whether a reader of spans takes such bytes: a whole frame, not after the SPAN's position."""
+    is_whole = registers["a"] == registers["b"]
+    return spoiled(registers) and is_whole and registers["a"] <= registers["last"]
+
+
+def not_cut_off(registers: dict[str, int]) -> bool:
+    """Whether the sender goes on after such bytes."""
+    before = registers["before"]
+    return spoiled(registers) and registers.get("after", before) == before
+
+
+def refused(registers: dict[str, int]) -> bool:
+    """Whether a reader is sent the right bytes and cannot take them, since the SPAN ends before."""
+    right = is_sent(registers) and not spoiled(registers)
+    return right and registers["last"] < registers["before"]
+
+
+def sends(model: Model, sender: list[Op]) -> list[dict[str, int]]:
+    return list(outcomes(model, RING, OVERWRITING, sender))
+
+
+@pytest.mark.parametrize("model", [ARM, X86], ids=lambda model: model.name)
+def test_what_was_overwritten_while_it_was_sent_is_cut_off_and_never_taken_for_data(
+    model: Model,
+) -> None:
+    found = sends(model, SENDING)
+    assert any(map(spoiled, found)), "the writer does come by during the call"
+    assert not any(map(taken_for_data, found))
+    assert not any(map(not_cut_off, found))
+    assert not any(map(refused, found))
+
+
+@pytest.mark.parametrize("model", [ARM, X86], ids=lambda model: model.name)
+def test_a_sender_needs_both_looks_at_the_head(model: Model) -> None:
+    without_second = sends(model, [*WALK, *LOOK_BEFORE, *CALL])
+    assert any(map(not_cut_off, without_second))
+    assert not any(map(taken_for_data, without_second)), "the SPAN is enough for its readers"
+    without_first = sends(model, [*WALK, *CALL, *LOOK_AFTER])
+    assert any(map(taken_for_data, without_first)), "the SPAN itself may name the next lap"
+
+
+def test_on_arm_a_sender_needs_every_fence_but_the_one_before_the_call() -> None:
+    needed = []
+    for number in range(SENDING.count(FENCE)):
+        found = sends(ARM, without(SENDING, number))
+        faults = (taken_for_data, not_cut_off, refused)
+        needed.append(any(fault(registers) for fault in faults for registers in found))
+    # Bytes that are loaded before the look at the head are older, and so still the frame's.
+    assert needed == [True, True, False, True]
+
+
 # ---- what the writer really does ----
 
 REGIONS = {

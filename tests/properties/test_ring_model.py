@@ -256,9 +256,9 @@ class RingMachine(RuleBasedStateMachine):
         kept_from = self.kept_from()
         if not 0 < kept_from < len(self.frames):
             return
-        if self.frames[kept_from - 1][1][11] == Op.END_OF_WINDOW:
-            return
         scn = self.frames[kept_from][0].scn
+        if self.frames[kept_from - 1][0].scn != scn:  # the one before may have no end
+            return
         window = [frame for position, frame in self.frames if position.scn == scn]
         # A window that was dropped in its middle is a part of one that was larger.
         if window[-1][11] == Op.END_OF_WINDOW:

@@ -14,6 +14,7 @@ from databus.common.formats import FRAMES_TYPE
 from databus.common.frame import Op, iter_frames
 from databus.relay.content_coding import CODERS, choose_coding
 from tests.support.live_relay import ORDERS, LiveRelay, window
+from tests.support.waiting import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ async def test_a_coded_follower_gets_each_window_when_it_is_committed(
             for scn in range(1, 6):
                 block = window(scn, [(Op.INSERT, ORDERS, scn)])
                 live.append(block)
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(5 * PATIENCE):
                     while not read.endswith(block):
                         read += decoder.decode(await answer.content.readany())
     live.close()

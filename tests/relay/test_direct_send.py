@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from databus.common.errors import ReaderOvertaken
 from databus.common.formats import FRAMES_TYPE
 from databus.common.frame import Buffer, FrameSplitter, Op, iter_frames
 from databus.common.spans import SpanSplitter
-from databus.relay import extents
+from databus.relay import direct_send, extents
 from databus.relay.direct_send import DirectSender
 from databus.relay.extents import Extent, Extents, Head
 from databus.relay.ring_reader import RingReader
@@ -119,6 +121,33 @@ async def test_polls_of_any_size_give_the_stream_without_gap_or_repetition(
     assert found == true
     assert (spans > 0) == (headers is SPANS)
     live.close()
+
+
+@BOTH
+async def test_who_asked_for_spans_gets_the_mappings_bytes_without_a_copy_and_nobody_else_does(
+    tmp_path: Path,
+    http: aiohttp.ClientSession,
+    headers: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All that the kernel is handed by these writes is looked at, not only what arrives."""
+    writev, owners = os.writev, []
+
+    def note(fd: int, parts: Sequence[Buffer]) -> int:
+        owners.append([type(part.obj) for part in parts if isinstance(part, memoryview)])
+        return writev(fd, parts)
+
+    monkeypatch.setattr(direct_send.os, "writev", note)
+    lapped = Lapped(tmp_path)
+    async with lapped.live.served():
+        async with http.get(f"{lapped.live.url}/v1/shop/stream", headers=headers) as answer:
+            body, is_whole = await received(answer)
+    assert is_whole
+    assert understood(body, headers) == lapped.truth
+    frames = [found for found in owners if found]
+    assert frames, "frames went out by these writes"
+    assert all(found == [mmap if headers is SPANS else bytearray] for found in frames)
+    lapped.live.close()
 
 
 def stream_up_to(last: Position) -> list[tuple[Position, bytes]]:

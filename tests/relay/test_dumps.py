@@ -43,6 +43,17 @@ def test_only_paused_and_running_can_be_asked_for() -> None:
         change_dump(Dump("1", ["*"]), {"state": "completed"})
 
 
+def test_a_reader_is_told_replaced_and_let_go() -> None:
+    dump = new_dump({"sources": ["t"], "reader": {"scn": 3, "seq": 1}})
+    assert dump.reader == Position(3, 1)
+    change_dump(dump, {"share": 50})
+    assert dump.reader == Position(3, 1)
+    with pytest.raises(BadRequest, match="reader"):
+        change_dump(dump, {"reader": 7})
+    change_dump(dump, {"reader": None})
+    assert dump.reader is None
+
+
 def test_plain_keys_become_lists() -> None:
     assert new_dump({"sources": ["t"], "keys": [1, ["a", 2]]}).keys == [[1], ["a", 2]]
 
@@ -54,6 +65,8 @@ def test_a_book_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
     dump.tables = [TableProgress("shop.items", [99], [7], False, 12, 3, 2)]
     dump.state = DumpState.PAUSED
     dump.end = Position(5, 6)
+    change_dump(dump, {"reader": {"scn": 4, "seq": 9}})
+    assert dump.reader == Position(4, 9)
     book.add(dump)
     book.save()
     (again,) = DumpBook(path)

@@ -24,6 +24,7 @@ from databus.common.errors import (
     UnsupportedChange,
 )
 from databus.common.frame import FrameView, Op
+from databus.relay.dumps import DumpBook
 from databus.relay.fetcher import Fetcher, Pace
 from databus.relay.intake import Intake
 from databus.relay.layout import SocketName
@@ -80,9 +81,17 @@ def opened(fetcher: Fetcher) -> Intake:
     return fetcher.intake
 
 
-def status(folder: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((folder / "shop" / "status.json").read_bytes())
-    return document
+async def told(folder: Path, state: str) -> dict[str, Any]:
+    """What status.json says once it says this state, which is a moment after it is so."""
+    found: dict[str, Any] = {}
+
+    def says() -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            found.update(json.loads((folder / "shop" / "status.json").read_bytes()))
+        return found.get("state") == state
+
+    await eventually(says)
+    return found
 
 
 async def ask(folder: Path, method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -194,12 +203,21 @@ async def test_another_clock_is_refused_loudly_and_nothing_of_it_reaches_the_rin
     other = ScriptedDatabase("clock-2")
     other.commit((1, "z"), scn=7)
     async with running(other, tmp_path) as fetcher:
-        await eventually(lambda: fetcher.status.state == "failed")
-        document = status(tmp_path)
-        assert document["error"]["code"] == "clock_mismatch"
+        assert (await told(tmp_path, "failed"))["error"]["code"] == "clock_mismatch"
         code, live = await ask(tmp_path, "GET", "/status")
         assert (code, live["state"]) == (200, "failed")
     assert {view.scn for view in frames(tmp_path)} == {1}
+
+
+async def test_a_database_is_not_read_into_a_child_relays_ring_that_a_reader_could_block(
+    database: ScriptedDatabase, tmp_path: Path
+) -> None:
+    Ring.create(tmp_path / "shop", DATABASE.ring_bytes, clock=database.clock, block=True).close()
+    database.commit((1, "a"))
+    async with running(database, tmp_path):
+        error = (await told(tmp_path, "failed"))["error"]
+        assert error["code"] == "config_error"
+        assert "shop: its ring was made in block mode" in error["detail"]
 
 
 @pytest.mark.parametrize("error", [PreflightFailed("no"), UnsupportedChange("no")])
@@ -208,13 +226,11 @@ async def test_what_cannot_pass_by_itself_is_shown_and_tried_again_slowly(
 ) -> None:
     database.open_error = error
     async with running(database, tmp_path) as fetcher:
-        await eventually(lambda: fetcher.status.state == "failed")
-        assert status(tmp_path)["error"]["detail"] == "no"
+        assert (await told(tmp_path, "failed"))["error"]["detail"] == "no"
         database.open_error = None
         database.commit((1, "a"))
         await eventually(reached(fetcher, 1))
-        await eventually(lambda: status(tmp_path)["state"] == "streaming")
-        assert status(tmp_path)["error"] is None
+        assert (await told(tmp_path, "streaming"))["error"] is None
 
 
 async def test_a_purged_log_is_a_failure_and_not_a_gap(
@@ -226,8 +242,7 @@ async def test_a_purged_log_is_a_failure_and_not_a_gap(
     database.commit((2, "b"))
     database.forgotten = 2
     async with running(database, tmp_path) as fetcher:
-        await eventually(lambda: fetcher.status.state == "failed")
-        assert status(tmp_path)["error"]["code"] == "source_position_lost"
+        assert (await told(tmp_path, "failed"))["error"]["code"] == "source_position_lost"
     assert frames(tmp_path)[-1].scn == 1
 
 
@@ -237,8 +252,7 @@ async def test_an_unforeseen_fault_of_a_source_is_shown_and_survived(
     async with running(database, tmp_path) as fetcher:
         await eventually(lambda: fetcher.status.state == "streaming")
         database.cut(ZeroDivisionError("a bug in a driver"))
-        await eventually(lambda: fetcher.status.state == "failed")
-        assert status(tmp_path)["error"]["code"] == "internal_error"
+        assert (await told(tmp_path, "failed"))["error"]["code"] == "internal_error"
         database.commit((1, "a"))
         await eventually(reached(fetcher, 1))
 
@@ -411,6 +425,23 @@ async def test_a_failed_chunk_is_loud_and_can_be_resumed(
     assert replayed(tmp_path) == database.rows
 
 
+async def test_a_dump_says_what_it_waits_for_while_the_stream_is_off(
+    database: ScriptedDatabase, tmp_path: Path
+) -> None:
+    database.rows = dict.fromkeys(range(10), "x")
+    async with running(database, tmp_path):
+        await told(tmp_path, "streaming")
+        database.open_error = UnsupportedChange("no such thing")
+        database.cut(SourceUnavailable("gone"))
+        await told(tmp_path, "failed")
+        _, dump = await ask(tmp_path, "POST", "/dumps", {"sources": ["*"]})
+        _, dump = await ask(tmp_path, "GET", f"/dumps/{dump['id']}")
+        assert dump["progress"]["waits_for"] == "no such thing"
+        database.open_error = database.stream_error = None
+        dump = await ended(tmp_path, dump["id"], "completed")
+        assert "waits_for" not in dump["progress"]
+
+
 async def test_a_lost_connection_does_not_fail_a_dump(
     database: ScriptedDatabase, tmp_path: Path
 ) -> None:
@@ -468,6 +499,42 @@ async def test_a_dump_goes_on_after_a_restart_at_the_chunk_after_the_last_durabl
         dump = await ended(tmp_path, dump["id"], "completed")
     assert [request.after for request in database.chunk_reads] == [None, [3], [7]]
     assert dump["rows"] == 10
+
+
+async def test_how_far_a_dumps_reader_is_costs_no_write(
+    database: ScriptedDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.rows = dict.fromkeys(range(10), "x")
+    kept: list[bytes] = []
+    keep = DumpBook.keep
+
+    def counted(book: DumpBook, content: bytes) -> None:
+        keep(book, content)
+        kept.append(content)
+
+    def on_disk() -> dict[str, Any]:
+        dump: dict[str, Any] = json.loads(kept[-1])["dumps"][0]
+        return dump
+
+    monkeypatch.setattr(DumpBook, "keep", counted)
+    async with running(database, tmp_path):
+        await eventually(lambda: (tmp_path / "shop" / "ring").exists())
+        request = {"sources": ["*"], "chunk_rows": 4, "delay_ms": 3_600_000}
+        _, dump = await ask(tmp_path, "POST", "/dumps", request)
+        path = f"/dumps/{dump['id']}"
+        await eventually(lambda: on_disk()["chunks"] == 1)
+        # Whether anybody is waited for is to be known after a crash.
+        await ask(tmp_path, "PATCH", path, {"reader": {"scn": 1, "seq": 0}})
+        assert on_disk()["reader"] == {"scn": 1, "seq": 0}
+        count = len(kept)
+        for scn in range(2, 12):
+            _, dump = await ask(tmp_path, "PATCH", path, {"reader": {"scn": scn, "seq": 0}})
+            assert dump["reader"] == {"scn": scn, "seq": 0}
+        assert len(kept) == count
+        await ask(tmp_path, "PATCH", path, {"chunk_rows": 5})
+        assert (on_disk()["reader"], on_disk()["chunk_rows"]) == ({"scn": 11, "seq": 0}, 5)
+        await ask(tmp_path, "PATCH", path, {"reader": None})
+        assert on_disk()["reader"] is None
 
 
 async def test_a_dump_of_keys_names_the_keys_without_a_row(

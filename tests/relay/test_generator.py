@@ -173,6 +173,12 @@ def test_a_wrong_parameter_is_named(query: str, said: str) -> None:
         parse_url(f"generator://?{query}")
 
 
+def test_an_option_is_refused_because_its_parameters_are_in_the_url() -> None:
+    config = DatabaseConfig(name="shop", url=SourceUrl("generator://"), options={"seed": 2})
+    with pytest.raises(ConfigError, match=r"database shop: unknown option 'seed'; .*knows none"):
+        GeneratorSource(config)
+
+
 def test_everything_that_decides_the_bytes_is_part_of_the_clock() -> None:
     plain = Shape()
     assert parse_url("generator://").identity == plain.identity

@@ -9,7 +9,7 @@ import pytest
 
 from databus.common import frame
 from databus.common.checkpoint import Position
-from databus.common.errors import FormatError
+from databus.common.errors import FormatError, SourcePositionLost
 from databus.common.frame import FrameColumns, FrameView, Op
 from databus.common.window import WindowBuilder, end_of_window
 from databus.relay.intake import Intake
@@ -137,6 +137,38 @@ def test_a_torn_window_larger_than_the_ring_is_read_again_from_the_one_before(
     again.ring.close()
 
 
+@pytest.mark.parametrize(
+    ("again", "resolved", "what"),
+    [
+        (window(12, 30, 601), 12, "has another change in the last one's place"),
+        (window(12, 3, 600), 12, "ends after 3"),
+        (b"", 12, "is without any of them"),
+        (window(13), 13, "goes on at"),
+    ],
+    ids=["other rows", "shorter", "nothing of ours", "nothing there"],
+)
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_torn_window_is_not_gone_on_with_where_its_scn_is_of_another_transaction(
+    tmp_path: Path, again: bytes, resolved: int, what: str, restarted: bool
+) -> None:
+    """A primary died while it sent a large transaction, and its replica never had that one."""
+    intake = opened(tmp_path)
+    intake.take(Batch(window(11) + first_frames(window(12, 30, 600), 25), (ITEMS,), 11))
+    if restarted:
+        intake.ring.close()
+        intake = opened(tmp_path)
+    assert intake.resume() == 11
+    shown = positions(intake)
+    assert shown[-1].scn == 12
+    with pytest.raises(SourcePositionLost, match=what):
+        intake.take(Batch(again, (), resolved))
+    assert intake.resume() == 11
+    assert positions(intake) == shown
+    intake.take(Batch(window(12, 30, 600), (), 12))
+    assert intake.complete == Position(12, 30), "the server that has it came back"
+    intake.ring.close()
+
+
 def test_a_dump_window_that_a_crash_tore_is_closed_at_the_next_start(tmp_path: Path) -> None:
     first = opened(tmp_path)
     first.take(Batch(window(11), (ITEMS,), 11))
@@ -192,10 +224,36 @@ def test_a_dump_window_whose_rest_no_parent_has_is_closed_or_dropped(
         assert [end.scn for end in ends] == [11, 11, 12]
 
 
-def test_a_commit_window_that_is_left_without_its_end_is_refused(intake: Intake) -> None:
-    intake.take(Batch(first_frames(window(11, 3), 2), (ITEMS,), 10))
+@pytest.mark.parametrize("events", [1, 3])
+@pytest.mark.parametrize("in_one_batch", [False, True])
+def test_a_larger_scn_without_the_end_before_it_is_refused_and_what_is_whole_stays(
+    intake: Intake, events: int, in_one_batch: bool
+) -> None:
+    intake.take(Batch(window(11), (ITEMS,), 11))
+    torn = first_frames(window(12, events), events)
+    batches = [torn + window(13, events)] if in_one_batch else [torn, window(13, events)]
     with pytest.raises(FormatError, match="has not ended"):
-        intake.take(Batch(window(12), (), 10))
+        for data in batches:
+            intake.take(Batch(data, (), 11))
+    assert intake.resume() == 11
+    assert intake.take(Batch(window(12, events) + window(13, events), (), 13))
+    ends = [view.position for view in frames(intake) if view.op == Op.END_OF_WINDOW]
+    assert ends == [Position(11, 1), Position(12, events), Position(13, events)]
+
+
+def test_ends_of_windows_in_a_row_are_taken_each_once(intake: Intake) -> None:
+    """Of one scn, and of scns that hold nothing; a source that repeats them changes nothing."""
+    ends = b"".join(
+        end_of_window(scn, seq, 1, 0) for scn, seq in [(11, 1), (11, 2), (12, 0), (13, 0), (13, 1)]
+    )
+    data = window(11)[: -len(end_of_window(11, 1, 11, 1))] + ends + window(14)
+    assert intake.take(Batch(data, (ITEMS,), 14))
+    expected = [(11, 0), (11, 1), (11, 2), (12, 0), (13, 0), (13, 1), (14, 0), (14, 1)]
+    assert positions(intake) == [Position(*one) for one in expected]
+    assert not intake.take(Batch(data, (), 14))
+    assert not intake.take(Batch(ends, (), 14))
+    assert positions(intake) == [Position(*one) for one in expected]
+    assert intake.complete == Position(14, 1)
 
 
 def test_the_parts_of_a_batch_are_whole_frames_that_block_mode_can_take(intake: Intake) -> None:

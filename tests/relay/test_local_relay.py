@@ -12,7 +12,7 @@ import pytest
 from databus.common.config import Config, parse
 from databus.common.errors import ServerUnavailable
 from databus.relay.relay import LocalRelay
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 TEXT = """
 [relay]
@@ -62,7 +62,7 @@ async def test_a_waiting_reader_is_woken_by_the_commit_itself(tmp_path: Path) ->
     text = TEXT.replace("events_per_second=1000", "events_per_second=10")
     async with LocalRelay(config(tmp_path, text)) as relay:
         await relay.ready()
-        async with aiohttp.ClientSession(relay.url) as session, asyncio.timeout(20):
+        async with aiohttp.ClientSession(relay.url) as session, asyncio.timeout(20 * PATIENCE):
             url = "/v1/gen/stream?start=latest&wait_ms=15000"
             async with session.get(url) as answer:
                 assert await answer.read()

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlglot import exp
 
 from databus.common.errors import BadFilter
-from databus.common.schema import Column, Kind
+from databus.common.schema import Column, Kind, SourceSchema
 from databus.relay.predicate import compile_predicate, like_matcher, parse_where
+from databus.relay.predicate_program import compile_program
 
 COLUMNS = (
     Column("id", Kind.INT, nullable=False),
@@ -176,6 +178,27 @@ def test_a_nan_among_decimals_is_neither_more_nor_less() -> None:
 def test_what_is_not_understood_is_refused_with_its_name(text: str, message: str) -> None:
     with pytest.raises(BadFilter, match=message):
         compile_predicate(parse_where(text), COLUMNS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "id IN (" + ", ".join(map(str, range(500))) + ")",
+        "+".join(["id"] * 50) + " < 7 AND n BETWEEN 1 AND 5 AND state LIKE 'x%'",
+    ],
+)
+def test_a_predicate_that_is_understood_is_not_put_into_words(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predicate = parse_where(text)
+
+    def into_words(*_: Any, **__: Any) -> str:
+        raise AssertionError("which takes as long as the predicate has parts, for each of them")
+
+    for kind in (exp.In, exp.Add, exp.LT, exp.Between, exp.Like, exp.And):
+        monkeypatch.setattr(kind, "sql", into_words)
+    compile_predicate(predicate, COLUMNS)
+    compile_program(predicate, SourceSchema("shop.all", COLUMNS, ("id",)))
 
 
 def test_a_column_of_another_version_is_null_and_one_that_the_row_lacks_cannot_be_told() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from databus.common.errors import FormatError
+from databus.common.errors import FormatError, StoreError
 from databus.common.schema import Column, Kind, SourceSchema
 from databus.relay.registry import Registry, RegistryReader, read_line, registry_line
 
@@ -61,6 +62,40 @@ def test_half_a_line_is_not_there_for_readers_and_is_cut_off_by_the_next_writer(
     registry.close()
     reader.refresh()
     assert list(reader.schemas) == [version(0), version(2)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_line_that_a_power_loss_tore_is_told_again(tmp_path: Path, seed: int) -> None:
+    rng, sector = random.Random(seed), 512
+    path = tmp_path / "schemas.jsonl"
+    registry = Registry(path)
+    registry.add([version(0), version(rng.randrange(1, 10))])
+    synced = path.read_bytes()
+    registry.add([version(20)])
+    registry.close()
+    now, kept = path.read_bytes(), path.stat().st_size - rng.choice((0, 1, 300, 1000))
+    torn = bytearray(now[:kept])
+    for at in range(len(synced) // sector * sector, kept, sector):
+        if rng.random() < 0.5:
+            old = synced[at : at + sector].ljust(sector, b"\0")
+            torn[at : at + sector] = old[: len(torn[at : at + sector])]
+    path.write_bytes(torn)
+    reader = RegistryReader(path)
+    reader.refresh()
+    registry = Registry(path)
+    registry.add([version(20), version(21)])
+    registry.close()
+    reader.refresh()
+    assert list(reader.schemas)[2:] == [version(20), version(21)]
+    assert path.read_bytes() == now + registry_line(version(21))
+
+
+def test_zeros_before_a_version_that_is_whole_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "schemas.jsonl"
+    lines = [registry_line(version(number)) for number in range(3)]
+    path.write_bytes(lines[0] + bytes(len(lines[1]) - 1) + b"\n" + lines[2])
+    with pytest.raises(StoreError, match=f"damaged at offset {len(lines[0])}"):
+        Registry(path)
 
 
 def test_a_line_whose_fingerprint_is_another_one_is_refused_by_its_number(tmp_path: Path) -> None:

@@ -130,6 +130,21 @@ def test_readers_cannot_change_the_files(tmp_path: Path) -> None:
 # ---- replacement ----
 
 
+def test_every_ring_file_has_an_identity_of_its_own_and_keeps_it(tmp_path: Path) -> None:
+    identities = []
+    for number in range(20):
+        with Ring.create(tmp_path / str(number), 4096, clock="c") as writer:
+            identities.append(writer._control.ring_id)
+    with Ring.open_writer(tmp_path / "0") as writer:
+        assert writer._control.ring_id == identities[0]
+        writer.reset(Position(5))
+        identities.append(writer._control.ring_id)
+        writer.resize(8192)
+        identities.append(writer._control.ring_id)
+    assert len(set(identities)) == len(identities)
+    assert all(identities)
+
+
 def test_a_reset_ring_is_empty_and_its_readers_follow(tmp_path: Path) -> None:
     with Ring.create(tmp_path, RING_BYTES, clock="c") as writer:
         with Ring.open_reader(tmp_path) as reader:

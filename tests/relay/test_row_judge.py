@@ -19,6 +19,7 @@ from databus.common.formats import FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE
 from databus.common.frame import FrameSplitter, Op, iter_frames, pack_bitmap
 from databus.common.schema import Column, Kind, SchemaSet, SourceSchema
 from databus.common.window import WindowBuilder
+from databus.relay import row_judge
 from databus.relay.predicate import parse_where
 from databus.relay.row_judge import CHUNK_BYTES, MAX_CHUNKS, MAX_JUDGES, Judges, RowJudge
 from databus.relay.stream import StreamCursor
@@ -271,6 +272,39 @@ async def test_a_follower_gets_the_matching_rows_as_they_come(tmp_path: Path) ->
                 if len(keys) == 3:
                     break
     assert keys == [10, 11, 12]
+    live.close()
+
+
+@pytest.mark.parametrize("most_by_hand", [2000, 10])
+@pytest.mark.parametrize("where", ["id % 7 = 3", "id / 7 = 30 OR id % 7 = 3"])
+async def test_a_reader_that_is_behind_gets_the_matching_rows_of_a_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, most_by_hand: int
+) -> None:
+    monkeypatch.setattr(row_judge, "MAX_BY_HAND", most_by_hand)
+    judges: set[RowJudge] = set()
+    judge_listing = RowJudge.refine_listed
+
+    def noting(judge: RowJudge, *arguments: Any) -> Any:
+        judges.add(judge)
+        return judge_listing(judge, *arguments)
+
+    monkeypatch.setattr(RowJudge, "refine_listed", noting)
+    live = LiveRelay(tmp_path)
+    live.append(
+        *(window(n, [(Op.INSERT, ORDERS, n), (Op.INSERT, ITEMS, n)]) for n in range(1, 899))
+    )
+    query = {"where": where, "sources": "shop.orders"}
+    headers = {"Accept": FRAMES_TYPE, "Accept-Encoding": "identity"}
+    async with live.served(), aiohttp.ClientSession() as http:
+        url = f"{live.url}/v1/shop/stream"
+        async with http.get(url, params=query, headers=headers) as answer:
+            found = [(f.op, f.scn) for f in iter_frames(await answer.read())]
+    (judge,) = judges
+    assert judge.takes_listings == (most_by_hand > 898 or "/" not in where)
+    assert judge.judged_count == 898
+    rows = [n for n in range(1, 899) if n % 7 == 3 or ("/" in where and n == 210)]
+    wanted = [(op, n) for n in rows for op in (Op.INSERT, Op.END_OF_WINDOW)]
+    assert found == [*wanted, (Op.HEARTBEAT, 898)]
     live.close()
 
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from databus.common.checkpoint import Position
 from databus.common.errors import StoreError
-from databus.common.frame import HEADER, MAGIC, VERSION
+from databus.common.frame import HEADER, MAGIC, VERSION, read_frame
+from databus.relay import ring_file
 from databus.relay.ring import Ring
 from databus.relay.ring_format import MAX_INDEX_ENTRIES, step_bytes
 from databus.relay.scn_index import FANOUT, ScnIndex, lane_row_counts
-from tests.support.windows import make_window
+from tests.support.windows import make_window, positions, split_frames
 
 RING_BYTES = 65536
 FRAME_BYTES = 256
@@ -186,3 +187,42 @@ def test_a_lying_index_costs_a_reader_time_and_never_a_wrong_answer(tmp_path: Pa
             del rows
             writer._index.clear()
             writer._index.complete(writer.state.head, writer.state.tail)
+
+
+def test_the_index_begins_where_the_ring_begins_after_every_eviction(tmp_path: Path) -> None:
+    longest = max(len(frame) for _, frame in split_frames(make_window(1, [500])))
+    with Ring.create(tmp_path, RING_BYTES) as writer, Ring.open_reader(tmp_path) as reader:
+        for scn in range(1, 600):
+            writer.append(make_window(scn, [scn % 500, 20]))
+            if scn % 50 == 0:
+                middle = Position((writer.state.prev.scn + scn) // 2)
+                block, _ = reader.read(reader.find(middle), 1)
+                assert writer.expire(read_frame(block).commit_us)
+                assert writer.state.prev == Position(middle.scn, 2)
+            head, index = writer.state.head, writer._index
+            assert 0 <= index.position(index.first) - head < index.step_bytes + longest
+            assert index.lookup(writer.state.prev) in (-1, head)
+            assert index.lookup(writer.state.max) > writer.state.tail - index.step_bytes - longest
+            assert index.problem(head, writer.state.tail) is None
+        assert writer.state.tail > 3 * RING_BYTES
+
+
+def test_each_of_many_windows_under_one_entry_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = 8192
+    monkeypatch.setattr(ring_file, "step_bytes", lambda _: step)
+    with Ring.create(tmp_path, RING_BYTES) as writer, Ring.open_reader(tmp_path) as reader:
+        for scn in range(1, 1500):
+            writer.append(make_window(scn, [10]))
+        state, index = reader.snapshot(), writer._index
+        assert state.windows - state.evicted_windows > 30 * len(index) > 30
+        entries = set()
+        for scn in range(state.prev.scn, state.max.scn):
+            place = reader.find(Position(scn))
+            block, _ = reader.read(place, 1)
+            assert positions(block)[0] == Position(scn + 1, 0)
+            entry = index.lookup(Position(scn))
+            assert entry <= place <= max(entry, state.head) + step + 512
+            entries.add(entry)
+        assert len(entries - {-1}) == len(index), "each entry was begun from"

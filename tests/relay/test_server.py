@@ -16,6 +16,7 @@ from databus.common.checkpoint import (
 from databus.common.formats import FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE
 from databus.common.frame import iter_frames
 from databus.common.schema import Column, Kind, SourceSchema
+from databus.common.window import end_of_window
 from tests.support.live_relay import CLOCK, ITEMS, ORDERS, LiveRelay, window
 from tests.support.relay_http import (
     BEAT,
@@ -143,6 +144,39 @@ async def test_oldest_is_everything_and_latest_is_what_comes_after(
     assert places(await frames(http, url)) == everything
     assert places(await frames(http, url, start="oldest")) == everything
     assert places(await frames(http, url, start="latest")) == [(BEAT, 2, 1)]
+
+
+IN_A_ROW = [
+    (INSERT, 1, 0), (END, 1, 1), (END, 1, 2), (END, 2, 0), (END, 2, 1), (INSERT, 3, 0), (END, 3, 1),
+    (END, 4, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ({}, IN_A_ROW),
+        (
+            {"sources": "shop.orders"},
+            [(INSERT, 1, 0), (END, 1, 1), (INSERT, 3, 0), (END, 3, 1), (BEAT, 4, 0)],
+        ),
+        ({"sources": "shop.items"}, [(BEAT, 4, 0)]),
+    ],
+)
+async def test_ends_of_windows_in_a_row_are_served_and_collapse_under_a_filter(
+    relay: LiveRelay,
+    http: aiohttp.ClientSession,
+    more: dict[str, str],
+    kept: list[tuple[int, int, int]],
+) -> None:
+    """A reader with a filter sees one end behind what it gets of a window, and no others."""
+    repeated = [end_of_window(scn, seq, 1, 0) for scn, seq in [(1, 2), (2, 0), (2, 1)]]
+    relay.append(insert(1), *repeated, insert(3), end_of_window(4, 0, 1, 0))
+    url = f"{relay.url}/v1/shop/stream"
+    assert places(await frames(http, url, **more)) == kept
+    for at in ("1:1", "1:2", "2:0", "2:1"):
+        rest = [place for place in kept if place[1:] > tuple(map(int, at.split(":")))]
+        assert places(await frames(http, url, scn=at, **more)) == rest
 
 
 async def test_the_answer_tells_range_and_clock_in_its_headers(

@@ -12,10 +12,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from databus.common.checkpoint import SEQ_END, OnlineCheckpoint, Position, encode
+from databus.common.checkpoint import SEQ_END, OnlineCheckpoint, Position, StartPoint, encode
 from databus.common.formats import FRAMES_TYPE
 from databus.common.frame import Op, iter_frames
-from tests.support.live_relay import CLOCK, ORDERS, LiveRelay, window
+from databus.relay import streaming
+from databus.relay.ring_format import RingState
+from databus.relay.ring_reader import RingReader
+from tests.support.live_relay import CLOCK, ITEMS, ORDERS, LiveRelay, window
+from tests.support.relay_http import END, INSERT, frames, places, problem
 
 TOO_OLD = "scn_too_old"
 S = 1_000_000  # a window's commit time is its scn in seconds
@@ -119,4 +123,124 @@ async def test_every_start_point_is_exact_at_its_boundary(
                 for clock, then in ((CLOCK, expected), ("other", "clock_mismatch")):
                     text = encode(OnlineCheckpoint("shop", clock, position))
                     assert await outcome(http, url, {"checkpoint": text}) == then, query
+    live.close()
+
+
+LOOKED_UP, FOUND = "looked up", "found"
+each_moment = pytest.mark.parametrize("moment", [LOOKED_UP, FOUND])
+
+
+class Turning:
+    """A small ring that turns over, as often as it is told to, behind a moment of a start."""
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, moment: str
+    ) -> None:
+        self.live = LiveRelay(folder, ring_bytes=64 << 10)
+        self.scn = 0
+        self.left = times
+        self.turn()
+        self.turn()
+        look_up, find = streaming.start_position, RingReader.find
+
+        def look_up_slowly(
+            start: StartPoint, state: RingState, clock: str, database: str
+        ) -> Position:
+            position = look_up(start, state, clock, database)
+            self.turn_if_left()
+            return position
+
+        def find_slowly(ring: RingReader, position: Position) -> int:
+            found = find(ring, position)
+            self.turn_if_left()
+            return found
+
+        if moment == LOOKED_UP:
+            monkeypatch.setattr(streaming, "start_position", look_up_slowly)
+        else:
+            monkeypatch.setattr(RingReader, "find", find_slowly)
+
+    def turn_if_left(self) -> None:
+        """Turn over, unless that has been done as often as it was to be."""
+        if self.left:
+            self.left -= 1
+            self.turn()
+
+    def turn(self) -> None:
+        """Evict all that is there."""
+        newest = self.live.writer.last
+        while self.live.writer.state.prev <= newest:
+            self.scn += 1
+            self.live.append(window(self.scn, [(Op.INSERT, ORDERS, 1)], text="t" * 3000))
+
+
+@each_moment
+@pytest.mark.parametrize("query", [{}, {"ops": "c"}, {"batch_ms": "1"}], ids=str)
+@pytest.mark.parametrize("times", [0, 1, streaming.OLDEST_ATTEMPTS - 1])
+async def test_the_oldest_that_is_evicted_while_it_is_looked_up_is_looked_up_again(
+    tmp_path: Path,
+    http: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+    times: int,
+    moment: str,
+    query: dict[str, str],
+) -> None:
+    turning = Turning(tmp_path, monkeypatch, times, moment)
+    async with turning.live.served():
+        url = f"{turning.live.url}/v1/shop/stream"
+        found = places(await frames(http, url, start="oldest", **query))
+    state = turning.live.writer.state
+    assert turning.left == 0
+    assert found == [
+        place for scn in range(state.min.scn, turning.scn + 1)
+        for place in ((INSERT, scn, 0), (END, scn, 1))
+    ]  # fmt: skip
+    turning.live.close()
+
+
+@each_moment
+async def test_a_ring_that_turns_over_faster_than_it_can_be_read_is_said_to(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    turning = Turning(tmp_path, monkeypatch, 1000, moment)
+    async with turning.live.served():
+        url = f"{turning.live.url}/v1/shop/stream"
+        status, document = await problem(http, "GET", url, start="oldest")
+        assert (status, document["code"]) == (503, "source_unavailable")
+        assert f"enlarge ring_bytes={64 << 10}" in document["detail"]
+        assert 1000 - turning.left == streaming.OLDEST_ATTEMPTS
+        # Who has read before is not put further on: that would be a gap.
+        prev = turning.live.writer.state.prev
+        status, document = await problem(http, "GET", url, scn=f"{prev.scn}:{prev.seq}")
+        assert (status, document["code"]) == (410, TOO_OLD)
+    turning.live.close()
+
+
+@pytest.mark.parametrize("rows", [0, 60])
+async def test_who_starts_where_the_ring_begins_gets_the_end_of_the_window_it_may_be_in(
+    tmp_path: Path, http: aiohttp.ClientSession, rows: int
+) -> None:
+    """``rows``: how many of the large window are still there; without any it has ended."""
+    live = LiveRelay(tmp_path, ring_bytes=64 << 10)
+    large = window(5, [(Op.INSERT, ORDERS, number) for number in range(100)], text="l" * 900)
+    live.append(large)
+    live.append(window(6, [(Op.INSERT, ITEMS, 1)]))
+    if not rows:
+        assert live.writer.expire(6 * S)
+    prev = live.writer.state.prev
+    if rows:
+        assert 0 < prev.seq < 100 - rows // 2, "some of it is gone, and not all"
+    else:
+        assert prev == Position(5, 100)
+    rest = [(INSERT, 5, seq) for seq in range(prev.seq + 1, 100)] + [(END, 5, 100)] * bool(rows)
+    async with live.served():
+        url = f"{live.url}/v1/shop/stream"
+        for query in ({"start": "oldest"}, {"scn": f"{prev.scn}:{prev.seq}"}):
+            for sources, taken in (
+                ("shop.items", [*rest[-1:], (INSERT, 6, 0), (END, 6, 1)]),
+                ("shop.orders", rest),
+                ("shop.*", [*rest, (INSERT, 6, 0), (END, 6, 1)]),
+            ):
+                found = places(await frames(http, url, sources=sources, **query))
+                assert [place for place in found if place[0] != Op.HEARTBEAT] == taken, query
     live.close()

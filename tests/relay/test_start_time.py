@@ -95,13 +95,14 @@ async def test_a_reader_starts_at_a_commit_time_or_is_told_the_range(tmp_path: P
     live.append(*(window(scn, [(Op.INSERT, ORDERS, scn)]) for scn in (4, 6, 8)))
     async with live.served(), aiohttp.ClientSession(headers={"Accept": FRAMES_TYPE}) as http:
         url = f"{live.url}/v1/shop/stream"
-        for asked, scns in (
-            ("1970-01-01T00:00:06Z", [6, 6, 8, 8]),
-            ("6000001", [8, 8]),
-            ("1970-01-01T00:01:00Z", [8]),  # a heartbeat: the newest is where it stands
+        for asked, scns, start in (
+            ("1970-01-01T00:00:06Z", [6, 6, 8, 8], "4:1"),
+            ("6000001", [8, 8], "6:1"),
+            ("1970-01-01T00:01:00Z", [8], "8:1"),  # a heartbeat: the newest is where it stands
         ):
             async with http.get(url, params={"start_time": asked}) as answer:
                 assert [f.scn for f in iter_frames(await answer.read())] == scns, asked
+                assert answer.headers["Databus-Start"] == start
         async with http.get(url, params={"start_time": "4000000"}) as answer:
             document = await answer.json(content_type=None)
             assert (answer.status, document["code"]) == (410, "scn_too_old")

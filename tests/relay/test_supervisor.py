@@ -15,7 +15,7 @@ from databus.relay.handover import Handover, take_over
 from databus.relay.supervisor import Supervisor
 from tests.support.processes import wait_process_gone
 from tests.support.relay_process import RelayProcess
-from tests.support.waiting import eventually_sync
+from tests.support.waiting import PATIENCE, eventually_sync
 
 # Starting a relay costs some seconds of processor time, and many tests run beside.
 pytestmark = pytest.mark.timeout(240)
@@ -123,7 +123,7 @@ async def test_a_configuration_without_a_database_is_refused() -> None:
 
 def test_a_handover_comes_back_whole_with_the_password() -> None:
     config = parse(CONFIG.replace("generator://?events_per_second=500&seed=2", "mysql://a:b@c/d"))
-    handover = Handover(config, 1, "two", 3, 4, {"one": 5}, (6, 7))
+    handover = Handover(config, "two", 3, 4, {"one": 5}, (6, 7))
     again = Handover.from_json(handover.to_json())
     assert again == handover
     assert again.config.database[1].url.reveal == "mysql://a:b@c/d"
@@ -143,4 +143,48 @@ def test_the_supervisor_starts_without_what_only_its_children_need() -> None:
         "import sys, databus.relay.supervisor\n"
         "assert not {'numba', 'numpy', 'aiohttp'} & sys.modules.keys()"
     )
-    subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", text], check=True, timeout=60 * PATIENCE)
+
+
+def test_a_child_that_still_loads_dies_with_its_supervisor(tmp_path: Path) -> None:
+    """Otherwise it holds the port of a relay that was killed while it started."""
+    pid_file = tmp_path / "pid"
+    (tmp_path / "loading.py").write_text(
+        "import os, pathlib, signal, sys\n"
+        "path = pathlib.Path(sys.argv[1])\n"
+        "path.with_suffix('.new').write_text(str(os.getpid()))\n"
+        "path.with_suffix('.new').rename(path)\n"
+        "signal.pause()\n"
+    )
+    parent = (
+        "import os, subprocess, sys\n"
+        "child = [sys.executable, '-m', 'databus.relay.child', str(os.getpid()), 'loading']\n"
+        "subprocess.run([*child, sys.argv[1]])\n"
+    )
+    supervisor = subprocess.Popen([sys.executable, "-c", parent, str(pid_file)], cwd=tmp_path)
+    try:
+        eventually_sync(pid_file.exists, 20.0)
+    finally:
+        supervisor.kill()
+        supervisor.wait(20 * PATIENCE)
+    wait_process_gone(int(pid_file.read_text()))
+
+
+def test_a_child_loads_without_the_collector_and_runs_with_it(tmp_path: Path) -> None:
+    (tmp_path / "loaded.py").write_text(
+        "import gc\n"
+        "while_loading = gc.isenabled()\n"
+        "def main(arguments):\n"
+        "    assert arguments == ['one', 'two']\n"
+        "    assert not while_loading and gc.isenabled() and gc.get_freeze_count() > 1000\n"
+        "    return 7\n"
+    )
+    parent = (
+        "import os, subprocess, sys\n"
+        "child = [sys.executable, '-m', 'databus.relay.child', str(os.getpid()), 'loaded']\n"
+        "sys.exit(subprocess.run([*child, 'one', 'two']).returncode)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", parent], cwd=tmp_path, check=False, timeout=20 * PATIENCE
+    )
+    assert done.returncode == 7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from databus.common.errors import StoreError
 from databus.relay.layout import DatabaseFolder, SocketName, replace_file
 from databus.relay.wakeup import WakeupReceiver, WakeupSender, make_wakeup
+from tests.support.waiting import PATIENCE
 
 
 async def test_every_task_that_waits_is_woken_by_one_commit() -> None:
@@ -70,7 +72,7 @@ async def test_a_socket_in_a_deep_folder_is_reached_by_a_short_name(tmp_path: Pa
         server = await asyncio.start_unix_server(serve, name.path)
         with SocketName(socket) as other:
             _, writer = await asyncio.open_unix_connection(other.path)
-            await asyncio.wait_for(served.wait(), 5)
+            await asyncio.wait_for(served.wait(), 5 * PATIENCE)
             writer.close()
             await writer.wait_closed()
         server.close()
@@ -88,3 +90,21 @@ def test_a_file_is_replaced_in_one_step_and_leaves_nothing_beside_it(tmp_path: P
         replace_file(path, content, durable=True)
         assert path.read_bytes() == content
     assert [entry.name for entry in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_a_file_that_is_replaced_durably_is_on_disk_before_its_name_and_its_name_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, beside = tmp_path / "window.json", tmp_path / "window.json.new"
+    replace_file(path, b"one", durable=True)
+    fsync, synced = os.fsync, []
+
+    def recorded(fd: int) -> None:
+        fsync(fd)
+        is_there = beside.read_bytes() if beside.exists() else None
+        synced.append((stat.S_ISDIR(os.fstat(fd).st_mode), path.read_bytes(), is_there))
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    replace_file(path, b"two", durable=True)
+    # Whenever the power goes, the name is that of the old content or of the whole new one.
+    assert synced == [(False, b"one", b"two"), (True, b"two", None)]

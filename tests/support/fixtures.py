@@ -24,6 +24,7 @@ from databus.common.errors import MissingDependency
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.mysql_server import MySQLServer, mysql_launcher
 from tests.support.processes import Processes
+from tests.support.s3_server import Faults, S3Server
 from tests.support.waiting import PATIENCE
 
 _numbers = itertools.count(1)
@@ -216,6 +217,20 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         yield started
     finally:
         started.end_all()
+
+
+@pytest.fixture(scope="session")
+def _s3() -> Iterator[S3Server]:
+    server = S3Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def s3(_s3: S3Server) -> Iterator[S3Server]:
+    """A private S3 server that does nothing wrong until it is told to."""
+    yield _s3
+    _s3.faults = Faults()
 
 
 @pytest.fixture

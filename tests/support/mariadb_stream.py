@@ -35,11 +35,12 @@ class StreamedEvent:
 
 @dataclass
 class Streamed:
-    """What a source has yielded: the raw bytes, the schemas and the last ``resolved``."""
+    """What a source has yielded: raw bytes, schemas, the last ``resolved`` and memo."""
 
     data: bytearray = field(default_factory=bytearray)
     schemas: SchemaSet = field(default_factory=SchemaSet)
     resolved: int = 0
+    memo: str = ""
     batch_count: int = 0
     largest_batch_bytes: int = 0
 
@@ -125,7 +126,8 @@ async def read_to_end(
                 for schema in batch.schemas:
                     streamed.schemas.add(schema)
                 assert batch.resolved >= streamed.resolved
-                streamed.resolved = batch.resolved
+                assert batch.memo is not None
+                streamed.resolved, streamed.memo = batch.resolved, batch.memo.encode()
                 streamed.batch_count += 1
                 streamed.largest_batch_bytes = max(streamed.largest_batch_bytes, len(batch.data))
                 if batch.resolved >= head:

@@ -2,7 +2,8 @@
 
 It keeps a copy of the source's tables in SQLite, in the same transaction as its checkpoint,
 so that it can be killed at any moment, and writes down what must never happen: a row that
-goes back in time outside a replay, and a window of which only a part is to be seen.
+goes back in time outside a replay, a window of which only a part is to be seen, and a checkpoint
+that lies before what is here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from databus.cli.shop import Rows
 from databus.client import ApplicationCheckpoints, Consumer, DatabusClient
 from databus.client.events import Event, Window
 from databus.common import checkpoint as checkpoints
-from databus.common.checkpoint import Checkpoint, Position
+from databus.common.checkpoint import ORIGIN, Checkpoint, OnlineCheckpoint, Position
 
 _TABLES = """
 CREATE TABLE state (source TEXT, key BLOB, row BLOB, scn INTEGER, seq INTEGER,
@@ -45,6 +46,7 @@ class StoredMirror(Consumer):
 
     def _reload(self) -> None:
         self._newest: dict[tuple[str, bytes], Position] = {}
+        self._given = ORIGIN
         self._orders: set[Any] = set()
         self._lines: dict[Any, int] = {}
         for source, key, scn, seq in self._db.execute("SELECT source, key, scn, seq FROM state"):
@@ -62,7 +64,7 @@ class StoredMirror(Consumer):
         newest = self._newest.get(place)
         if newest is not None and position < newest:
             self._fault(f"{place} went back from {newest} to {position} ({self._mode})")
-        self._newest[place] = position
+        self._newest[place] = self._given = position
         held = self._db.execute(
             "SELECT row FROM state WHERE source = ? AND key = ?", (event.source, key)
         ).fetchone()
@@ -97,6 +99,8 @@ class StoredMirror(Consumer):
             self._fault(f"window {window.scn} is torn: orders without their lines: {torn[:5]}")
 
     def onCheckpoint(self, checkpoint: Checkpoint) -> None:
+        if isinstance(checkpoint, OnlineCheckpoint) and checkpoint.position < self._given:
+            self._fault(f"the checkpoint {checkpoint.position} lies before {self._given}")
         self._db.execute(
             "INSERT OR REPLACE INTO facts VALUES ('checkpoint', ?)",
             (checkpoints.encode(checkpoint),),

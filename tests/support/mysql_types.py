@@ -27,6 +27,8 @@ def _shape(kind: int, count: int, content: bytes) -> bytes:
 
 
 POINT = bytes.fromhex("0101000000000000000000f03f0000000000000040")
+LINE = struct.pack("<BII", 1, 2, 2) + _points((0, 0), (1, 2))
+TRIANGLE = struct.pack("<BIII", 1, 3, 1, 4) + _points((0, 0), (1, 0), (1, 1), (0, 0))
 
 # (column type, the literals that are inserted, the values that consumers see)
 TYPES: Types = [
@@ -136,6 +138,14 @@ TYPES: Types = [
     ),
     ("multipoint", [("ST_GeomFromText('MULTIPOINT(1 2)')", _shape(4, 1, POINT))]),
     (
+        "multilinestring",
+        [("ST_GeomFromText('MULTILINESTRING((0 0,1 2))')", _shape(5, 1, LINE))],
+    ),
+    (
+        "multipolygon",
+        [("ST_GeomFromText('MULTIPOLYGON(((0 0,1 0,1 1,0 0)))')", _shape(6, 1, TRIANGLE))],
+    ),
+    (
         "geometrycollection",
         [("ST_GeomFromText('GEOMETRYCOLLECTION(POINT(1 2))')", _shape(7, 1, POINT))],
     ),
@@ -152,6 +162,27 @@ TYPES: Types = [
     ("varchar(20) character set euckr", [("'한국'", "한국")]),
     ("varchar(20) collate utf8mb4_bin", [("'aA '", "aA ")]),
 ]  # fmt: skip
+
+NOT_OF_MYSQL = ("uuid", "inet4", "inet6", "json", "point", "time(6)")
+LONGEST_TIME = dt.timedelta(hours=838, minutes=59, seconds=59)
+US = dt.timedelta(microseconds=1)
+VECTORS = [("TO_VECTOR('[1,-2.5,3e10]')", struct.pack("<3f", 1, -2.5, 3e10))]
+MYSQL_TYPES: Types = [
+    *[one for one in TYPES if one[0] not in NOT_OF_MYSQL],
+    ("time(6)", [("'838:59:59'", LONGEST_TIME), ("'-838:59:58.999999'", US - LONGEST_TIME)]),
+    # MySQL's JSON is binary; this is the text that it makes of it.
+    ("json", [("""'{"a": [1, 2.50], "ż": "\\\\u20ac"}'""", '{"a": [1, 2.5], "ż": "€"}')]),
+    ("vector(3)", VECTORS),
+    ("vector", VECTORS),
+]
+
+_WIDE_CHARSETS = ("utf16", "sjis", "gbk", "big5", "ujis", "euckr")
+_PLAIN = {"mariadb": (*_WIDE_CHARSETS, "inet"), "mysql": (*_WIDE_CHARSETS, "json")}
+
+
+def is_in_the_kernel(server: str, column_type: str) -> bool:
+    """Whether a column of this type leaves its table to the kernel, not to the Python decoder."""
+    return not any(word in column_type for word in _PLAIN[server])
 
 
 def value_rows(types: Types) -> list[list[tuple[str, Any]]]:

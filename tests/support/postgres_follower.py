@@ -45,6 +45,7 @@ class Seen:
     tables: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
     last: tuple[int, int] = (0, 0)
     resolved: int = 0
+    memo: str = ""
 
     def take(self, batch: Batch) -> None:
         """Check the contract on a batch and take it in; what was seen before is dropped."""
@@ -69,6 +70,7 @@ class Seen:
                 self._event(frame)
         assert batch.resolved >= self.resolved
         self.resolved = batch.resolved
+        self.memo = batch.memo.encode() if batch.memo else ""
 
     def _event(self, frame: Any) -> None:
         schema = self.schemas.by_fingerprint(frame.schema_fp)

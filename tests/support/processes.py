@@ -22,7 +22,7 @@ import psutil
 from databus.cli.guardian import Guardian
 from tests.support.waiting import PATIENCE, eventually_sync
 
-_STOP_DEADLINE_S = 20.0
+_STOP_DEADLINE_S = 20.0 * PATIENCE
 _COMMAND = (sys.executable, "-c", "from databus.cli.main import app; app()")
 
 
@@ -103,7 +103,7 @@ class DatabusProcess:
             ) from error
 
     def stop(self, signal_number: signal.Signals = signal.SIGTERM) -> int:
-        """Ask it to end and return its exit code; kill -9 after twenty seconds."""
+        """Ask it to end and return its exit code; kill -9 if it does not."""
         assert self.process is not None, "not started"
         if self.running:
             self.process.send_signal(signal_number)
@@ -206,7 +206,7 @@ class Processes:
                 process.kill9()
 
 
-def http_status(url: str, timeout_s: float = 2.0) -> int | None:
+def http_status(url: str, timeout_s: float = 10.0 * PATIENCE) -> int | None:
     """The status of a GET, or None while nobody answers."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:

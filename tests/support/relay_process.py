@@ -13,10 +13,11 @@ from typing import Any, Self
 import psutil
 
 from databus.common import frame
+from databus.common.checkpoint import Position
 from databus.common.frame import FrameView
 from databus.relay.ring import Ring
 from tests.support.processes import wait_process_gone
-from tests.support.waiting import eventually_sync
+from tests.support.waiting import PATIENCE, eventually_sync
 
 PROGRAM = """
 import logging, sys
@@ -82,7 +83,7 @@ class RelayProcess:
 
     def get(self, path: str) -> Any:
         """The JSON at a path."""
-        with urllib.request.urlopen(self.url + path, timeout=20) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=20 * PATIENCE) as answer:
             return json.load(answer)
 
     def send(self, method: str, path: str, body: Any) -> Any:
@@ -93,7 +94,7 @@ class RelayProcess:
             {"Content-Type": "application/json"},
             method=method,
         )
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=20 * PATIENCE) as answer:
             return json.load(answer)
 
     def ready(self, timeout_s: float = 60.0) -> None:
@@ -101,7 +102,7 @@ class RelayProcess:
 
         def is_ready() -> bool:
             try:
-                with urllib.request.urlopen(self.url + "/readyz", timeout=20) as answer:
+                with urllib.request.urlopen(self.url + "/readyz", timeout=20 * PATIENCE) as answer:
                     return bool(answer.status == 200)
             except OSError as error:
                 if isinstance(error, urllib.error.HTTPError):
@@ -117,14 +118,20 @@ class RelayProcess:
         if self.process.poll() is None:
             self.process.terminate()
         try:
-            code = self.process.wait(15)
+            code = self.process.wait(15 * PATIENCE)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            code = self.process.wait(5)
+            code = self.process.wait(5 * PATIENCE)
         for child in below:
             wait_process_gone(child.pid)
         self.process.stdout.close()
         return code
+
+
+def ring_position(folder: Path) -> Position:
+    """Up to where the ring in ``folder`` is, for who waits: its frames are not looked at."""
+    with Ring.open_reader(folder) as reader:
+        return reader.snapshot().max
 
 
 def ring_frames(folder: Path) -> list[FrameView]:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from databus.common.config import S3Options
 
 BUCKET = "databus-test"
+ACCESS_KEY = "test"
+"""Whose requests are answered; moto itself looks at no credentials."""
+_numbers = itertools.count(1)
 _SLOW_DOWN = (
     b'<?xml version="1.0"?><Error><Code>SlowDown</Code><Message>reduce your rate</Message></Error>'
+)
+_UNKNOWN_KEY = (
+    b'<?xml version="1.0"?><Error><Code>InvalidAccessKeyId</Code>'
+    b"<Message>The AWS Access Key Id you provided does not exist in our records.</Message></Error>"
 )
 
 
@@ -23,17 +31,23 @@ class Faults:
     """What goes wrong, each as a share of the requests.
 
     ``refused`` are answered 503 and not done; of ``lost`` the answer says 503, but they are
-    done; ``slow`` ones are answered after ``delay_s``.
+    done; ``slow`` ones are answered after ``delay_s``.  ``refused_writes`` and ``lost_writes``
+    are parts of keys: of the first every write is refused, of the second the next one's answer
+    is lost.
     """
 
     refused: float = 0.0
     lost: float = 0.0
     slow: float = 0.0
     delay_s: float = 0.3
+    refused_writes: tuple[str, ...] = ()
+    lost_writes: list[str] = field(default_factory=list)
 
 
 class S3Server:
     """The server; each ``place`` is an empty prefix of one bucket.
+
+    moto keeps one account for all servers of a process, so places are numbered across them.
 
     Owner: the test that started it; ``faults`` may be changed at any time.
     """
@@ -55,7 +69,6 @@ class S3Server:
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._places = 0
         self._inner: Any = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._answer, True, request_handler=Quiet)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -83,7 +96,7 @@ class S3Server:
             {
                 "endpoint": self.url,
                 "region": "us-east-1",
-                "access_key": "test",
+                "access_key": ACCESS_KEY,
                 "secret_key": "not-a-secret",
                 **changes,
             }
@@ -91,8 +104,7 @@ class S3Server:
 
     def place(self) -> str:
         """The URL of an empty prefix."""
-        self._places += 1
-        return f"s3://{BUCKET}/place-{self._places}"
+        return f"s3://{BUCKET}/place-{next(_numbers)}"
 
     def _answer(self, environment: dict[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
         with self._lock:
@@ -100,17 +112,27 @@ class S3Server:
             draw = [self._random.random() for _ in range(3)]
         if draw[0] < self.faults.slow:
             time.sleep(self.faults.delay_s)
-        if draw[1] < self.faults.refused:
-            environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
-            return _refuse(respond)
-        # moto looks at a write's condition and writes in two steps; S3 does both in one.
         is_write = environment["REQUEST_METHOD"] not in ("GET", "HEAD")
+        key = environment["PATH_INFO"] if is_write else ""
+        is_stranger = f"Credential={ACCESS_KEY}/" not in environment.get("HTTP_AUTHORIZATION", "")
+        is_refused = any(part in key for part in self.faults.refused_writes)
+        if is_stranger or is_refused or draw[1] < self.faults.refused:
+            environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
+            return _forbid(respond) if is_stranger else _refuse(respond)
+        # moto looks at a write's condition and writes in two steps; S3 does both in one.
         with self._writing if is_write else contextlib.nullcontext():
-            if draw[2] < self.faults.lost:
+            if draw[2] < self.faults.lost or self._is_lost(key):
                 list(self._inner(environment, lambda *_, **__: None))
                 return _refuse(respond)
             answer: Iterable[bytes] = self._inner(environment, respond)
             return answer
+
+    def _is_lost(self, key: str) -> bool:
+        for part in self.faults.lost_writes:
+            if part in key:
+                self.faults.lost_writes.remove(part)
+                return True
+        return False
 
     def close(self) -> None:
         """Stop it."""
@@ -120,6 +142,13 @@ class S3Server:
 
 
 def _refuse(respond: Callable[..., Any]) -> Iterable[bytes]:
-    headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(_SLOW_DOWN)))]
-    respond("503 Slow Down", headers)
-    return [_SLOW_DOWN]
+    return _say(respond, "503 Slow Down", _SLOW_DOWN)
+
+
+def _forbid(respond: Callable[..., Any]) -> Iterable[bytes]:
+    return _say(respond, "403 Forbidden", _UNKNOWN_KEY)
+
+
+def _say(respond: Callable[..., Any], status: str, content: bytes) -> Iterable[bytes]:
+    respond(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(content)))])
+    return [content]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
-from tests.support.waiting import eventually_sync
+from databus.cli.servers import free_port
+from tests.support.waiting import PATIENCE, eventually_sync
 
 _STRANGER = """
 import importlib.util, os, sys
@@ -38,7 +38,7 @@ class SparkCluster:
         self.folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
         self.workers = [folder / f"worker-{number}" for number in (1, 2)]
-        port = _free_port()
+        port = free_port()
         self.url = f"spark://127.0.0.1:{port}"
         try:
             master = ["master.Master", "--host", "127.0.0.1", "--port", str(port)]
@@ -65,6 +65,8 @@ class SparkCluster:
             "STRANGER_HOME": str(home),
             "HOME": str(home),
             "SPARK_LOCAL_DIRS": str(home / "local"),
+            # Executors are killed, and take nothing with them.
+            "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={home}",
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
@@ -106,13 +108,7 @@ class SparkCluster:
                 os.killpg(process.pid, signal.SIGTERM)
         for process in reversed(self._processes):
             try:
-                process.wait(20)
+                process.wait(20 * PATIENCE)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait(20)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+                process.wait(20 * PATIENCE)

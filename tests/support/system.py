@@ -163,7 +163,10 @@ class System:
 
     def wait_until_equal(self, name: str = "mirror", timeout_s: float = 120.0) -> None:
         """Return when the consumer's tables are the source's; nobody may write meanwhile."""
-        expected = self.shop.rows()
+        self.wait_until(self.shop.rows(), name, timeout_s)
+
+    def wait_until(self, expected: dict[str, Rows], name: str, timeout_s: float = 120.0) -> None:
+        """Return when the consumer's tables are these."""
         try:
             eventually_sync(
                 lambda: not differences(expected, self.copy(name)),

@@ -1,4 +1,4 @@
-"""What tests of open tables and of Spark share: a system, and its tables by its own reader."""
+"""What tests of open tables and of Spark share: a system, its tables by its own reader, merges."""
 
 from __future__ import annotations
 
@@ -9,25 +9,44 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from databus.bootstrap.process import apply_round
+from databus.bootstrap.stores import Stores
 from databus.cli.shop import TABLES, Rows, Shop
 from databus.client.arrow import RowDecoder
 from databus.client.tables import Range, TableAddress, TableReader
+from databus.common import config
 from databus.common.checkpoint import Position
 from databus.common.errors import LogTooYoung, NotSeeded, UnknownSource
 from tests.support.processes import Processes
 from tests.support.system import System, wait_for
+from tests.support.waiting import PATIENCE
+
+BY_SIZE = 'segment_every = "1h"\nsegment_bytes = "4KiB"\nretention_bytes = "1GiB"\nrun_grace = "0s"'
+"""Segments of a dozen transactions, the last ones in the hot log; what was merged goes at once."""
+ROUNDS = 5
 
 
-def started(folder: Path, processes: Processes, shop: Shop, url: str, **options: Any) -> System:
-    """Relay and bootstrap (without applier) over a shop."""
+def started(
+    folder: Path,
+    processes: Processes,
+    shop: Shop,
+    url: str,
+    *,
+    bootstrap: str = 'segment_every = "1s"',
+    **options: Any,
+) -> System:
+    """Relay and bootstrap (without applier) over a shop; ``bootstrap`` is when it seals."""
     system = System(folder, shop, url, processes, **options)
+    written = system.config.read_text()
+    assert 'segment_every = "1s"' in written
+    system.config.write_text(written.replace('segment_every = "1s"', bootstrap))
     system.start_relay()
     system.start_bootstrap("--no-apply").wait_ready(f"{system.bootstrap_url}/readyz", 90)
     return system
 
 
 def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=10 * PATIENCE) as answer:
         return json.loads(answer.read())
 
 
@@ -41,6 +60,56 @@ def write(system: System, steps: int) -> Position:
         for _ in range(steps):
             step()
     return settled(system)
+
+
+def write_segments(system: System, count: int) -> Position:
+    """Transactions that become so many segments of like size, and some that stay in the log."""
+    had = len(kinds(system))
+    while len(kinds(system)) < had + count:
+        write(system, 8)
+    end = write(system, 3)
+    while not store_of(system)["log"]["frame_bytes"]:
+        end = write(system, 1)
+    return end
+
+
+def merge(system: System, spark: Any, **changed: Any) -> None:
+    """What ``databus apply --once`` does, with a Spark that runs and some settings changed."""
+    section = config.load(system.config).bootstrap
+    assert section is not None
+    changed_section = section.model_copy(update=changed)
+    assert apply_round(changed_section, Stores(section).begun(), spark) == {}
+
+
+def merge_all(system: System, spark: Any) -> None:
+    """Merge until no segment is left; which are merged at once depends on their sizes."""
+    for _ in range(ROUNDS):
+        merge(system, spark)
+        if "segment" not in kinds(system):
+            assert set(kinds(system)) == {"base", "delta"}
+            return
+        write_segments(system, 1)
+    raise AssertionError(f"there are still segments: {kinds(system)}")
+
+
+def forget(system: System, spark: Any) -> None:
+    """Write and merge until the base and one new segment are all that is kept."""
+    for _ in range(ROUNDS):
+        write_segments(system, 1)
+        merge(system, spark, retention_bytes=1)
+        if kinds(system) == ["base", "segment"]:
+            return
+    raise AssertionError(f"more is kept: {kinds(system)}")
+
+
+def store_of(system: System) -> Any:
+    """What the bootstrap server says of the database."""
+    return get(f"{system.bootstrap_url}/v1/status")["databases"][0]
+
+
+def kinds(system: System) -> list[str]:
+    """The kinds of the runs: the base, then the chain from its oldest on."""
+    return [run["kind"] for run in store_of(system)["runs"]]
 
 
 def settled(system: System) -> Position:

@@ -21,9 +21,10 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ from databus.bootstrap.runs import (
 from databus.bootstrap.s3 import S3Storage
 from databus.bootstrap.storage import LocalFiles, RunFiles
 from databus.common.checkpoint import ORIGIN, Position
-from databus.common.errors import MissingDependency, StoreError
+from databus.common.errors import BucketError, MissingDependency, StoreError
 from databus.common.frame import FIRST_CONTROL_OP, Flag, Op
 
 _LOG = logging.getLogger("databus.bootstrap.applier")
@@ -92,11 +93,15 @@ _KEY = ["source_id", "key"]
 cloudpickle.register_pickle_by_value(spark_tasks)  # type: ignore[no-untyped-call]
 
 
-def start_spark(master: str = "local[*]", driver_memory: str = "1g") -> SparkSession:
+def start_spark(
+    master: str = "local[*]", driver_memory: str = "1g", *, scratch: Path | None = None
+) -> SparkSession:
     """A quiet session; one whose master is here listens on the loopback interface alone.
 
     The driver's memory holds the keys of a broadcast (at most BROADCAST_KEY_BYTES, and what
     the JVM adds) and the names of files; with a ``local`` master the tasks' as well.
+    ``scratch`` is the folder for temporary files of the driver, and so of a ``local`` master's
+    tasks, unless Spark's configuration names another; without it, that of the system.
 
     Raises:
         MissingDependency: there is no Java.
@@ -110,13 +115,16 @@ def start_spark(master: str = "local[*]", driver_memory: str = "1g") -> SparkSes
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    java_options = "-Djava.net.preferIPv4Stack=true -XX:+UseSerialGC"
+    if scratch is not None and "," not in str(scratch):  # it would be two folders to Spark
+        java_options += f" -Djava.io.tmpdir={_quoted(scratch)}"
     settings = {
         "spark.driver.memory": driver_memory,
         "spark.scheduler.mode": "FAIR",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
-        "spark.driver.extraJavaOptions": "-Djava.net.preferIPv4Stack=true -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": java_options,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(spark_tasks.BATCH_ROWS),
         "spark.sql.execution.arrow.maxBytesPerBatch": str(spark_tasks.BATCH_BYTES),
@@ -136,7 +144,28 @@ def start_spark(master: str = "local[*]", driver_memory: str = "1g") -> SparkSes
     builder = SparkSession.builder.master(master).appName("databus-applier")
     for name, value in settings.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    with _temporary_files_in(scratch):
+        return builder.getOrCreate()
+
+
+def _quoted(path: Path) -> str:
+    """As one word of the options of Java, which Spark takes apart."""
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path | None) -> Iterator[None]:
+    """For what PySpark itself makes while Java starts."""
+    before = tempfile.tempdir
+    tempfile.tempdir = before if folder is None else str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
 
 
 class Applier:
@@ -161,8 +190,10 @@ class Applier:
         retention_us: int | None = None,
         retention_scns: int | None = None,
         grace_us: int = GRACE_US,
+        now_us: Callable[[], int] = _now_us,
     ) -> None:
         self.store = store
+        self._now_us = now_us
         # Settings are a session's own: stores are merged side by side.
         self.spark = spark.newSession()
         self._progress = Progress(name or store.url, store.storage)
@@ -172,25 +203,33 @@ class Applier:
         self.grace_us = grace_us
 
     def apply(self, *, full: bool = False) -> list[Mapping[str, Any]]:
-        """Do every merge that pays; returns their records.  ``full`` always renews the base."""
+        """Do every merge that pays; returns their records.  ``full`` always renews the base.
+
+        Of what there is when it begins: segments may come as fast as they are merged, and what
+        follows the merges has its turn too.
+        """
         records: list[Mapping[str, Any]] = []
         with self.store.lease("applier"):
             self.store.sweep("c")
             largest_bytes = max(self.retention_bytes // 4, FILE_BYTES)
-            while merge := planner.next_merge(self.store.read(), largest_bytes, full=full):
+            upto = self.store.read().stop or ORIGIN
+            while merge := planner.next_merge(
+                self.store.read(), largest_bytes, full=full, upto=upto
+            ):
                 records.append(self._merge(merge))
-            at = min((one.position for one in held(self.store.storage, _now_us())), default=None)
+            readers = held(self.store.storage, self._now_us())
+            at = min((one.position for one in readers), default=None)
             self._retire(planner.droppable(self.store.read(), self._retention(), at))
-            self.store.collect(self.grace_us, "cs")
+            self.store.collect(self.grace_us, "cs", self._now_us())
         return records
 
     def _retention(self) -> Retention:
-        since_us = _now_us() - self.retention_us if self.retention_us is not None else None
+        since_us = self._now_us() - self.retention_us if self.retention_us is not None else None
         return Retention(self.retention_bytes, since_us, self.retention_scns)
 
     def _retire(self, runs: tuple[Run, ...]) -> None:
         if runs:
-            self.store.switch(lambda manifest: manifest.without(runs, _now_us()))
+            self.store.switch(lambda manifest: manifest.without(runs, self._now_us()))
 
     def _merge(self, merge: Merge) -> Mapping[str, Any]:
         failpoints.reach("merge.begun")
@@ -206,22 +245,19 @@ class Applier:
         context = self.spark.sparkContext
         context.setJobGroup(run_id, f"{self.store.url}: {merge.kind.value}")
         try:
-            with (
-                self._progress.merging(what, lambda: _tasks(context, run_id)),
-                _BROADCASTS.share(self._broadcast_share(merge)),
-            ):
-                names = self._write(self._rows(merge), files, _group_rows(merge))
-        except Exception as error:
+            with self._progress.merging(what, lambda: _tasks(context, run_id)), _told(merge):
+                with _BROADCASTS.share(self._broadcast_share(merge)):
+                    names = self._write(self._rows(merge), files, _group_rows(merge))
+        except StoreError:
             self._drop(run_id)
-            raise StoreError(
-                f"merging {[run.id for run in merge.inputs]} failed: {_first_line(error)}"
-            ) from error
+            raise
+        failpoints.reach("merge.rows_written")
         run = self._described(merge, run_id, files, names)
         failpoints.reach("merge.files_written")
         record = _record(merge, run, time.monotonic() - began_s)
         self.store.switch(
             lambda manifest: manifest.with_changes(
-                add=run, drop=merge.retired, now_us=run.created_us
+                add=run, drop=merge.retired, made_of=merge.inputs, now_us=run.created_us
             ).with_apply(record)
         )
         failpoints.reach("merge.manifest_switched")
@@ -275,7 +311,7 @@ class Applier:
             start=ORIGIN if is_base else merge.inputs[0].start,
             stop=merge.inputs[-1].stop,
             files=ordered,
-            created_us=_now_us(),
+            created_us=self._now_us(),
             partial_rows=sum(run.partial_rows for run in merge.inputs),
             truncates=() if is_base else tuple(sorted(_truncates(merge.inputs).items())),
             last_commit_us=max(run.newest_us for run in merge.inputs),
@@ -450,9 +486,21 @@ def _tasks(context: Any, group: str) -> tuple[int, int]:
     return done, total
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:500]
+@contextlib.contextmanager
+def _told(merge: Merge) -> Iterator[None]:
+    """Whatever fails within the block, as an error that names the runs and the reason."""
+    try:
+        yield
+    except Exception as error:
+        # Tasks meet S3 through Arrow, whose errors say so in their text alone.
+        is_s3 = isinstance(error, BucketError) or "AWS Error" in str(error)
+        raise (BucketError if is_s3 else StoreError)(
+            f"merging {[run.id for run in merge.inputs]} failed: {_reason(error)}"
+        ) from error
 
 
-def _now_us() -> int:
-    return time.time_ns() // 1000
+def _reason(error: Exception) -> str:
+    """The first line of an error; of Java's, which says only what was called, the first cause."""
+    lines = str(error).strip().splitlines() or [repr(error)]
+    causes = [line.partition(":")[2].strip() for line in lines if line.startswith("Caused by:")]
+    return (causes[-1] if causes else lines[0])[:500]

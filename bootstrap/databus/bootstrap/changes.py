@@ -7,14 +7,15 @@ neither merging nor sealing nor retention disturbs an answer that has begun.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from databus.bootstrap.net import PASS_ROWS, NetChanges
+from databus.bootstrap.pruning import Pruning
 from databus.bootstrap.ranges import FrameRange, Mask, Unit
-from databus.bootstrap.runs import FrameBlock
+from databus.bootstrap.runs import FrameBlock, RowGroup
 from databus.bootstrap.stream import Piece
 from databus.common.checkpoint import OnlineCheckpoint, Position
 from databus.common.filters import StreamFilter
@@ -40,6 +41,8 @@ class RangeStream:
             state in the range, deletions included, in commit order.  STATE is NET of a range
             that begins with nothing, without deletions, and never tears a window.
         I2. The last piece alone has a checkpoint: an answer without it is not whole.
+        I3. ``groups_read`` and ``groups_skipped`` are the row groups within the range whose rows
+            were looked at and those that the filter's statistics left out.
 
     Owner: one reader; ``pieces`` may be advanced from any thread, one at a time.
     Raises: from ``pieces``: LogTooYoung, StoreError.
@@ -66,6 +69,9 @@ class RangeStream:
         self._opening = opening
         self._filter = stream_filter
         self._source_ids = source_ids
+        self._pruning = Pruning(stream_filter, source_ids)
+        self._in_window = False
+        self.groups_read = self.groups_skipped = 0
         self._piece_bytes = piece_bytes
         self._pass_rows = pass_rows
 
@@ -93,29 +99,42 @@ class RangeStream:
                 mask &= ~np.isin(columns.op, _GONE)
             yield block, mask
 
-    def _every_change(self, units: tuple[Unit, ...]) -> Iterator[tuple[FrameBlock, Mask]]:
-        in_window = False
+    def _due(self, units: Iterable[Unit], may_matter: Callable[[RowGroup], bool]) -> Iterator[Unit]:
+        """The units to be read, each judged when it is its turn."""
         for unit in units:
+            if unit.group is None or may_matter(unit.group):
+                self.groups_read += unit.group is not None
+                yield unit
+            else:
+                self.groups_skipped += 1
+
+    def _every_change(self, units: tuple[Unit, ...]) -> Iterator[tuple[FrameBlock, Mask]]:
+        # Inside a window that has begun everything is read: its end must come.
+        due = self._due(units, lambda group: self._in_window or self._pruning.may_match(group))
+        for unit in due:
             for block in unit.blocks():
                 columns = block.columns()
                 taken = unit.is_wanted(columns.scn, columns.seq)
                 if not self._filter.is_empty:
                     taken &= self._filter.mask(columns, block.data, self._source_ids)
                     wanted = unit.is_wanted(columns.scn, columns.seq)
-                    taken, in_window = close_windows(columns, taken, in_window=in_window)
+                    taken, self._in_window = close_windows(
+                        columns, taken, in_window=self._in_window
+                    )
                     taken &= wanted
                 yield block, taken
 
     def _last_states(self, found: FrameRange) -> Iterator[tuple[FrameBlock, FrameColumns, Mask]]:
         if found.is_reduced:
             # One merged run: it has been reduced to the last states already.
-            for unit in found.units:
+            for unit in self._due(found.units, self._pruning.may_match):
                 for block in unit.blocks():
                     columns = block.columns()
                     yield block, columns, unit.is_wanted(columns.scn, columns.seq)
             return
         ids = None if self._filter.takes_every_source else self._source_ids
-        net = NetChanges(found.units, source_ids=ids, pass_rows=self._pass_rows)
+        units = tuple(self._due(found.units, self._pruning.may_decide))
+        net = NetChanges(units, source_ids=ids, pass_rows=self._pass_rows)
         for _, block, kept in net.blocks():
             yield block, block.columns(), kept
 

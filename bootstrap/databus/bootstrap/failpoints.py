@@ -20,12 +20,14 @@ STEPS = (
     "seal.manifest_switched",
     "seal.log_dropped",
     "merge.begun",
+    "merge.rows_written",
     "merge.files_written",
     "merge.manifest_switched",
     "manifest.file_written",
     "manifest.renamed",
     "collect.manifest_switched",
     "collect.one_deleted",
+    "sweep.one_deleted",
 )
 """Every step that can be named, in the order of one row's way."""
 

@@ -68,7 +68,6 @@ def restart_behind(log: HotLog, start: Position, stop: Position, now_us: int) ->
     log.restart_at(
         stop,
         {
-            "origin": stop.to_json(),
             NOTE: [*(log.note(NOTE) or []), _record(start, stop, now_us, bridged=False)],
             "seeding": {name: {"state": UNSEEDED} for name in states},
         },

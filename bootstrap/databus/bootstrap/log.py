@@ -215,7 +215,7 @@ class HotLog:
             return transaction.get(b"clock", db=self._facts) is None
 
     def bind(self, database: str, clock: str, start: Position) -> None:
-        """Make a new log one of this database and clock, beginning after ``start``.
+        """Make a new log one of this database and clock, beginning after ``start``, its origin.
 
         On a log that has a clock already this only checks it.
 
@@ -238,6 +238,7 @@ class HotLog:
                 transaction.put(name.encode(), value.encode(), db=self._facts)
             self._put_range(transaction, start, start, 0, 0)
             self._put_checkpoint(transaction, OnlineCheckpoint(database, clock, start))
+            _put_notes(transaction, self._facts, {"origin": start.to_json()})
 
         self._write(change)
 
@@ -449,7 +450,7 @@ class HotLog:
         self._write(change)
 
     def restart_at(self, position: Position, notes: dict[str, Any]) -> None:
-        """Drop everything and go on after ``position``: what lies between is lost.
+        """Drop everything and go on after ``position``, the new origin: what lies between is lost.
 
         ``notes`` (the record of the gap, the sources to be seeded again) are written in the
         same commit.
@@ -462,7 +463,7 @@ class HotLog:
             self._put_checkpoint(
                 transaction, OnlineCheckpoint(state.database, state.clock, position)
             )
-            _put_notes(transaction, self._facts, notes)
+            _put_notes(transaction, self._facts, {"origin": position.to_json(), **notes})
 
         self._write(change)
 

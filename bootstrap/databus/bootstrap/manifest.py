@@ -39,6 +39,8 @@ VERSION = 1
 APPLIES_KEPT = 50
 SWITCH_ATTEMPTS = 20
 SWITCHES_KEPT = 32
+DROPPED = "dropped.json"
+"""The note of up to where the hot log has dropped what runs have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +100,19 @@ class Manifest:
         everything = (*self.runs, *(retired.run for retired in self.retired))
         return next((run for run in everything if run.id == run_id), None)
 
-    def with_changes(self, *, add: Run, drop: tuple[Run, ...] = (), now_us: int) -> Manifest:
-        """``add`` in the place of ``drop``, which retire."""
+    def with_changes(
+        self, *, add: Run, drop: tuple[Run, ...] = (), made_of: tuple[Run, ...] = (), now_us: int
+    ) -> Manifest:
+        """``add`` in the place of ``drop``, which retire.
+
+        Raises:
+            StoreError: one of these, or of those that ``add`` was made of, is not there any more.
+        """
         gone = {run.id for run in drop}
+        needed = gone | {run.id for run in made_of}
+        if needed - {run.id for run in self.runs}:
+            raise StoreError(f"runs {sorted(needed)} are not all in manifest {self.version}")
         kept = [run for run in self.runs if run.id not in gone]
-        if len(kept) != len(self.runs) - len(gone):
-            raise StoreError(f"runs {sorted(gone)} are not all in manifest {self.version}")
         kept.append(add)
         kept.sort(key=lambda run: (run.kind is not RunKind.BASE, run.start, run.stop))
         return replace(
@@ -204,6 +213,8 @@ class Store:
         I1. A file that the manifest names is complete and durable.
         I2. The manifest is replaced, never written in place, and only by who has seen it.
         I3. Who lost its lease, knowing it or not, replaces nothing and deletes nothing.
+        I4. Nothing is swept by a manifest that lacks what the log has dropped, or that is older
+            than the runs that are there.
 
     Owner: any process reads; ``switch`` serialises those that write.
     Durability: when ``switch`` returns, the new manifest survives a power loss.
@@ -277,6 +288,56 @@ class Store:
         except FormatError as error:
             raise FormatError(f"{self.url}/{MANIFEST}: {error.message}") from error
 
+    def note_dropped(self, upto: Position | None) -> None:
+        """Write down up to where the log has dropped what runs have; None: it has everything.
+
+        A position is written after the manifest has it, and None before runs retire by a gap.
+        """
+        document = {"upto": None if upto is None else [upto.scn, upto.seq]}
+        self.storage.write_note(DROPPED, json.dumps(document).encode())
+
+    def dropped(self) -> Position | None:
+        """What was written down last, or earlier; None too if nobody did."""
+        try:
+            upto = json.loads(self.storage.read_note(DROPPED) or b"{}")["upto"]
+            return Position(int(upto[0]), int(upto[1]))
+        except (IndexError, KeyError, TypeError, ValueError):
+            return None  # No power loss that tears a note may stop anything.
+
+    def require_reach(self, manifest: Manifest, upto: Position | None) -> None:
+        """Refuse a manifest whose runs do not reach ``upto``, up to where the log has dropped.
+
+        Raises:
+            StoreError: with both positions, and what can be done.
+        """
+        if upto is None or (manifest.stop is not None and upto <= manifest.stop):
+            return
+        found = "is not there"
+        if manifest.version:
+            end = f"end at {manifest.stop}" if manifest.stop else "are none"
+            found = f"is version {manifest.version}, whose runs {end}"
+        raise StoreError(
+            f"the log has dropped everything up to {upto} because runs have it, but "
+            f"{self.url}/{MANIFEST} {found}: it was deleted or replaced by an older one, or store= "
+            "names another place than before. Nothing was deleted. Bring back the newest "
+            f"{MANIFEST}, or let store= name the place where the runs are; if they are lost, "
+            "begin again with an empty data_dir (and an empty store)"
+        )
+
+    def _read_reaching(self) -> Manifest:
+        """The manifest, which reaches what was written down as dropped."""
+        while True:
+            # The note first: the manifest has a position before it is written down.
+            upto = self.dropped()
+            manifest = self.read()
+            try:
+                self.require_reach(manifest, upto)
+            except StoreError:
+                if self.dropped() == upto:
+                    raise
+            else:
+                return manifest
+
     def switch(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Replace the manifest by what ``change`` makes of it, and return that.
 
@@ -336,42 +397,77 @@ class Store:
 
         Only runs whose id begins with one of ``letters`` are looked at: the caller holds the
         lease of the role that makes those, so none of them is just being written.
+
+        Raises:
+            StoreError: the manifest is not the newest; nothing was deleted.
         """
         found = [one for one in self.storage.run_ids() if one[:1] in letters and one[1:2] == "-"]
-        named = self.read()
-        if set(found) - _ids(named) and any(lease.number for lease in self._leases.values()):
-            # From here on nobody who held the lease before can name what is deleted now.
-            named = self.switch(lambda manifest: manifest)
+        named = self._read_reaching()
+        if orphans := set(found) - _ids(named):
+            self._require_newest(named, orphans)
+            if any(lease.number for lease in self._leases.values()):
+                # From here on nobody who held the lease before can name what is deleted now.
+                named = self.switch(lambda manifest: manifest)
         known = _ids(named)
         swept = []
         for run_id in found:
             if run_id not in known:
                 self.storage.delete_run(run_id)
-                failpoints.reach("collect.one_deleted")
+                failpoints.reach("sweep.one_deleted")
                 swept.append(run_id)
         return swept
 
-    def collect(self, grace_us: int, letters: str, now_us: int | None = None) -> list[str]:
-        """Forget runs that retired more than ``grace_us`` ago, and sweep their files.
+    def _require_newest(self, manifest: Manifest, orphans: set[str]) -> None:
+        """Refuse to delete runs beside a manifest that is older than they are.
 
-        A run stays while a reader is open that began before it retired.
+        Merging takes a manifest, and what a merge replaced is deleted no earlier than a newer one
+        is there.
+        """
+        there = set(self.storage.run_ids())
+        active = _ids(replace(self.read(), retired=()))
+        gone = sorted(
+            run.id
+            for run in manifest.runs
+            if run.files and run.id not in there and run.id in active
+        )
+        merged = [one for one in orphans if one.startswith("c-")] if not manifest.version else []
+        if not gone and not merged:
+            return
+        state = f"names {', '.join(gone[:3])}, of which no file is there" if gone else "is missing"
+        raise StoreError(
+            f"{self.url}/{MANIFEST} {state}, while there are {len(orphans)} runs that it does not "
+            f"name ({', '.join(sorted(orphans)[:3])}): it was deleted or replaced by an older one. "
+            f"Nothing was deleted. Bring back the newest {MANIFEST}; if it is lost, begin again "
+            "with an empty data_dir (and an empty store)"
+        )
+
+    def collect(self, grace_us: int, letters: str, now_us: int | None = None) -> list[str]:
+        """Forget runs that retired more than ``grace_us`` ago, and delete their files.
+
+        A run stays while a reader is open that began before it retired.  Nothing else is deleted:
+        a run that nobody names yet may be one that another role is just writing.
         """
         now = time.time_ns() // 1000 if now_us is None else now_us
         began_us = min((one.began_us for one in readers.held(self.storage, now)), default=None)
+        forgotten: list[str] = []
 
         def expired(retired: Retired) -> bool:
             if began_us is not None and began_us <= retired.retired_us:
                 return False
             return retired.run.id[0] in letters and retired.retired_us + grace_us <= now
 
+        def forget(manifest: Manifest) -> Manifest:
+            forgotten[:] = [r.run.id for r in manifest.retired if expired(r)]
+            kept = tuple(r for r in manifest.retired if r.run.id not in forgotten)
+            return replace(manifest, retired=kept)
+
         if any(expired(retired) for retired in self.read().retired):
-            self.switch(
-                lambda manifest: replace(
-                    manifest, retired=tuple(r for r in manifest.retired if not expired(r))
-                )
-            )
+            self.switch(forget)
             failpoints.reach("collect.manifest_switched")
-        return self.sweep(letters)
+        for run_id in forgotten:
+            self.storage.delete_run(run_id)
+            failpoints.reach("collect.one_deleted")
+        return forgotten
 
     def check(self) -> list[str]:
         """Read every frame of every run; what is wrong, in words, one entry a run."""
@@ -380,6 +476,10 @@ class Store:
         except (FormatError, StoreError) as error:
             return [error.message]
         problems = []
+        try:
+            self._read_reaching()
+        except (FormatError, StoreError) as error:
+            problems.append(error.message)
         for run in manifest.runs:
             try:
                 opened = self.open_run(run, verify=True)

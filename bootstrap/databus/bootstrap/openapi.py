@@ -8,6 +8,7 @@ from databus.common import openapi
 from databus.common.errors import (
     BadCheckpoint,
     BadFilter,
+    BucketError,
     ClockMismatch,
     LogTooYoung,
     NotAcceptable,
@@ -27,6 +28,7 @@ from databus.common.query import (
     PARTITION,
     SCN,
     SOURCES,
+    START_TIME,
     Parameter,
 )
 
@@ -55,9 +57,12 @@ AS_OF = Parameter(
     {"type": "string"},
     "1004",
 )
-CHANGES_PARAMETERS = (SINCE, UNTIL, MODE, SOURCES, OPS, PARTITION, FORMAT)
-SNAPSHOT_PARAMETERS = (AS_OF, SOURCES, OPS, PARTITION, FORMAT)
-BOOTSTRAP_PARAMETERS = (SOURCES, CHECKPOINT, SCN, PARTITION, OPS, MAX_BYTES, FORMAT)
+ONE_SOURCE = Parameter(
+    "source", "One source by its name, in the place of sources.", {"type": "string"}, "shop.orders"
+)
+CHANGES_PARAMETERS = (SINCE, UNTIL, MODE, SOURCES, ONE_SOURCE, OPS, PARTITION, FORMAT)
+SNAPSHOT_PARAMETERS = (AS_OF, SOURCES, ONE_SOURCE, OPS, PARTITION, FORMAT)
+BOOTSTRAP_PARAMETERS = (SOURCES, CHECKPOINT, SCN, START_TIME, PARTITION, OPS, MAX_BYTES, FORMAT)
 SCN_PARAMETERS = (SOURCES, CHECKPOINT)
 
 _OBJECTS = {"type": "array", "items": {"type": "object"}}
@@ -67,7 +72,8 @@ _RANGE = {
     "prev": POSITION,
     "max": POSITION,
     "snapshot": {"oneOf": [POSITION, {"type": "null"}]},
-    "state": {"type": "string", "enum": ["seeding", "seeded"]},
+    "state": {"type": "string", "enum": ["seeding", "seeded", "failing"]},
+    "error": {**TEXT, "description": "Why the state is failing: nothing is served then."},
 }
 _RANGE_HEADERS = {
     "Databus-Clock": "Identity of the stream's clock.",
@@ -82,6 +88,7 @@ _RANGE_ERRORS = (
     LogTooYoung,
     NotSeeded,
     StoreError,
+    BucketError,
 )
 _SCN_ERRORS = (BadFilter, BadCheckpoint, *_DATABASE, UnknownSource, ClockMismatch)
 
@@ -133,7 +140,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/{db}/bootstrap",
         "bootstrap",
-        "The state of the sources, or what changed since a checkpoint, up to the target.",
+        "The state of the sources, or what changed since a start point, up to the target.",
         parameters=BOOTSTRAP_PARAMETERS,
         produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
         headers=_RANGE_HEADERS,
@@ -147,6 +154,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             LogTooYoung,
             NotSeeded,
             StoreError,
+            BucketError,
         ),
     ),
     Endpoint(

@@ -167,8 +167,10 @@ def _not_covered(
     *,
     every_change: bool,
 ) -> LogTooYoung:
-    since = min(reached, default=ORIGIN)
     oldest = oldest_of(manifest, log_start, every_change=every_change)
+    if not reached and manifest.base is not None:
+        return _before_the_base(manifest.base.stop, until, oldest)
+    since = min(reached, default=ORIGIN)
     if not reached or since < oldest:
         what = "all changes are kept" if every_change else "the log reaches back"
         return LogTooYoung(
@@ -184,6 +186,19 @@ def _not_covered(
         oldest=oldest.to_json(),
         before=before.to_json(),
         after=after.to_json(),
+    )
+
+
+def _before_the_base(base: Position, until: Position, oldest: Position) -> LogTooYoung:
+    """``until`` lies before every base, and the changes since the log began are not all kept.
+
+    Where those since ``until`` are, the state at the base and they complete one another.
+    """
+    return LogTooYoung(
+        f"the state at {until} is gone: the snapshot stands at {base}, and what led there from the "
+        "log's beginning is no longer kept",
+        oldest=base.to_json(),
+        **({"after": base.to_json()} if oldest <= until else {}),
     )
 
 
@@ -206,8 +221,10 @@ class Merge:
         return self.inputs
 
 
-def next_merge(manifest: Manifest, largest_bytes: int, *, full: bool = False) -> Merge | None:
-    """The next merge that pays, None if there is nothing to do.
+def next_merge(
+    manifest: Manifest, largest_bytes: int, *, full: bool = False, upto: Position | None = None
+) -> Merge | None:
+    """The next merge that pays, None if there is nothing to do; runs beyond ``upto`` are left.
 
     The first base comes before everything: a new consumer needs it.
 
@@ -216,11 +233,12 @@ def next_merge(manifest: Manifest, largest_bytes: int, *, full: bool = False) ->
     that grows with the logarithm of the changes.  A merged run stays below ``largest_bytes``.
     The base is rewritten when its changes are ``BASE_SHARE`` of it, or at once with ``full``.
     """
-    newer = tuple(run for run in manifest.chain if run.stop > manifest.snapshot)
+    chain = tuple(run for run in manifest.chain if upto is None or run.stop <= upto)
+    newer = tuple(run for run in chain if run.stop > manifest.snapshot)
     base = manifest.base
     if base is None:
         return Merge(newer, RunKind.BASE) if newer else None
-    group = _mergeable(manifest.chain, largest_bytes)
+    group = _mergeable(chain, largest_bytes)
     if len(group) >= MERGE_COUNT:
         return Merge(group, RunKind.DELTA)
     if not newer:

@@ -24,6 +24,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from databus.bootstrap.manifest import Store
+from databus.bootstrap.scratch import scratch_folder, sweep
 from databus.bootstrap.served import OpenLogs
 from databus.bootstrap.server import serve_bootstrap
 from databus.bootstrap.stores import Stores
@@ -165,20 +166,21 @@ def run_applier(
 
     section = bootstrap_config(config)
     stores = Stores(section)
-    spark = start_spark(section.spark_master, section.spark_driver_memory)
-    try:
-        while True:
-            began_s = time.monotonic()
-            errors = apply_round(section, stores.begun(), spark, full=full, report=report)
-            for name, error in errors.items():
-                _LOG.warning("apply of %s: %s", name, error.message)
-            if every_s is None and errors:
-                raise next(iter(errors.values()))
-            if every_s is None:
-                return
-            time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))
-    finally:
-        spark.stop()
+    with scratch_folder(section.data_dir) as scratch:
+        spark = start_spark(section.spark_master, section.spark_driver_memory, scratch=scratch)
+        try:
+            while True:
+                began_s = time.monotonic()
+                errors = apply_round(section, stores.begun(), spark, full=full, report=report)
+                for name, error in errors.items():
+                    _LOG.warning("apply of %s: %s", name, error.message)
+                if every_s is None and errors:
+                    raise next(iter(errors.values()))
+                if every_s is None:
+                    return
+                time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))
+        finally:
+            spark.stop()
 
 
 def apply_round(
@@ -289,6 +291,8 @@ async def _keep_applier(config: BootstrapConfig, stop: asyncio.Event) -> None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopped, APPLIER_RESTART_S)
         stopped.cancel()
+    # Told to end, it does so at once.
+    await asyncio.to_thread(sweep, config.data_dir)
 
 
 def _secrets(config: BootstrapConfig) -> bytes:

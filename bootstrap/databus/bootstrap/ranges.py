@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from databus.bootstrap import planner
+from databus.bootstrap import handover, planner
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Manifest, Store
 from databus.bootstrap.planner import Part
@@ -74,6 +74,11 @@ class Unit:
     after: Position
     upto: Position
 
+    @property
+    def group(self) -> RowGroup | None:
+        """The row group whose rows they are, with its statistics; None for those of the log."""
+        return self.content.group if isinstance(self.content, _OfRun) else None
+
     def table(self, names: list[str]) -> Any:
         """These columns of all rows, as an Arrow table."""
         return self.content.table(names)
@@ -92,7 +97,8 @@ class FrameRange:
 
     Invariants:
         I1. ``units`` ascend and do not overlap; together they hold every frame of the range
-            that the kept runs have.
+            that the kept runs have.  They are chosen by position alone: windows are cut at ends
+            that no filter takes.  Who has a filter asks ``pruning`` before reading a unit.
         I2. Nothing that others do to the store takes anything away from an open range: files
             are held open, and the part that was in the hot log is copied to a temporary file
             (at most ``segment_bytes`` and one window).
@@ -130,9 +136,7 @@ class FrameRange:
     def _open(self, starts: Starts, every_change: bool) -> None:
         error: StoreError | None = None
         for _ in range(OPEN_ATTEMPTS):
-            # The log first: what it forgets afterwards is in the manifest before.
-            log_start = self._log.state().start
-            manifest = self._store.read()
+            log_start, manifest = handover.read(self._log, self._store)
             cover = planner.cover(
                 manifest,
                 starts(manifest, log_start),
@@ -142,11 +146,14 @@ class FrameRange:
             )
             units: list[Unit] = []
             runs: list[Run] = []  # those that anything is read of
+            last: Run | None = None  # of these, and of the merged ones, which may be empty
             try:
                 for part in cover.parts:
                     count = len(units)
                     units.extend(self._of_part(part))
-                    runs += [part.run] if len(units) > count else []
+                    is_read = len(units) > count
+                    runs += [part.run] if is_read else []
+                    last = part.run if is_read or part.run.is_compacted else last
             except StoreError as found:
                 error = found
                 self._forget()
@@ -156,8 +163,8 @@ class FrameRange:
                 self.start = cover.start
                 self.units = (*units, *hot)
                 self.is_reduced = not hot and len(runs) == 1 and runs[0].is_compacted
-                merged = not hot and runs and runs[-1].is_compacted
-                self._whole_end = runs[-1].stop if merged else None
+                is_merged = last is not None and last.is_compacted and not hot
+                self._whole_end = last.stop if last and is_merged else None
                 return
             self._forget()
         raise error or StoreError("the log was sealed faster than it could be read; ask again")
@@ -191,10 +198,9 @@ class FrameRange:
 
     def cut_at_window(self) -> None:
         """Move ``until`` back to where the last whole window ends, so that no window is torn."""
-        if not self.units:
-            return
         if self._whole_end is not None:  # Merged runs have no ends of windows, but end with one.
             self.until = min(self.until, self._whole_end)
+        if self._whole_end is not None or not self.units:
             return
         last_part = self.units[-1].after
         end = last_part
@@ -252,8 +258,7 @@ def at_time(store: Store, log: HotLog, commit_us: int, *, exact: bool = True) ->
     Raises:
         LogTooYoung: everything that is kept was committed later; or ``exact`` and merged.
     """
-    log_start = log.state().start
-    manifest = store.read()
+    log_start, manifest = handover.read(log, store)
     oldest = manifest.chain[0].start if manifest.chain else log_start
     for run in manifest.chain:
         place = _first_later(store, run, commit_us)
@@ -283,6 +288,22 @@ def at_time(store: Store, log: HotLog, commit_us: int, *, exact: bool = True) ->
             return _checked(max(at, before), oldest, commit_us)
         at = part.stop
     return window
+
+
+def before_time(store: Store, log: HotLog, commit_us: int) -> Position:
+    """The position before the first window committed at ``commit_us`` or later.
+
+    For net changes from there to the end; the log's end while all of it was committed earlier.
+
+    Raises:
+        LogTooYoung: such windows may be gone: nothing that is kept was committed earlier, and the
+            log does not begin with its clock.
+    """
+    found = at_time(store, log, commit_us - 1, exact=False)
+    log_start, manifest = handover.read(log, store)
+    # An empty log tells nothing about the times of what lies before it.
+    oldest = manifest.chain[0].start if manifest.chain else log_start
+    return _checked(found, oldest, commit_us - 1)
 
 
 def _first_later(store: Store, run: Run, commit_us: int) -> Position | None:
@@ -336,9 +357,9 @@ def _before_first_later(
 
 
 def _checked(position: Position, oldest: Position, commit_us: int) -> Position:
-    if position <= oldest:
+    if position <= oldest != ORIGIN:
         raise LogTooYoung(
-            f"everything that is kept was committed after {commit_us} us; the log reaches back "
+            f"nothing that is kept was committed at {commit_us} us or before; the log reaches back "
             f"to {oldest}",
             oldest=oldest.to_json(),
         )

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import aiohttp
 
+from databus.common.checkpoint import Position
 from databus.common.errors import DatabusError, ServerUnavailable, from_problem
 
 _TIMEOUT = aiohttp.ClientTimeout(total=15.0, sock_connect=5.0)
@@ -51,13 +52,23 @@ class RelayApi:
         """The sources with the range and clock of the stream."""
         return await self._ask("GET", f"/v1/{database}/sources")
 
-    async def start_dump(self, database: str, sources: Sequence[str]) -> Mapping[str, Any]:
-        """Ask for a dump of whole tables."""
-        return await self._ask("POST", f"/v1/{database}/dumps", {"sources": list(sources)})
+    async def start_dump(
+        self, database: str, sources: Sequence[str], reader: Position
+    ) -> Mapping[str, Any]:
+        """Ask for a dump of whole tables, which waits for one who has read up to ``reader``."""
+        body = {"sources": list(sources), "reader": reader.to_json()}
+        return await self._ask("POST", f"/v1/{database}/dumps", body)
 
-    async def dump(self, database: str, dump: str) -> Mapping[str, Any]:
-        """How a dump is getting on."""
-        return await self._ask("GET", f"/v1/{database}/dumps/{dump}")
+    async def dump(
+        self, database: str, dump: str, reader: Position, *, resume: bool = False
+    ) -> Mapping[str, Any]:
+        """Tell a dump up to where it was read, and learn how it is getting on."""
+        body = {"reader": reader.to_json(), **({"state": "running"} if resume else {})}
+        return await self._ask("PATCH", f"/v1/{database}/dumps/{dump}", body)
+
+    async def cancel_dump(self, database: str, dump: str) -> None:
+        """Have no more of a dump."""
+        await self._ask("DELETE", f"/v1/{database}/dumps/{dump}")
 
     async def _ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None

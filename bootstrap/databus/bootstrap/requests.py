@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from databus.bootstrap.changes import Content
-from databus.bootstrap.served import is_origin
 from databus.common.checkpoint import ORIGIN, AtTime, BootstrapCheckpoint, Position
 from databus.common.errors import BadRequest
 from databus.common.filters import StreamFilter
 from databus.common.formats import choose_format
 from databus.common.query import (
+    CHECKPOINT,
+    SCN,
+    START_TIME,
     parse_checkpoint,
     parse_count,
     parse_filter,
@@ -20,24 +22,40 @@ from databus.common.query import (
     parse_time,
 )
 
+_WILD = frozenset(",*?[")
+_RELAYS_FILTERS: Mapping[str, str] = {
+    "where": "a merged run has the last change of a row alone, which need not be the one by which "
+    "the row left the condition",
+    "columns": "runs hold frames as they came, whole",
+}
 _POSITION = re.compile(r"\d+(:.*)?", re.ASCII)
+
+
+def refuse_relays_filters(query: Mapping[str, str]) -> None:
+    """Refuse the filters that relays alone have, before they are called unknown.
+
+    Raises:
+        BadRequest: the message says where there is such a filter, and why not here.
+    """
+    for name, reason in _RELAYS_FILTERS.items():
+        if name in query:
+            raise BadRequest(
+                f"a bootstrap server has no {name}=, a relay's /stream has it: {reason}; leave it "
+                "out here and choose on your side",
+                parameter=name,
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class BootstrapRequest:
     """What a reader asks for: the state after ``since``, going on at ``resume`` if given."""
 
-    since: Position
+    since: Position | AtTime
     clock: str | None
     resume: BootstrapCheckpoint | None
     filter: StreamFilter
     format: str
     max_bytes: int | None
-
-    @property
-    def has_state(self) -> bool:
-        """Whether the reader has a consistent state already."""
-        return not is_origin(self.resume.position if self.resume else self.since)
 
 
 def parse_bootstrap_request(
@@ -48,18 +66,22 @@ def parse_bootstrap_request(
     Raises:
         BadRequest, BadFilter, BadCheckpoint, NotAcceptable.
     """
-    if "checkpoint" in query and "scn" in query:
-        raise BadRequest("give one of checkpoint and scn, not both", parameter="scn")
+    given = [one.name for one in (CHECKPOINT, SCN, START_TIME) if one.name in query]
+    if len(given) > 1:
+        raise BadRequest(f"give one of {' and '.join(given)}, not both", parameter=given[1])
     checkpoint = parse_checkpoint(query, database)
     resume = checkpoint if isinstance(checkpoint, BootstrapCheckpoint) else None
+    since: Position | AtTime
     if resume is not None:
         since = resume.since
     elif checkpoint is not None:
         since = checkpoint.position
+    elif "start_time" in query:
+        since = AtTime(parse_time(query["start_time"]))
     else:
         since = parse_position(query["scn"]) if "scn" in query else ORIGIN
     return BootstrapRequest(
-        since=ORIGIN if is_origin(since) else since,
+        since=since,
         clock=checkpoint.clock if checkpoint else None,
         resume=resume,
         filter=parse_filter(query),
@@ -95,7 +117,7 @@ def parse_changes_request(query: Mapping[str, str], headers: Mapping[str, str]) 
         content=Content(mode),
         since=_point(query, "since"),
         until=_point(query, "until"),
-        filter=parse_filter(query),
+        filter=_range_filter(query),
         format=choose_format(headers.get("Accept", "*/*"), query.get("format")),
     )
 
@@ -110,9 +132,24 @@ def parse_snapshot_request(query: Mapping[str, str], headers: Mapping[str, str])
         content=Content.STATE,
         since=None,
         until=_point(query, "scn"),
-        filter=parse_filter(query),
+        filter=_range_filter(query),
         format=choose_format(headers.get("Accept", "*/*"), query.get("format")),
     )
+
+
+def _range_filter(query: Mapping[str, str]) -> StreamFilter:
+    """The filter, in which ``source``, one name, may stand for ``sources``."""
+    name = query.get("source")
+    if name is None:
+        return parse_filter(query)
+    if "sources" in query:
+        raise BadRequest("give one of source and sources, not both", parameter="source")
+    if not name.strip() or _WILD & set(name):
+        raise BadRequest(
+            f"source={name!r} is not one name; sources= takes several, and globs",
+            parameter="source",
+        )
+    return parse_filter({**query, "sources": name})
 
 
 def _point(query: Mapping[str, str], name: str) -> Position | AtTime | None:

@@ -313,7 +313,7 @@ class OpenRun:
         return opened
 
     def _damaged(self, place: str, error: Exception) -> StoreError:
-        return StoreError(
+        return self._place.refusal(
             f"run {self.run.id} covering ({self.run.start}, {self.run.stop}] cannot be read: "
             f"{place}: {error}; restore the file or rebuild the store from a dump"
         )
@@ -435,7 +435,7 @@ def describe(files: RunFiles, name: str) -> RunFile:
                 metadata = file.metadata
                 names = file.schema_arrow.names
     except (OSError, pa.ArrowException) as error:
-        raise StoreError(f"{place} is not a whole Parquet file: {error}") from error
+        raise files.refusal(f"{place} is not a whole Parquet file: {error}") from error
     if names != list(COLUMNS):
         raise StoreError(f"{place} has the columns {names}, a run has {list(COLUMNS)}")
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]

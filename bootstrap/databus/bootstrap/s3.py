@@ -1,17 +1,12 @@
 """A store on S3, or on anything that speaks its protocol.
 
 Data goes through ``pyarrow.fs``; what needs a condition (the manifest, the leases) and what is
-a list goes through boto3, because Arrow's file system has no conditional write.
-
-Both are told the same endpoint, region and credentials: those of the options, else what the
-environment or the machine's role gives.
+a list goes through boto3: see ``Bucket``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
-import email.utils
 import json
 import logging
 import os
@@ -21,175 +16,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any
 
 from databus.bootstrap import failpoints
-from databus.bootstrap.spark_tasks import filesystem
 from databus.bootstrap.storage import MANIFEST, RUNS, Document, Lease, RunFiles
-from databus.common.errors import ConfigError, MissingDependency, StoreBusy, StoreError
-
-if TYPE_CHECKING:
-    from databus.common.config import S3Options
+from databus.common.bucket import Bucket
+from databus.common.errors import BucketError, StoreBusy, StoreError
 
 _LOG = logging.getLogger("databus.bootstrap.s3")
-
-ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-_PAGE = 1000
-_CONFLICTS = (409, 412)
-
-
-def arrow_settings(options: S3Options) -> dict[str, Any]:
-    """How ``pyarrow.fs.S3FileSystem`` is opened, here and in Spark's tasks.
-
-    Only what was given is in it: tasks take the rest from where they run.
-    """
-    endpoint = options.endpoint or next(
-        (os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)), ""
-    )
-    settings: dict[str, Any] = {
-        "request_timeout": options.request_timeout,
-        "connect_timeout": min(options.request_timeout, 10.0),
-        "attempts": options.attempts,
-    }
-    if endpoint:
-        parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ConfigError(f"endpoint {endpoint!r} is not of the form https://host:port")
-        settings |= {"endpoint_override": parts.netloc, "scheme": parts.scheme}
-    if options.region:
-        settings["region"] = options.region
-    if options.access_key:
-        settings |= {
-            "access_key": options.access_key,
-            "secret_key": options.secret_key.get_secret_value(),
-        }
-        if options.session_token.get_secret_value():
-            settings["session_token"] = options.session_token.get_secret_value()
-    return settings
-
-
-def _client(options: S3Options) -> Any:
-    try:
-        import boto3
-        from botocore.config import Config
-    except ImportError as error:
-        raise MissingDependency("a store on S3 needs the extra databus-cdc[s3]") from error
-    settings = arrow_settings(options)
-    endpoint = None
-    if "endpoint_override" in settings:
-        endpoint = f"{settings['scheme']}://{settings['endpoint_override']}"
-    # Endpoints that are not Amazon's are addressed by path: their names have no wildcards.
-    addressing = {"addressing_style": "path"} if endpoint else {}
-    return boto3.client(
-        "s3",
-        endpoint_url=endpoint,
-        region_name=options.region or None,
-        aws_access_key_id=settings.get("access_key"),
-        aws_secret_access_key=settings.get("secret_key"),
-        aws_session_token=settings.get("session_token"),
-        config=Config(
-            connect_timeout=settings["connect_timeout"],
-            read_timeout=options.request_timeout,
-            retries={"mode": "standard", "total_max_attempts": options.attempts},
-            s3=addressing,
-        ),
-    )
-
-
-class Bucket:
-    """One bucket's two connections: boto3's and Arrow's.
-
-    Owner: the process; any thread.
-    Raises: StoreError with what S3 answered.
-    """
-
-    def __init__(self, name: str, options: S3Options) -> None:
-        self.name = name
-        self.options = options
-        self.settings = arrow_settings(options)
-        self._client = _client(options)
-        self.filesystem = filesystem(self.settings)
-
-    @contextlib.contextmanager
-    def _asking(self, what: str) -> Iterator[None]:
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            yield
-        except (BotoCoreError, ClientError) as error:
-            raise StoreError(f"s3://{self.name}/{what}: {error}") from error
-
-    def get(self, key: str) -> tuple[Document, float] | None:
-        """A small object and its age in seconds by the server's clock; None if it is not there."""
-        from botocore.exceptions import ClientError
-
-        with self._asking(key):
-            try:
-                answer = self._client.get_object(Bucket=self.name, Key=key)
-            except ClientError as error:
-                if error.response.get("Error", {}).get("Code") in ("NoSuchKey", "404"):
-                    return None
-                raise
-            content = answer["Body"].read()
-        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-        now = email.utils.parsedate_to_datetime(date) if date else dt.datetime.now(dt.UTC)
-        return Document(content, answer["ETag"]), (now - answer["LastModified"]).total_seconds()
-
-    def put(self, key: str, content: bytes, tag: str | None) -> str | None:
-        """Write an object in the place of what has the tag, or of nothing; its new tag.
-
-        None if something else is there: then nothing was written, or it was written by an
-        attempt of this call whose answer was lost.
-        """
-        from botocore.exceptions import ClientError
-
-        condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
-        with self._asking(key):
-            try:
-                answer = self._client.put_object(
-                    Bucket=self.name, Key=key, Body=content, **condition
-                )
-            except ClientError as error:
-                status = error.response["ResponseMetadata"]["HTTPStatusCode"]
-                missing = error.response.get("Error", {}).get("Code") == "NoSuchKey"
-                if status in _CONFLICTS or missing:
-                    return None
-                raise
-        return str(answer["ETag"])
-
-    def replace(self, key: str, content: bytes) -> None:
-        """Write an object, whatever is there."""
-        with self._asking(key):
-            self._client.put_object(Bucket=self.name, Key=key, Body=content)
-
-    def keys(self, prefix: str, *, folders: bool = False) -> list[str]:
-        """What follows ``prefix`` in the keys, in order; with ``folders`` the next part alone."""
-        found: list[str] = []
-        extra = {"Delimiter": "/"} if folders else {}
-        with self._asking(prefix):
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self.name, Prefix=prefix, **extra
-            )
-            for page in pages:
-                if folders:
-                    found += [
-                        one["Prefix"][len(prefix) : -1] for one in page.get("CommonPrefixes", ())
-                    ]
-                else:
-                    found += [one["Key"][len(prefix) :] for one in page.get("Contents", ())]
-        return found
-
-    def delete(self, keys: list[str]) -> None:
-        """Delete objects; those that are not there already count as deleted."""
-        for at in range(0, len(keys), _PAGE):
-            page = [{"Key": key} for key in keys[at : at + _PAGE]]
-            with self._asking(keys[at]):
-                answer = self._client.delete_objects(
-                    Bucket=self.name, Delete={"Objects": page, "Quiet": True}
-                )
-            if errors := answer.get("Errors"):
-                raise StoreError(f"s3://{self.name}: {len(errors)} not deleted: {errors[0]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +32,11 @@ class S3Files:
 
     bucket: Bucket
     prefix: str
+
+    @property
+    def refusal(self) -> type[StoreError]:
+        """What is raised for S3."""
+        return BucketError
 
     def location(self, name: str) -> str:
         """``bucket/key``, as Arrow writes it."""
@@ -250,7 +89,7 @@ class S3Storage:
     def read_manifest(self) -> Document | None:
         """The object, with its ETag."""
         found = self.bucket.get(self.prefix + MANIFEST)
-        return found[0] if found else None
+        return Document(found.content, found.tag) if found else None
 
     @contextlib.contextmanager
     def switching(self) -> Iterator[None]:
@@ -295,7 +134,7 @@ class S3Storage:
     def read_note(self, name: str) -> bytes | None:
         """The object's content."""
         found = self.bucket.get(self.prefix + name)
-        return found[0].content if found else None
+        return found.content if found else None
 
     def note_names(self, prefix: str) -> list[str]:
         """The keys that begin so."""
@@ -357,16 +196,16 @@ class S3Lease:
         found = self._bucket.get(self._key)
         tag = None
         if found is not None:
-            current, age_s = found
-            tag = current.tag
-            document = _lease_document(current.content, self._key)
+            tag = found.tag
+            document = _lease_document(found.content, self._key)
             self.number = int(document["number"])
-            is_held = document["state"] == "held" and age_s <= float(document["ttl_s"])
+            is_held = document["state"] == "held" and found.age_s <= float(document["ttl_s"])
             if is_held and document["owner"] != self._owner:
                 raise StoreBusy(
                     f"process {document['pid']} on {document['host']} is the {self._role} of "
-                    f"s3://{self._bucket.name}/{self._key}, renewed {age_s:.0f} s ago; there can "
-                    f"be only one, and it is given up after {document['ttl_s']:.0f} s"
+                    f"s3://{self._bucket.name}/{self._key}, renewed {found.age_s:.0f} s ago; "
+                    "there can be only one, and it is given up after "
+                    f"{document['ttl_s']:.0f} s"
                 )
         self.number += 1
         self._tag = self._write("held", tag)
@@ -377,8 +216,8 @@ class S3Lease:
         if written is not None:
             return written
         found = self._bucket.get(self._key)
-        if found is not None and found[0].content == content:
-            return found[0].tag  # an attempt whose answer was lost
+        if found is not None and found.content == content:
+            return found.tag  # an attempt whose answer was lost
         raise StoreBusy(f"another {self._role} has just taken s3://{self._bucket.name}/{self._key}")
 
     def check(self) -> None:
@@ -422,27 +261,3 @@ def _lease_document(content: bytes, key: str) -> Mapping[str, Any]:
             f"{key} is no lease: {content[:80]!r}; delete it if nobody runs"
         ) from error
     return document
-
-
-def split_url(url: str) -> tuple[str, str]:
-    """Bucket and prefix of ``s3://bucket/prefix``; the prefix is empty or ends with a slash.
-
-    Raises:
-        ConfigError: it is another kind of URL.
-    """
-    parts = urlsplit(url)
-    if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
-        raise ConfigError(f"store = {url!r} is not of the form s3://bucket/prefix")
-    prefix = parts.path.strip("/")
-    return parts.netloc, f"{prefix}/" if prefix else ""
-
-
-def open_bucket(url: str, options: S3Options) -> tuple[Bucket, str]:
-    """The bucket of ``s3://bucket/prefix``, and the prefix.
-
-    Raises:
-        ConfigError: the URL or the endpoint is of another form.
-        MissingDependency: boto3 is not installed.
-    """
-    name, prefix = split_url(url)
-    return Bucket(name, options), prefix

@@ -43,8 +43,13 @@ class Seeder:
             log, or was changed in the log after that moment.
         I2. What has been reached is kept in the log's notes, over restarts.
         I3. A source that cannot be read delays the others by one dump at most.
+        I4. No dump is asked for before the log has come to where the relay's stream was when
+            this began: the rows of a dump would turn the ring over a writer that starts at the
+            ring's very end, and what follows on that loss is a dump again.
+        I5. A dump knows how far the log is, and does not overwrite what it has not read; one
+            that has given up waiting goes on where it was.
 
-    Owner: the log writer of the database.
+    Owner: the log writer of the database, from one start of its reading to the next.
     """
 
     def __init__(
@@ -60,6 +65,11 @@ class Seeder:
         self.relay = relay
         self.database = database
         self.patterns = patterns
+        self._tail: Position | None = None
+
+    def is_dumping(self) -> bool:
+        """Whether a dump is under way, or the log has not come to its end."""
+        return bool(self._dumps(self.states()))
 
     def states(self) -> dict[str, dict[str, Any]]:
         """By source: its state, dump and last error."""
@@ -86,12 +96,27 @@ class Seeder:
         states = self.states()
         return bool(states) and all(one["state"] == SEEDED for one in states.values())
 
+    async def give_up(self) -> None:
+        """Cancel the dumps that are under way: the log has lost a part of them."""
+        for dump in self._dumps(self.states()):
+            try:
+                await self.relay.cancel_dump(self.database, dump)
+            except DatabusError as error:
+                _LOG.warning("dump %s of %s: %s", dump, self.database, error.message)
+
+    @staticmethod
+    def _dumps(states: Mapping[str, Mapping[str, Any]]) -> set[str]:
+        return {one["dump"] for one in states.values() if one["state"] == DUMPING}
+
     async def _dump(
         self, names: list[str], states: dict[str, dict[str, Any]], newest: Position
     ) -> None:
         """Follow the dumps that were asked for, and ask for those that are due."""
-        for dump in {one["dump"] for one in states.values() if one["state"] == DUMPING}:
+        for dump in self._dumps(states):
             await self._follow(dump, states, newest)
+        self._tail = self._tail or newest
+        if self.log.state().last < self._tail:
+            return
         due = [n for n in names if states[n]["state"] == UNSEEDED and _is_time(states[n])]
         await self._ask([name for name in due if "tries" not in states[name]], states)
         for name in due:
@@ -120,7 +145,7 @@ class Seeder:
         if not names:
             return
         try:
-            answer = await self.relay.start_dump(self.database, names)
+            answer = await self.relay.start_dump(self.database, names, self.log.state().last)
         except DatabusError as error:
             if error.retry:
                 raise
@@ -136,7 +161,10 @@ class Seeder:
         """Take over what the relay says about a dump that was asked for."""
         answer: Mapping[str, Any]
         try:
-            answer = await self.relay.dump(self.database, dump)
+            last = self.log.state().last
+            answer = await self.relay.dump(self.database, dump, last)
+            if answer["state"] == "failed" and "reader" in (answer.get("error") or {}):
+                answer = await self.relay.dump(self.database, dump, last, resume=True)
         except NotFound:
             detail = f"the relay does not know dump {dump} any more"
             answer = {"state": "failed", "error": {"detail": detail, "failed_at": NOBODY}}

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from databus.bootstrap import failpoints
+from databus.bootstrap import failpoints, handover
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Manifest, Store, new_run_id
 from databus.bootstrap.runs import (
@@ -39,7 +39,8 @@ def seal(log: HotLog, store: Store, now_us: int) -> Run | None:
     The caller holds the writer's lease.
 
     Raises:
-        StoreError: a file cannot be written; the log still has everything.
+        StoreError: a file cannot be written, or the manifest lacks what was sealed before; the
+            log still has everything.
     """
     state = log.state()
     if not state.frame_bytes or state.window <= state.start:
@@ -49,10 +50,16 @@ def seal(log: HotLog, store: Store, now_us: int) -> Run | None:
     failpoints.reach("seal.file_written")
     if run is None:
         return None
-    store.switch(lambda manifest: manifest.with_changes(add=run, now_us=now_us))
+
+    def with_run(manifest: Manifest) -> Manifest:
+        handover.require(log, store, manifest)
+        return manifest.with_changes(add=run, now_us=now_us)
+
+    store.switch(with_run)
     failpoints.reach("seal.manifest_switched")
     log.drop_until(run.stop, now_us)
     failpoints.reach("seal.log_dropped")
+    store.note_dropped(run.stop)
     return run
 
 
@@ -62,14 +69,18 @@ def finish(log: HotLog, store: Store, now_us: int) -> Manifest:
     The log may still hold what a segment has (then it forgets that), and the chain may still
     reach back over a gap that the log has recorded (then the chain is retired: nothing before
     a gap can be combined with what comes after it).
+
+    Raises:
+        StoreError: the manifest lacks what the log has dropped; nothing was deleted.
     """
     manifest = store.read()
-    stop = manifest.stop
-    if stop is not None and not log.is_new():
-        start = log.state().start
-        if start < stop:
+    if not log.is_new():
+        handover.require(log, store, manifest)
+        stop = manifest.stop
+        if stop is not None and log.state().start < stop:
             log.drop_until(stop, now_us)
-        elif start > stop:
+        store.note_dropped(handover.dropped(log, store, manifest))
+        if stop is not None and handover.begins_here(log):
             manifest = store.switch(lambda current: current.without(current.runs, now_us))
     store.sweep("s")
     return manifest
@@ -104,7 +115,8 @@ def _write_segment(
     except (OSError, pa.ArrowException, StoreError) as error:
         with contextlib.suppress(StoreError):
             store.storage.delete_run(run_id)
-        raise StoreError(
+        kind = type(error) if isinstance(error, StoreError) else files.refusal
+        raise kind(
             f"segment {run_id} cannot be written to {files.location(FILE_NAME)}: {error}"
         ) from error
     if not rows:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from databus.bootstrap.direct import DirectWriter
 from databus.bootstrap.served import ServedDatabase
-from databus.bootstrap.stream import BootstrapStream, Piece
+from databus.bootstrap.stream import Piece
 from databus.common.checkpoint import Position
 from databus.common.errors import DatabusError, InternalError
 from databus.common.formats import Format, error_frame
@@ -23,6 +23,9 @@ CHECKPOINT_BYTES = 1 << 10
 DIRECT_BYTES = 64 << 10
 """From this size on a piece goes to the socket as it lies."""
 
+PIECES_AHEAD = 4
+"""Decoding and sending go at changing speeds: with some pieces between them neither waits."""
+
 _log = logging.getLogger("databus.bootstrap.server")
 
 
@@ -32,6 +35,8 @@ class PieceStream(Protocol):
     clock: str
     target: Position
     position: Position
+    groups_read: int
+    groups_skipped: int
 
     def pieces(self) -> Generator[Piece, None, None]:
         """All of it, in order."""
@@ -77,7 +82,7 @@ async def answer(
 
 
 class Sender:
-    """Writes one answer, reading the next piece while the last one is being sent."""
+    """Writes one answer, reading the next pieces while the last one is being sent."""
 
     def __init__(
         self,
@@ -91,7 +96,7 @@ class Sender:
         self._pieces = stream.pieces()
         self._format = form
         self._max_bytes = max_bytes
-        self._sent_bytes = 0
+        self._sent_bytes = self._read_rows = 0
         self._direct: DirectWriter | None = None
         self._is_entered = self._is_counted = False
         self._reading = threading.Lock()
@@ -112,7 +117,7 @@ class Sender:
         with self._reading:
             self._pieces.close()
             self._database.open_readers.leave(self._stream)
-            if isinstance(self._stream, BootstrapStream) and not self._is_counted:
+            if not self._is_counted:
                 self._is_counted = True
                 self._database.groups_read += self._stream.groups_read
                 self._database.groups_skipped += self._stream.groups_skipped
@@ -140,22 +145,43 @@ class Sender:
         self, response: web.StreamResponse, piece: Piece | None, request: web.Request
     ) -> None:
         stopping = request.app[STOPPING]
-        while piece is not None:
-            following = asyncio.ensure_future(self.read())
-            try:
+        ahead: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(self._ahead)
+        reading = asyncio.create_task(self._read_into(ahead))
+        try:
+            while piece is not None:
                 await self._write(response, piece, request)
-                ended = piece.checkpoint is not None and (self._is_full or stopping.is_set())
-                piece = await following
-                if ended:
+                if piece.checkpoint is not None and (self._is_full or stopping.is_set()):
                     return
-            finally:
-                # The thread that reads cannot be interrupted; its piece is waited for.
-                await asyncio.gather(following, return_exceptions=True)
+                found = await ahead.get()
+                if isinstance(found, Exception):
+                    raise found
+                piece = found
+        finally:
+            # The thread that reads cannot be interrupted; ``close`` waits for it.
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    @property
+    def _ahead(self) -> int:
+        """How many pieces are read before they are wanted: who wants few gets no more read."""
+        return PIECES_AHEAD if self._max_bytes is None else 1
+
+    async def _read_into(self, ahead: asyncio.Queue[Piece | Exception | None]) -> None:
+        """Read pieces to the end or to the first error, which stand last."""
+        while True:
+            found: Piece | Exception | None
+            try:
+                found = await self.read()
+            except Exception as error:
+                found = error
+            await ahead.put(found)
+            if not isinstance(found, Piece):
+                return
 
     @property
     def _is_full(self) -> bool:
-        if self._max_bytes is None:
-            return False
+        if self._max_bytes is None or not self._read_rows:
+            return False  # An answer without a row read would leave its reader where it was.
         return self._sent_bytes + CHECKPOINT_BYTES >= self._max_bytes
 
     async def _write(
@@ -174,6 +200,7 @@ class Sender:
         self._sent_bytes += size
         self._database.bytes_served += size
         self._database.rows_served += piece.rows
+        self._read_rows += piece.rows
 
     async def _fail(self, response: web.StreamResponse, error: DatabusError) -> None:
         await response.write(self._format.render(error_frame(error, self._stream.position)))

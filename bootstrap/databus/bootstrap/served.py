@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from databus.bootstrap import handover
 from databus.bootstrap.log import FOLDER as LOG_FOLDER
 from databus.bootstrap.log import HotLog, LogState
 from databus.bootstrap.manifest import Manifest, Store
 from databus.bootstrap.progress import applier_document
-from databus.bootstrap.ranges import at_time
+from databus.bootstrap.ranges import at_time, before_time
 from databus.bootstrap.readers import OpenReaders
 from databus.common.checkpoint import ORIGIN, AtTime, Position, decode_position
 from databus.common.errors import LogTooYoung, NotSeeded, StoreError, UnknownSource
@@ -199,6 +200,14 @@ class ServedDatabase:
             return at_time(self.store, self.log, point.commit_us, exact=exact)
         return point
 
+    def before_time(self, commit_us: int) -> Position:
+        """Where a reader begins who wants all windows that were committed then or later.
+
+        Raises:
+            LogTooYoung: see ``ranges.before_time``.
+        """
+        return before_time(self.store, self.log, commit_us)
+
     # -- documents ----------------------------------------------------------------------
 
     def register_document(self, patterns: tuple[str, ...]) -> dict[str, Any]:
@@ -221,10 +230,19 @@ class ServedDatabase:
             ],
         }
 
-    def range_document(self, manifest: Manifest | None = None) -> dict[str, Any]:
+    def range_document(self) -> dict[str, Any]:
         """Name, clock and range, as in /v1/databases."""
+        return self._range_document(*self._manifest())
+
+    def _manifest(self) -> tuple[Manifest, str | None]:
+        """The manifest, and what is to be said if it lacks what the log has dropped."""
+        try:
+            return handover.read(self.log, self.store)[1], None
+        except StoreError as error:
+            return self.store.read(), error.message
+
+    def _range_document(self, manifest: Manifest, error: str | None) -> dict[str, Any]:
         state = self.state()
-        manifest = manifest or self.store.read()
         chain = manifest.chain
         return {
             "name": self.name,
@@ -232,7 +250,8 @@ class ServedDatabase:
             "prev": (chain[0].start if chain else state.start).to_json(),
             "max": state.window.to_json(),
             "snapshot": manifest.snapshot.to_json() if manifest.base else None,
-            "state": self.seeding_state(),
+            "state": self.seeding_state() if error is None else "failing",
+            **({} if error is None else {"error": error}),
         }
 
     def seeding_state(self) -> str:
@@ -245,10 +264,10 @@ class ServedDatabase:
         """Everything that is known about the database here."""
         if not self.is_ready:
             return {"name": self.name, "state": "starting", "writer": self.writer_document()}
-        manifest = self.store.read()
+        manifest, error = self._manifest()
         state = self.state()
         return {
-            **self.range_document(manifest),
+            **self._range_document(manifest, error),
             "log": {
                 "start": state.start.to_json(),
                 "window": state.window.to_json(),

@@ -25,12 +25,13 @@ from databus.bootstrap.requests import (
     parse_bootstrap_request,
     parse_changes_request,
     parse_snapshot_request,
+    refuse_relays_filters,
 )
 from databus.bootstrap.sending import CHECKPOINT_BYTES, answer
-from databus.bootstrap.served import OpenLogs, ServedDatabase
+from databus.bootstrap.served import OpenLogs, ServedDatabase, is_origin
 from databus.bootstrap.stores import Stores, database_folders
 from databus.bootstrap.stream import PIECE_BYTES, BootstrapStream
-from databus.common.checkpoint import ORIGIN, SEQ_END, Position
+from databus.common.checkpoint import ORIGIN, SEQ_END, AtTime, Position
 from databus.common.config import BootstrapConfig
 from databus.common.errors import (
     BadRequest,
@@ -197,6 +198,7 @@ class BootstrapServer:
     async def bootstrap(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/{db}/bootstrap"""
         database = self._database(request)
+        refuse_relays_filters(request.query)
         query = query_of(request, openapi.BOOTSTRAP_PARAMETERS)
         asked = parse_bootstrap_request(query, request.headers, database.name)
         stream = await self._open(database, asked)
@@ -206,12 +208,14 @@ class BootstrapServer:
     async def changes(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/{db}/changes"""
         database = self._database(request)
+        refuse_relays_filters(request.query)
         query = query_of(request, openapi.CHANGES_PARAMETERS)
         return await self._range(request, database, parse_changes_request(query, request.headers))
 
     async def snapshot(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/{db}/snapshot"""
         database = self._database(request)
+        refuse_relays_filters(request.query)
         query = query_of(request, openapi.SNAPSHOT_PARAMETERS)
         return await self._range(request, database, parse_snapshot_request(query, request.headers))
 
@@ -246,8 +250,12 @@ class BootstrapServer:
         if asked.clock is not None:
             _check_clock(database, asked.clock)
         names = database.require_sources(asked.filter.sources)
-        position = asked.resume.position if asked.resume else asked.since
-        if not asked.has_state:
+        since = asked.since
+        if isinstance(since, AtTime):
+            since = await asyncio.to_thread(database.before_time, since.commit_us)
+        since = ORIGIN if is_origin(since) else since
+        position = asked.resume.position if asked.resume else since
+        if is_origin(position):
             database.require_seeded(asked.filter.sources)
         gaps.require_repaired(database.log, names, position)
         target = await self._target(database, position)
@@ -255,7 +263,7 @@ class BootstrapServer:
         return BootstrapStream(
             store=database.store,
             log=database.log,
-            since=asked.since,
+            since=since,
             target=target,
             stream_filter=asked.filter,
             source_ids=database.source_ids(asked.filter),

@@ -20,7 +20,7 @@ BATCH_BYTES = 8 << 20
 
 
 def filesystem(settings: Mapping[str, Any]) -> Any:
-    """The file system of ``s3.arrow_settings``; that module is not on the worker."""
+    """The file system of ``arrow_settings``, as ``Bucket`` opens it; that module is not here."""
     from pyarrow import fs
 
     given = dict(settings)

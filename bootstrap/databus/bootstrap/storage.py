@@ -55,6 +55,10 @@ class Lease(Protocol):
 class RunFiles(Protocol):
     """The files of one run."""
 
+    @property
+    def refusal(self) -> type[StoreError]:
+        """As what an error of reading or writing them is raised: its hint fits the place."""
+
     def location(self, name: str) -> str:
         """The file's place, for messages and for Spark."""
 
@@ -157,6 +161,8 @@ class LocalFiles:
 
     Once a file is open, nobody can take its data away: the descriptor holds it.
     """
+
+    refusal = StoreError
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

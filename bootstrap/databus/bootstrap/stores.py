@@ -39,9 +39,9 @@ class Stores:
         self._bucket = None
         if config.store:
             # Only here: boto3 takes a moment, and most stores are folders.
-            from databus.bootstrap import s3
+            from databus.common.bucket import open_bucket
 
-            self._bucket, self._prefix = s3.open_bucket(config.store, config.s3)
+            self._bucket, self._prefix = open_bucket(config.store, config.s3)
 
     def store(self, database: str) -> Store:
         """The store of one database, begun or not; always the same object."""
@@ -75,8 +75,9 @@ def open_store(place: str | Path, config: BootstrapConfig | None = None) -> Stor
     """The store in a folder or at ``s3://bucket/prefix/database``, options as configured."""
     if not str(place).startswith("s3://"):
         return Store(Path(place))
-    from databus.bootstrap import s3
+    from databus.bootstrap.s3 import S3Storage
+    from databus.common.bucket import open_bucket
 
     options = (config or BootstrapConfig()).s3
-    bucket, prefix = s3.open_bucket(str(place), options)
-    return Store(s3.S3Storage(bucket, prefix))
+    bucket, prefix = open_bucket(str(place), options)
+    return Store(S3Storage(bucket, prefix))

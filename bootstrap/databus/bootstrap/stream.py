@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from databus.bootstrap import planner
+from databus.bootstrap import handover, planner
 from databus.bootstrap.blocks import is_after, position_at
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Store, stop_of
+from databus.bootstrap.pruning import Pruning
 from databus.bootstrap.runs import FrameBlock, OpenRun, RowGroup, Run, RunKind
 from databus.common import checkpoint as checkpoints
 from databus.common import frame
@@ -31,8 +32,8 @@ from databus.common.checkpoint import (
     OnlineCheckpoint,
     Position,
 )
-from databus.common.filters import ModPartition, Partition, StreamFilter
-from databus.common.frame import FIRST_CONTROL_OP, Buffer, FrameColumns, Op
+from databus.common.filters import StreamFilter
+from databus.common.frame import Buffer, FrameColumns, Op
 from databus.common.selection import close_windows, gather
 
 PIECE_BYTES = 4 << 20
@@ -98,6 +99,7 @@ class BootstrapStream:
         self.target = target
         self._filter = stream_filter
         self._source_ids = source_ids
+        self._pruning = Pruning(stream_filter, source_ids)
         self._resume = resume
         self._piece_bytes = piece_bytes
         self._in_window = False
@@ -109,9 +111,8 @@ class BootstrapStream:
         if self._resume is not None:
             yield from self._resumed(self._resume)
         while self.position < self.target:
-            # The log first: what it forgets afterwards is in the manifest before.
-            log_start = self.log.state().start
-            steps = planner.plan(self.store.read(), self.position, log_start)
+            log_start, manifest = handover.read(self.log, self.store)
+            steps = planner.plan(manifest, self.position, log_start)
             if steps:
                 yield from self._run(steps[0].run, steps[0].after, 0)
             else:
@@ -175,7 +176,8 @@ class BootstrapStream:
             yield Piece(b"", self._checkpoint(run.id, from_row), 0)
             for group in opened.row_groups:
                 is_due = group.last > after and group.first_row + group.rows > from_row
-                if is_due and self._may_match(group):
+                # Inside a window that has begun everything is read: its end must come.
+                if is_due and (self._in_window or self._pruning.may_match(group)):
                     self.groups_read += 1
                     yield from self._group(opened, group, after, from_row)
                 else:
@@ -186,25 +188,6 @@ class BootstrapStream:
         # Row 0: behind this position the reader has nothing.  Rows that it had would make it
         # take the beginning of the next run for a run that was replaced, and roll back.
         yield Piece(b"", self._checkpoint(run.id, 0), 0)
-
-    def _may_match(self, group: RowGroup) -> bool:
-        """Whether the filter may take a frame of the group, by its statistics.
-
-        Inside a window that has begun everything is read: its end must come.
-        """
-        if self._in_window or self._filter.is_empty:
-            return True
-        if not self._filter.takes_every_source:
-            low, high = group.source_ids
-            if not ((self._source_ids >= low) & (self._source_ids <= high)).any():
-                return False
-        low, high = group.ops
-        if high >= FIRST_CONTROL_OP:
-            return True  # control frames pass the other filters
-        if self._filter.ops and not any(low <= op <= high for op in self._filter.ops):
-            return False
-        is_cut = low <= Op.TRUNCATE <= high  # a truncate concerns every partition
-        return is_cut or may_hold(self._filter.partition, group.key_hashes)
 
     def _group(
         self, opened: OpenRun, group: RowGroup, after: Position, from_row: int
@@ -286,16 +269,3 @@ class BootstrapStream:
                 yield Piece(frames, checkpoint, cut - at)
                 at = cut
             self.position = part.stop
-
-
-def may_hold(partition: Partition | None, key_hashes: tuple[int, int] | None) -> bool:
-    """Whether a partition may have a key whose hash lies in a row group's range."""
-    if key_hashes is None or not isinstance(partition, ModPartition):
-        return True
-    low, high = key_hashes
-    if low < 0 <= high or high - low >= partition.count:
-        return True  # as unsigned numbers the range wraps, or it has every remainder
-    first = low % 2**64
-    return any(
-        (first + step) % partition.count in partition.buckets for step in range(high - low + 1)
-    )

@@ -269,6 +269,7 @@ class Verifier:
             "sources": [source],
             "keys": [one.shown_key for one in differences],
             "delete_missing": True,
+            "reader": (await self._copy.end()).to_json(),
         }
         dump = await self._relay.document("POST", "dumps", request)
         deadline_s = time.monotonic() + DUMP_S
@@ -276,7 +277,8 @@ class Verifier:
             if time.monotonic() > deadline_s:
                 raise DumpFailed(f"dump {dump['id']} is {dump['state']} after {DUMP_S:g} s")
             await asyncio.sleep(POLL_S)
-            dump = await self._relay.document("GET", f"dumps/{dump['id']}")
+            reader = (await self._copy.end()).to_json()
+            dump = await self._relay.document("PATCH", f"dumps/{dump['id']}", {"reader": reader})
         if dump["state"] != "completed":
             raise DumpFailed(f"dump {dump['id']} of {source} {dump['state']}: {dump['error']}")
         return await self._reached(decode_position(dump["end"]))

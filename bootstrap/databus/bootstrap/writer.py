@@ -40,10 +40,15 @@ from databus.common.errors import (
 _LOG = logging.getLogger("databus.bootstrap.writer")
 
 SEED_POLL_S = 0.5
+DUMP_POLL_S = 0.05
 SEEDED_POLL_S = 5.0
 NOTE_EVERY_S = 2.0
 RETRY_S = 1.0
 OWNER = "owner"
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
 
 
 class LogWriter:
@@ -64,8 +69,10 @@ class LogWriter:
         database: str,
         logs: OpenLogs,
         store: Store | None = None,
+        now_us: Callable[[], int] = _now_us,
     ) -> None:
         self.config = config
+        self._now_us = now_us
         self.database = database
         self.folder = Path(config.data_dir) / database
         self.store = Stores(config).store(database) if store is None else store
@@ -113,12 +120,11 @@ class LogWriter:
         """Bind, tidy up, and read until the stream fails or a gap opens."""
         await self._bind(relay)
         async with self._lock:
-            await asyncio.to_thread(segments.finish, self.log, self.store, _now_us())
+            await asyncio.to_thread(segments.finish, self.log, self.store, self._now_us())
+        self._note("running", "")
         seeder = Seeder(self.log, relay, self.database, self.config.sources, self._repair)
-        helpers = [
-            asyncio.create_task(self._keep_sealing()),
-            asyncio.create_task(self._keep_seeding(seeder)),
-        ]
+        seeds = asyncio.create_task(self._keep_seeding(seeder))
+        helpers = [asyncio.create_task(self._keep_sealing()), seeds]
         reading = asyncio.create_task(self._read())
         try:
             await asyncio.wait({reading, *helpers}, return_when=asyncio.FIRST_COMPLETED)
@@ -126,6 +132,10 @@ class LogWriter:
                 if task.done():
                     task.result()
         except ScnTooOld as error:
+            # What it is about to note may be of before the gap.
+            seeds.cancel()
+            await asyncio.wait({seeds})
+            await seeder.give_up()
             await self._record_gap(relay, error)
         finally:
             for task in (reading, *helpers):
@@ -136,15 +146,12 @@ class LogWriter:
         document = await relay.sources(self.database)
         start = decode_position(document["prev"])
         is_new = self.log.is_new()
-        if is_new and (stop := self.store.read().stop) is not None:
+        if is_new and (stop := self.store.read().stop or self.store.dropped()) is not None:
             raise StoreError(
                 f"{self.store.url} has runs up to {stop}, but the log that they came from is not "
                 f"in {self.folder / FOLDER}; bring it back, or begin again with an empty store"
             )
         self.log.bind(self.database, str(document["clock"]), start)
-        if is_new:
-            self.log.put_note("origin", start.to_json())
-        self._note("running", "")
 
     async def _read(self) -> None:
         client = DatabusClient(
@@ -165,29 +172,35 @@ class LogWriter:
             self._known_schemas = len(client.schemas)
         if part.data:
             # The client has checked every frame.
-            self.log.append(part.data, _now_us(), verify=False)
+            self.log.append(part.data, self._now_us(), verify=False)
         else:
             self.log.advance(part.position)
         if self.log.state().frame_bytes >= self.config.segment_bytes:
-            segments.seal(self.log, self.store, _now_us())
+            segments.seal(self.log, self.store, self._now_us())
 
     async def _keep_sealing(self) -> None:
         """Seal what has become old enough, whether anything comes in or not."""
         while True:
-            state = self.log.state()
-            age_s = (_now_us() - state.since_us) / 1e6 if state.since_us else 0.0
-            left_s = self.config.segment_every - age_s
-            if state.since_us and left_s <= 0:
-                async with self._lock:
-                    await asyncio.to_thread(segments.seal, self.log, self.store, _now_us())
+            left_s = await self.seal_what_is_old()
             await asyncio.sleep(min(max(left_s, 0.1), 1.0))
+
+    async def seal_what_is_old(self) -> float:
+        """Seal if the oldest frame came ``segment_every`` ago; the seconds that were left."""
+        state = self.log.state()
+        age_s = (self._now_us() - state.since_us) / 1e6 if state.since_us else 0.0
+        left_s = self.config.segment_every - age_s
+        if state.since_us and left_s <= 0:
+            async with self._lock:
+                await asyncio.to_thread(segments.seal, self.log, self.store, self._now_us())
+        return left_s
 
     async def _keep_seeding(self, seeder: Seeder) -> None:
         while True:
             whole = await seeding.try_step(seeder)
             if whole:
-                gaps.close_gaps(self.log, _now_us())
-            await asyncio.sleep(SEEDED_POLL_S if whole else SEED_POLL_S)
+                gaps.close_gaps(self.log, self._now_us())
+            pause_s = DUMP_POLL_S if seeder.is_dumping() else SEED_POLL_S
+            await asyncio.sleep(SEEDED_POLL_S if whole else pause_s)
 
     async def _record_gap(self, relay: RelayApi, cause: ScnTooOld) -> None:
         document = await relay.sources(self.database)
@@ -208,10 +221,10 @@ class LogWriter:
     def _go_on_behind(self, oldest: Position) -> None:
         """Keep what can be repaired; else begin anew."""
         if gaps.can_be_bridged(self.log):
-            gaps.open_gap(self.log, self.log.state().window, oldest, _now_us())
+            gaps.open_gap(self.log, self.log.state().window, oldest, self._now_us())
         else:
-            gaps.restart_behind(self.log, self.log.state().last, oldest, _now_us())
-        segments.finish(self.log, self.store, _now_us())
+            gaps.restart_behind(self.log, self.log.state().last, oldest, self._now_us())
+        segments.finish(self.log, self.store, self._now_us())
 
     async def _repair(self, source: str) -> Position | None:
         """Make a source's copy equal to the database again; see ``seeding.Repair``."""
@@ -225,8 +238,8 @@ class LogWriter:
             _LOG.warning("%s; %s is dumped anew", error.message, self.database)
             async with self._lock:
                 last = self.log.state().last
-                await asyncio.to_thread(gaps.restart_behind, self.log, last, last, _now_us())
-                await asyncio.to_thread(segments.finish, self.log, self.store, _now_us())
+                await asyncio.to_thread(gaps.restart_behind, self.log, last, last, self._now_us())
+                await asyncio.to_thread(segments.finish, self.log, self.store, self._now_us())
             return None
         if not report.is_equal or report.in_flux:
             return None
@@ -242,7 +255,7 @@ class LogWriter:
         if (state, error) == self._noted and now_s - self._noted_s < NOTE_EVERY_S:
             return
         self._noted, self._noted_s = (state, error), now_s
-        document: dict[str, Any] = {"state": state, "at_us": _now_us()}
+        document: dict[str, Any] = {"state": state, "at_us": self._now_us()}
         if error:
             document["error"] = error
         words = self._logs.words
@@ -315,7 +328,3 @@ async def _databases(config: BootstrapConfig, relay: RelayApi) -> tuple[str, ...
     except DatabusError as error:
         _LOG.warning("waiting for a relay: %s", error.message)
         return ()
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000

@@ -166,7 +166,9 @@ def _dump_line(dump: dict[str, Any]) -> str:
     sources = ", ".join(dump["sources"]) or "-"
     error = dump.get("error")
     text = f"{dump['id']} {dump['state']}: {dump['rows']:,} rows in {dump['chunks']:,} chunks of "
-    return text + sources + (f" ({_error_text(error)})" if error else "")
+    waits_for = (dump.get("progress") or {}).get("waits_for")
+    why = _error_text(error) if error else waits_for and f"waits for the stream: {waits_for}"
+    return text + sources + (f" ({why})" if why else "")
 
 
 def _error_text(error: Any) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from databus.cli import serving
 from databus.common.errors import BadRequest, ConfigError
+from databus.common.loading import loading
 
 if TYPE_CHECKING:
     from databus.common.config import BootstrapConfig, Config
@@ -31,7 +32,8 @@ def relay(config: ConfigPath) -> None:
     loaded = _load(config)
     if loaded.relay is None or not loaded.database:
         raise ConfigError(f"{config}: a relay needs [relay] and at least one [[database]]")
-    from databus.relay.supervisor import run_relay
+    with loading():
+        from databus.relay.supervisor import run_relay
 
     run_relay(
         loaded,
@@ -89,7 +91,8 @@ def bootstrap(
         raise BadRequest(f"--role {role!r} is none of all, writer, server")
     serving.log_to_stderr()
     section = _bootstrap_section(config)
-    from databus.bootstrap import process
+    with loading():
+        from databus.bootstrap import process
 
     def started(url: str) -> None:
         serving.announce_bootstrap(url, section)
@@ -124,7 +127,8 @@ def apply(
     section = _bootstrap_section(config)
     if every_s is not None:
         serving.end_on_sigterm(0)
-    from databus.bootstrap.process import run_applier
+    with loading():
+        from databus.bootstrap.process import run_applier
 
     run_applier(section, every_s=every_s)
 
@@ -154,7 +158,12 @@ def tail(
     ] = None,
     sources: Annotated[str, typer.Option(help="Globs over source names, comma separated.")] = "*",
     start: Annotated[
-        str, typer.Option("--from", metavar="oldest|latest|bootstrap|SCN", help="Where to begin.")
+        str,
+        typer.Option(
+            "--from",
+            metavar="oldest|latest|bootstrap|SCN|TIME",
+            help="Where to begin; TIME is a commit time in ISO 8601, UTC if it names no zone.",
+        ),
     ] = "oldest",
     until_idle: Annotated[
         str | None,
@@ -173,6 +182,7 @@ def tail(
     Examples:
 
         databus tail http://127.0.0.1:8700/shop --from latest
+        databus tail http://127.0.0.1:8700/shop --from 2026-03-01T12:00:00Z
         databus tail http://127.0.0.1:8700/shop --sources shop.orders --ops c,d --format table
         databus tail http://127.0.0.1:8700/shop --until-idle 2s
             --bootstrap http://127.0.0.1:8701 --from bootstrap
@@ -207,6 +217,10 @@ def dump(
         int | None, typer.Option(help="Let chunks be as large as can be read in this time.")
     ] = None,
     delay_ms: Annotated[int | None, typer.Option(help="Pause between two chunks.")] = None,
+    share: Annotated[
+        int | None,
+        typer.Option(help="Percentage of the time to read in while the stream brings changes."),
+    ] = None,
     parallel: Annotated[int | None, typer.Option(help="Chunks that are read at once.")] = None,
     watermark_table: Annotated[
         str | None, typer.Option(metavar="TABLE", help="Write watermarks there, as DBLog does.")
@@ -235,6 +249,7 @@ def dump(
         "chunk_rows": chunk_rows,
         "chunk_ms": chunk_ms,
         "delay_ms": delay_ms,
+        "share": share,
         "parallel": parallel,
     }
     from databus.cli import asking

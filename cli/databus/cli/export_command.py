@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +18,9 @@ from databus.common.errors import (
 )
 
 if TYPE_CHECKING:
-    from databus.client.exports.export import OpenTable
+    from databus.client.tables import TableReader
+    from databus.common.checkpoint import Position
+    from databus.common.config import Config
 
 FORMATS = ("parquet", "delta", "iceberg")
 
@@ -30,12 +31,15 @@ def export(
     ],
     form: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS))] = "parquet",
     source: Annotated[str, typer.Option(metavar="GLOB", help="Which sources.")] = "*",
-    to: Annotated[Path, typer.Option(metavar="DIR", help="Where the tables are kept.")] = Path(
-        "export"
-    ),
+    to: Annotated[
+        str, typer.Option(metavar="DIR|s3://BUCKET/PREFIX", help="Where the tables are kept.")
+    ] = "export",
     since: Annotated[
         str,
-        typer.Option(metavar="auto|0", help="What changed since the last export, or everything."),
+        typer.Option(
+            metavar="auto|0|SCN|TIME",
+            help="What changed since the last export, everything, or what changed since then.",
+        ),
     ] = "auto",
     bootstrap: Annotated[
         str | None,
@@ -46,23 +50,31 @@ def export(
 
     The first export writes everything, each further one what has changed since; all tables stand
     at one transaction of the source.  The tables are DIR/DATABASE/SOURCE, with Parquet their
-    folder `current`, with Iceberg those of the SQL catalog DIR/DATABASE/catalog.db.
+    folder `current`, with Iceberg those of the SQL catalog DIR/DATABASE/catalog.db.  On S3 the
+    URLs of a Parquet table's files are in its object `current/files.txt`; how S3 is reached is
+    in the file's [export.s3], else [bootstrap.s3], and an Iceberg catalog of your own in
+    [export.catalog].
+
+    With --since SCN, SCN:SEQ or a commit time the changes after it are put in once more; a table
+    must have come that far.
 
     Examples:
 
         databus export -c databus.toml
         databus export -c databus.toml --format delta --source 'shop.*' --to lake
+
+        databus export -c databus.toml --format iceberg --to s3://bucket/lake
     """
     if form not in FORMATS:
         raise BadRequest(f"--format {form!r} is none of {', '.join(FORMATS)}")
-    if since not in ("auto", "0"):
-        raise BadRequest(f"--since {since!r} is neither auto nor 0")
-    url = bootstrap or _address(config)
+    loaded = _loaded(config)
+    url = bootstrap or _address(config, loaded)
     try:
         from databus.client.exports.export import export as export_table
+        from databus.client.exports.formats import Lake
         from databus.client.tables import TableAddress, TableReader
 
-        make = _opener(form)
+        lake = Lake(form, str(to), loaded)
     except ImportError as error:
         raise MissingDependency(
             f"{error.name} is not installed; it comes with: pip install 'databus-cdc[export]'"
@@ -75,9 +87,10 @@ def export(
             reader = TableReader(TableAddress(name, one, (), (url,)))
             reader.schema()
             until = until or reader.target()
-            outcome = export_table(
-                reader, make(to / name, one, reader.clock), until, anew=since == "0"
-            )
+            begin = None if since in ("auto", "0") else _position(reader, since)
+            table = lake.table(name, one, reader.clock)
+            with lake.writing(name, one):
+                outcome = export_table(reader, table, until, anew=since == "0", since=begin)
             found += 1
             print(
                 f"{name}/{one}: {outcome.kind}, {outcome.upserted} rows written, "
@@ -92,21 +105,18 @@ def add_to(cli: typer.Typer) -> None:
     cli.command()(export)
 
 
-def _opener(form: str) -> Callable[[Path, str, str], Callable[[Sequence[str]], OpenTable]]:
-    """What makes a table of the format, of folder, source, clock and key."""
-    if form == "parquet":
-        from databus.client.exports.parquet import ParquetTable
+def _position(reader: TableReader, since: str) -> Position:
+    """What ``--since`` means at the server.
 
-        return lambda folder, source, clock: lambda key: ParquetTable(folder / source, key)
-    if form == "delta":
-        from databus.client.exports.delta import DeltaLakeTable
-
-        return lambda folder, source, clock: lambda key: DeltaLakeTable(folder / source, key, clock)
-    from databus.client.exports.iceberg import IcebergTable, open_catalog
-
-    return lambda folder, source, clock: (
-        lambda key: IcebergTable(open_catalog(folder), tuple(source.split(".")), key)
-    )
+    Raises:
+        BadRequest: it is neither a position nor a time.
+    """
+    try:
+        return reader.position_of(since)
+    except BadRequest as error:
+        raise BadRequest(
+            f"--since {since!r} is neither auto, 0, SCN, SCN:SEQ nor a time: {error.message}"
+        ) from error
 
 
 def _sources(url: str, database: str, pattern: str) -> list[str]:
@@ -116,12 +126,16 @@ def _sources(url: str, database: str, pattern: str) -> list[str]:
     return [one["name"] for one in listed if matches(one["name"], parse_sources(pattern))]
 
 
-def _address(config: Path) -> str:
+def _loaded(config: Path) -> Config:
     from databus.common import config as configuration
 
-    section = configuration.load(config).bootstrap
+    return configuration.load(config)
+
+
+def _address(path: Path, config: Config) -> str:
+    section = config.bootstrap
     if section is None:
-        raise ConfigError(f"{config}: there is no [bootstrap] section")
+        raise ConfigError(f"{path}: there is no [bootstrap] section")
     host, _, port = section.listen.rpartition(":")
     return f"http://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{port}"
 

@@ -61,9 +61,13 @@ def runs(folder: Folder, as_json: AsJson = False, check: Check = False) -> None:
 
         databus inspect runs var/bootstrap/shop --check
     """
+    from databus.bootstrap import handover
+    from databus.bootstrap.log import FOLDER
     from databus.bootstrap.manifest import Store
 
     store = Store(folder)
+    if lost := handover.problems(folder / FOLDER, store):
+        raise StoreError(lost[0])
     if not store.manifest_path.exists():
         raise StoreError(f"{folder} holds no runs: there is no {store.manifest_path.name}")
     _show(f"runs {folder}", store.describe(), as_json)

@@ -38,6 +38,8 @@ def runs(
         databus runs -c databus.toml --json
         databus runs -c databus.toml --check
     """
+    from databus.bootstrap import handover
+    from databus.bootstrap.log import FOLDER
     from databus.bootstrap.progress import applier_document
     from databus.bootstrap.stores import Stores
     from databus.common import config as configuration
@@ -59,7 +61,8 @@ def runs(
             console.print(_applies_table(name, manifest))
             if line := _applier_line(applier):
                 console.print(f"{name}: {line}", markup=False)
-        problems += store.check() if check else []
+        problems += handover.problems(Path(section.data_dir) / name / FOLDER, store)
+        problems += [one for one in store.check() if one not in problems] if check else []
     if problems:
         raise StoreError("; ".join(problems))
     if not stores and not json_:

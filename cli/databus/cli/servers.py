@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -34,13 +35,21 @@ PASSWORD = "databus"
 _START_DEADLINE_S = 60.0
 _STOP_DEADLINE_S = 30.0
 _POLL_S = 0.02
+_PORTS = range(12_000, 32_000)
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listened on a moment ago."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of 127.0.0.1 that nobody listened on a moment ago.
+
+    Below those that Linux gives to connections, which come and go while a server that was ended
+    is started again on its port.
+    """
+    while True:
+        port = _PORTS.start + secrets.randbelow(len(_PORTS))
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
 
 
 class PrivateServer(ABC):
@@ -155,7 +164,7 @@ class PrivateServer(ABC):
         return self.start()
 
     def remove(self) -> None:
-        """Kill the server and delete its folder."""
+        """End the server, whatever it is at, and delete its folder."""
         self.kill9()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -388,6 +397,13 @@ class MariaDBServer(PrivateServer):
             *self.options,
         ]
 
+    def remove(self) -> None:
+        """The socket too, which may lie outside of the folder."""
+        super().remove()
+        socket_path = self._socket()
+        for path in (socket_path, Path(f"{socket_path}.lock")):
+            path.unlink(missing_ok=True)
+
     def _as_root(self) -> list[str]:
         return ["--user=root"] if os.geteuid() == 0 else []
 
@@ -502,6 +518,14 @@ class PostgresServer(PrivateServer):
             f"on Debian: apt-get install {self.package}",
             package=self.package,
         )
+
+    def remove(self) -> None:
+        """Ended as "immediate": after kill -9 its shared memory would be nobody's, for ever."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGQUIT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_STOP_DEADLINE_S)
+        super().remove()
 
     def _stop_signal(self) -> signal.Signals:
         return signal.SIGINT  # "fast": sessions are ended, not waited for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import json
 import logging
 import os
@@ -89,14 +90,22 @@ async def _until_terminated(work: Coroutine[Any, Any, None]) -> None:
         raise
 
 
-def _start(text: str, bootstraps: list[str]) -> str | int:
+def _start(text: str, bootstraps: list[str]) -> str | int | dt.datetime:
     if text.isdigit():
         return int(text)
-    if text not in ("oldest", "latest", "bootstrap"):
-        raise BadRequest(f"--from {text!r} is none of oldest, latest, bootstrap, or an SCN")
     if text == "bootstrap" and not bootstraps:
         raise BadRequest("--from bootstrap needs --bootstrap URL")
-    return text
+    if text in ("oldest", "latest", "bootstrap"):
+        return text
+    try:
+        time = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise BadRequest(
+            f"--from {text!r} is none of oldest, latest, bootstrap, an SCN, or a time in ISO 8601 "
+            "such as 2026-03-01T12:00:00Z"
+        ) from None
+    # As at the relay.
+    return time if time.tzinfo else time.replace(tzinfo=dt.UTC)
 
 
 async def _print(client: DatabusClient, until_idle_s: float | None, as_table: bool) -> None:

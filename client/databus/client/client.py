@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import inspect
 import random
 import signal
@@ -21,7 +22,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from databus.client.buffer import ReplayBuffer
-from databus.client.checkpoints import CheckpointStore, NoCheckpoints
+from databus.client.checkpoints import (
+    ApplicationCheckpoints,
+    CheckpointStore,
+    NoCheckpoints,
+)
 from databus.client.consumer import Consumer
 from databus.client.delivery import Delivery
 from databus.client.dispatcher import Dispatcher
@@ -36,7 +41,7 @@ from databus.common.errors import BadCheckpoint, ConfigError
 from databus.common.filters import parse_ops, parse_partition, parse_sources
 from databus.common.schema import SchemaSet
 
-Start = str | int | Position | Checkpoint
+Start = str | int | Position | dt.datetime | Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +78,13 @@ class DatabusClient:
     ``relays`` and ``bootstraps`` are base URLs.  ``sources`` are globs over source names.
     ``start`` says where a client without a stored checkpoint begins: ``"bootstrap"`` (the
     whole tables first; ``"oldest"`` where no bootstrap server is given), ``"oldest"``,
-    ``"latest"``, an SCN (the first event after it), or a checkpoint.  ``partition`` and
-    ``ops`` are filters that the servers apply.  All else is in ``Options``.
+    ``"latest"``, an SCN (the first event after it), a commit time (a ``datetime`` with a zone:
+    the first window committed then or later), or a checkpoint.  ``partition`` and ``ops`` are
+    filters that the servers apply.  All else is in ``Options``.
+
+    A commit time that the relays no longer hold is read from a bootstrap server, which sends
+    what has changed since; without one that is ``ScnTooOld``, or what ``on_gap`` says.  While
+    everything was committed before it, the next event to come is the first.
 
     Three ways to consume, one at a time: callbacks (``run``, ``serve``), windows to iterate
     over (``windows``, ``awindows``), frames as they are (``raw_windows``).
@@ -104,6 +114,14 @@ class DatabusClient:
         self._relays = _urls("relays", relays)
         self._bootstraps = _urls("bootstraps", bootstraps)
         self._store: CheckpointStore = checkpoints or NoCheckpoints()
+        if self.options.dispatch == "across_windows" and isinstance(
+            checkpoints, ApplicationCheckpoints
+        ):
+            raise ConfigError(
+                "dispatch='across_windows' plays events behind the checkpoint before it is taken: "
+                "what the application commits with it would hold more than it says; with "
+                "ApplicationCheckpoints use 'within_window' or 'serial'"
+            )
         self._start = start
         first_resume(start, bool(self._bootstraps))
         self._subscription = Subscription(

@@ -64,7 +64,9 @@ class Consumer:
         D1. ``onCheckpoint(checkpoint)`` asks for a recovery point: make durable what you have
             been given, and return.  Only then is the checkpoint stored; after a crash
             consumption begins just behind the stored one.
-        D2. A checkpoint lies between windows (or at a bootstrap's checkpoint), never inside.
+        D2. A checkpoint lies between windows (or at a bootstrap's checkpoint), never inside,
+            and nothing behind it has been given to you yet; only with ``"across_windows"`` are
+            workers ahead of it.
         D3. A checkpoint that you skip, or that fails, is not stored.
 
     Duplicates:
@@ -72,7 +74,8 @@ class Consumer:
             everything behind the last stored checkpoint arrives again, in the same order, with
             the same ``position``.
         U2. Effectively once: write ``encode_checkpoint(checkpoint)`` in the transaction that
-            makes the events durable, and use ``ApplicationCheckpoints``.
+            makes the events durable, and use ``ApplicationCheckpoints`` (not with
+            ``"across_windows"``, whose workers are ahead of the checkpoint).
         U3. For one key you never see an older state after a newer one, but in a replay that
             ``onRollback`` has announced or that follows a restart.  A bootstrap sends rows as
             they were at some time up to its target; nothing is remembered for each key to

@@ -79,8 +79,8 @@ class Dispatcher:
 
     Invariants:
         I1. What ``next`` gives, together, obeys the grammar of ``testing.Grammar``.
-        I2. A checkpoint is due only between windows, and only after every event before it
-            was given out.
+        I2. A checkpoint is due only between windows, after every event before it was given
+            out and before any behind it is: what the application has is what it covers.
         I3. ``mark`` is the last accepted checkpoint; after a rollback the events behind it
             are given out again, none is left out.
         I4. ``attempt`` counts the failures since ``mark`` moved.
@@ -120,6 +120,7 @@ class Dispatcher:
         self._is_progress_only = True
         self._forced = False
         self._skipped = False
+        self._has_events = False
         self._windows_since = 0
         self._last_checkpoint_s = float("-inf")
 
@@ -173,9 +174,12 @@ class Dispatcher:
         if call is Call.EVENTS:
             assert due.block is not None
             self.event_count += due.stop - due.start
+            self._has_events = True
             self._buffer.advance(due.stop - due.start)
         elif call is Call.START_SEQUENCE:
             self._window = due.window
+            # Soon the application will have more than this checkpoint covers.
+            self._candidate = None
         elif call is Call.START_SOURCE:
             assert due.block is not None
             self._source_id = due.block.source_ids[due.start]
@@ -185,6 +189,7 @@ class Dispatcher:
         elif call is Call.END_SEQUENCE:
             self._window = None
             self.window_count += 1
+            self._pass_end()
         elif call is Call.CHECKPOINT:
             self._checkpoint_done(due, now_s, result)
         elif call is Call.ROLLBACK:
@@ -216,7 +221,7 @@ class Dispatcher:
         self._window = None
         self._source_id = None
         self._candidate = None
-        self._forced = self._skipped = False
+        self._forced = self._skipped = self._has_events = False
         self._failure = Due(Call.ROLLBACK, mark=self.mark, cause=cause)
         return self._failure
 
@@ -303,6 +308,12 @@ class Dispatcher:
             self._buffer.advance(1)
         return None
 
+    def _pass_end(self) -> None:
+        """Go over the end of the window that was closed: who stops now has its checkpoint."""
+        here = None if self._buffer.is_cut else self._buffer.here()
+        if here is not None and not here[0].bootstrap and here[0].ops[here[1]] == Op.END_OF_WINDOW:
+            self._control(*here)
+
     def _bootstrap_checkpoint(self, block: Block, index: int) -> Due | None:
         if self._window is not None:
             return self._close(self._window)
@@ -321,7 +332,8 @@ class Dispatcher:
             return self._roll_back(None)
         self._bootstrap_at = checkpoint
         self._buffer.advance(1)
-        if checkpoint != self.mark.checkpoint:
+        # The deletions before another base come under the checkpoint that the reader has.
+        if checkpoint != self.mark.checkpoint or self._has_events:
             self._passed(checkpoint.position, is_progress_only=False, checkpoint=checkpoint)
             self._forced = self._forced or isinstance(checkpoint, OnlineCheckpoint)
         return None
@@ -331,6 +343,9 @@ class Dispatcher:
     ) -> None:
         """Everything up to ``position`` has been given out."""
         self.position = position
+        # A filter may leave a heartbeat as the only end of a window.
+        is_progress_only = is_progress_only and not self._has_events
+        self._has_events = False
         if self._skipped:
             self._skipped = False
             self._candidate = None

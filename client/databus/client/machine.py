@@ -7,6 +7,7 @@ from a bootstrap server up to its target, and the relay takes over at the target
 
 from __future__ import annotations
 
+import datetime as dt
 import enum
 import random
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from databus.client.options import OnGap, Options
 from databus.common.checkpoint import (
     ORIGIN,
     After,
+    AtTime,
     BootstrapCheckpoint,
     Checkpoint,
     Latest,
@@ -37,7 +39,11 @@ from databus.common.errors import (
     ServerUnavailable,
 )
 
-Resume = StartPoint | OnlineCheckpoint | BootstrapCheckpoint
+Resume = StartPoint | AtTime | OnlineCheckpoint | BootstrapCheckpoint
+Unplaced = Oldest | Latest | AtTime
+"""Starts of which only a server knows the position."""
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class State(enum.StrEnum):
@@ -268,7 +274,7 @@ class Machine:
                 self.resume = Oldest()
 
     def pin(self, resume: Resume) -> None:
-        """Put a known position in the place of oldest or latest."""
+        """Put a known position in the place of oldest, latest or a commit time."""
         self.resume = resume
 
     def go_back(self, resume: Resume) -> None:
@@ -371,7 +377,7 @@ class Machine:
     @property
     def _position(self) -> Position | None:
         resume = self.resume
-        return None if isinstance(resume, Oldest | Latest) else resume.position
+        return None if isinstance(resume, Unplaced) else resume.position
 
     def _return(self) -> None:
         self.state = State.REGISTER
@@ -391,16 +397,21 @@ class Machine:
         self.error = cause
 
 
-def first_resume(start: str | int | Position | Checkpoint, has_bootstraps: bool) -> Resume:
+def first_resume(
+    start: str | int | Position | dt.datetime | Checkpoint, has_bootstraps: bool
+) -> Resume:
     """Where a client without a stored checkpoint begins.
 
     Raises:
-        ConfigError: ``start`` is none of bootstrap, oldest, latest, an SCN or a checkpoint.
+        ConfigError: ``start`` is none of bootstrap, oldest, latest, an SCN, a commit time with
+            a zone, or a checkpoint.
     """
     if isinstance(start, OnlineCheckpoint | BootstrapCheckpoint):
         return start
     if isinstance(start, Position):
         return After(start)
+    if isinstance(start, dt.datetime):
+        return AtTime(_commit_us(start))
     if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
         return After(Position(start))
     if start == "bootstrap":
@@ -409,4 +420,17 @@ def first_resume(start: str | int | Position | Checkpoint, has_bootstraps: bool)
         return Oldest()
     if start == "latest":
         return Latest()
-    raise ConfigError(f"start is {start!r}, not bootstrap, oldest, latest, an SCN or a checkpoint")
+    raise ConfigError(
+        f"start is {start!r}, not bootstrap, oldest, latest, an SCN, a commit time (a datetime "
+        "with a zone) or a checkpoint"
+    )
+
+
+def _commit_us(time: dt.datetime) -> int:
+    if time.utcoffset() is None:
+        raise ConfigError(
+            f"start is the time {time.isoformat(' ')} without a zone, which may be any of a day's "
+            "moments; give it its zone, such as tzinfo=datetime.UTC"
+        )
+    # Nothing is committed before the epoch: every earlier time means everything.
+    return max(0, (time - _EPOCH) // dt.timedelta(microseconds=1))

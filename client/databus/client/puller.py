@@ -10,11 +10,12 @@ from types import TracebackType
 from typing import NoReturn, Protocol, Self
 
 from databus.client.blocks import Block
-from databus.client.machine import Machine, Outcome, Resume, State, Step, outcome_of
+from databus.client.machine import Machine, Outcome, Resume, State, Step, Unplaced, outcome_of
 from databus.client.options import Options
 from databus.client.transport import Body, Transport
 from databus.common.checkpoint import (
     After,
+    AtTime,
     BootstrapCheckpoint,
     Latest,
     Oldest,
@@ -129,7 +130,7 @@ class Puller:
         self._mark = first_frame
         self._mark_resume: Resume = machine.resume
         self.origin: Resume = machine.resume
-        """Where this stream began: never "latest" once a server has said what that is."""
+        """Where this stream began: a position, once a relay has said what "latest" is."""
         self._in_window = False
         self._window_server = ""
         self.stats = stats
@@ -192,7 +193,7 @@ class Puller:
             self._opened(body)
             self.stats.is_flowing = True
             self._note_ahead(step.server, body)
-            if isinstance(resume, Oldest | Latest):
+            if isinstance(resume, Unplaced):
                 self._pin(resume, body)
             splitter = SpanSplitter()
             while chunk := await body.read():
@@ -255,9 +256,12 @@ class Puller:
             )
         self.stats.is_ahead = body.is_ahead
 
-    def _pin(self, resume: Resume, body: Body) -> None:
-        """Replace oldest or latest by the position that it is now, for the next request."""
-        position = body.prev if isinstance(resume, Oldest) else body.newest
+    def _pin(self, resume: Unplaced, body: Body) -> None:
+        """Replace the start by the position that it is now, for the next request."""
+        if isinstance(resume, AtTime):
+            position = body.start
+        else:
+            position = body.prev if isinstance(resume, Oldest) else body.newest
         if position is not None and self._machine.clock is not None:
             self._machine.pin(self._online(position))
             self._mark_resume = self.origin = self._machine.resume
@@ -272,7 +276,7 @@ class Puller:
         resume = self._machine.resume
         if self.stats.is_ahead and _is_behind(resume, block.position(block.count - 1)):
             self.stats.is_ahead = False
-        if not isinstance(resume, Oldest | Latest) and block.position(0) <= resume.position:
+        if not isinstance(resume, Unplaced) and block.position(0) <= resume.position:
             fresh = block.index_after(resume.position)
             if fresh == block.count and not self._is_first_sign(block, resume.position):
                 return
@@ -372,6 +376,8 @@ def _start_query(resume: Resume) -> dict[str, str]:
         return {"start": "oldest"}
     if isinstance(resume, Latest):
         return {"start": "latest"}
+    if isinstance(resume, AtTime):
+        return {"start_time": str(resume.commit_us)}
     if isinstance(resume, After):
         return {"scn": str(resume.position.scn)}
     return {"checkpoint": encode(resume)}
@@ -379,7 +385,7 @@ def _start_query(resume: Resume) -> dict[str, str]:
 
 def _is_behind(resume: Resume, position: Position) -> bool:
     """Whether a frame at ``position`` is new to whoever resumes there."""
-    return isinstance(resume, Oldest | Latest) or position > resume.position
+    return isinstance(resume, Unplaced) or position > resume.position
 
 
 def _check_whole(server: str, splitter: FrameSplitter | SpanSplitter) -> None:

@@ -8,16 +8,20 @@ from typing import Any, NamedTuple
 
 from databus.client.consumer import Answer, Consumer, Result
 from databus.client.events import Event, Window
-from databus.common.checkpoint import BootstrapCheckpoint, Checkpoint, Position
+from databus.common.checkpoint import BootstrapCheckpoint, Checkpoint, OnlineCheckpoint, Position
 from databus.common.errors import DatabusError
 from databus.common.schema import SourceSchema
 
 
 class Step(NamedTuple):
-    """One callback as it was made; ``what`` is its subject in short."""
+    """One callback as it was made; ``what`` is its subject in short.
+
+    ``is_online`` is False for the checkpoints of a bootstrap, which count rows and not positions.
+    """
 
     call: str
     what: Any = None
+    is_online: bool = True
 
 
 Trouble = Callable[[Step], "Result | None"]
@@ -47,8 +51,8 @@ class Recorder(Consumer):
         """The positions of all data events in order, repetitions included."""
         return [step.what[2] for step in self.steps if step.call == "onDataEvent"]
 
-    def _note(self, call: str, what: Any = None) -> Result | None:
-        step = Step(call, what)
+    def _note(self, call: str, what: Any = None, *, is_online: bool = True) -> Result | None:
+        step = Step(call, what, is_online)
         self.steps.append(step)
         self.changed.set()
         return self.trouble(step) if self.trouble else None
@@ -88,7 +92,8 @@ class Recorder(Consumer):
     def onCheckpoint(self, checkpoint: Checkpoint) -> Answer:
         """Recorded with the position."""
         self.checkpoints.append(checkpoint)
-        return self._note("onCheckpoint", checkpoint.position)
+        is_online = isinstance(checkpoint, OnlineCheckpoint)
+        return self._note("onCheckpoint", checkpoint.position, is_online=is_online)
 
     def onRollback(self, checkpoint: Checkpoint | None) -> Answer:
         """Recorded with the position."""
@@ -130,7 +135,8 @@ class Grammar:
             most once, directly before the last.
         G2. Sequences, sources and events nest; sources and sequences end as they began.
         G3. Within a run all events are of the source that was opened.
-        G4. onCheckpoint comes between sequences only, and its position never moves back.
+        G4. onCheckpoint comes between sequences only, its position never moves back, and no
+            online event that was given out lies behind it.
         G5. After onRollback a sequence begins anew; events behind the checkpoint come again in
             the same order: without the replays, positions of online events only grow.
     """
@@ -141,7 +147,7 @@ class Grammar:
     def check(self, *, is_complete: bool = True) -> None:
         """Raise AssertionError at the first step that the grammar forbids."""
         last, sequence, source = "", None, None
-        for number, (call, what) in enumerate(self.steps):
+        for number, (call, what, _) in enumerate(self.steps):
             where = f"step {number}: {call}({what}) after {last or 'nothing'}"
             allowed = _NEXT[last] | (_ANYWHERE if last not in ("", "onError") else frozenset())
             assert call in allowed, f"{where}; allowed are {sorted(allowed)}"
@@ -163,9 +169,11 @@ class Grammar:
 
     def _check_positions(self) -> None:
         checkpoint, newest = Position(0, 0), Position(0, 0)
-        for number, (call, what) in enumerate(self.steps):
+        for number, (call, what, is_online) in enumerate(self.steps):
             if call == "onCheckpoint":
                 assert what >= checkpoint, f"step {number}: checkpoint {what} after {checkpoint}"
+                is_behind = is_online and what < newest
+                assert not is_behind, f"step {number}: checkpoint {what}, but {newest} was given"
                 checkpoint = what
             elif call == "onRollback":
                 newest = what or Position(0, 0)
@@ -177,7 +185,7 @@ class Grammar:
         """The events of each sequence that was ended, replays included."""
         windows: list[list[Any]] = []
         events: list[Any] = []
-        for call, what in self.steps:
+        for call, what, _ in self.steps:
             if call == "onStartDataEventSequence":
                 events = []
             elif call == "onDataEvent":

@@ -42,7 +42,8 @@ class Body:
     """The body of a stream answer, as it arrives.
 
     ``clock`` is the stream's identity; ``prev`` and ``newest`` bound what the server held
-    when it answered, None where it does not say.  ``is_ahead``: it had not come as far as the
+    when it answered, ``start`` is the place of the commit time that was asked for; None where it
+    does not say.  ``is_ahead``: it had not come as far as the
     start that was asked for, and waits for it.
 
     Owner: the task that opened it.
@@ -54,6 +55,7 @@ class Body:
         self.clock = response.headers.get("Databus-Clock")
         self.prev = _position(response.headers.get("Databus-Prev"))
         self.newest = _position(response.headers.get("Databus-Max"))
+        self.start = _position(response.headers.get("Databus-Start"))
         self.is_ahead = response.headers.get("Databus-Ahead") == "true"
 
     async def read(self) -> bytes:

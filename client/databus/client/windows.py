@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 
 from databus.client.buffer import ReplayBuffer
 from databus.client.checkpoints import CheckpointStore
+from databus.client.consumer import Result
 from databus.client.dispatcher import Call, Dispatcher
 from databus.client.events import Event, Mode, Window
 from databus.client.raw import wait_for_either
@@ -211,13 +212,15 @@ class WindowReader:
         due = dispatcher.next(now_s)
         if due is None:
             return False, None
-        dispatcher.done(due, now_s)
+        # Whatever the cadence: who commits a window wants its checkpoint.
+        is_end = due.call is Call.END_SEQUENCE
+        dispatcher.done(due, now_s, Result.CHECKPOINT if is_end else Result.SUCCESS)
         if due.call is Call.START_SEQUENCE:
             assert due.window is not None
             self._open = PulledWindow(self, due.window)
         elif due.call is Call.EVENTS:
             return True, due.events()
-        elif due.call is Call.END_SEQUENCE:
+        elif is_end:
             await self._ended()
         elif due.call is Call.CHECKPOINT:
             assert due.mark is not None

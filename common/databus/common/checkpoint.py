@@ -55,7 +55,7 @@ class Latest:
 class AtTime:
     """Start with the first window that was committed at ``commit_us`` or later.
 
-    Only a relay knows where that is; it becomes an ``After`` there.
+    Only a server knows where that is; it becomes a position there.
     """
 
     commit_us: int

@@ -85,6 +85,7 @@ _SCHEMES = (
     "relay+http",
     "relay+https",
 )
+_RELAY_SCHEMES = ("relay+http", "relay+https")
 
 
 def _source_url(value: Any) -> SourceUrl:
@@ -204,6 +205,24 @@ class DatabaseConfig(_Model):
     sync_every: Seconds = 0.5
     options: dict[str, str | int | float | bool] = Field(default_factory=dict)
 
+    @property
+    def is_relayed(self) -> bool:
+        """Whether another relay is read and not a database."""
+        return self.url.reveal.partition("://")[0] in _RELAY_SCHEMES
+
+    def require_options(self, *known: str) -> None:
+        """Refuse ``options`` that the source does not know.
+
+        Raises:
+            ConfigError: there is one; the message has the nearest right name.
+        """
+        for option in self.options:
+            if option not in known:
+                near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
+                told = f"known are {', '.join(known)}" if known else "this source knows none"
+                advice = f"did you mean {near[0]}?" if near else told
+                raise ConfigError(f"database {self.name}: unknown option {option!r}; {advice}")
+
     def captures(self, source: str) -> bool:
         """Whether ``sources`` takes a table and ``exclude_sources`` does not."""
         return _matches(source, self.sources) and not _matches(source, self.exclude_sources)
@@ -232,6 +251,16 @@ class DatabaseConfig(_Model):
             raise ValueError('hash_columns needs a hash_salt, a text or "env:NAME"')
         if self.hash_salt and not self.hash_columns:
             raise ValueError("hash_salt is given, but no hash_columns")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _no_consumer_holds_a_database_back(self) -> DatabaseConfig:
+        if self.options.get("block") and not self.is_relayed:
+            raise ValueError(
+                f"database {self.name}: block = true would stop reading {self.url} until a "
+                "consumer releases, while the database keeps its log for the relay; only what "
+                "is read from another relay, relay+http://, may block: take block out"
+            )
         return self
 
 
@@ -292,12 +321,30 @@ class BootstrapConfig(_Model):
         return self
 
 
+class ExportConfig(_Model):
+    """``[export]``: where ``databus export`` keeps tables that do not lie in a folder.
+
+    ``s3`` is how S3 is reached; without it as ``[bootstrap.s3]`` says.  ``catalog`` are the
+    properties of an Iceberg catalog of your own, as ``pyiceberg`` takes them; ``env:NAME``
+    stands for a variable.
+    """
+
+    s3: S3Options | None = None
+    catalog: dict[str, Annotated[Secret, BeforeValidator(_secret)]] = Field(default_factory=dict)
+
+
 class Config(_Model):
     """The whole file; a process uses the parts that are its own."""
 
     relay: RelayConfig | None = None
     database: tuple[DatabaseConfig, ...] = ()
     bootstrap: BootstrapConfig | None = None
+    export: ExportConfig = ExportConfig()
+
+    @property
+    def export_s3(self) -> S3Options:
+        """How exports reach S3."""
+        return self.export.s3 or (self.bootstrap.s3 if self.bootstrap else S3Options())
 
     @pydantic.model_validator(mode="after")
     def _names_are_unique(self) -> Config:
@@ -352,6 +399,8 @@ _MODELS: dict[str, type[_Model]] = {
     "relay": RelayConfig,
     "database": DatabaseConfig,
     "bootstrap": BootstrapConfig,
+    "export": ExportConfig,
+    "s3": S3Options,
 }
 
 
@@ -360,7 +409,7 @@ def _finding(item: Any) -> str:
     where = ".".join(location)
     if item["type"] != "extra_forbidden":
         return f"{where}: {item['msg'].removeprefix('Value error, ')}"
-    model = _MODELS.get(location[0], Config) if len(location) > 1 else Config
+    model = _MODELS.get(location[-2], Config) if len(location) > 1 else Config
     names = list(model.model_fields)
     near = difflib.get_close_matches(location[-1], names, n=1, cutoff=0.5)
     advice = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(names)}"

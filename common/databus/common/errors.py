@@ -204,6 +204,17 @@ class StoreError(DatabusError):
     hint = "Check the disk's free space and the folder's owner."
 
 
+class BucketError(StoreError):
+    """S3 refuses to read or to write an object, or does not answer."""
+
+    code = "bucket_error"
+    retry = True
+    hint = (
+        "The message has what S3 answered: check the bucket, what its policy lets the credentials "
+        "do, and the network; [bootstrap.s3] or [export.s3] says how S3 is reached."
+    )
+
+
 class StoreBusy(StoreError):
     """Another process has the store open for writing."""
 

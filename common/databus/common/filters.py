@@ -171,6 +171,9 @@ def matching_ids(names: Iterable[str], stream_filter: StreamFilter) -> npt.NDArr
 
 
 _MOD = re.compile(r"mod:(\d{1,9}):([\d,-]+)")
+_BUCKETS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+MAX_BUCKETS = 1 << 16
+"""How many a reader may list: a set of them is made before the first event is looked at."""
 _RANGE = re.compile(r"range:(\d{1,18}):(-?\d{1,18})(?:-(-?\d{1,18}))?")
 
 
@@ -195,13 +198,19 @@ def parse_partition(text: str) -> Partition:
 
 def _buckets(text: str, count: int, whole: str) -> frozenset[int]:
     buckets: set[int] = set()
+    left = MAX_BUCKETS
     for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        found = _BUCKETS.fullmatch(part)
+        if found is None:
             raise BadFilter(f"partition {whole!r}: {part!r} is no bucket and no range of them")
-        low, high = int(first), int(last or first)
+        low, high = int(found[1]), int(found[2] or found[1])
         if not low <= high < count:
             raise BadFilter(f"partition {whole!r}: {part!r} is not within 0-{count - 1}")
+        left -= high - low + 1
+        if left < 0:
+            raise BadFilter(
+                f"partition {whole!r} lists more than {MAX_BUCKETS} buckets; take a smaller COUNT"
+            )
         buckets.update(range(low, high + 1))
     return frozenset(buckets)
 

@@ -10,6 +10,7 @@ client installs without numba and tests can compare the two.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,12 +41,32 @@ else:
     if not os.environ.get("DATABUS_NO_NUMBA"):
         try:
             import numba
+            from numba.core import event
 
             from databus.common import intrinsics
 
             COMPILED = True
         except ImportError:
             pass
+        else:
+
+            class _Told(event.Listener):
+                """Says once why a first start takes so long."""
+
+                is_told = False
+
+                def on_start(self, _):
+                    if not self.is_told:
+                        self.is_told = True
+                        logging.getLogger("databus").warning(
+                            "compiling loops for this processor: once after an installation, "
+                            "up to a minute"
+                        )
+
+                def on_end(self, _):
+                    pass
+
+            event.register("numba:compile", _Told())
 
     def jit(function):
         """Compile ``function`` (nopython, no GIL, cached on disk) if numba is there."""

@@ -16,7 +16,7 @@ BOOLEAN, LONG, DOUBLE, BYTES, DECIMAL = range(5)
 
 
 @kernels.jit
-def _varint(buf: U8Array, at: int, stop: int) -> tuple[int, int]:
+def varint(buf: U8Array, at: int, stop: int) -> tuple[int, int]:
     """The zigzag number at ``at`` and where it ends; -1 where there is none."""
     value = i64(0)
     shift = 0
@@ -69,7 +69,7 @@ def decode_rows(
         for column in range(len(codes)):
             slot = slots[column]
             if nullable[column]:
-                branch, at = _varint(buf, at, stop)
+                branch, at = varint(buf, at, stop)
                 if at < 0 or branch < 0 or branch > 1:
                     return row
                 if branch == 0:
@@ -78,7 +78,7 @@ def decode_rows(
             low = i64(0)
             high = i64(0)
             if code == LONG:
-                low, at = _varint(buf, at, stop)
+                low, at = varint(buf, at, stop)
                 if at < 0:
                     return row
             elif code == BOOLEAN:
@@ -92,7 +92,7 @@ def decode_rows(
                 low = kernels.load_i64(buf, at)
                 at += 8
             else:
-                high, at = _varint(buf, at, stop)
+                high, at = varint(buf, at, stop)
                 if at < 0 or high < 0 or high > stop - at:
                     return row
                 low = i64(at)

@@ -260,6 +260,7 @@ class RecordCodec:
                 | ({"default": None} if column.nullable else {})
                 | ({"databus.name": column.name} if field != column.name else {})
                 | {"databus.kind": column.kind.value}
+                | ({"databus.type": column.type_name} if column.type_name else {})
                 for field, column in zip(self._fields, columns, strict=True)
             ],
         }

@@ -8,6 +8,8 @@ docs/columns.md tells users what each rule does.
 from __future__ import annotations
 
 import fnmatch
+import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -97,6 +99,15 @@ class ColumnRules:
         """Whether there is nothing to apply."""
         return not self._config.skipped_operations and not any(self._patterns.values())
 
+    @property
+    def digest(self) -> str:
+        """Of all that says whether the rules fit a table; "" if there is none for columns."""
+        if not any(self._patterns.values()):
+            return ""
+        config = self._config
+        asked = [self._patterns, config.mask_columns, config.truncate_columns, config.keys]
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
     def names(self, column: str) -> bool:
         """Whether a rule is about the column, by its whole name."""
         return any(
@@ -111,9 +122,8 @@ class ColumnRules:
         Raises:
             UnsupportedChange: rules contradict each other, or one cannot be applied.
         """
-        problems = [finding for finding in self.table_findings(schema) if finding.fatal]
-        if problems:
-            raise UnsupportedChange("; ".join(map(str, problems)), source=schema.source)
+        if problem := self.problem(schema):
+            raise UnsupportedChange(problem, source=schema.source)
         plans = tuple(self._column_plan(schema, column) for column in schema.columns)
         if all(plan is KEPT for plan in plans):
             return None
@@ -159,6 +169,10 @@ class ColumnRules:
 
     # -- what is wrong with them --
 
+    def problem(self, schema: SourceSchema) -> str:
+        """Why the rules do not fit a table, and what mends that; "" where they do."""
+        return "; ".join(str(found) for found in self.table_findings(schema) if found.fatal)
+
     def table_findings(self, schema: SourceSchema) -> list[Finding]:
         """What stands against applying the rules to a table, column by column."""
         found = []
@@ -184,6 +198,7 @@ class ColumnRules:
                     f"hashed, but {told} names it",
                     "narrow the pattern, use hash_columns, or leave the table out by "
                     "exclude_sources",
+                    table=schema.source,
                 )
             ]
         if "exclude_columns" in hits:
@@ -205,6 +220,7 @@ class ColumnRules:
                     f"rules for {name}",
                     f"{told} contradict each other",
                     "narrow the patterns so that one is left",
+                    table=schema.source,
                 )
             ]
         if replacing == ["truncate_columns"] and column.kind is not Kind.STRING:
@@ -213,6 +229,7 @@ class ColumnRules:
                     f"rule for {name}",
                     f"{told} names it, but it is no text: {column.type_name or column.kind}",
                     "use mask_columns, hash_columns or null_columns, or narrow the pattern",
+                    table=schema.source,
                 )
             ]
         return []

@@ -84,12 +84,19 @@ class Listing:
         Raises:
             ReaderOvertaken: the writer may have overwritten one of them.
         """
-        head = Head(ring, self.file)
-        if not head.has_passed(self.start):
-            data = copy_of(self.file.data, self.places[chosen], lengths)
-            if not head.has_passed(self.start):
-                return data
-        raise ReaderOvertaken(f"ring position {self.start} was overwritten while it was read")
+        self.require_kept(ring)
+        data = copy_of(self.file.data, self.places[chosen], lengths)
+        self.require_kept(ring)
+        return data
+
+    def require_kept(self, ring: RingReader) -> None:
+        """What was read of the listing's frames before this call was theirs.
+
+        Raises:
+            ReaderOvertaken: the writer may have overwritten one of them.
+        """
+        if Head(ring, self.file).has_passed(self.start):
+            raise ReaderOvertaken(f"ring position {self.start} was overwritten while it was read")
 
 
 class Directory:

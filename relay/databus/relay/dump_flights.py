@@ -13,18 +13,25 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from databus.common import frame
-from databus.common.errors import DatabusError, DumpFailed, SourceUnavailable
+from databus.common.checkpoint import Position
+from databus.common.errors import DumpFailed, SourceUnavailable
 from databus.common.frame import FrameColumns, Op
 from databus.relay.brackets import Bracket, Brackets
 from databus.relay.dump_pack import pack_window, with_deletions
-from databus.relay.dumps import MAX_CHUNK_ROWS, Dump, DumpBook, TableProgress
+from databus.relay.dumps import (
+    DEFAULT_CHUNK_ROWS,
+    MAX_CHUNK_ROWS,
+    Dump,
+    DumpBook,
+    TableProgress,
+)
 from databus.relay.intake import Intake
 from databus.relay.sources.source import Chunk, ChunkRequest, Source, WatermarkingSource
 from databus.relay.watermark import ChunkWindow, ReadAgain, Ready, Waiting
@@ -37,6 +44,15 @@ LEAST_CHUNK_ROWS = 10
 RETRY_FIRST_S = 0.05
 RETRY_MOST_S = 5.0
 WATERMARK_WAIT_S = 60.0
+LIVE_S = 1.0
+"""The stream is alive for so long after it has brought something."""
+MOST_REST_S = 60.0
+"""No rest is longer, however long the read before it took: a server may have stood still."""
+LIVE_CHUNK_MS = 20
+"""What a chunk should take beside a live stream, if it has more than DEFAULT_CHUNK_ROWS rows."""
+READER_SHARE = 4
+"""A dump's reader has less than this part of the ring before it when more rows go out."""
+READER_WAIT_S = 60.0
 _ANY_SCN = 1 << 64
 
 _log = logging.getLogger(__name__)
@@ -52,8 +68,8 @@ class DumpHost(Protocol):
     async def connected(self) -> tuple[Source, Intake]:
         """The source, once it is streaming."""
 
-    def recent(self) -> Iterable[bytes]:
-        """The batches of the last moment, the oldest first."""
+    def recent(self) -> bytes:
+        """The frames that were streamed in the last moment, the oldest first."""
 
     async def shaped(self, chunk: Chunk) -> Chunk:
         """The one point that every chunk's rows pass, as they were read and before they are
@@ -127,6 +143,12 @@ class TableDump:
         I3. A chunk's rows are appended only while no window of the stream is open.
         I4. With a watermark table a chunk goes out only between its own two tokens; any
             disorder among the tokens fails the dump.
+        I5. While the stream brings changes, no chunk begins before the rest that ``share`` asks
+            for after the last read.
+        I6. No rows go out while a dump's ``reader`` has a READER_SHARE of the ring before it, so
+            the rows alone never turn the ring over it.  A reader that has not moved for
+            READER_WAIT_S fails the dump: others wait behind it.
+        I7. Whatever goes wrong in a dump fails that dump, and never the stream that it observes.
 
     Owner: the fetcher's loop.  ``observe`` and ``at_window_end`` are called by its intake.
     Raises: whatever a chunk's read raises but SourceUnavailable, which is tried again.
@@ -150,6 +172,10 @@ class TableDump:
         self._intake: Intake | None = None
         self._window = ChunkWindow(frame.source_id(table.source))
         self._finished_s = 0.0
+        self._read_end_s = self._read_took_s = 0.0
+        self._streamed_s = -LIVE_S
+        self._held: tuple[Position, float] | None = None
+        self._problem: Exception | None = None
         self._brackets: Brackets | None = None
         self._watermark_id = 0
         if dump.watermark_table is not None:
@@ -162,6 +188,9 @@ class TableDump:
         try:
             while not self._table.done and self._dump.is_running:
                 self._changed.clear()
+                if self._problem is not None:
+                    raise self._problem
+                began_s = time.monotonic()
                 await self._launch()
                 head = self._flights[0] if self._flights else None
                 if head is not None and self._advance(head):
@@ -170,7 +199,7 @@ class TableDump:
                     else:
                         await asyncio.sleep(0)
                     continue
-                await self._wait(self._patience_s(head))
+                await self._wait(self._patience_s(head, began_s))
         finally:
             await self._land()
 
@@ -189,16 +218,19 @@ class TableDump:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
 
-    def _patience_s(self, head: _Flight | None) -> float | None:
-        """How long nothing will happen by itself; None: for ever."""
-        now_s = time.monotonic()
+    def _patience_s(self, head: _Flight | None, since_s: float) -> float | None:
+        """How long nothing will happen by itself; None: for ever.
+
+        What has become due after ``since_s``, when it was looked at last, is due at once.
+        """
         times = [flight.retry_at_s for flight in self._flights if flight.task is None]
-        if head is None or self._dump.delay_ms:
-            times.append(self._not_before_s)
+        times.append(self._not_before_s)
         if head is not None and head.bracket is not None and head.chunk is not None:
             times.append(head.arrived_s + WATERMARK_WAIT_S)
-        coming = [at_s - now_s for at_s in times if at_s > now_s]
-        return min(coming) + 0.001 if coming else None
+        if self._held is not None:
+            times.append(self._held[1] + READER_WAIT_S)
+        coming = [at_s for at_s in times if at_s > since_s]
+        return max(0.0, min(coming) - time.monotonic()) + 0.001 if coming else None
 
     # -- reading --
 
@@ -242,8 +274,15 @@ class TableDump:
 
     @property
     def _not_before_s(self) -> float:
-        """When the next chunk may begin, by the delay that is wanted now."""
-        return self._finished_s + self._dump.delay_ms / 1000 if self._finished_s else 0.0
+        """When the next chunk may begin, by the pace that is wanted now."""
+        delayed_s = self._finished_s + self._dump.delay_ms / 1000 if self._finished_s else 0.0
+        rest_s = min(MOST_REST_S, self._read_took_s * (100 / self._dump.share - 1))
+        return max(delayed_s, self._read_end_s + rest_s)
+
+    @property
+    def _is_careful(self) -> bool:
+        """Whether the machines are to be left to the stream for a part of the time."""
+        return self._dump.share < 100 and time.monotonic() - self._streamed_s < LIVE_S
 
     def _limit(self) -> int:
         limit = self._dump.chunk_rows
@@ -292,6 +331,8 @@ class TableDump:
         if dump.delete_missing and chunk.missing and "d" not in self._host.skipped_operations:
             chunk = with_deletions(chunk, *gone)
         self._adapt(flight, limit, chunk)
+        self._read_end_s = time.monotonic()
+        self._read_took_s = flight.took_s if self._is_careful else 0.0
         self._window.arrived(flight.waiting, chunk)
         flight.chunk, flight.arrived_s = chunk, time.monotonic()
 
@@ -305,11 +346,13 @@ class TableDump:
         dump = self._dump
         if not dump.chunk_ms or flight.attempt or len(chunk.rows) < limit // 2:
             return
-        factor = min(2.0, max(0.5, dump.chunk_ms / 1000 / max(flight.took_s, 1e-4)))
+        wanted_ms = min(dump.chunk_ms, LIVE_CHUNK_MS) if self._is_careful else dump.chunk_ms
+        factor = min(2.0, max(0.5, wanted_ms / 1000 / max(flight.took_s, 1e-4)))
         size_bytes = chunk.rows.size_bytes
         if size_bytes:
             factor = min(factor, MAX_CHUNK_BYTES / size_bytes)
-        dump.chunk_rows = min(MAX_CHUNK_ROWS, max(LEAST_CHUNK_ROWS, int(limit * factor)))
+        least = min(limit, DEFAULT_CHUNK_ROWS) if wanted_ms < dump.chunk_ms else LEAST_CHUNK_ROWS
+        dump.chunk_rows = min(MAX_CHUNK_ROWS, max(least, int(limit * factor)))
 
     # -- going out --
 
@@ -352,6 +395,8 @@ class TableDump:
         """Append a slice of the chunk, if its time has come; True if that has changed anything."""
         if self._emitted:
             return False  # a crash now would send the one before again, and that is enough
+        if self._is_ahead(intake):
+            return False
         resolved_scn = max(intake.resolved, intake.complete.scn)
         if head.bracket is not None:
             if not head.bracket.is_closed or (self._brackets and self._brackets.violation):
@@ -367,6 +412,23 @@ class TableDump:
             self._append(head, head.chunk, verdict, intake)
         head.is_sent = head.waiting.next_row >= len(head.chunk.rows) or not len(verdict.left)
         return True
+
+    def _is_ahead(self, intake: Intake) -> bool:
+        """Whether the dump's reader has too much before it already."""
+        reader, ring = self._dump.reader, intake.ring
+        if reader is None or ring.bytes_after(reader) < ring.ring_bytes // READER_SHARE:
+            self._held = None
+            return False
+        now_s = time.monotonic()
+        if self._held is None or self._held[0] != reader:
+            self._held = (reader, now_s)
+        if now_s < self._held[1] + READER_WAIT_S:
+            return True
+        raise DumpFailed(
+            f"the dump's reader has been at {reader} for {READER_WAIT_S:g} s, and further rows "
+            f"would overwrite what it has not read; resume the dump when the reader goes on",
+            reader=reader.to_json(),
+        )
 
     def _append(self, head: _Flight, chunk: Chunk, ready: Ready, intake: Intake) -> None:
         intake.registry.add((chunk.schema,))
@@ -433,22 +495,24 @@ class TableDump:
         if self._intake is intake:
             return
         self._intake = intake
-        recent = list(self._host.recent())
-        starts_inside = bool(recent) and frame.read_frame(recent[0]).seq > 0
+        recent = self._host.recent()
+        starts_inside = bool(recent) and frame.read_frame(recent).seq > 0
         self._window = ChunkWindow(
             frame.source_id(self._table.source),
             in_window=starts_inside or (not recent and intake.in_window),
         )
-        for data in recent:
-            self._window.observe(frame.scan(data, verify=False), memoryview(data))
+        if recent:
+            self._window.observe(frame.scan(recent, verify=False), memoryview(recent))
         intake.observer = self
 
     def observe(self, columns: FrameColumns, data: memoryview) -> None:
         """These frames have just been appended."""
-        self._window.observe(columns, data)
-        if self._brackets is not None and self._intake is not None:
-            for index in np.flatnonzero(columns.source_id == self._watermark_id).tolist():
-                self._brackets.streamed(self._token(columns, data, index))
+        self._streamed_s = time.monotonic()
+        with self._failing_the_dump():
+            self._window.observe(columns, data)
+            if self._brackets is not None and self._intake is not None:
+                for index in np.flatnonzero(columns.source_id == self._watermark_id).tolist():
+                    self._brackets.streamed(self._token(columns, data, index))
 
     def _token(self, columns: FrameColumns, data: memoryview, index: int) -> str | None:
         view = frame.read_frame(data, int(columns.offset[index]))
@@ -460,7 +524,20 @@ class TableDump:
     def at_window_end(self) -> None:
         """No window is open: a slice of the first chunk may go out."""
         head, intake = self._flights[0] if self._flights else None, self._intake
-        if head is not None and head.chunk is not None and intake is not None and not head.is_sent:
-            with contextlib.suppress(DatabusError):  # ``run`` comes to it again, and tells
+        if self._problem is not None or head is None or intake is None:
+            return
+        if head.chunk is not None and not head.is_sent:
+            with self._failing_the_dump():
                 self._send(head, intake)
         self._changed.set()
+
+    @contextlib.contextmanager
+    def _failing_the_dump(self) -> Iterator[None]:
+        """Keep what goes wrong for ``run``, and look no more at a stream that goes on."""
+        try:
+            yield
+        except Exception as error:
+            self._problem = error
+            if self._intake is not None:
+                self._intake.observer = None
+            self._changed.set()

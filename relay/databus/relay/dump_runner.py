@@ -133,7 +133,8 @@ class DumpRunner:
         wanted = [name for name in names if matches(name, dump.sources)]
         if not wanted:
             raise UnknownSource(
-                f"no source matches {dump.sources}; there are {', '.join(sorted(names))}"
+                f"no source matches {dump.sources}; there are {', '.join(sorted(names))}; the "
+                f"status names tables that cannot be captured"
             )
         if dump.keys is not None:
             if len(wanted) != 1:

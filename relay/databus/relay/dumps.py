@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from databus.common.checkpoint import Position
-from databus.common.errors import BadRequest, FormatError, NotFound, StoreError
+from databus.common.checkpoint import Position, decode_position
+from databus.common.errors import BadCheckpoint, BadRequest, FormatError, NotFound, StoreError
 from databus.relay.layout import replace_file
 
 DEFAULT_CHUNK_ROWS = 2000
@@ -23,6 +23,7 @@ DEFAULT_CHUNK_MS = 250
 MAX_CHUNK_MS = 60_000
 MAX_PARALLEL = 16
 MAX_DELAY_MS = 3_600_000
+DEFAULT_SHARE = 25
 MAX_KEYS = 100_000
 KEPT_FINISHED = 100
 KEPT_MISSING = 1000
@@ -79,9 +80,14 @@ class Dump:
     have no row (the first thousand).
 
     ``chunk_ms`` is how long a chunk's read should take: ``chunk_rows`` follows it, unless it
-    is 0.  With ``parallel`` over 1 so many chunks are read at once.  With a ``watermark_table``
-    each chunk stands between two rows written there.  With ``delete_missing`` the asked-for keys
-    that have no row go out as deletions.
+    is 0.  ``share`` is the percentage of the time in which chunks are read while the stream
+    brings changes; 100 never rests.  With ``parallel`` over 1 so many chunks are read at once.
+    With a ``watermark_table`` each chunk stands between two rows written there.  With
+    ``delete_missing`` the asked-for keys that have no row go out as deletions.
+
+    ``reader`` is how far somebody has come who must have every row: no more of them go out
+    while too much of the ring lies before it.  None: nobody is waited for.  Of a reader that moves
+    the record on disk may have an older place, before which it waits until it is told again.
     """
 
     id: str
@@ -91,9 +97,11 @@ class Dump:
     chunk_rows: int = DEFAULT_CHUNK_ROWS
     delay_ms: int = 0
     chunk_ms: int = 0
+    share: int = DEFAULT_SHARE
     parallel: int = 1
     watermark_table: str | None = None
     delete_missing: bool = False
+    reader: Position | None = None
     state: DumpState = DumpState.QUEUED
     tables: list[TableProgress] | None = None
     missing: list[list[Any]] = dataclasses.field(default_factory=list)
@@ -108,11 +116,14 @@ class Dump:
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is served, and kept on disk."""
-        document = dataclasses.asdict(self)
+        document = _fields(self)
         tables = self.tables or []
+        if self.tables is not None:
+            document["tables"] = [_fields(table) for table in tables]
         document["rows"] = sum(table.rows for table in tables)
         document["chunks"] = sum(table.chunks for table in tables)
-        document["end"] = None if self.end is None else {"scn": self.end.scn, "seq": self.end.seq}
+        for name, position in (("end", self.end), ("reader", self.reader)):
+            document[name] = None if position is None else position.to_json()
         return document
 
     @staticmethod
@@ -131,11 +142,15 @@ class Dump:
             values["state"] = DumpState(values["state"])
             if values["tables"] is not None:
                 values["tables"] = [TableProgress(**table) for table in values["tables"]]
-            if values["end"] is not None:
-                values["end"] = Position(int(values["end"]["scn"]), int(values["end"]["seq"]))
+            for name in ("end", "reader"):
+                values[name] = _position(values.get(name))
             return Dump(**values)
-        except (KeyError, TypeError, ValueError) as error:
+        except (BadCheckpoint, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"not a dump: {error!r} in {str(document)[:200]}") from error
+
+
+def _fields(record: Dump | TableProgress) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
 def new_dump(request: Any) -> Dump:
@@ -145,7 +160,7 @@ def new_dump(request: Any) -> Dump:
         BadRequest: a key is unknown or its value not of its form.
     """
     document = _object(
-        request, ("sources", "where", "keys", "delete_missing", "watermark_table", *_PACE)
+        request, ("sources", "where", "keys", "delete_missing", "watermark_table", "reader", *_PACE)
     )
     sources = document.get("sources")
     if not isinstance(sources, list) or not sources or not all(isinstance(s, str) for s in sources):
@@ -171,6 +186,7 @@ def new_dump(request: Any) -> Dump:
         keys=keys,
         watermark_table=table,
         delete_missing=delete_missing,
+        reader=_reader(document, None),
     )
     # Who names a size wants that size; who names none wants the time.
     dump.chunk_ms = 0 if "chunk_rows" in document else DEFAULT_CHUNK_MS
@@ -179,13 +195,13 @@ def new_dump(request: Any) -> Dump:
 
 
 def change_dump(dump: Dump, request: Any) -> None:
-    """Apply a PATCH: ``state`` paused or running, and any of the pace's numbers.
+    """Apply a PATCH: ``state`` paused or running, ``reader``, and any of the pace's numbers.
 
     Raises:
         BadRequest: a key is unknown, or the dump's state does not allow it.
     """
-    document = _object(request, ("state", *_PACE))
-    changed = dataclasses.replace(dump)
+    document = _object(request, ("state", "reader", *_PACE))
+    changed = dataclasses.replace(dump, reader=_reader(document, dump.reader))
     _set_pace(changed, document)
     state = dump.state
     if "state" in document:
@@ -200,7 +216,7 @@ def change_dump(dump: Dump, request: Any) -> None:
     if state != DumpState.FAILED:
         dump.error = None
     dump.state = state
-    for name in _PACE:
+    for name in ("reader", *_PACE):
         setattr(dump, name, getattr(changed, name))
 
 
@@ -209,6 +225,7 @@ _PACE = {
     "chunk_rows": (1, MAX_CHUNK_ROWS),
     "chunk_ms": (0, MAX_CHUNK_MS),
     "delay_ms": (0, MAX_DELAY_MS),
+    "share": (1, 100),
     "parallel": (1, MAX_PARALLEL),
 }
 
@@ -216,6 +233,17 @@ _PACE = {
 def _set_pace(dump: Dump, document: dict[str, Any]) -> None:
     for name, (least, most) in _PACE.items():
         setattr(dump, name, _number(document, name, least, most, getattr(dump, name)))
+
+
+def _reader(document: dict[str, Any], default: Position | None) -> Position | None:
+    try:
+        return _position(document["reader"]) if "reader" in document else default
+    except BadCheckpoint as error:
+        raise BadRequest(f"reader: {error.message}") from None
+
+
+def _position(document: Any) -> Position | None:
+    return None if document is None else decode_position(document)
 
 
 def _object(request: Any, allowed: tuple[str, ...]) -> dict[str, Any]:
@@ -242,8 +270,8 @@ class DumpBook:
             ring was synced.
         I2. Finished dumps beyond the newest ``KEPT_FINISHED`` are forgotten.
 
-    Owner: the fetcher's loop.
-    Durability: when ``save`` returns, the records are on disk.
+    Owner: the fetcher's loop; only ``keep`` may be called in another thread.
+    Durability: when ``save`` or ``keep`` returns, the records are on disk.
     Raises: StoreError, FormatError from the constructor where the file is damaged.
     """
 
@@ -300,4 +328,8 @@ class DumpBook:
 
     def save(self) -> None:
         """Put the records on disk."""
-        replace_file(self.path, self.content(), durable=True)
+        self.keep(self.content())
+
+    def keep(self, content: bytes) -> None:
+        """Put what ``content`` gave on disk."""
+        replace_file(self.path, content, durable=True)

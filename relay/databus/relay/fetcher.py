@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import random
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,19 @@ from databus.common.checkpoint import SEQ_END, Position
 from databus.common.config import DatabaseConfig, RelayConfig
 from databus.common.errors import (
     BadRequest,
+    ConfigError,
     DatabusError,
     InternalError,
     RingFull,
     ServerUnavailable,
     SourceUnavailable,
+    StoreError,
 )
 from databus.relay.dump_runner import DumpRunner
-from databus.relay.dumps import Dump, DumpBook
+from databus.relay.dumps import ACTIVE, Dump, DumpBook
 from databus.relay.fetcher_api import FetcherApi
 from databus.relay.fetcher_status import FetcherState, FetcherStatus
+from databus.relay.gathering import Gathering
 from databus.relay.handover import take_over
 from databus.relay.intake import Intake
 from databus.relay.layout import DatabaseFolder, replace_file
@@ -43,10 +47,12 @@ from databus.relay.registry import Registry
 from databus.relay.ring import Ring
 from databus.relay.ring_format import RING_NAME
 from databus.relay.sources.catalogue import create_source
+from databus.relay.sources.ruled import remembering
 from databus.relay.sources.source import (
     Batch,
     Chunk,
     ChunkRequest,
+    Memo,
     RelayingSource,
     RememberingSource,
     Source,
@@ -55,6 +61,7 @@ from databus.relay.wakeup import WakeupSender
 
 RECENT_BYTES = 2 << 20
 RECENT_BATCHES = 4096
+SWITCH_INTERVAL_S = 0.0005
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +86,7 @@ class Fetcher:
         I2. Nothing ends it but ``stop``: what can pass is tried again with back-off, what
             cannot is shown as state ``failed`` with its problem and tried again slowly.
         I3. It never holds more than one batch of the source, besides ``RECENT_BYTES``.
+        I4. No reader holds back a database: only what another relay sends may be blocked.
 
     Owner: one event loop; its ring's lock keeps a second fetcher away.
     Durability: at most ``sync_every`` after a window was appended it is on disk.
@@ -99,7 +107,7 @@ class Fetcher:
         self.folder.path.mkdir(parents=True, exist_ok=True)
         self.status = FetcherStatus(config, self.folder)
         self.intake: Intake | None = None
-        self.book = DumpBook(self.folder.dumps)
+        self.book = self._open_book()
         self.dumps = DumpRunner(self.book, self)
         self._wakeup = wakeup or WakeupSender()
         self._make_source = make_source
@@ -115,11 +123,21 @@ class Fetcher:
         self._synced_tail = -1
         self._durable: Position | None = None
         self._acked_scn = -1
-        self._memo = self._kept_memo = ""
+        self._memo: Memo | None = None
+        self._kept_memo = ""
         self._appended_s = time.monotonic()
         self._attempt = 0
         self._recent: deque[bytes] = deque()
         self._recent_bytes = 0
+        self._status_due = asyncio.Event()
+
+    def _open_book(self) -> DumpBook:
+        try:
+            return DumpBook(self.folder.dumps)
+        except DatabusError as error:
+            self.status.enter(FetcherState.FAILED, error)
+            self.status.write(self.status.document(None, {}))
+            raise
 
     # -- life --
 
@@ -137,7 +155,10 @@ class Fetcher:
         tasks: list[asyncio.Task[None]] = []
         try:
             await api.start()
-            loops = (self._capture_loop, self._sync_loop, self._status_loop, self.dumps.run)
+            loops = (
+                self._capture_loop, self._sync_loop, self._ask_loop, self._status_loop,
+                self.dumps.run,
+            )  # fmt: skip
             tasks = [asyncio.create_task(loop()) for loop in loops]
             stopping = asyncio.create_task(self._wait_stop())
             tasks.append(stopping)
@@ -214,7 +235,7 @@ class Fetcher:
         source = self._make_source(self.config)
         self._is_relaying = isinstance(source, RelayingSource)
         try:
-            self._recall(source)
+            source = self._recalled(source)
             await source.open()
             if self.intake is None:
                 self.folder.memo.unlink(missing_ok=True)
@@ -225,6 +246,7 @@ class Fetcher:
                 intake.ring.require_clock(source.clock)
             intake.registry.add(await source.schemas())
             self._source, self._acked_scn = source, -1
+            gathering = Gathering()
             async with contextlib.aclosing(_stream(source, intake)) as batches:
                 async for batch in batches:
                     if intake.ring.blocks:
@@ -234,7 +256,10 @@ class Fetcher:
                     if batch.keep:
                         await self.make_durable()
                     # A source that never has to wait must not keep the others from running.
-                    await asyncio.sleep(0)
+                    now_s = time.monotonic()
+                    await asyncio.sleep(
+                        gathering.rest_s(intake.window_count, len(batch.data), now_s)
+                    )
         finally:
             self._streaming.clear()
             self._source = None
@@ -242,22 +267,32 @@ class Fetcher:
             with contextlib.suppress(Exception):
                 await source.close()
 
-    def _recall(self, source: Source) -> None:
-        """Give the source its memo back, if the stream goes on where that was kept."""
+    def _recalled(self, source: Source) -> Source:
+        """The source, with its memo back if the stream goes on where that was kept."""
         intake = self.intake
-        if intake is not None and isinstance(source, RememberingSource):
+        if intake is not None:
             memo = self.folder.memo.read_text() if self.folder.memo.exists() else ""
-            source.recall(memo, intake.last_transaction(), intake.complete.scn)
+            source = remembering(source, self.config, memo)
+            if isinstance(source, RememberingSource):
+                source.recall(memo, intake.last_transaction(), intake.complete.scn)
+        return source
 
     def _open_intake(self, clock: str | None, start: Position) -> Intake:
+        config = self.config
         ring = Ring.open_writer(
             self.folder.path,
-            self.config.ring_bytes,
+            config.ring_bytes,
             clock=clock,
             start=start,
-            block=bool(self.config.options.get("block", False)),
+            block=bool(config.options.get("block", False)),
         )
         try:
+            if ring.blocks and not config.is_relayed:
+                raise ConfigError(
+                    f"{config.name}: its ring was made in block mode for a child of another relay, "
+                    f"and would stop reading {config.url} until a consumer releases, while the "
+                    f"database keeps its log; move {self.folder.path} away for a new ring"
+                )
             if self._registry is None:
                 self._registry = Registry(self.folder.registry)
             self.intake = Intake(ring, self._registry)
@@ -313,7 +348,8 @@ class Fetcher:
         if intake is None or not intake.ring.blocks:
             raise BadRequest(
                 f"{self.config.name} is not in block mode: nothing waits for a release; "
-                f"set options = {{ block = true }} before its ring is made"
+                "only a ring that another relay fills, with url = relay+http://.. and "
+                "options = { block = true } when it is made, waits"
             )
         state = intake.ring.state
         if position > Position(state.max.scn, SEQ_END):
@@ -351,7 +387,8 @@ class Fetcher:
 
     async def _make_durable(self) -> None:
         async with self._sync_lock:
-            intake, emitted, memo = self.intake, self.dumps.emitted, self._memo
+            intake, emitted = self.intake, self.dumps.emitted
+            memo = self._memo.encode() if self._memo is not None else self._kept_memo
             if intake is None:
                 return
             tail, complete = intake.ring.state.tail, intake.complete
@@ -363,7 +400,7 @@ class Fetcher:
                 await asyncio.to_thread(replace_file, self.folder.memo, memo.encode(), durable=True)
                 self._kept_memo = memo
             if self.dumps.settle(emitted):
-                await asyncio.to_thread(self.book.save)
+                await asyncio.to_thread(self.book.keep, self.book.content())
         source = self._source
         await self._tell_durable(source)
         if source is not None and complete.scn > self._acked_scn:
@@ -403,9 +440,9 @@ class Fetcher:
         low = intake.complete
         return low, await source.read_chunk(request)
 
-    def recent(self) -> Iterable[bytes]:
-        """The batches of the last moment, the oldest first."""
-        return tuple(self._recent)
+    def recent(self) -> bytes:
+        """What was streamed in the last moment, the oldest first."""
+        return b"".join(self._recent)
 
     @property
     def skipped_operations(self) -> tuple[str, ...]:
@@ -423,7 +460,11 @@ class Fetcher:
     async def save_dumps(self) -> None:
         """Put the dumps' records on disk."""
         async with self._sync_lock:
-            await asyncio.to_thread(self.book.save)
+            await asyncio.to_thread(self.book.keep, self.book.content())
+
+    def dump_reader_moved(self) -> None:
+        """Let the runner look at the dumps; what is on disk of the reader is older, and will do."""
+        self.dumps.poke()
 
     async def dumps_changed(self) -> None:
         """Put the dumps' records on disk and let the runner look at them."""
@@ -453,30 +494,50 @@ class Fetcher:
         return self.status.document(self.intake, self._dump_counts())
 
     def dump_document(self, dump: Dump) -> dict[str, Any]:
-        """A dump as it is served."""
-        return self.dumps.document(dump)
+        """A dump as it is served, and what it waits for while the stream is off."""
+        document, error = self.dumps.document(dump), self.status.error
+        if error is not None and dump.state in ACTIVE and not self._streaming.is_set():
+            document["progress"]["waits_for"] = error.message
+        return document
 
     def _dump_counts(self) -> dict[str, Any]:
         return self.dumps.counts()
 
     def _write_status(self) -> None:
-        self.status.write(self.status_document())
+        """Soon, and not here: the file system may be busy with a sync for a tenth of a second."""
+        self._status_due.set()
 
     async def _status_loop(self) -> None:
-        asked_s = 0.0
+        while True:
+            self._status_due.clear()
+            document = self.status_document()
+            writing = asyncio.ensure_future(asyncio.to_thread(self.status.write, document))
+            try:
+                await asyncio.shield(writing)
+            except StoreError as error:
+                _log.warning("%s: the status is not written: %s", self.config.name, error.message)
+            finally:
+                # There are never two that write, and the last one is ``_close``.
+                await asyncio.wait([writing])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pace.status_s):
+                    await self._status_due.wait()
+
+    async def _ask_loop(self) -> None:
+        """Ask the source how it is, every now and then."""
         while True:
             source = self._source
-            if source is not None and time.monotonic() - asked_s >= self._pace.source_status_s:
-                asked_s = time.monotonic()
-                try:
-                    async with asyncio.timeout(self._pace.source_status_s):
-                        self.status.source = await source.status()
-                except (DatabusError, OSError, TimeoutError):
-                    pass  # The stream has the same trouble, and tells.
-                except Exception:
-                    _log.exception("%s: the source's status", self.config.name)
-            self._write_status()
-            await asyncio.sleep(self._pace.status_s)
+            if source is None:
+                await asyncio.sleep(self._pace.status_s)
+                continue
+            try:
+                async with asyncio.timeout(self._pace.source_status_s):
+                    self.status.source = await source.status()
+            except (DatabusError, OSError, TimeoutError):
+                pass  # The stream has the same trouble, and tells.
+            except Exception:
+                _log.exception("%s: the source's status", self.config.name)
+            await asyncio.sleep(self._pace.source_status_s)
 
 
 async def _first_position(source: Source) -> Position:
@@ -497,12 +558,25 @@ async def _serve(fetcher: Fetcher) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, fetcher.stop)
-    await fetcher.run()
+    settling = asyncio.create_task(settle_heap(fetcher))
+    try:
+        await fetcher.run()
+    finally:
+        settling.cancel()
+
+
+async def settle_heap(fetcher: Fetcher) -> None:
+    """What the modules and the compiled kernels have left is walked over by no collection any
+    more: it is for good, and each walk would hold up the stream for a tenth of a second."""
+    await fetcher.connected()
+    gc.freeze()  # without a collection before, which would be such a walk
 
 
 def main(arguments: list[str]) -> int:
     """The fetcher's process; the relay's supervisor starts it."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # What a thread that reads a chunk may hold up the stream by, whenever it is in Python.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         handover = take_over(arguments)
         config = next(d for d in handover.config.database if d.name == handover.database)

@@ -45,6 +45,9 @@ class Fetching(Protocol):
     async def dumps_changed(self) -> None:
         """Put the dumps' records on disk and let the runner look at them."""
 
+    def dump_reader_moved(self) -> None:
+        """Let the runner look at the dumps; what is on disk of the reader is older, and will do."""
+
     async def read_chunk(self, request: ChunkRequest) -> tuple[Position, Chunk]:
         """A chunk, and the end of the last window that it surely shows."""
 
@@ -137,15 +140,24 @@ class FetcherApi:
         dump = new_dump(await json_body(request))
         known = self._fetching.known_sources()
         if known and not any(matches(name, dump.sources) for name in known):
-            raise UnknownSource(f"no source matches {dump.sources}; there are {', '.join(known)}")
+            raise UnknownSource(
+                f"no source matches {dump.sources}; there are {', '.join(known)}; the status names "
+                f"tables that cannot be captured"
+            )
         self._fetching.book.add(dump)
         await self._fetching.dumps_changed()
         return json_response(self._fetching.dump_document(dump), status=202)
 
     async def _change(self, request: web.Request) -> web.Response:
         dump = self._dump(request)
-        change_dump(dump, await json_body(request))
-        await self._fetching.dumps_changed()
+        document = await json_body(request)
+        was_waiting = dump.reader is not None
+        change_dump(dump, document)
+        if document.keys() == {"reader"} and was_waiting and dump.reader is not None:
+            # Told many times a second, and told again after a crash: no write is worth it.
+            self._fetching.dump_reader_moved()
+        else:
+            await self._fetching.dumps_changed()
         return json_response(self._fetching.dump_document(dump))
 
     async def _cancel(self, request: web.Request) -> web.Response:

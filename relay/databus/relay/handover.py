@@ -6,10 +6,8 @@ sockets and eventfds are inherited under the numbers that it names.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import socket
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +16,6 @@ from databus.common.config import Config
 from databus.common.errors import ConfigError
 
 HANDOVER_FLAG = "--handover-fd"
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,6 @@ class Handover:
     """
 
     config: Config
-    parent_pid: int
     database: str = ""
     worker: int = 0
     listen_fd: int = -1
@@ -54,7 +50,6 @@ class Handover:
         """The text for the pipe; the databases' URLs are in it as they are."""
         return {
             "config": self.config.model_dump(mode="json"),
-            "parent_pid": self.parent_pid,
             "database": self.database,
             "worker": self.worker,
             "listen_fd": self.listen_fd,
@@ -68,7 +63,6 @@ class Handover:
         """What ``to_json`` wrote."""
         return Handover(
             config=Config.model_validate(document["config"]),
-            parent_pid=int(document["parent_pid"]),
             database=str(document["database"]),
             worker=int(document["worker"]),
             listen_fd=int(document["listen_fd"]),
@@ -79,9 +73,7 @@ class Handover:
 
 
 def take_over(arguments: list[str]) -> Handover:
-    """Read the handover that ``[--handover-fd, N]`` names, and bind our life to the parent's.
-
-    Afterwards the process dies with its parent, and leaves ctrl-C to it.
+    """Read the handover that ``[--handover-fd, N]`` names.
 
     Raises:
         ConfigError: started by hand, or the pipe holds something else.
@@ -90,21 +82,9 @@ def take_over(arguments: list[str]) -> Handover:
         raise ConfigError("this process is started by the relay: databus relay -c FILE")
     try:
         with os.fdopen(int(arguments[1]), "rb") as pipe:
-            handover = Handover.from_json(json.load(pipe))
+            text = pipe.read()
+        if not text:
+            raise SystemExit(0)  # The supervisor died before it had told us anything.
+        return Handover.from_json(json.loads(text))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"the handover cannot be read: {type(error).__name__}") from None
-    follow_parent(handover.parent_pid)
-    return handover
-
-
-def follow_parent(parent_pid: int) -> None:
-    """Die with the parent; end at once if it is dead already.
-
-    By SIGKILL, which everything here survives: so a relay that was killed can be started
-    again at once, and finds neither its port nor a ring taken.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        raise SystemExit(0)

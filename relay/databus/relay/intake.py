@@ -13,8 +13,8 @@ import numpy as np
 
 from databus.common import frame
 from databus.common.checkpoint import Position
-from databus.common.errors import FormatError
-from databus.common.frame import Flag, FrameColumns, Op
+from databus.common.errors import FormatError, SourcePositionLost
+from databus.common.frame import Flag, FrameColumns, FrameView, Op
 from databus.common.window import end_of_window
 from databus.relay.layout import DatabaseFolder, replace_file
 from databus.relay.registry import Registry
@@ -43,6 +43,8 @@ class Intake:
         I3. ``complete`` is the last end of window in the ring; every window of the source
             with a smaller or equal scn is there as a whole.
         I4. A window of our own (idle, dump) never stands inside a window of the source.
+        I5. A window of which readers have seen a part is gone on with only if what is read again
+            of it is the same: another server may have another transaction under its scn.
 
     Owner: the fetcher's task.
     Durability: the ring's; see ``RingWriter``.
@@ -52,9 +54,11 @@ class Intake:
         self.ring = ring
         self.registry = registry
         self.observer: StreamObserver | None = None
+        self.window_count = 0
         self._last_is_row_of_dump = False
         self._open_window = DatabaseFolder(ring.directory).open_window
         self._noted_scn = -1
+        self._torn: FrameView | None = None
         self.complete = self._last_window_end()
         self.resolved = self.complete.scn
 
@@ -63,7 +67,7 @@ class Intake:
         if state.is_empty:
             return state.max
         last = state.max
-        op = self._last_op(last)
+        op = self._last_frame().op
         if op == Op.END_OF_WINDOW:
             return last
         self._last_is_row_of_dump = op == Op.READ
@@ -103,14 +107,16 @@ class Intake:
         content = json.dumps({"window": shown.scn, "after": after}).encode()
         replace_file(self._open_window, content, durable=True)
 
-    def _last_op(self, last: Position) -> int:
+    def _last_frame(self) -> FrameView:
+        """The last frame that readers can see."""
+        last = self.ring.state.max
         before = Position(last.scn, last.seq - 1) if last.seq else Position(last.scn - 1)
         with Ring.open_reader(self.ring.directory) as reader:
             place = reader.snapshot().head
             if before >= reader.snapshot().prev:
                 place = reader.find(before)
             frames, _ = reader.read(place, 1)
-            return int(frame.read_frame(frames).op)
+            return frame.read_frame(frames)
 
     def last_transaction(self) -> Transaction | None:
         """The transaction whose window is ``complete``; None where that window is our own."""
@@ -135,6 +141,8 @@ class Intake:
         if self.in_window and self._last_is_row_of_dump:
             # A dump's window of one huge row, which was ours to end.
             self._end_torn_dump()
+        shown = self._last_frame() if self.in_window else None
+        self._torn = shown if shown and shown.position == self.ring.last else None
         return self.complete.scn
 
     def resume_position(self) -> Position:
@@ -156,7 +164,10 @@ class Intake:
 
         Raises:
             FormatError: it is a commit's window.
+            SourcePositionLost: it is one, and a server was to send it again.
         """
+        if self._torn is not None:
+            raise _another(self._torn, f"is not there: the stream goes on at {following}")
         last = self.ring.last
         if not self._last_is_row_of_dump:
             raise FormatError(
@@ -173,6 +184,8 @@ class Intake:
         self.registry.add(batch.schemas)
         if batch.data:
             self._append(memoryview(batch.data))
+        if self._torn is not None and batch.resolved >= self._torn.scn:
+            raise _another(self._torn, "is without any of them")
         self.resolved = max(self.resolved, batch.resolved, self.complete.scn)
         if self.observer is not None and not self.in_window:
             self.observer.at_window_end()
@@ -193,6 +206,8 @@ class Intake:
 
     def _append(self, data: memoryview) -> None:
         columns = frame.scan(data, verify=False)
+        if self._torn is not None and len(columns):
+            self._recognise(self._torn, columns, data)
         first = _first_after(columns, self.ring.last)
         if first:
             if first == len(columns):
@@ -201,6 +216,7 @@ class Intake:
             columns = frame.scan(data, verify=False)
         if self.in_window and int(columns.scn[0]) != self.ring.last.scn:
             self._leave_torn(_position(columns, 0))
+        _require_ends(columns)
         ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
         if len(ends) == 0:
             self._put(columns, data)
@@ -210,16 +226,35 @@ class Intake:
         last_end = int(ends[-1])
         complete = _position(columns, last_end)
         cut = int(columns.offset[last_end]) + int(columns.length[last_end])
-        if self.observer is None or cut == len(data):
+        observer = self.observer
+        if observer is None or cut == len(data):
             self._put(columns, data)
             self.complete = complete
+            self.window_count += len(ends)
             self._note_open_window()
             self._observe(columns, data)
             return
         # A dump window may have to stand between the two parts.
         self._append(data[:cut])
-        self.observer.at_window_end()
+        observer.at_window_end()
         self._append(data[cut:])
+
+    def _recognise(self, torn: FrameView, columns: FrameColumns, data: memoryview) -> None:
+        """See to it that the source goes on inside the transaction that the ring ends in.
+
+        Raises:
+            SourcePositionLost: it has another one there.
+        """
+        of_it = np.flatnonzero(columns.scn == torn.scn)
+        again = of_it[columns.seq[of_it] <= torn.seq]
+        ends = again[columns.op[again] == Op.END_OF_WINDOW]
+        if len(ends):
+            raise _another(torn, f"ends after {int(columns.seq[ends[0]])}")
+        last_again = frame.read_frame(data, int(columns.offset[again[-1]])) if len(again) else torn
+        if last_again.seq == torn.seq and not _is_same(last_again, torn):
+            raise _another(torn, "has another change in the last one's place")
+        if len(of_it) and columns.seq[of_it[-1]] >= torn.seq:
+            self._torn = None
 
     def _put(self, columns: FrameColumns, data: memoryview) -> None:
         self.ring.append(data)
@@ -244,6 +279,40 @@ class Intake:
 
 def _position(columns: FrameColumns, index: int) -> Position:
     return Position(int(columns.scn[index]), int(columns.seq[index]))
+
+
+def _require_ends(columns: FrameColumns) -> None:
+    """Refuse frames that go on at another scn inside a window; nothing of them is in the ring.
+
+    Raises:
+        FormatError.
+    """
+    is_left = (columns.scn[1:] != columns.scn[:-1]) & (columns.op[:-1] != Op.END_OF_WINDOW)
+    if is_left.any():
+        place = int(np.argmax(is_left))
+        raise FormatError(
+            f"the window at {_position(columns, place)} has not ended, and the source goes on "
+            f"at {_position(columns, place + 1)}"
+        )
+
+
+def _is_same(found: FrameView, known: FrameView) -> bool:
+    """Whether both are the same change of the same transaction.
+
+    The rows are not compared if the table's definition is told differently by now.
+    """
+    if found.schema_fp == known.schema_fp:
+        return bytes(found.bytes) == bytes(known.bytes)
+    same_commit = (found.op, found.commit_us) == (known.op, known.commit_us)
+    return same_commit and bytes(found.key) == bytes(known.key)
+
+
+def _another(torn: FrameView, found: str) -> SourcePositionLost:
+    return SourcePositionLost(
+        f"readers have seen {torn.seq + 1} frames of the transaction at scn {torn.scn}, and the "
+        f"one that this server has there {found}: its history is not the one that we have read. It "
+        "was reset, is another server, or was promoted without the last transactions of its primary"
+    )
 
 
 def _first_after(columns: FrameColumns, last: Position) -> int:

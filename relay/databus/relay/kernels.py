@@ -310,18 +310,16 @@ def seek_time(ring: U8Array, start: int, tail: int, commit_us: int) -> tuple[int
 @jit
 def follow(
     ring: U8Array, start: int, stop: int, hi: int, lo: int, seq: int, pad_magic: int
-) -> tuple[int, int, int, int, int, int, int]:
+) -> tuple[int, int, int, int]:
     """Follow undamaged frames with growing positions from ``start`` to at most ``stop``.
 
     Frames have a right CRC and are after (hi, lo, seq); pads have their mark and reach to
     the ring's end exactly.
 
-    Returns (where it stopped, offset of the last frame or -1, frames, end of the last whole
-    window or -1, offset of its end-of-window frame, frames up to there, windows).
+    Returns (where it stopped, offset of the last frame or -1, frames, ends of windows).
     """
     size = len(ring)
-    position, last, frames = start, -1, 0
-    window_stop, window_last, window_frames, windows = -1, -1, 0, 0
+    position, last, frames, windows = start, -1, 0, 0
     while position < stop:
         at = position % size
         length = load_u32(ring, at + 4)
@@ -346,9 +344,8 @@ def follow(
         frames += 1
         position += length
         if ring[at + 11] == END_OF_WINDOW:
-            window_stop, window_last, window_frames = position, last, frames
             windows += 1
-    return position, last, frames, window_stop, window_last, window_frames, windows
+    return position, last, frames, windows
 
 
 @jit

@@ -64,6 +64,7 @@ _DUMP = {
             "estimated_rows": {"type": ["integer", "null"]},
             "rows_per_s": {"type": ["number", "null"]},
             "eta_s": {"type": ["number", "null"]},
+            "waits_for": TEXT,
         },
     },
 }
@@ -71,8 +72,10 @@ _PACE = {
     "chunk_rows": INTEGER,
     "chunk_ms": INTEGER,
     "delay_ms": INTEGER,
+    "share": INTEGER,
     "parallel": INTEGER,
 }
+_READER = {"oneOf": [POSITION, {"type": "null"}]}
 _DUMP_REQUEST = {
     "type": "object",
     "required": ["sources"],
@@ -82,6 +85,7 @@ _DUMP_REQUEST = {
         "keys": {"type": "array", "items": {"type": "array"}},
         "delete_missing": {"type": "boolean"},
         "watermark_table": TEXT,
+        "reader": _READER,
         **_PACE,
     },
     "additionalProperties": False,
@@ -90,6 +94,7 @@ _DUMP_CHANGE = {
     "type": "object",
     "properties": {
         "state": {"type": "string", "enum": ["paused", "running"]},
+        "reader": _READER,
         **_PACE,
     },
     "additionalProperties": False,
@@ -114,6 +119,7 @@ _HEADERS = {
     "Databus-Max": "SCN:SEQ of the newest frame.",
     "Content-Encoding": "zstd or gzip, where Accept-Encoding names one; each batch is flushed.",
     "Databus-Ahead": "true: the start point lies ahead of the stream; it is waited for.",
+    "Databus-Start": "SCN:SEQ after which the answer begins; with start_time alone.",
 }
 
 
@@ -229,7 +235,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "PATCH",
         "/v1/{db}/dumps/{id}",
         "change_dump",
-        "Pause or resume a dump, change its pace.",
+        "Pause or resume a dump, change its pace, tell how far its reader has come.",
         body=_DUMP_CHANGE,
         answer=whole_object(_DUMP),
         errors=(*_DUMPS, NotFound, DumpFailed),

@@ -44,7 +44,7 @@ FUNCTIONS = ("length", "lower", "upper")
 Test = Callable[[Row], bool | None]
 """True, False, or None for SQL's unknown; KeyError where the row lacks a column that matters."""
 
-_COMPARISONS: dict[type[exp.Expr], Callable[[Any, Any], bool]] = {
+COMPARISONS: dict[type[exp.Expr], Callable[[Any, Any], bool]] = {
     exp.EQ: operator.eq,
     exp.NEQ: operator.ne,
     exp.GT: operator.gt,
@@ -66,7 +66,7 @@ _CALLS: dict[type[exp.Expr], str] = {
 }
 _SHAPES: dict[type[exp.Expr], frozenset[str]] = {
     # node: the arguments that are understood; any other that is set is refused
-    **{kind: frozenset({"this", "expression"}) for kind in (*_COMPARISONS, *_ARITHMETIC)},
+    **{kind: frozenset({"this", "expression"}) for kind in (*COMPARISONS, *_ARITHMETIC)},
     **{kind: frozenset({"this"}) for kind in (*_CALLS, exp.Not, exp.Neg, exp.Paren)},
     exp.And: frozenset({"this", "expression"}),
     exp.Or: frozenset({"this", "expression"}),
@@ -186,11 +186,11 @@ def compile_predicate(
     Raises:
         BadFilter: a column is unknown, or two things do not compare.
     """
-    compiler = _Compiler({column.name: column for column in columns}, older)
+    compiler = Compiler({column.name: column for column in columns}, older)
     return compiler.condition(predicate.expression, 0)
 
 
-class _Compiler:
+class Compiler:
     """Builds the closures for one schema."""
 
     def __init__(self, columns: dict[str, Column], older: Collection[str]) -> None:
@@ -218,11 +218,11 @@ class _Compiler:
         if isinstance(node, exp.Literal | exp.Boolean | exp.Null | exp.Cast):
             return _literal(node)
         if isinstance(node, exp.Neg):
-            return negated(self.operand(node.this, depth + 1), node.sql())
+            return negated(self.operand(node.this, depth + 1), node.sql)
         if type(node) in _ARITHMETIC:
             left = self.operand(node.this, depth + 1)
             right = self.operand(node.expression, depth + 1)
-            return arithmetic(_ARITHMETIC[type(node)], left, right, node.sql())
+            return arithmetic(_ARITHMETIC[type(node)], left, right, node.sql)
         if type(node) in _CALLS:
             return self._call(node, depth)
         return Operand("bool", self._truth(node, depth))
@@ -241,28 +241,28 @@ class _Compiler:
         name = _CALLS[type(node)]
         if given.kind == "bytes" and name == "length":
             return Operand("int", _or_null(given.get, len))
-        get = as_text(given, node.sql())
+        get = as_text(given, node.sql)
         if name == "length":
             return Operand("int", _or_null(get, len))
         return Operand("text", _or_null(get, str.lower if name == "lower" else str.upper))
 
     def _truth(self, node: exp.Expr, depth: int) -> Test:
         if isinstance(node, exp.And | exp.Or):
-            parts = [self.condition(part, depth + 1) for part in _flat(node)]
+            parts = [self.condition(part, depth + 1) for part in flat(node)]
             return _all(parts) if isinstance(node, exp.And) else _any(parts)
         if isinstance(node, exp.Not):
             return _not(self.condition(node.this, depth + 1))
-        if type(node) in _COMPARISONS:
+        if type(node) in COMPARISONS:
             left = self.operand(node.this, depth + 1)
             right = self.operand(node.expression, depth + 1)
-            return _compared(_COMPARISONS[type(node)], *unified(left, right, node.sql()))
+            return _compared(COMPARISONS[type(node)], *unified(left, right, node.sql))
         if isinstance(node, exp.Between):
             left = self.operand(node.this, depth + 1)
             low, high = (self.operand(node.args[end], depth + 1) for end in ("low", "high"))
             return _all(
                 [
-                    _compared(operator.ge, *unified(left, low, node.sql())),
-                    _compared(operator.le, *unified(left, high, node.sql())),
+                    _compared(operator.ge, *unified(left, low, node.sql)),
+                    _compared(operator.le, *unified(left, high, node.sql)),
                 ]
             )
         if isinstance(node, exp.In):
@@ -280,7 +280,7 @@ class _Compiler:
             raise BadFilter(f"where: {node.sql()!r}: IN takes a list of values in brackets")
         left = self.operand(node.this, depth + 1)
         pairs = [
-            unified(left, self.operand(item, depth + 1), node.sql()) for item in node.expressions
+            unified(left, self.operand(item, depth + 1), node.sql) for item in node.expressions
         ]
         get = pairs[0][0].get
         if all(
@@ -305,7 +305,7 @@ class _Compiler:
             raise BadFilter(
                 f"where: {node.sql()!r}: LIKE takes a pattern in quotes, ESCAPE one character"
             )
-        get = as_text(self.operand(node.this, depth + 1), node.sql())
+        get = as_text(self.operand(node.this, depth + 1), node.sql)
         flags = re.IGNORECASE if isinstance(node, exp.ILike) else 0
         test = _or_null(get, like_matcher(str(pattern.this), escape, flags))
         return _not(test) if node.args.get("negate") else test
@@ -319,7 +319,7 @@ def unknown_column(name: Name, known: Collection[str]) -> BadFilter:
     )
 
 
-def _flat(node: exp.Expr) -> Iterator[exp.Expr]:
+def flat(node: exp.Expr) -> Iterator[exp.Expr]:
     """The parts of a chain of ANDs, or of ORs, so that long ones are not deep."""
     kind, pending = type(node), [node]
     while pending:
@@ -408,18 +408,26 @@ def _decided_by(decisive: bool, parts: Sequence[Test]) -> Test:
     return test
 
 
-def like_matcher(pattern: str, escape: str, flags: int = 0) -> Callable[[str], bool]:
-    """Whether a text matches a LIKE pattern, in time linear in the text for each ``%``."""
-    pieces: list[list[str]] = [[]]
+def like_tokens(pattern: str, escape: str) -> Iterator[tuple[str, str]]:
+    """A LIKE pattern as ("%", ""), ("_", "") and ("=", a character that is meant itself)."""
     characters = iter(pattern)
     for character in characters:
         if escape and character == escape:
-            character = next(characters, escape)
-            pieces[-1].append(re.escape(character))
-        elif character == "%":
+            yield "=", next(characters, escape)
+        elif character in "%_":
+            yield character, ""
+        else:
+            yield "=", character
+
+
+def like_matcher(pattern: str, escape: str, flags: int = 0) -> Callable[[str], bool]:
+    """Whether a text matches a LIKE pattern, in time linear in the text for each ``%``."""
+    pieces: list[list[str]] = [[]]
+    for kind, character in like_tokens(pattern, escape):
+        if kind == "%":
             pieces.append([])
         else:
-            pieces[-1].append("." if character == "_" else re.escape(character))
+            pieces[-1].append("." if kind == "_" else re.escape(character))
     compiled = [re.compile("".join(piece), re.DOTALL | flags) for piece in pieces]
     first, *middle = compiled
     if not middle:

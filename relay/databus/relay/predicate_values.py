@@ -4,6 +4,9 @@ Numbers compare by value, with floats where one of them is a float; text by code
 with times as their midnight, times without a zone as UTC.  A text in quotes takes the kind of
 what it is compared with.  Division is exact, by zero NULL; the remainder has the sign of the
 dividend.
+
+``where`` gives the part of the predicate that a message is about, in words: those take long to
+find, and only a refusal needs them.
 """
 
 from __future__ import annotations
@@ -150,14 +153,14 @@ def _read(kind: str, text: str) -> Any:
         raise BadFilter(f"where: {text!r} is no {kind}") from None
 
 
-def as_text(operand: Operand, where: str) -> Get:
+def as_text(operand: Operand, where: Callable[[], str]) -> Get:
     """The operand as text.
 
     Raises:
         BadFilter: it is something else.
     """
     if operand.kind not in ("text", "literal", "null"):
-        raise BadFilter(f"where: {where!r} needs text, not {operand.kind}")
+        raise BadFilter(f"where: {where()!r} needs text, not {operand.kind}")
     return operand.get
 
 
@@ -184,7 +187,7 @@ def _converted(kind: str, operand: Operand, convert: Callable[[Any], Any]) -> Op
     return Operand(kind, converted)
 
 
-def unified(left: Operand, right: Operand, where: str) -> tuple[Operand, Operand]:
+def unified(left: Operand, right: Operand, where: Callable[[], str]) -> tuple[Operand, Operand]:
     """Both in a form in which they compare.
 
     Raises:
@@ -208,14 +211,14 @@ def unified(left: Operand, right: Operand, where: str) -> tuple[Operand, Operand
                 _in_utc(side) if side.kind == "timestamp" else side for side in (left, right)
             )
         return left, right
-    raise BadFilter(f"where: {where!r} compares {left.kind} with {right.kind}")
+    raise BadFilter(f"where: {where()!r} compares {left.kind} with {right.kind}")
 
 
-def _adapted(kind: str, text: str, where: str) -> Any:
+def _adapted(kind: str, text: str, where: Callable[[], str]) -> Any:
     if kind not in _READERS:
-        raise BadFilter(f"where: {where!r}: {kind} compares with no literal")
+        raise BadFilter(f"where: {where()!r}: {kind} compares with no literal")
     if kind == "date" and len(text) > len("2026-03-01"):
-        raise BadFilter(f"where: {where!r}: {text!r} is no date; write TIMESTAMP {text!r}")
+        raise BadFilter(f"where: {where()!r}: {text!r} is no date; write TIMESTAMP {text!r}")
     return _read(kind, text)
 
 
@@ -226,14 +229,14 @@ def _float(value: Any) -> float | None:
         return math.inf if value > 0 else -math.inf
 
 
-def negated(operand: Operand, where: str) -> Operand:
+def negated(operand: Operand, where: Callable[[], str]) -> Operand:
     """Unary minus.
 
     Raises:
         BadFilter: it is no number.
     """
     if operand.kind not in _NUMBERS:
-        raise BadFilter(f"where: {where!r} needs a number, not {operand.kind}")
+        raise BadFilter(f"where: {where()!r} needs a number, not {operand.kind}")
     return _converted(operand.kind, operand, operator.neg)
 
 
@@ -265,7 +268,7 @@ _FLOAT: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def arithmetic(sign: str, left: Operand, right: Operand, where: str) -> Operand:
+def arithmetic(sign: str, left: Operand, right: Operand, where: Callable[[], str]) -> Operand:
     """A sum, difference, product, quotient or remainder; NULL where there is none.
 
     Raises:
@@ -273,7 +276,7 @@ def arithmetic(sign: str, left: Operand, right: Operand, where: str) -> Operand:
     """
     for side in (left, right):
         if side.kind not in (*_NUMBERS, "null"):
-            raise BadFilter(f"where: {where!r} needs numbers, not {side.kind}")
+            raise BadFilter(f"where: {where()!r} needs numbers, not {side.kind}")
     kinds = {left.kind, right.kind}
     if "null" in kinds:
         return constant("null", None)

@@ -6,6 +6,7 @@ fetcher appends; HTTP workers read it and read on when it has grown.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable
@@ -47,7 +48,9 @@ class RegistryReader:
 
     Invariants:
         I1. ``schemas`` only grows, in the order of the file.
-        I2. A last line without its end is not there yet.
+        I2. A last line without its end is not there yet, and neither is a line with a zero byte:
+            that is what a power loss leaves where a sector was not written, before the file
+            had been synced, and so before anybody relied on the line or those behind it.
 
     Owner: one task; another process may append to the file.
     Raises: FormatError from ``refresh`` where the file is damaged; what came before stands.
@@ -72,7 +75,8 @@ class RegistryReader:
         except OSError as error:
             raise StoreError(f"{self.path} cannot be read: {error.strerror}") from error
         before = self.read_bytes
-        for line in grown[: grown.rfind(b"\n") + 1].splitlines(keepends=True):
+        synced = grown.partition(b"\0")[0]
+        for line in synced[: synced.rfind(b"\n") + 1].splitlines(keepends=True):
             origin = f"{self.path} line {self._line_count + 1}, offset {self.read_bytes}"
             self.schemas.add(read_line(line, origin))
             self.read_bytes += len(line)
@@ -80,12 +84,28 @@ class RegistryReader:
         return self.read_bytes > before
 
 
+def _require_unsynced(path: Path, start: int) -> None:
+    """Nothing from ``start`` on is a version: a crash left it there.
+
+    Raises:
+        StoreError: there is one, so that what lies before it was on disk and is damaged.
+    """
+    rest = path.read_bytes()[start:] if path.exists() else b""
+    for line in rest.split(b"\n")[:-1]:
+        with contextlib.suppress(FormatError):
+            read_line(line, "")
+            raise StoreError(
+                f"{path} is damaged at offset {start}: zero bytes before whole lines; put the "
+                "file of a backup in its place, or remove the database's folder"
+            )
+
+
 class Registry:
     """The fetcher's side of the registry.
 
     Invariants:
         I1. A version in ``schemas`` is on disk.
-        I2. The file holds whole lines only; half a line that a crash left is cut off at start.
+        I2. The file holds whole lines only; what a crash left behind them is cut off at start.
 
     Owner: the fetcher's task.
     Durability: when ``add`` returns, the versions are on disk.
@@ -95,6 +115,7 @@ class Registry:
     def __init__(self, path: Path) -> None:
         reader = RegistryReader(path)
         reader.refresh()
+        _require_unsynced(path, reader.read_bytes)
         self.path = path
         self.schemas = reader.schemas
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)

@@ -6,6 +6,7 @@ The same fetchers and the same server as under the supervisor; only the processe
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from databus.common.config import Config, DatabaseConfig
-from databus.common.errors import ConfigError, ServerUnavailable
+from databus.common.errors import ConfigError, DatabusError, ServerUnavailable
 from databus.common.http import serve
 from databus.common.listening import listening_socket
 from databus.relay.fetcher import Fetcher, Pace
@@ -25,6 +26,8 @@ from databus.relay.wakeup import WakeupSender, make_wakeup
 
 READY_POLL_S = 0.01
 
+_log = logging.getLogger("databus.relay.relay")
+
 
 class LocalRelay:
     """``async with LocalRelay(config) as relay: relay.url``
@@ -32,6 +35,8 @@ class LocalRelay:
     Invariants:
         I1. Inside the block the address is served; ``ready`` returns when every ring is.
         I2. After the block nothing of it runs and all files are closed.
+        I3. Each database is in ``fetchers`` or in ``refused``, with what is wrong with its folder:
+            that one is ``failed``, and the others are read.
 
     Owner: one event loop.
     Raises: ServerUnavailable where the address is taken; what a fetcher or the server dies of
@@ -52,6 +57,7 @@ class LocalRelay:
         self.relay_config = config.relay
         self.url = ""
         self.fetchers: dict[str, Fetcher] = {}
+        self.refused: dict[str, DatabusError] = {}
         self._pace = pace
         self._make_source = make_source
         self._jitter = jitter
@@ -77,17 +83,26 @@ class LocalRelay:
         return self
 
     def _make_fetcher(self, database: DatabaseConfig, wakeup_fd: int) -> None:
-        self.fetchers[database.name] = Fetcher(
-            database,
-            self.relay_config.data_dir,
-            # Both sides close their own descriptor.
-            wakeup=WakeupSender((os.dup(wakeup_fd),)),
-            make_source=self._make_source,
-            pace=self._pace,
-            jitter=self._jitter,
-        )
+        # Both sides close their own descriptor.
+        wakeup = WakeupSender((os.dup(wakeup_fd),))
+        self.refused.pop(database.name, None)
+        try:
+            self.fetchers[database.name] = Fetcher(
+                database,
+                self.relay_config.data_dir,
+                wakeup=wakeup,
+                make_source=self._make_source,
+                pace=self._pace,
+                jitter=self._jitter,
+            )
+        except DatabusError as error:
+            wakeup.close()
+            self.refused[database.name] = error
+            _log.error("%s is not read: %s", database.name, error)
 
     def _start_fetcher(self, name: str) -> None:
+        if name in self.refused:
+            return
         self._fetching[name] = asyncio.create_task(self.fetchers[name].run())
 
     async def reload(self, config: Config) -> Changes:
@@ -103,8 +118,9 @@ class LocalRelay:
         for name in found.removed:
             server.remove(name)
         for name in (*found.removed, *(database.name for database in found.changed)):
-            self.fetchers.pop(name).stop()
-            await self._fetching.pop(name)
+            if self.refused.pop(name, None) is None:
+                self.fetchers.pop(name).stop()
+                await self._fetching.pop(name)
         for database in (*found.added, *found.changed):
             # A wake-up is shared with the server; of a database that it has, its own is kept.
             known = server.databases.get(database.name)
@@ -134,8 +150,12 @@ class LocalRelay:
         """Return when every database has a ring that can be served.
 
         Raises:
-            ServerUnavailable: one has none after ``timeout_s``; the message says why.
+            ServerUnavailable: one is refused, or has none after ``timeout_s``; the message says
+                why.
         """
+        if self.refused:
+            told = "; ".join(f"{name}: {error}" for name, error in self.refused.items())
+            raise ServerUnavailable(f"not ready: {told}")
         try:
             async with asyncio.timeout(timeout_s):
                 while not all(fetcher.intake for fetcher in self.fetchers.values()):

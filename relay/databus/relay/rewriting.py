@@ -99,15 +99,15 @@ class Rewriter:
 
     # -- the stream --
 
-    def batch(self, batch: Batch) -> Batch:
-        """A batch as it leaves."""
+    def batch(self, batch: Batch, columns: FrameColumns | None = None) -> Batch:
+        """A batch as it leaves; ``columns`` are its frames' if they are known."""
         schemas = tuple(self.seen(batch.schemas)) if batch.schemas else ()
-        data = bytes(self.frames(batch.data)) if batch.data else batch.data
+        data = bytes(self.frames(batch.data, columns)) if batch.data else batch.data
         return dataclasses.replace(batch, data=data, schemas=schemas)
 
-    def frames(self, data: Buffer) -> Buffer:
+    def frames(self, data: Buffer, columns: FrameColumns | None = None) -> Buffer:
         """Whole frames as they leave; ``data`` itself where no plan is about any of them."""
-        columns = frame.scan(data, verify=False)
+        columns = columns or frame.scan(data, verify=False)
         ops = columns.op
         rows = ops < FIRST_CONTROL_OP
         fingerprints, counts = np.unique(columns.schema_fp[rows], return_counts=True)

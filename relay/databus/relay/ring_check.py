@@ -128,7 +128,7 @@ def _problems(file: RingFile, index: ScnIndex | None, state: RingState) -> list[
         return problems
     if not state.prev <= state.min <= state.max:
         problems.append(f"I3: prev {state.prev}, min {state.min}, max {state.max}")
-    stop, last, frames, _, _, _, windows = kernels.follow(
+    stop, last, frames, windows = kernels.follow(
         file.data, state.head, state.tail, *split(state.prev), PAD_MAGIC
     )
     if stop != state.tail:

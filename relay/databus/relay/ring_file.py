@@ -62,7 +62,12 @@ class RingFile:
 
     def __init__(self, path: Path, *, writable: bool) -> None:
         self.path = path
-        fd = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        try:
+            fd = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StoreError(f"{path} cannot be opened: {error.strerror}") from error
         try:
             status = os.fstat(fd)
             self.inode = (status.st_dev, status.st_ino)
@@ -145,9 +150,20 @@ class RingFile:
         return unflatten(self._slot()[1:])
 
     def live_state(self) -> RingState | None:
-        """The live state, or None if another boot, or another file copied here, wrote it."""
+        """The live state, or None if another boot, or another file copied here, wrote it.
+
+        One that cannot be, since it was damaged, is none.
+        """
         values = self._slot()
-        return unflatten(values[1:]) if self.origin and values[0] == self.origin else None
+        if not self.origin or values[0] != self.origin:
+            return None
+        state = unflatten(values[1:])
+        return state if 0 <= state.tail - state.head <= self.data_bytes else None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a writer of this boot has opened the file, as far as can be known."""
+        return not self.origin or self.live_state() is not None
 
     def _slot(self) -> tuple[int, ...]:
         while True:

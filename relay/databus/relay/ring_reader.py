@@ -81,6 +81,11 @@ class RingReader:
             ) from None
         try:
             self._control = file.newest_control()
+            if file.data_bytes != self._control.ring_bytes:
+                raise StoreError(
+                    f"{file.path} has {file.data_bytes} bytes of data, its control page says "
+                    f"{self._control.ring_bytes}: it was cut or is a bad copy"
+                )
         except BaseException:
             file.close()
             raise
@@ -112,6 +117,11 @@ class RingReader:
         self.file = self._map()
         self._close_index()
         old.close()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its writer has opened the ring since the machine was started."""
+        return self.file.is_live
 
     @property
     def clock(self) -> str:

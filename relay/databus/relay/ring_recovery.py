@@ -6,7 +6,9 @@ newer frames may partly have overwritten.  ``BASES`` and ``REPAIRS`` are the dec
 case of them; FORMAT.md says them in words.
 
 What is kept always ends where the chosen state ends: the source has been told that it may
-forget everything up to there, so a ring that came back with less would hide a gap.
+forget everything up to there, so a ring that came back with less would hide a gap.  One that
+came back with more might, too: after a power loss there may be frames of a later lap behind the
+tail, whole but with others missing before them, and they stay there until they are overwritten.
 """
 
 from __future__ import annotations
@@ -62,14 +64,6 @@ REPAIRS: dict[tuple[bool, bool], Repair] = {
     (False, True): Repair.CUT,
     (False, False): Repair.EMPTY,
 }
-EXTENDS: dict[Base, bool] = {
-    # Behind the tail of a control copy there may be frames of a later lap, with others missing
-    # in between; behind the live tail there is only what the writer was about to publish.
-    Base.LIVE: True,
-    Base.NEWER: False,
-    Base.A: False,
-    Base.B: False,
-}
 
 
 class Recovered(NamedTuple):
@@ -79,7 +73,6 @@ class Recovered(NamedTuple):
     state: RingState
     base: Base
     repair: Repair
-    found_frames: int
 
 
 def place(file: RingFile, position: int) -> tuple[Position, int]:
@@ -133,10 +126,7 @@ def recover(file: RingFile) -> Recovered:
             evicted_frames=state.frames,
             evicted_windows=state.windows,
         )
-    state, found_frames = with_oldest(file, state), 0
-    if EXTENDS[base]:
-        state, found_frames = _extend(file, state)
-    return Recovered(control, state, base, repair, found_frames)
+    return Recovered(control, with_oldest(file, state), base, repair)
 
 
 def _leads_to_tail(file: RingFile, state: RingState, *, trust_synced: bool) -> bool:
@@ -171,34 +161,10 @@ def _cut(file: RingFile, state: RingState, start: int) -> RingState:
     """``state`` from the first window boundary behind ``start``: only there is prev known."""
     head, last, _, _ = kernels.evict(file.data, start, start + 1, state.tail, state.tail)
     prev = place(file, last)[0]
-    _, _, frames, _, _, _, windows = kernels.follow(
-        file.data, head, state.tail, *split(prev), PAD_MAGIC
-    )
+    _, _, frames, windows = kernels.follow(file.data, head, state.tail, *split(prev), PAD_MAGIC)
     return state._replace(
         head=head,
         prev=prev,
         evicted_frames=state.frames - frames,
         evicted_windows=state.windows - windows,
     )
-
-
-def _extend(file: RingFile, state: RingState) -> tuple[RingState, int]:
-    """``state`` with the whole windows that lie behind its tail, and their frames' count."""
-    _, _, _, window_stop, window_last, frames, windows = kernels.follow(
-        file.data,
-        state.tail,
-        state.head + file.data_bytes,
-        *split(state.max),
-        PAD_MAGIC,
-    )
-    if window_stop < 0:
-        return state, 0
-    newest, commit_us = place(file, window_last)
-    state = state._replace(
-        tail=window_stop,
-        max=newest,
-        max_commit_us=commit_us,
-        frames=state.frames + frames,
-        windows=state.windows + windows,
-    )
-    return with_oldest(file, state), frames

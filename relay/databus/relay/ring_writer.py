@@ -136,6 +136,14 @@ class RingWriter:
         """Bytes appended and not published: the window that has not ended yet."""
         return self._written - self._state.tail
 
+    def bytes_after(self, position: Position) -> int:
+        """How much readers at ``position`` have before them, up to a step of the index too much;
+        everything if what follows on it has gone."""
+        state = self._state
+        if position >= state.max:
+            return 0
+        return state.tail - max(self._index.lookup(position), state.head)
+
     def require_clock(self, clock: str | None) -> None:
         """Take ``clock`` over if the ring has none; refuse any other than its own."""
         if clock is None or clock == self.clock:

@@ -19,27 +19,49 @@ import numpy.typing as npt
 
 from databus.common.errors import BadFilter
 from databus.common.filters import Mask
-from databus.common.frame import FIRST_CONTROL_OP, FrameColumns, FrameView, Op, trusted_frame
+from databus.common.frame import (
+    FIRST_CONTROL_OP,
+    OFFSETS,
+    FrameColumns,
+    FrameView,
+    Op,
+    trusted_frame,
+)
 from databus.common.schema import SchemaSet, SourceSchema
+from databus.relay.directory import Listing
 from databus.relay.predicate import Predicate, Test, compile_predicate, unknown_column
+from databus.relay.predicate_kernels import LEFT_OUT, TAKEN, UNDECIDED
+from databus.relay.predicate_program import Program, compile_program
+from databus.relay.ring_reader import RingReader
 
 JUDGED_BLOCK_BYTES = 128 << 10
 """How much is worth judging at once: it holds the event loop."""
 CHUNK_BYTES = 64 << 10
 MAX_CHUNKS = 256
 MAX_JUDGES = 32
+MAX_LISTED = 1 << 20
+"""Verdicts on frames of listings that a judge keeps, a byte each."""
+MAX_BY_HAND = 512
+"""How many rows of a listing are worth telling one by one: it holds the event loop."""
 MAX_CHECKED = 256
 
-_UNKNOWN, _LEFT_OUT, _TAKEN = -1, 0, 1
 Verdicts = npt.NDArray[np.int8]
 
 
+class SlowRowsError(Exception):
+    """Too many rows of a listing are to be told one by one; read them block by block."""
+
+
 class _Rule(NamedTuple):
-    """How rows of one schema are judged; no ``test``: all of them are ``otherwise``."""
+    """How rows of one schema are judged; no ``test``: all of them are ``otherwise``.
+
+    ``program`` decides most of what ``test`` does, many rows at once.
+    """
 
     schema: SourceSchema
     test: Test | None
     otherwise: bool = True
+    program: Program | None = None
 
     def takes(self, frame: FrameView) -> bool:
         """Whether the change is taken."""
@@ -83,7 +105,9 @@ class RowJudge:
     Invariants:
         I1. A verdict depends on the frame's bytes and the known schemas alone, so it may be
             kept under the frame's ring position, which is never used twice.
-        I2. At most ``MAX_CHUNKS`` pieces of the ring have verdicts, 8 KiB each.
+        I2. At most ``MAX_CHUNKS`` pieces of the ring have verdicts, 8 KiB each; of listings
+            ``MAX_LISTED`` verdicts are kept, and one listing's more.
+        I3. A verdict on a listing is kept only if its frames were in the ring until it was made.
 
     Owner: one worker's event loop.
     """
@@ -96,6 +120,14 @@ class RowJudge:
         self._checked: set[tuple[str, ...]] = set()
         self._rules: dict[int, _Rule] = {}
         self._chunks: OrderedDict[int, Verdicts] = OrderedDict()
+        self._listed: OrderedDict[tuple[int, int], Verdicts] = OrderedDict()
+        self._listed_count = 0
+        self._is_slow = False
+
+    @property
+    def takes_listings(self) -> bool:
+        """Whether most rows have been told without Python so far."""
+        return not self._is_slow
 
     def check(self, sources: Sequence[str]) -> None:
         """Refuse a predicate that none of these sources can answer.
@@ -139,7 +171,7 @@ class RowJudge:
         if not len(rows):
             return taken
         offsets = columns.offset[rows]
-        verdicts = np.full(len(rows), _UNKNOWN, dtype=np.int8)
+        verdicts = np.full(len(rows), UNDECIDED, dtype=np.int8)
         if ring_position is None:
             self._decide(block, offsets, verdicts)
         else:
@@ -154,25 +186,99 @@ class RowJudge:
                 known[slots] = part
                 verdicts[start:stop] = part
         mask = taken.copy()
-        mask[rows] = verdicts == _TAKEN
+        mask[rows] = verdicts == TAKEN
         return mask
+
+    def refine_listed(self, listing: Listing, ring: RingReader, taken: Mask) -> Mask:
+        """``taken`` without the rows of a listing that the predicate leaves out.
+
+        Raises:
+            ReaderOvertaken: the writer may have overwritten one of them.
+            SlowRowsError: too much of it is not for a program.
+        """
+        self._forget_old_rules()
+        rows = np.flatnonzero(taken & (listing.columns.op < FIRST_CONTROL_OP))
+        if not len(rows):
+            return taken
+        key = listing.start, listing.stop
+        known = self._listed.get(key)
+        unknown = rows if known is None else rows[known[rows] == UNDECIDED]
+        if known is None:
+            known = np.full(len(listing.places), UNDECIDED, dtype=np.int8)
+        if len(unknown):
+            known[unknown] = self._listed_verdicts(listing, ring, unknown)
+        self._keep(key, known)
+        mask = taken.copy()
+        mask[rows] = known[rows] == TAKEN
+        return mask
+
+    def _listed_verdicts(
+        self, listing: Listing, ring: RingReader, chosen: npt.NDArray[np.int64]
+    ) -> Verdicts:
+        """The verdicts on the chosen frames of a listing."""
+        verdicts = np.full(len(listing.places), UNDECIDED, dtype=np.int8)
+        fingerprints = listing.columns.schema_fp[chosen]
+        self._by_program(listing.file.data, listing.places, chosen, fingerprints, verdicts)
+        listing.require_kept(ring)
+        left = chosen[verdicts[chosen] == UNDECIDED]
+        if len(left) > MAX_BY_HAND:
+            self._is_slow = True
+            raise SlowRowsError
+        if len(left):
+            lengths = listing.columns.length[left].astype(np.int64)
+            copies = memoryview(listing.fetch(ring, left, lengths))
+            for index, offset in zip(left, np.cumsum(lengths) - lengths, strict=True):
+                frame = trusted_frame(copies, int(offset))
+                is_taken = self._rule_of(frame.schema_fp).takes(frame)
+                verdicts[index] = TAKEN if is_taken else LEFT_OUT
+        self.judged_count += len(chosen)
+        return verdicts[chosen]
+
+    def _keep(self, key: tuple[int, int], verdicts: Verdicts) -> None:
+        if key not in self._listed:
+            self._listed_count += len(verdicts)
+        self._listed[key] = verdicts
+        self._listed.move_to_end(key)
+        while self._listed_count > MAX_LISTED and len(self._listed) > 1:
+            self._listed_count -= len(self._listed.popitem(last=False)[1])
 
     def _decide(
         self, block: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], verdicts: Verdicts
     ) -> None:
         """Fill in the verdicts that are unknown."""
-        unknown = np.flatnonzero(verdicts == _UNKNOWN)
+        unknown = np.flatnonzero(verdicts == UNDECIDED)
+        self.judged_count += len(unknown)
+        whole_words = block[: len(block) & ~7].view(np.uint64)
+        fingerprints = whole_words[(offsets[unknown] + OFFSETS["schema_fp"]) >> 3]
+        self._by_program(block, offsets, unknown, fingerprints, verdicts)
+        unknown = unknown[verdicts[unknown] == UNDECIDED]
         view = block.data
         for index, offset in zip(unknown.tolist(), offsets[unknown].tolist(), strict=True):
             frame = trusted_frame(view, offset)
-            rule = self._rules.get(frame.schema_fp) or self._rule(frame.schema_fp)
-            verdicts[index] = _TAKEN if rule.takes(frame) else _LEFT_OUT
-        self.judged_count += len(unknown)
+            verdicts[index] = TAKEN if self._rule_of(frame.schema_fp).takes(frame) else LEFT_OUT
+
+    def _by_program(
+        self,
+        block: npt.NDArray[np.uint8],
+        offsets: npt.NDArray[np.int64],
+        unknown: npt.NDArray[np.int64],
+        fingerprints: npt.NDArray[np.uint64],
+        verdicts: Verdicts,
+    ) -> None:
+        """Fill in those of the unknown verdicts that it does not take Python to tell."""
+        found = set(fingerprints.tolist())
+        for fingerprint in found:
+            rule = self._rule_of(fingerprint)
+            chosen = unknown if len(found) == 1 else unknown[fingerprints == fingerprint]
+            if rule.test is None:
+                verdicts[chosen] = TAKEN if rule.otherwise else LEFT_OUT
+            elif rule.program is not None:
+                rule.program.judge(block, offsets, chosen, verdicts)
 
     def _chunk(self, number: int) -> Verdicts:
         found = self._chunks.get(number)
         if found is None:
-            found = self._chunks[number] = np.full(CHUNK_BYTES >> 3, _UNKNOWN, dtype=np.int8)
+            found = self._chunks[number] = np.full(CHUNK_BYTES >> 3, UNDECIDED, dtype=np.int8)
             if len(self._chunks) > MAX_CHUNKS:
                 self._chunks.popitem(last=False)
         else:
@@ -186,6 +292,9 @@ class RowJudge:
             self._checked.clear()
             self._rules.clear()
             self._chunks.clear()
+            self._listed.clear()
+            self._listed_count = 0
+            self._is_slow = False
 
     def _column_names(self, source: str) -> set[str]:
         """The names in all versions of a source."""
@@ -199,6 +308,9 @@ class RowJudge:
     def _fits(self, names: set[str]) -> bool:
         return all(name.among(names) is not None for name in self.predicate.names)
 
+    def _rule_of(self, fingerprint: int) -> _Rule:
+        return self._rules.get(fingerprint) or self._rule(fingerprint)
+
     def _rule(self, fingerprint: int) -> _Rule:
         schema = self._schemas.by_fingerprint(fingerprint)
         names = self._column_names(schema.source)
@@ -206,7 +318,8 @@ class RowJudge:
             rule = _Rule(schema, None, otherwise=False)
         else:
             try:
-                rule = _Rule(schema, compile_predicate(self.predicate, schema.columns, names))
+                test = compile_predicate(self.predicate, schema.columns, names)
+                rule = _Rule(schema, test, program=compile_program(self.predicate, schema, names))
             except BadFilter:  # a version of other types than the newest: not to be decided
                 rule = _Rule(schema, None)
         self._rules[fingerprint] = rule

@@ -20,6 +20,8 @@ from databus.common.checkpoint import Position
 from databus.common.config import DatabaseConfig
 from databus.common.errors import (
     BadRequest,
+    DatabusError,
+    FormatError,
     SourceUnavailable,
     StoreError,
     UnknownDatabase,
@@ -99,9 +101,10 @@ class ServedDatabase:
         if self._ring is None:
             try:
                 ring = Ring.open_reader(self.folder.path)
-            except StoreError as error:
+            except (StoreError, FormatError) as error:
                 raise self._not_ready() from error
-            if not ring.clock:
+            # What another boot left may be torn: its writer looks through it first.
+            if not ring.clock or not ring.is_live:
                 ring.close()
                 raise self._not_ready()
             self._ring = ring
@@ -215,11 +218,9 @@ class ServedDatabase:
         try:
             status = self.folder.status.stat()
             if status.st_mtime_ns != self._fetcher[0]:
-                self._fetcher = (
-                    status.st_mtime_ns,
-                    json.loads(self.folder.status.read_bytes()),
-                )
-        except FileNotFoundError:
+                document = json.loads(self.folder.status.read_bytes())
+                self._fetcher = status.st_mtime_ns, document if isinstance(document, dict) else {}
+        except (FileNotFoundError, ValueError):  # it is not synced: a power loss may have torn it
             return FetcherState({}, 0.0)
         return FetcherState(self._fetcher[1], time.time() - self._fetcher[0] / 1e9)
 
@@ -240,9 +241,15 @@ class ServedDatabase:
         }
 
     def dumps_document(self) -> list[dict[str, Any]]:
-        """The newest dumps as last recorded, without the keys that were asked for."""
+        """The newest dumps as last recorded, without the keys that were asked for.
+
+        None where the record is damaged: its fetcher says so, and the others are shown.
+        """
         names = ("id", "state", "sources", "rows", "chunks", "error", "end")
-        newest = list(DumpBook(self.folder.dumps))[-SHOWN_DUMPS:]
+        try:
+            newest = list(DumpBook(self.folder.dumps))[-SHOWN_DUMPS:]
+        except DatabusError:
+            return []
         documents = [dump.to_json() for dump in reversed(newest)]
         return [{name: document[name] for name in names} for document in documents]
 

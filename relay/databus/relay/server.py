@@ -30,6 +30,7 @@ from databus.common.http import (
     query_of,
     serve,
 )
+from databus.common.loading import loading
 from databus.common.openapi import version
 from databus.common.query import SOURCES, nearest
 from databus.relay import column_kernels, openapi
@@ -314,8 +315,9 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     handover = take_over(sys.argv[1:] if arguments is None else arguments)
     allow_connections()
-    warm_up()
-    column_kernels.warm_up()
+    with loading():
+        warm_up()
+        column_kernels.warm_up()
     uvloop.run(run_worker(handover))
 
 

@@ -7,6 +7,7 @@ only if p is not before ``prev``, the position just before the oldest retained f
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +15,11 @@ import numpy.typing as npt
 
 from databus.common.checkpoint import SEQ_END, Latest, Oldest, Position, StartPoint
 from databus.common.errors import ClockMismatch, ScnTooOld
-from databus.common.filters import ModPartition, RangePartition, StreamFilter
+from databus.common.filters import Mask, ModPartition, RangePartition, StreamFilter
 from databus.common.frame import FIRST_CONTROL_OP, OFFSETS, Buffer, FrameColumns, Op, scan
 from databus.common.selection import HeaderFilter, close_windows, gather
 from databus.common.window import WindowBuilder, heartbeat
+from databus.relay import predicate_kernels
 from databus.relay.directory import Listing
 from databus.relay.extents import Extent
 from databus.relay.ring_format import RingState
@@ -169,6 +171,13 @@ class StreamCursor:
         """Whether no byte of a frame but its header is looked at."""
         return self._judge is None and not isinstance(self._filter.partition, RangePartition)
 
+    @property
+    def takes_listings(self) -> bool:
+        """Whether it chooses by headers, and by what a judge reads in the ring itself."""
+        if isinstance(self._filter.partition, RangePartition) or self._takes_all:
+            return False
+        return self._judge is None or self._judge.takes_listings
+
     def pass_on(self, extent: Extent, *, is_limited: bool) -> None:
         """All frames of an extent are handed out; ``is_limited``: the next one is too much."""
         self.pass_over(extent.last, extent.commit_us, extent.size_bytes, extent.row_count)
@@ -186,33 +195,42 @@ class StreamCursor:
         self,
         listing: Listing,
         fetch: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Buffer],
+        refine: Callable[[Mask], Mask] | None = None,
     ) -> Part:
         """Choose from frames whose headers alone are here; ``fetch`` gets the chosen ones.
 
-        At most ``PART_BYTES`` of them, or one.  What ``fetch`` raises leaves the cursor where
-        it was.
+        ``refine`` is the judge's word on this listing, where there is a judge.  At most
+        ``PART_BYTES`` of them, or one.  What the two raise leaves the cursor where it was.
         """
         columns = listing.columns
         if self._may_be_inside:
             self._in_window = int(columns.scn[0]) == self.position.scn
             self._may_be_inside = False
-        data, looked_at = self._choose(columns, listing.headers, fetch, PART_BYTES)
+        data, looked_at = self._choose(columns, listing.headers, fetch, PART_BYTES, refine=refine)
         return Part(data, listing.used_bytes(looked_at))
 
     def _take_some(
         self, raw: npt.NDArray[np.uint8], columns: FrameColumns, ring_position: int | None
     ) -> Part:
+        refine = None
+        if self._judge is not None:
+            refine = partial(
+                self._judge.refine, columns=columns, block=raw, ring_position=ring_position
+            )
         data, looked_at = self._choose(
             columns,
             raw,
             lambda chosen, lengths: gather(raw, columns.offset[chosen], lengths),
-            ring_position=ring_position,
+            refine=refine,
         )
         used = columns.stop if looked_at == len(columns) else int(columns.offset[looked_at])
         return Part(data, used)
 
     def _taken(
-        self, columns: FrameColumns, raw: npt.NDArray[np.uint8], ring_position: int | None
+        self,
+        columns: FrameColumns,
+        raw: npt.NDArray[np.uint8],
+        refine: Callable[[Mask], Mask] | None,
     ) -> tuple[npt.NDArray[np.int64], bool]:
         """(numbers of the frames that are taken, whether a window is open behind them)."""
         if self._takes_all:
@@ -223,8 +241,8 @@ class StreamCursor:
             )
             return mask.nonzero()[0] if count else _NONE, in_window
         taken = self._filter.mask(columns, raw, self._source_ids)
-        if self._judge is not None:
-            taken = self._judge.refine(taken, columns, raw, ring_position)
+        if refine is not None:
+            taken = refine(taken)
         mask, in_window = close_windows(columns, taken, in_window=self._in_window)
         return mask.nonzero()[0], in_window
 
@@ -234,13 +252,13 @@ class StreamCursor:
         raw: npt.NDArray[np.uint8],
         fetch: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Buffer],
         part_bytes: int | None = None,
-        ring_position: int | None = None,
+        refine: Callable[[Mask], Mask] | None = None,
     ) -> tuple[Buffer, int]:
         """(the frames that are handed out, how many frames are finished with).
 
         No more than ``part_bytes`` are handed out, but always a first frame.
         """
-        chosen, in_window = self._taken(columns, raw, ring_position)
+        chosen, in_window = self._taken(columns, raw, refine)
         if not len(chosen):
             self._in_window, self.is_full = in_window, False
             self._look(columns, len(columns))
@@ -317,6 +335,7 @@ def _commit_us(columns: FrameColumns, index: int) -> int:
 
 def warm_up() -> None:
     """Run every kernel of a filtered stream once, so that no reader waits for the compiler."""
+    predicate_kernels.warm_up()
     builder = WindowBuilder(1, 0)
     for number in range(3):
         builder.event(Op.INSERT, 1, 0, bytes([number]))

@@ -33,7 +33,7 @@ from databus.relay.directory import Listing
 from databus.relay.extents import Extent
 from databus.relay.projection import ProjectedFrames
 from databus.relay.ring_format import RingState
-from databus.relay.row_judge import JUDGED_BLOCK_BYTES
+from databus.relay.row_judge import JUDGED_BLOCK_BYTES, SlowRowsError
 from databus.relay.served import ServedDatabase, range_headers
 from databus.relay.stream import StreamCursor, is_ahead, start_position, too_old
 from databus.relay.stream_request import StreamRequest
@@ -77,6 +77,9 @@ class StreamAnswer:
         self.headers = range_headers(state, ring.clock)
         if self.is_ahead:
             self.headers["Databus-Ahead"] = "true"
+        if isinstance(request.start, AtTime):
+            # Asked again, the same time may be another place: the stream has moved on.
+            self.headers["Databus-Start"] = f"{position.scn}:{position.seq}"
         self.cursor = StreamCursor(
             position,
             request.filter,
@@ -103,10 +106,10 @@ class StreamAnswer:
             self._block_bytes = min(self._block_bytes, CODED_BLOCK_BYTES)
         sends_as_it_lies = request.format == "frames" and self.coder is None and projected is None
         self._sends_extents = sends_as_it_lies and self.cursor.takes_all
-        self._uses_listings = (
-            sends_as_it_lies and not self.cursor.takes_all and self.cursor.decides_by_headers
-        )
+        self._judge = judge
+        self._uses_listings = sends_as_it_lies and self.cursor.takes_listings
         self.batch = Batch(request.batch_s, request.batch_bytes) if request.batch_s else None
+        self.has_lost_its_place = False
         self._is_limited = False
         self._known_schemas = -1
         self._ring_position = -1
@@ -154,6 +157,7 @@ class StreamAnswer:
         """The next bytes of the body, b"" after filtered-out frames, None at the end for now."""
         database, cursor = self.database, self.cursor
         ring = database.ring
+        self.has_lost_its_place = False
         if self._ring_position < 0 and not self._find():
             return None
         try:
@@ -162,10 +166,14 @@ class StreamAnswer:
             if self._uses_listings and (
                 listing := database.directory.at(ring, self._ring_position)
             ):
-                return self._take_listed(listing)
+                try:
+                    return self._take_listed(listing)
+                except SlowRowsError:
+                    self._uses_listings = False
             block, after = self._read()
         except ReaderOvertaken:
             self._ring_position = -1  # the next step looks it up again, in a new ring maybe
+            self.has_lost_its_place = True
             return b""
         if not block:
             return None
@@ -206,7 +214,9 @@ class StreamAnswer:
         """The bytes of what the filter takes of a listing."""
         self._refresh_sources()
         ring = self.database.ring
-        part = self.cursor.take_listed(listing, partial(listing.fetch, ring))
+        judge = self._judge
+        refine = None if judge is None else partial(judge.refine_listed, listing, ring)
+        part = self.cursor.take_listed(listing, partial(listing.fetch, ring), refine)
         if part.used_bytes == listing.stop - listing.start:
             self._ring_position = listing.after
         else:
@@ -466,7 +476,10 @@ def _begin(
         try:
             is_last = not (asked.follow or asked.wait_s)
             now_s = asyncio.get_running_loop().time()
-            return answer, answer.next_of_batch(now_s, is_last=is_last)
+            part = answer.next_of_batch(now_s, is_last=is_last)
+            while answer.has_lost_its_place:
+                part = answer.next_of_batch(now_s, is_last=is_last)
+            return answer, part
         except ScnTooOld:
             if not isinstance(asked.start, Oldest):
                 raise

@@ -22,8 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from databus.common.config import Config, DatabaseConfig, RelayConfig
-from databus.common.errors import ConfigError, DatabusError
+from databus.common.errors import ConfigError, DatabusError, ServerUnavailable
 from databus.common.listening import listening_socket
+from databus.relay.child import MODULE as CHILD_MODULE
 from databus.relay.handover import HANDOVER_FLAG, Handover
 from databus.relay.reload import Changes, ReloadSocket, changes
 from databus.relay.wakeup import make_wakeup
@@ -35,6 +36,8 @@ RESTART_FIRST_S = 0.1
 RESTART_MOST_S = 10.0
 STEADY_S = 10.0
 STOP_S = 10.0
+TAKEN_S = 2.0
+TAKEN_POLL_S = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -56,12 +59,21 @@ class Child:
 def free_address(address: str) -> str:
     """``address`` with its port chosen, once it is sure that nobody else listens there.
 
+    The children of a relay that was killed a moment ago are given ``TAKEN_S`` to die of it.
+
     Raises:
         ServerUnavailable: somebody does.
     """
-    with listening_socket(address) as probe:
-        host = address.rpartition(":")[0]
-        return f"{host}:{probe.getsockname()[1]}"
+    until_s = time.monotonic() + TAKEN_S
+    while True:
+        try:
+            with listening_socket(address) as probe:
+                host = address.rpartition(":")[0]
+                return f"{host}:{probe.getsockname()[1]}"
+        except ServerUnavailable:
+            if time.monotonic() >= until_s:
+                raise
+        time.sleep(TAKEN_POLL_S)
 
 
 class Supervisor:
@@ -117,7 +129,6 @@ class Supervisor:
             child.channel = SupervisorChannel()
             return Handover(
                 self.config,
-                os.getpid(),
                 worker=number,
                 listen_fd=self._sockets[number].fileno(),
                 wakeups={name: fds[number] for name, fds in self._wakeups.items()},
@@ -131,7 +142,7 @@ class Supervisor:
         fds = self._wakeups[name] = [make_wakeup() for _ in range(self.relay.workers)]
 
         def handover() -> Handover:
-            return Handover(self.config, os.getpid(), database=name, wakeup_fds=tuple(fds))
+            return Handover(self.config, database=name, wakeup_fds=tuple(fds))
 
         child = self._fetchers[name] = Child(f"fetcher {name}", FETCHER_MODULE, handover)
         return child
@@ -290,6 +301,8 @@ class Supervisor:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
+                CHILD_MODULE,
+                str(os.getpid()),
                 child.module,
                 HANDOVER_FLAG,
                 str(read_fd),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from databus.relay.sources.postgres.pgoutput import POSTGRES_EPOCH_US, UNCHANGED, Value
+from databus.relay.sources.postgres.pgoutput import POSTGRES_EPOCH_US, UNCHANGED, Binary, Value
 
 Column = tuple[str, int, int, bool]  # name, type oid, modifier, part of the replica identity
 
@@ -35,7 +35,8 @@ def row(values: Sequence[Value]) -> bytes:
         elif value is UNCHANGED:
             body += b"u"
         else:
-            body += b"t" + struct.pack("!I", len(value)) + value
+            mark = b"b" if isinstance(value, Binary) else b"t"
+            body += mark + struct.pack("!I", len(value)) + value
     return body
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import ipaddress
 import struct
 import zlib
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from databus.common.errors import (
     ConfigError,
@@ -14,12 +19,15 @@ from databus.common.errors import (
     SourceUnavailable,
     UnsupportedChange,
 )
+from databus.common.frame import Op, iter_frames
 from databus.relay.sources.mysql.charsets import Charset, Charsets
 from databus.relay.sources.mysql.columns import catalogue_type, column_of, inet6_text
 from databus.relay.sources.mysql.decoder import BinlogDecoder
 from databus.relay.sources.mysql.packets import SLACK_BYTES, PacketBuffer
 from databus.relay.sources.mysql.settings import Settings, read_settings
 from databus.relay.sources.mysql.tables import Table, TableColumn
+from databus.relay.sources.mysql.tracked import Outlook, Statement
+from databus.relay.sources.mysql.values import put_inet4, put_inet6
 from tests.support.mariadb_stream import mariadb_config
 
 GTID, XID, QUERY, ROTATE, TABLE_MAP, WRITE_ROWS = 162, 16, 2, 4, 19, 23
@@ -93,6 +101,14 @@ def test_a_group_that_a_crash_cut_off_is_forgotten_and_its_number_used_again() -
     assert reader.take()[0] == whole.take()[0]
 
 
+def test_behind_the_end_of_a_file_the_place_is_the_start_of_the_next() -> None:
+    reader = decoder()
+    reader.feed(gtid(5))
+    assert (reader.file, reader.offset) == ("binlog.000007", 1000)
+    reader.feed(event(ROTATE, struct.pack("<Q", 4) + b"binlog.000008", end_offset=1040))
+    assert (reader.file, reader.offset) == ("binlog.000008", 4)
+
+
 def test_a_number_that_goes_back_is_refused() -> None:
     reader = decoder()
     reader.feed(gtid(5))
@@ -110,12 +126,36 @@ def test_an_event_whose_length_or_checksum_is_wrong_is_refused_with_its_place() 
         decoder().feed(memoryview(good + b"\0"))
 
 
-def test_rows_behind_a_rollback_in_the_binlog_stop_the_stream() -> None:
+@pytest.mark.parametrize(
+    ("engine", "ahead", "statement", "rows", "stopped"),
+    [
+        ("InnoDB", "", "ROLLBACK", 0, False),
+        ("MyISAM", "", "ROLLBACK", 2, False),
+        ("MyISAM", "ALTER TABLE t ENGINE = MyISAM", "ROLLBACK", 0, True),
+        ("MyISAM", "", "ROLLBACK TO `s`", 2, False),
+        ("InnoDB", "", "ROLLBACK TO `s`", 1, False),
+        ("InnoDB", "", "ROLLBACK TO `other`", 2, True),
+    ],
+)
+def test_rows_before_a_rollback_stay_as_their_tables_engine_has_it_or_their_table_stops(
+    engine: str, ahead: str, statement: str, rows: int, stopped: bool
+) -> None:
     reader = decoder()
-    for one in (gtid(5), table_map(), insert(1)):
-        reader.feed(one)
-    with pytest.raises(UnsupportedChange, match=r"1-3-5: 'ROLLBACK' follows 1 rows"):
-        reader.feed(query("ROLLBACK"))
+    table = dataclasses.replace(CATALOGUE["shop.t"], engine=engine)
+    for one in (gtid(5), table_map(), insert(1), query("SAVEPOINT `s`"), insert(2)):
+        assert reader.feed(one)
+    assert not reader.feed(query(statement)), "it asks for the engines, and what changes them"
+    assert reader.looks_ahead
+    statements = (Statement("shop", ahead),) if ahead else ()
+    reader.known.outlook = Outlook({"shop.t": table}, statements)
+    assert reader.feed(query(statement), fresh=True)
+    if statement != "ROLLBACK":
+        reader.feed(event(XID, bytes(8)))
+    views = list(iter_frames(reader.take()[0]))
+    assert [view.seq for view in views] == list(range(len(views)))
+    assert [view.op for view in views].count(Op.INSERT) == rows
+    assert not rows or (views[-1].op, views[-1].event_count) == (Op.END_OF_WINDOW, rows)
+    assert (list(reader.stopped.stops), reader.resolved) == (["shop.t"] if stopped else [], 5)
 
 
 def test_a_cut_row_image_and_an_unknown_event_are_refused() -> None:
@@ -199,6 +239,28 @@ def test_an_unknown_type_is_refused_by_column_and_name() -> None:
 def test_inet6_text_is_mariadbs() -> None:
     assert inet6_text(bytes(15) + b"\1") == "::1"
     assert inet6_text(bytes(10) + b"\xff\xff\xc0\0\2\x80") == "::ffff:192.0.2.128"
+
+
+@given(
+    st.one_of(
+        st.binary(min_size=16, max_size=16),
+        st.lists(
+            st.sampled_from([b"\0\0", b"\0\0", b"\xff\xff", b"\0\1", b"\1\0", b"\x20\x01"]),
+            min_size=8,
+            max_size=8,
+        ).map(b"".join),
+        st.binary(max_size=4).map(lambda last: bytes(12) + last.rjust(4, b"\0")),
+        st.binary(max_size=4).map(lambda last: bytes(10) + b"\xff\xff" + last.rjust(4, b"\0")),
+    ),
+    st.booleans(),
+)
+def test_the_kernel_writes_addresses_as_the_decoder_does(raw: bytes, is_short: bool) -> None:
+    stored = raw.rstrip(b"\0") if is_short else raw
+    buf, out = np.frombuffer(stored + b"\xaa", dtype=np.uint8), np.zeros(64, dtype=np.uint8)
+    stop = put_inet6(out, 0, buf, 0, len(stored))
+    assert bytes(out[:stop]).decode() == inet6_text(raw)
+    stop = put_inet4(out, 0, buf, 0, min(len(stored), 4))
+    assert bytes(out[:stop]).decode() == str(ipaddress.IPv4Address(raw[:4]))
 
 
 def test_options_are_checked() -> None:

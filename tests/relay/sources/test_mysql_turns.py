@@ -17,9 +17,10 @@ from databus.relay.sources.mysql.gtid_sets import scn_of, seen_at
 from databus.relay.sources.mysql.lineage import Mark, Memo, Recalled, decode_memo
 from databus.relay.sources.mysql.mysql_decoder import MySqlDecoder
 from databus.relay.sources.mysql.settings import read_settings
-from databus.relay.sources.mysql.stops import Stop, StoppedTables, named_in
+from databus.relay.sources.mysql.stops import named_in
 from databus.relay.sources.mysql.tables import Table, TableColumn
 from databus.relay.sources.mysql.turns import Turn
+from databus.relay.sources.stops import Stop, StoppedTables
 from tests.support.mariadb_stream import mariadb_config
 
 OLD, NEW = (str(uuid.UUID(int=number)) for number in (1, 2))
@@ -92,7 +93,7 @@ def test_its_first_captured_change_begins_its_generation_and_ends_the_one_before
     reader = mysql_decoder(5, Turn())
     feed(reader, transaction(NEW, 1), transaction(OLD, 6), transaction(NEW, 2, *change(1)))
     assert reader.resolved == scn_of(1, 2)
-    assert decode_memo(reader.memo()).ends == (6, 2)
+    assert reader.memo().ends == (6, 2)
     with pytest.raises(SourcePositionLost, match="order in which the servers have written"):
         feed(reader, transaction(OLD, 7))
 
@@ -106,7 +107,7 @@ def test_once_nothing_of_the_server_before_can_follow_every_transaction_counts()
     assert reader.resolved == 6
     feed(reader, transaction(NEW, 2))
     assert reader.resolved == scn_of(1, 2)
-    assert decode_memo(reader.memo()).ends == (6, 2)
+    assert reader.memo().ends == (6, 2)
 
 
 def test_a_promotion_that_is_learned_of_later_counts_from_the_next_heartbeat_on() -> None:
@@ -170,7 +171,7 @@ def test_a_table_stops_at_what_cannot_be_known_and_the_others_go_on(
     assert why in stops["shop.t"].why
     # Restarted inside of it: up to the place where it stopped the rows are the same.
     again = mariadb_decoder()
-    again.stopped = StoppedTables(decode_memo(reader.memo()).stopped)
+    again.stopped = StoppedTables(reader.memo().stopped)
     feed(again, mariadb_transaction(1, *change(1)), mariadb_transaction(2, *hidden, *other))
     feed(again, mariadb_transaction(3, *change(3)))
     assert rows_in(again) == [(1, 1), (2, 7)]

@@ -50,7 +50,7 @@ def test_settings_come_from_the_url_and_the_options_win() -> None:
         ("postgresql://u@h/db", {"slott": "x"}, "did you mean slot"),
         ("postgresql://u@h/db", {"slot": "Upper"}, "is not 1 to 63"),
         ("postgresql://u@h/db", {"sslmode": "maybe"}, "it takes disable"),
-        ("postgresql://u@h/db", {"special_values": "guess"}, "it takes error, null"),
+        ("postgresql://u@h/db", {"special_values": "guess"}, "it takes error, null, text"),
         ("postgresql://u@h/db", {"discover_every": "soon"}, "discover_every"),
     ],
 )

@@ -35,6 +35,7 @@ from databus.relay.sources.source import Batch, ChunkRequest, RelayingSource
 from tests.support.chain import parent_url
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.live_relay import CLOCK, ITEMS, ORDERS, LiveRelay, window
+from tests.support.waiting import PATIENCE
 
 Proxies = Callable[[str, int], Awaitable[FaultyProxy]]
 WINDOWS = [window(scn, [(Op.INSERT, ORDERS, scn), (Op.INSERT, ITEMS, scn)]) for scn in range(1, 9)]
@@ -72,7 +73,10 @@ async def read_until(
 ) -> tuple[bytes, list[Batch]]:
     """What comes after a position, up to another one."""
     batches: list[Batch] = []
-    async with asyncio.timeout(20), contextlib.aclosing(source.stream_from(after)) as stream:
+    async with (
+        asyncio.timeout(20 * PATIENCE),
+        contextlib.aclosing(source.stream_from(after)) as stream,
+    ):
         async for batch in stream:
             batches.append(batch)
             if batch.data and list(frame.iter_frames(batch.data))[-1].position >= last:
@@ -81,7 +85,10 @@ async def read_until(
 
 
 async def first_batch(source: RelaySource, after: Position) -> Batch:
-    async with asyncio.timeout(20), contextlib.aclosing(source.stream_from(after)) as stream:
+    async with (
+        asyncio.timeout(20 * PATIENCE),
+        contextlib.aclosing(source.stream_from(after)) as stream,
+    ):
         async for batch in stream:
             return batch
     raise AssertionError("the stream has no batch")
@@ -231,7 +238,7 @@ async def test_a_filter_is_the_parents_work_and_keeps_raw_positions(tmp_path: Pa
 async def test_an_idle_parent_makes_an_empty_batch_at_least_every_second(tmp_path: Path) -> None:
     with relay(tmp_path) as live:
         async with live.served(), opened(live.url) as source:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(5 * PATIENCE):
                 batch = await first_batch(source, Position(8, 2))
             assert (batch.data, batch.resolved) == (b"", 7)
 
@@ -312,7 +319,7 @@ async def test_a_parent_that_falls_silent_is_given_up(
         async with live.served():
             proxy = await faulty_proxy("127.0.0.1", int(live.url.rpartition(":")[2]))
             async with opened(proxy.url, silence_s=0.3) as source:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(20 * PATIENCE):
                     with pytest.raises(SourceUnavailable, match=proxy.url):
                         async for batch in source.stream_from(Position(0, 0)):
                             assert b"".join(WINDOWS).startswith(batch.data)
@@ -327,7 +334,7 @@ async def test_a_child_that_is_too_slow_is_cut_off_behind_its_last_whole_frame(
             stream = source.stream_from(Position(0, 0))
             large = [(Op.INSERT, ORDERS, number) for number in range(20)]
             live.append(window(1, large, text="x" * 4_000))
-            async with asyncio.timeout(30), contextlib.aclosing(stream):
+            async with asyncio.timeout(30 * PATIENCE), contextlib.aclosing(stream):
                 data = (await anext(stream)).data
                 # It does not read on, and the parent writes more than all buffers between hold.
                 for scn in range(2, 400):

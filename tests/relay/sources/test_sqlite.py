@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import contextlib
+import re
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,83 +18,28 @@ from databus.common.errors import (
     PreflightFailed,
     SourcePositionLost,
     SourceUnavailable,
-    UnsupportedChange,
 )
-from databus.common.frame import OP_LETTERS, FrameView, Op
-from databus.common.schema import SchemaSet
-from databus.relay.sources import sqlite_log as log
+from databus.common.frame import Op
 from databus.relay.sources.source import ChunkRequest
 from databus.relay.sources.sqlite import SqliteSource
-from databus.relay.sources.sqlite_pack import read_block
-
-TABLES = """
-PRAGMA journal_mode = WAL;
-CREATE TABLE item (id INTEGER PRIMARY KEY, name TEXT, price REAL, photo BLOB, tax DECIMAL(9,2));
-CREATE TABLE line (shop INT NOT NULL, code TEXT NOT NULL, qty INT, PRIMARY KEY (shop, code));
-"""
+from tests.support.sqlite_source import TABLES, Reader, batches_until, config, read
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    file = tmp_path / "shop.db"
-    with sqlite3.connect(file) as connection:
-        connection.executescript(TABLES)
-    connection.close()
-    return file
-
-
-@pytest.fixture
-def writer(path: Path) -> Iterator[sqlite3.Connection]:
-    connection = sqlite3.connect(path, isolation_level=None)
-    yield connection
-    connection.close()
-
-
-def config(path: Path, *sources: str, **options: Any) -> DatabaseConfig:
-    return DatabaseConfig(
-        name="shop",
-        url=SourceUrl(f"sqlite:///{path}"),
-        sources=sources or ("main.*",),
-        options=options,
-    )
-
-
-@pytest.fixture
-async def source(path: Path) -> AsyncIterator[SqliteSource]:
-    opened = SqliteSource(config(path))
-    await opened.open()
-    yield opened
-    await opened.close()
-
-
-class Reader:
-    """Reads a source's stream as a consumer would see it."""
-
-    def __init__(self, source: SqliteSource, after: int) -> None:
-        self.schemas = SchemaSet()
-        self.frames: list[FrameView] = []
-        self._batches = source.stream(after)
-
-    async def until(self, scn: int) -> list[tuple[Any, ...]]:
-        """Everything up to ``scn``: (op, source, key, before, after) of each event."""
-        async for batch in self._batches:
-            for schema in batch.schemas:
-                self.schemas.add(schema)
-            self.frames += frame.iter_frames(batch.data)
-            if batch.resolved >= scn:
-                break
-        return [self._event(view) for view in self.frames if not view.is_control]
-
-    def _event(self, view: FrameView) -> tuple[Any, ...]:
-        schema = self.schemas.by_fingerprint(view.schema_fp)
-        rows = [
-            None if part is None else schema.decode_row(part) for part in (view.before, view.after)
-        ]
-        return (OP_LETTERS[view.op], schema.source, schema.decode_key(view.key), *rows)
-
-
-async def read(source: SqliteSource, after: int = 0) -> list[tuple[Any, ...]]:
-    return await Reader(source, after).until(await source.first_scn())
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ("retained_rows", "did you mean retain_rows?"),
+        ("pol_ms", "did you mean poll_ms?"),
+        ("slot", "known are poll_ms, retain_rows"),
+        ("block", "known are poll_ms, retain_rows"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_right_name(
+    path: Path, option: str, advice: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SqliteSource(config(path, **{option: 0}))
+    assert caught.value.message == f"database shop: unknown option {option!r}; {advice}"
 
 
 async def test_changes_come_exactly_with_both_images(
@@ -188,6 +132,94 @@ async def test_a_large_window_is_cut_the_same_way_after_a_restart(
     ends = [view for view in reader.frames if view.op == Op.END_OF_WINDOW]
     assert [(end.scn, end.event_count) for end in ends] == [(9001, 9000), (9002, 1)]
     assert b"".join(bytes(view.bytes) for view in reader.frames).startswith(first.data)
+
+
+async def test_a_stop_in_a_large_window_is_found_at_the_same_place_after_a_restart(
+    path: Path, source: SqliteSource, writer: sqlite3.Connection
+) -> None:
+    writer.execute("BEGIN")
+    for number in range(4500):
+        writer.execute("INSERT INTO line VALUES (1, ?, ?)", (f"{number}", number))
+        if number == 3000:
+            writer.execute("INSERT INTO line VALUES (1, 'x', 'many')")
+        if number % 3 == 0:
+            writer.execute("INSERT INTO item (name) VALUES ('y')")
+    writer.execute("COMMIT")
+    end = await source.first_scn()
+    batches = await batches_until(source, 0, end)
+    first = b"".join(batch.data for batch in batches)
+    keeps = [at for at, batch in enumerate(batches) if batch.keep]
+    assert len(keeps) == 1 and keeps[0] < len(batches) - 1, "the stop is kept before the end"
+    assert len(frame.scan(first)) == 3001 + 1500 + 1
+    memo = batches[-1].memo
+    assert memo is not None and '"main.line": [6002,' in memo.encode()
+    writer.execute("INSERT INTO line VALUES (2, 'z', 1)")
+    writer.execute("INSERT INTO item (name) VALUES ('z')")
+    again = SqliteSource(config(path))
+    again.recall(memo.encode(), None, 0)
+    await again.open()
+    assert first == b"".join(batch.data for batch in await batches_until(again, 0, end))
+    await again.close()
+    after = SqliteSource(config(path))
+    after.recall(memo.encode(), None, end)
+    await after.open()
+    assert [event[:2] for event in await read(after, end)] == [("c", "main.item")]
+    await after.close()
+
+
+@pytest.mark.parametrize("away", [True, False])
+async def test_a_table_that_was_rebuilt_stops_alone_since_its_triggers_were_gone(
+    path: Path, writer: sqlite3.Connection, away: bool
+) -> None:
+    source = SqliteSource(config(path))
+    source.recall("", None, 1)
+    await source.open()
+    writer.execute("INSERT INTO item (id) VALUES (1)")
+    writer.execute("INSERT INTO line VALUES (1, 'a', 1)")
+    batches = await batches_until(source, 1, 3)
+    stream = source.stream(3)
+    await anext(stream)
+    if away:
+        await source.close()
+    # As SQLite has tables altered whose columns cannot be, and then written to at once.
+    writer.executescript(
+        "BEGIN; CREATE TABLE new (shop INT, code TEXT, qty INT, PRIMARY KEY (shop, code));"
+        "INSERT INTO new SELECT * FROM line; DROP TABLE line; ALTER TABLE new RENAME TO line;"
+        "COMMIT; INSERT INTO line VALUES (2, 'b', 2); INSERT INTO item (id) VALUES (2);"
+    )
+    if away:
+        memo = batches[-1].memo
+        assert memo is not None
+        source = SqliteSource(config(path))
+        source.recall(memo.encode(), None, 3)
+        await source.open()
+        stream = source.stream(3)
+    found = [await anext(stream)]
+    while found[-1].resolved < 4:
+        found.append(await anext(stream))
+    keeps = [batch.memo for batch in found if batch.keep]
+    assert keeps[0] is not None and '"main.line": [3,' in keeps[0].encode()
+    writer.execute("INSERT INTO line VALUES (3, 'c', 3)")
+    writer.execute("INSERT INTO item (id) VALUES (3)")
+    end = await source.first_scn()
+    while found[-1].resolved < end:
+        found.append(await anext(stream))
+    data = b"".join(batch.data for batch in found)
+    assert frame.scan(data).op.tolist().count(Op.INSERT) == 2, "those of the other table"
+    assert "no triggers" in (await source.status())["warnings"][0]
+    # What is asked for is taken up with the new definition.
+    reading = asyncio.ensure_future(source.read_chunk(ChunkRequest("main.line", limit=10)))
+    while not reading.done():
+        found.append(await anext(stream))
+    assert len((await reading).rows) == 3
+    writer.execute("UPDATE line SET qty = 5 WHERE shop = 3")
+    end = await source.first_scn()
+    found = [await anext(stream)]
+    while found[-1].resolved < end:
+        found.append(await anext(stream))
+    assert Op.UPDATE in frame.scan(b"".join(batch.data for batch in found)).op.tolist()
+    await stream.aclose()
+    await source.close()
 
 
 async def test_a_column_that_is_added_comes_with_a_schema_change(
@@ -284,12 +316,63 @@ async def test_a_table_without_a_key_is_refused_with_the_remedy(
     await source.close()
 
 
-async def test_a_value_of_another_type_is_named_and_not_bent(
-    source: SqliteSource, writer: sqlite3.Connection
+@pytest.mark.parametrize("use_kernel", [True, False])
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ("1, 'b', 'many'", r"main\.line\.qty .*typeof\(\"qty\"\) = 'text' finds.*STRICT"),
+        ("1, CAST(x'62ff' AS TEXT), 1", "text in column 'code' is not UTF-8"),
+        ("1, NULL, 1", r"main\.line\.code .*of type null"),
+    ],
+)
+async def test_a_value_that_is_none_of_its_column_stops_its_table_alone_and_is_not_told(
+    path: Path, writer: sqlite3.Connection, use_kernel: bool, values: str, why: str
 ) -> None:
-    writer.execute("INSERT INTO line VALUES (1, 'a', 'many')")
-    with pytest.raises(UnsupportedChange, match=r"main\.line\.qty .*'many'.*STRICT"):
-        await read(source)
+    writer.execute("DROP TABLE line")
+    # SQLite takes null in such a key.
+    writer.execute("CREATE TABLE line (shop INT, code TEXT, qty INT, PRIMARY KEY (shop, code))")
+    source = SqliteSource(config(path), use_kernel=use_kernel)
+    await source.open()
+    reader = Reader(source, 0)
+    for number in range(2):
+        writer.execute("BEGIN")
+        writer.execute(f"INSERT INTO line VALUES ({number}, 'a', 1)")
+        writer.execute(f"INSERT INTO line VALUES ({values})" if number else "SELECT 1")
+        writer.execute(f"INSERT INTO line VALUES ({number}, 'c', 1)")
+        writer.execute(f"INSERT INTO item (id) VALUES ({number})")
+        writer.execute("COMMIT")
+        found = await reader.until(await source.first_scn())
+    writer.execute("UPDATE line SET qty = 2 WHERE code = 'c'")
+    writer.execute("UPDATE item SET name = 'x'")
+    found = await reader.until(await source.first_scn())
+    assert [(op, table, tuple(key.values())) for op, table, key, *_ in found] == [
+        ("c", "main.line", (0, "a")),
+        ("c", "main.line", (0, "c")),
+        ("c", "main.item", (0,)),
+        ("c", "main.line", (1, "a")),
+        ("c", "main.item", (1,)),
+        ("u", "main.item", (0,)),
+        ("u", "main.item", (1,)),
+    ]
+    status = await source.status()
+    assert re.search(why, status["stopped_tables"]["main.line"]["why"])
+    assert "many" not in str(status)
+    await source.close()
+
+
+async def test_a_database_in_another_encoding_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "wide.db"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("PRAGMA encoding = 'UTF-16le'")
+        writer.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT)")
+        source = SqliteSource(config(path))
+        await source.open()
+        writer.execute("INSERT INTO t VALUES (1, 'hé😀')")
+        assert [event[-1] for event in await read(source)] == [{"id": 1, "v": "hé😀"}]
+        writer.execute("ALTER TABLE t ADD COLUMN w TEXT")
+        writer.execute("UPDATE t SET w = 'ü'")
+        assert (await read(source))[-1][-1] == {"id": 1, "v": "hé😀", "w": "ü"}
+        await source.close()
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite://file"])
@@ -303,125 +386,3 @@ async def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceUnavailable, match=r"none\.db"):
         await source.open()
     await source.close()
-
-
-async def test_chunks_give_every_row_once_in_key_order(
-    source: SqliteSource, writer: sqlite3.Connection
-) -> None:
-    for shop in range(3):
-        for code in ("a", "b", "ü"):
-            writer.execute("INSERT INTO line VALUES (?, ?, 1)", (shop, code))
-    after, found = None, []
-    while True:
-        chunk = await source.read_chunk(ChunkRequest("main.line", limit=2, after=after))
-        found += [tuple(chunk.schema.decode_row(row.row).values())[:2] for row in chunk.rows]
-        assert chunk.snapshot.high == 10
-        assert chunk.snapshot.sees(10, "")
-        assert not chunk.snapshot.sees(11, "")
-        after = chunk.last_key
-        if chunk.done:
-            break
-    assert found == [(shop, code) for shop in range(3) for code in ("a", "b", "ü")]
-    assert await source.largest_key("main.line") == [2, "ü"]
-
-
-async def test_a_chunk_of_keys_reports_the_missing_ones(
-    source: SqliteSource, writer: sqlite3.Connection
-) -> None:
-    writer.execute("INSERT INTO item (id, photo) VALUES (1, x'01')")
-    chunk = await source.read_chunk(ChunkRequest("main.item", limit=10, keys=[[1], [2]]))
-    assert [chunk.schema.decode_key(row.key) for row in chunk.rows] == [{"id": 1}]
-    assert chunk.missing == [[2]]
-    assert chunk.done
-
-
-async def test_a_chunk_and_the_stream_give_the_same_bytes(
-    source: SqliteSource, writer: sqlite3.Connection
-) -> None:
-    writer.execute("INSERT INTO item VALUES (1, 'n', 0.25, x'00', 3)")
-    reader = Reader(source, 0)
-    await reader.until(2)
-    chunk = await source.read_chunk(ChunkRequest("main.item", limit=10, where="price < 1"))
-    assert bytes(reader.frames[0].after or b"") == chunk.rows[0].row
-    assert bytes(reader.frames[0].key) == chunk.rows[0].key
-
-
-# -- the kernel
-
-_CELLS: tuple[tuple[object, ...], ...] = (
-    (0, 1, -1, 63, 64, -65, 2**31, -(2**63), 2**63 - 1, 10**18, None),
-    (0.0, -0.0, 1.5, 0.1, 1e22, 2.5e-7, 1e300, -5e-324, 123456789012345.6, 7, -(2**53), None),
-    ("", "plain", '\n\t\r\b\f\x01\x1f " \\ / \x7f', "żółć 😀", "x" * 300, "[1]", "null", None),
-    (b"", b"\0\xff", b"\n", bytes(range(256)), None),
-    (0, 12, -(2**63), 12.5, -0.25, 1e-5, 1e15, 123456789.125, None),
-    ('{"a": [1, "é"]}', None),
-)
-
-
-@pytest.mark.parametrize("keyed", [True, False])
-async def test_the_kernel_and_python_give_the_same_bytes(
-    path: Path, writer: sqlite3.Connection, keyed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key = "id INTEGER PRIMARY KEY" if keyed else "id INTEGER"
-    columns = "i INTEGER, f REAL, t TEXT, b BLOB, n NUMERIC, j JSON"
-    writer.execute(f"CREATE TABLE wide ({key}, {columns})")
-    extra = ", ".join(f"c{number} INTEGER" for number in range(130))
-    writer.execute(f"CREATE TABLE many (id INTEGER PRIMARY KEY, {extra})")
-    settings_ = {"name": "shop", "url": f"sqlite:///{path}", "keys": {"main.wide": "*"}}
-    if keyed:
-        del settings_["keys"]
-    document = DatabaseConfig.model_validate(settings_ | {"sources": ["main.wide", "main.many"]})
-    fast = SqliteSource(document, use_kernel=True)
-    slow = SqliteSource(document, use_kernel=False)
-    await fast.open()
-    await slow.open()
-    chooser = random.Random(7)
-    for number in range(400):
-        row = (number, *(chooser.choice(cells) for cells in _CELLS))
-        writer.execute("INSERT INTO wide VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        if number % 3 == 0:
-            writer.execute("UPDATE wide SET i = 5, t = 'x' || t WHERE id = ?", (number // 2,))
-        if number % 7 == 0:
-            writer.execute("UPDATE wide SET id = id + 10000 WHERE id = ?", (number // 2,))
-        if number % 11 == 0:
-            writer.execute("DELETE FROM wide WHERE id = ?", (number // 3,))
-    writer.execute("INSERT INTO many (id, c0, c59, c129) VALUES (1, 2, 3, 4)")
-    writer.execute("ALTER TABLE many ADD COLUMN late TEXT")
-    await fast.schemas()
-    left: list[int] = []
-    pack_row = SqliteSource._pack_row
-
-    def counted(self: SqliteSource, *arguments: Any) -> None:
-        left.append(self is fast)
-        pack_row(self, *arguments)
-
-    monkeypatch.setattr(SqliteSource, "_pack_row", counted)
-    results = []
-    for source in (fast, slow):
-        reader = Reader(source, 0)
-        await reader.until(await source.first_scn())
-        results.append(b"".join(bytes(view.bytes) for view in reader.frames))
-        await source.close()
-    assert results[0] == results[1]
-    # Only exponents, long fractions and the first row of each version are Python's.
-    assert 0 < sum(left) * 2 < len(left) - sum(left)
-
-
-def test_a_text_that_is_not_utf8_is_named_and_a_large_block_is_read_in_parts(
-    path: Path, writer: sqlite3.Connection
-) -> None:
-    log.install(writer)
-    line = "INSERT INTO databus_log (at_ms, version, op, old, new) VALUES (0, 1, 'c', NULL, ?)"
-    for number in range(20):
-        writer.execute(line, (f"{number}" * 10,))
-    writer.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100)
-    blocks, after = [], 0
-    while not blocks or not blocks[-1].is_last:
-        blocks.append(read_block(writer, after, 1 << 40, 2000))
-        after = blocks[-1].last_id
-    assert len(blocks) > 3
-    assert b"".join(block.text for block in blocks).count(b"\n") == 60
-    writer.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1 << 30)
-    writer.execute(line.replace("?", "CAST(x'5bff5d' AS TEXT)"))
-    with pytest.raises(UnsupportedChange, match="not UTF-8"):
-        read_block(writer, after, 1 << 40, 2000)

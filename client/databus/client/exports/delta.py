@@ -8,13 +8,42 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from databus.client.exports.export import GONE, Changes, Mark, among
+from databus.common.bucket import Bucket
 from databus.common.checkpoint import Position
+
+ERRORS = (OSError, DeltaError)
+"""What reading and writing raises beside ours."""
+
+
+def options_of(bucket: Bucket) -> dict[str, str]:
+    """A bucket in the words of ``deltalake``.
+
+    A commit is an object that must not be there yet: that is the condition ``etag``.
+    """
+    settings, endpoint = bucket.settings, bucket.endpoint
+    given = {
+        "aws_conditional_put": "etag",
+        "aws_region": settings.get("region", ""),
+        "aws_access_key_id": settings.get("access_key", ""),
+        "aws_secret_access_key": settings.get("secret_key", ""),
+        "aws_session_token": settings.get("session_token", ""),
+        "connect_timeout": f"{settings['connect_timeout']:g}s",
+        "max_retries": str(settings["attempts"]),
+    }
+    if endpoint:
+        given |= {
+            "aws_endpoint_url": endpoint,
+            "aws_allow_http": str(endpoint.startswith("http:")).lower(),
+            "aws_virtual_hosted_style_request": "false",
+        }
+    return {name: value for name, value in given.items() if value}
 
 
 class DeltaLakeTable:
-    """One table.
+    """One table, in a folder or at an ``s3://`` URL with its options.
 
     Invariants:
         I1. Rows and position change in one Delta commit.
@@ -24,18 +53,20 @@ class DeltaLakeTable:
 
     def __init__(
         self,
-        folder: Path,
+        place: str,
         key: Sequence[str],
         clock: str,
+        options: Mapping[str, str] | None = None,
         reached: Callable[[str], None] = lambda step: None,
     ) -> None:
-        self._folder = folder
+        self._place = place
+        self._options = dict(options) if options else None
         self._key = list(key)
         self._clock = clock
         self._reached = reached
 
     def _table(self) -> DeltaTable:
-        return DeltaTable(str(self._folder))
+        return DeltaTable(self._place, storage_options=self._options)
 
     def _commit(self, mark: Mark) -> CommitProperties:
         scn, seq = mark.position
@@ -53,9 +84,10 @@ class DeltaLakeTable:
 
     def mark(self) -> Mark | None:
         """Where the table stands."""
-        if not DeltaTable.is_deltatable(str(self._folder)):
+        try:
+            table = self._table()
+        except TableNotFoundError:
             return None
-        table = self._table()
         scn = table.transaction_version(f"databus.scn:{self._clock}")
         seq = table.transaction_version(f"databus.seq:{self._clock}")
         if scn is None or seq is None:
@@ -81,12 +113,14 @@ class DeltaLakeTable:
                 yield batch
             self._reached("written")
 
-        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._options is None:
+            Path(self._place).mkdir(parents=True, exist_ok=True)
         write_deltalake(
-            str(self._folder),
+            self._place,
             pa.RecordBatchReader.from_batches(schema, counted()),
             mode="overwrite",
             schema_mode="overwrite",
+            storage_options=self._options,
             commit_properties=self._commit(mark),
         )
         return count

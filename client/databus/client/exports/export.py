@@ -15,7 +15,7 @@ import pyarrow as pa
 from databus.client.arrow import RowDecoder
 from databus.client.tables import Range, TableReader
 from databus.common.checkpoint import Position
-from databus.common.errors import LogTooYoung, UnsupportedChange
+from databus.common.errors import BadRequest, LogTooYoung, UnsupportedChange
 
 GONE = "_databus_gone"
 """Column of ``Changes.rows`` in a merge: the row was deleted."""
@@ -81,14 +81,19 @@ def export(
     until: Position,
     *,
     anew: bool = False,
+    since: Position | None = None,
 ) -> Outcome:
     """Bring one table up to ``until``; ``open_table`` gives it for key columns.
+
+    With ``since`` the changes after that position are put in (again), though the table may stand
+    after it.
 
     It is written whole if it is not there, if its clock is another one, if a column went or
     changed its type, after a truncate, and where the changes since are no longer kept.
 
     Raises:
         UnsupportedChange: the table's key may be null.
+        BadRequest: the table stands before ``since``: what lies between would be missing.
     """
     source = reader.schema()
     if source.nullable_key:
@@ -101,10 +106,16 @@ def export(
     mark = None if anew else table.mark()
     new_mark = Mark(reader.clock, until)
     if mark is not None and mark.clock == reader.clock and _fits(table.schema(), decoder.schema):
-        if mark.position >= until:
+        if since is not None and since > mark.position:
+            raise BadRequest(
+                f"{source.source} stands at {mark.position}: without the changes from there to "
+                f"{since} it would be no state of the source; use --since auto"
+            )
+        begin = mark.position if since is None else since
+        if mark.position > until or begin >= until:
             return Outcome("nothing", 0, 0, mark.position)
         try:
-            changes = _changes(reader, table, mark.position, until)
+            changes = _changes(reader, table, begin, until)
         except LogTooYoung:
             changes = None
         if changes is not None:

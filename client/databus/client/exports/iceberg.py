@@ -1,7 +1,8 @@
 """A table in Apache Iceberg, written by ``pyiceberg``; the mark is in the table's properties.
 
 The catalog is an SQLite file, ``<to>/catalog.db``, in the form that every Iceberg client with an
-SQL catalog reads.
+SQL catalog reads; on S3 that file is an object, which each commit replaces.  Or it is a catalog
+of the user's, whatever ``pyiceberg`` knows.
 """
 
 from __future__ import annotations
@@ -12,43 +13,135 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+)
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table.upsert_util import create_match_filter
+from sqlalchemy.exc import SQLAlchemyError
 
 from databus.client.exports.export import Changes, Mark
+from databus.common.bucket import Bucket
 from databus.common.checkpoint import Position
+from databus.common.errors import ConfigError, StoreBusy
 
 APPEND_ROWS = 1_000_000
 """Rows of one data file, and what is held in memory."""
+
+
+ERRORS = (OSError, CommitFailedException)
+"""What reading and writing raises beside ours."""
+
+CATALOG_NAME = "catalog.db"
+_TOLD = ("type", "warehouse")
+"""What messages may say of a catalog's properties."""
 
 
 def open_catalog(folder: Path) -> SqlCatalog:
     """The catalog over a folder, made if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     return SqlCatalog(
-        "databus", uri=f"sqlite:///{folder}/catalog.db", warehouse=folder.resolve().as_uri()
+        "databus", uri=f"sqlite:///{folder}/{CATALOG_NAME}", warehouse=folder.resolve().as_uri()
     )
+
+
+def load_own(properties: Mapping[str, str]) -> Catalog:
+    """A catalog of the user's, by ``pyiceberg``'s properties.
+
+    Raises:
+        ConfigError: they are not enough, or wrong, or nobody answers there.
+    """
+    try:
+        return load_catalog("databus", **properties)
+    except (ValueError, KeyError, ImportError, OSError, SQLAlchemyError) as error:
+        told = (str(error).splitlines() or [repr(error)])[0]
+        for name, value in properties.items():
+            if name not in _TOLD:
+                told = told.replace(value, "***")
+        raise ConfigError(f"[export.catalog]: {told}") from error
+
+
+def properties_of(bucket: Bucket) -> dict[str, str]:
+    """A bucket in the words of ``pyiceberg``."""
+    settings, endpoint = bucket.settings, bucket.endpoint
+    given = {
+        "s3.endpoint": endpoint,
+        # Without a region it asks Amazon for the bucket's, wherever the endpoint is.
+        "s3.region": bucket.region or ("us-east-1" if endpoint else ""),
+        "s3.access-key-id": settings.get("access_key"),
+        "s3.secret-access-key": settings.get("secret_key"),
+        "s3.session-token": settings.get("session_token"),
+        "s3.connect-timeout": f"{settings['connect_timeout']:g}",
+        "s3.request-timeout": f"{settings['request_timeout']:g}",
+    }
+    return {name: value for name, value in given.items() if value}
+
+
+class CatalogOnS3:
+    """The SQLite file as an object: read into memory, and written back after a commit.
+
+    Invariants:
+        I1. The object is replaced on the condition that it is still the one that was read; so
+            what a commit did is there for others in full, or not at all.
+
+    Owner: one export; a second that commits in between makes ``publish`` fail.
+    """
+
+    def __init__(self, bucket: Bucket, prefix: str) -> None:
+        self._bucket, self._key = bucket, prefix + CATALOG_NAME
+        warehouse = f"s3://{bucket.name}/{prefix}".rstrip("/")
+        self.catalog = SqlCatalog(
+            "databus", uri="sqlite://", warehouse=warehouse, **properties_of(bucket)
+        )
+        found = bucket.get(self._key)
+        self._tag = found.tag if found else None
+        if found is not None:
+            self._database().deserialize(found.content)
+
+    def _database(self) -> Any:
+        """The ``sqlite3`` connection: a thread has one, and its database is gone with it."""
+        with self.catalog.engine.connect() as connection:
+            return connection.connection.driver_connection
+
+    def publish(self) -> None:
+        """Write it back.
+
+        Raises:
+            StoreBusy: somebody else has written it.
+        """
+        written = self._bucket.commit(self._key, bytes(self._database().serialize()), self._tag)
+        if written is None:
+            raise StoreBusy(
+                f"another export has written s3://{self._bucket.name}/{self._key} since this one "
+                "began; there can be only one at a time: run it again"
+            )
+        self._tag = written
 
 
 class IcebergTable:
     """One table.
 
     Invariants:
-        I1. Rows and position change in one commit of the catalog.
+        I1. Rows and position change in one commit of the catalog.  ``publish`` comes after it,
+            where others see a commit no sooner.
 
     Owner: one export at a time; the catalog refuses a second that wrote in between.
     """
 
     def __init__(
         self,
-        catalog: SqlCatalog,
+        catalog: Catalog,
         name: tuple[str, ...],
         key: Sequence[str],
+        publish: Callable[[], None] = lambda: None,
         reached: Callable[[str], None] = lambda step: None,
     ) -> None:
         self._catalog = catalog
+        self._publish = publish
         self._name = name
         self._key = list(key)
         self._reached = reached
@@ -97,6 +190,8 @@ class IcebergTable:
                 count += rows.num_rows
             transaction.set_properties(_properties(mark))
             self._reached("written")
+        self._reached("committed")
+        self._publish()
         return count
 
     def apply(self, schema: Any, changes: Changes, mark: Mark) -> None:
@@ -112,6 +207,8 @@ class IcebergTable:
                 transaction.append(changes.rows.select(schema.names))
             transaction.set_properties(_properties(mark))
             self._reached("written")
+        self._reached("committed")
+        self._publish()
 
 
 def _reshape(transaction: Any, table: Any, schema: Any) -> None:

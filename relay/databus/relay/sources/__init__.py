@@ -2,8 +2,10 @@
 
 ``catalogue`` finds the module for a URL, ``hosts`` the servers that a URL names.  ``mysql``,
 ``postgres``, ``sqlite`` (its log: ``sqlite_log``, packed by ``sqlite_pack`` and
-``sqlite_kernels``), ``relay`` (its parents: ``parent``) and ``generator`` (its loops:
-``generator_kernels``) are the sources; ``ruled`` is put around one whose database has rules for
-columns.  Shared: ``rows``, a chunk's rows as buffers; ``avro_kernels``, which writes Avro;
-``configured_keys``, for tables without a key.
+``sqlite_kernels``; its dumps: ``sqlite_chunks``), ``relay`` (its parents: ``parent``) and
+``generator`` (its loops: ``generator_kernels``) are the sources; ``ruled`` is put around one
+whose database has rules for columns (``rule_stops``: the tables that these do not fit).  Shared:
+``rows``, a chunk's rows as buffers; ``avro_kernels``, which writes Avro; ``configured_keys``, for
+tables without a key; ``stops``, the tables that are passed over; ``told``, the definitions that
+consumers know.
 """

@@ -11,6 +11,7 @@ from databus.common import kernels
 from databus.common.kernels import U8Array
 
 _U64 = np.uint64
+_LEAD = 0xED
 
 
 @kernels.jit
@@ -35,3 +36,19 @@ def put_bytes(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> i
         for offset in range(length):
             out[at + offset] = buf[start + offset]
     return at + length
+
+
+@kernels.jit_uncounted
+def has_surrogate(buf: U8Array, start: int, length: int) -> bool:
+    """Whether there is half a pair of UTF-16 in what is UTF-8 otherwise: then it is no text."""
+    begin = _U64(start)
+    leads = np.uint8(0)
+    for offset in range(_U64(length)):
+        # An index without a sign, so that it is done for many bytes at a time.
+        leads |= np.uint8(buf[begin + _U64(offset)] == _LEAD)
+    if leads == 0:
+        return False
+    for place in range(start, start + length - 1):
+        if buf[place] == _LEAD and buf[place + 1] >= 0xA0:
+            return True
+    return False

@@ -47,6 +47,7 @@ class ConfiguredKeys:
                 f"keys of {source}",
                 f"the table has no column {missing[0]!r}; it has {', '.join(columns)}",
                 f'correct keys = {{"{source}" = {list(asked)}}}',
+                table=source,
             )
         return Finding(
             f"key of {source}",
@@ -54,6 +55,7 @@ class ConfiguredKeys:
             "told apart",
             f"{statement}; or name the columns that tell its rows apart, "
             f'keys = {{"{source}" = ["..."]}} ("*" for all), or leave it out by exclude_sources',
+            table=source,
         )
 
 

@@ -144,6 +144,7 @@ class GeneratorSource:
     """
 
     def __init__(self, config: DatabaseConfig) -> None:
+        config.require_options()
         self.shape = parse_url(config.url.reveal)
         self._database = config.name
         self._wanted = config.captures(SCHEMA.source)

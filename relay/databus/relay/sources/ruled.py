@@ -3,34 +3,46 @@
 ``create_source`` puts this around a source whose ``[[database]]`` has rules for columns or
 skipped operations.  The database's own keys are seen by nobody behind it: where a key column is
 hashed, the places at which a dump goes on are sealed.
+
+A table that the rules do not fit forbids capture at the first start.  One that comes later stops
+alone (``rule_stops.py``), as others do that cannot be read (``stops.py``).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from databus.common.config import DatabaseConfig
-from databus.common.errors import BadRequest, DumpFailed, UnsupportedChange
+from databus.common.errors import BadRequest, DumpFailed, SourceUnavailable, UnsupportedChange
 from databus.common.frame import Op
 from databus.common.schema import SourceSchema
 from databus.relay.column_rules import ColumnRules, effective_columns
 from databus.relay.rewriting import Rewriter
 from databus.relay.sealing import Sealing
+from databus.relay.sources.rule_stops import RuledMemo, UnfitTables, decode_ruled, is_ruled
 from databus.relay.sources.source import (
     Batch,
     Chunk,
     ChunkRequest,
     Finding,
+    RelayingSource,
     RememberingSource,
     Source,
     TableSize,
+    Transaction,
     WatermarkingSource,
     raise_findings,
 )
+from databus.relay.sources.stops import Stop
+
+_TAKEN_UP_EVERY_S = 0.01
+_LOOK_AGAIN_S = 30.0
+"""How often the status asks for tables that have no row yet which a rule does not fit."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +53,10 @@ class RuledSource:
     Invariants:
         I1. Whatever leaves, frames, schemas, rows of chunks, has been through the rewriter.
         I2. A value under a rule does not leave in an error or as a place in a table either.
+        I3. A table that a rule does not fit is on disk as stopped before the window ends in the
+            ring in which it did, and stays so over restarts, also under other rules or none.
+        I4. It begins again between two transactions, when somebody reads all of it and the rules
+            fit it; that is on disk before its first row is in the ring.
 
     Owner: as the source's.
     """
@@ -49,6 +65,14 @@ class RuledSource:
         self._inner = inner
         self._rules = ColumnRules(config)
         self._rewriter = Rewriter(self._rules)
+        self._captures = config.captures
+        self._unfit = UnfitTables(config.name, self._rules)
+        self._memo = RuledMemo(self._rules.digest)
+        self._without: dict[str, str] = {}
+        self._taken_up: set[str] = set()
+        self._stop_next: dict[str, str] = {}
+        self._resolved, self._looked_s = 0, 0.0
+        self._goes_on = self._is_streaming = False
         self._sealing = Sealing(config.hash_salt.reveal if config.hash_salt else "")
         self._sealed: set[str] = set()
         self._name = config.name
@@ -57,8 +81,6 @@ class RuledSource:
         if isinstance(inner, WatermarkingSource):
             self._watermarks = inner
             self.write_watermark = self._write_watermark
-        if isinstance(inner, RememberingSource):
-            self.recall = inner.recall
 
     @property
     def clock(self) -> str:
@@ -74,14 +96,36 @@ class RuledSource:
             return found
         return [*found, *self._rules.findings(await self._inner.schemas())]
 
+    def recall(self, memo: str, last: Transaction | None, after_scn: int) -> None:
+        """See ``RememberingSource``: the tables that have stopped, and what the source had kept.
+
+        Rules that have changed since are refused like those of a first start: who changes them is
+        there to mend them, and until then nothing is missed.
+        """
+        kept = decode_ruled(memo)
+        self._goes_on = kept.digest == self._rules.digest
+        # What is read again of a window may be told by other definitions or other rules, under
+        # which the table would not stop; but what it has lost there is lost.
+        stops = {
+            source: Stop(min(stop.since_scn, after_scn), stop.why)
+            for source, stop in kept.stopped.items()
+            if self._captures(source)
+        }
+        self._unfit = UnfitTables(self._name, self._rules, stops)
+        self._memo = RuledMemo(self._rules.digest, stops, text=kept.text)
+        if isinstance(self._inner, RememberingSource):
+            self._inner.recall(kept.text, last, after_scn)
+
     async def open(self) -> None:
         """See ``Source.open``; a rule that names no column is logged."""
         await self._inner.open()
         schemas = await self._inner.schemas()
-        findings = self._rules.findings(schemas)
-        raise_findings(self._name, findings)
+        stops = self._unfit.tables.stops
+        findings = [f for f in self._rules.findings(schemas) if f.table not in stops]
+        raise_findings(self._name, findings, goes_on=self._goes_on)
         for finding in findings:
-            _log.warning("database %s: %s", self._name, finding)
+            if not finding.fatal:
+                _log.warning("database %s: %s", self._name, finding)
         self._seen(schemas)
 
     async def effective_columns(self) -> dict[str, str]:
@@ -92,11 +136,15 @@ class RuledSource:
         }
 
     def _seen(self, schemas: list[SourceSchema]) -> list[SourceSchema]:
-        for schema in schemas:
+        """All captured tables as consumers see them, but those that the rules do not fit."""
+        problems = {schema.source: self._unfit.problem(schema) for schema in schemas}
+        self._without = {source: problem for source, problem in problems.items() if problem}
+        fitting = [schema for schema in schemas if schema.source not in self._without]
+        for schema in fitting:
             plan = self._rewriter.plan_of(schema)
             if plan is not None and plan.key_is_hashed:
                 self._sealed.add(schema.source)
-        return self._rewriter.seen(schemas)
+        return self._rewriter.seen(fitting)
 
     # -- the stream --
 
@@ -105,13 +153,46 @@ class RuledSource:
         return await self._inner.first_scn()
 
     async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
-        """The source's windows, rewritten."""
+        """The source's windows, rewritten, without those tables that have stopped."""
+        self._unfit.in_window, self._resolved = False, after_scn
+        self._is_streaming = True
         try:
             async with contextlib.aclosing(self._inner.stream(after_scn)) as batches:
                 async for batch in batches:
-                    yield self._rewriter.batch(batch)
+                    if self._settle():
+                        yield Batch(b"", memo=self._memo, keep=True)
+                    sifted = self._unfit.sift(batch)
+                    if sifted.has_stopped:
+                        self._remember()
+                        yield Batch(b"", memo=self._memo, keep=True)
+                    if batch.memo is not None:
+                        self._memo = replace(self._memo, inner=batch.memo)
+                    self._resolved = max(self._resolved, batch.resolved)
+                    ruled = self._rewriter.batch(sifted.batch, sifted.columns)
+                    yield replace(ruled, memo=self._memo)
         except UnsupportedChange as error:
             raise self._without_value(error) from None
+        finally:
+            self._is_streaming = False
+
+    def _settle(self) -> bool:
+        """Between two transactions: tables begin again, or stop, that were asked for.
+
+        Returns whether there were any.
+        """
+        tables = self._unfit.tables
+        if self._unfit.in_window or not (tables.is_asked or self._stop_next):
+            return False
+        tables.begin_again()
+        for source, why in self._stop_next.items():
+            _log.warning("database %s: %s has stopped: %s", self._name, source, why)
+            tables.stop_again(source, self._resolved, why)
+        self._stop_next.clear()
+        self._remember()
+        return True
+
+    def _remember(self) -> None:
+        self._memo = replace(self._memo, stopped=dict(self._unfit.tables.stops))
 
     def _without_value(self, error: UnsupportedChange) -> UnsupportedChange:
         """The error, without its text if that may tell a value that must not be seen."""
@@ -137,10 +218,35 @@ class RuledSource:
 
     async def largest_key(self, source: str) -> list[Any] | None:
         """See ``Source.largest_key``; sealed where a key column is hashed."""
+        await self._begin_again(source)
         return self._seal(source, await self._inner.largest_key(source))
+
+    async def _begin_again(self, source: str) -> None:
+        """All of a table is about to be read: if it has stopped, the stream takes it up before.
+
+        Raises:
+            UnsupportedChange: a rule does not fit it as it is now.
+        """
+        stops = self._unfit.tables.stops
+        if source in stops or source in self._without:
+            await self.schemas()
+            self._require_fit(source)
+        if source not in stops:
+            return
+        self._unfit.tables.ask_for(source)
+        while source in stops:
+            if not self._is_streaming:
+                raise SourceUnavailable(f"{source} begins again with the stream, which is not on")
+            await asyncio.sleep(_TAKEN_UP_EVERY_S)
+        self._taken_up.add(source)
+
+    def _require_fit(self, source: str) -> None:
+        if source in self._without:
+            raise UnsupportedChange(self._without[source], source=source)
 
     async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
         """See ``Source.chunk_end``; sealed where a key column is hashed."""
+        self._require_fit(request.source)
         return self._seal(request.source, await self._inner.chunk_end(self._opened(request)))
 
     async def table_size(self, source: str) -> TableSize:
@@ -166,7 +272,10 @@ class RuledSource:
 
         Raises:
             BadRequest: rows were asked for by keys of which only hashes are known.
+            UnsupportedChange: a rule does not fit the table, or a value cannot be carried.
         """
+        if request.is_of_whole_table:
+            await self._begin_again(request.source)
         if request.source not in self._sealed:
             await self.schemas()
         sealed = request.source in self._sealed
@@ -176,9 +285,12 @@ class RuledSource:
             )
         try:
             chunk = await self._inner.read_chunk(self._opened(request))
+            plan = self._rewriter.plan_of(chunk.schema)
         except UnsupportedChange as error:
-            raise self._without_value(error) from None
-        plan = self._rewriter.plan_of(chunk.schema)
+            told = self._without_value(error)
+            if request.source in self._taken_up:
+                self._stop_next[request.source] = told.message
+            raise told from None
         if plan is not None and plan.key_is_hashed:
             self._sealed.add(request.source)
         chunk = self._rewriter.chunk(chunk)
@@ -193,9 +305,30 @@ class RuledSource:
         return key if key is None or source not in self._sealed else self._sealing.seal(key)
 
     async def status(self) -> dict[str, Any]:
-        """See ``Source.status``."""
-        return await self._inner.status()
+        """See ``Source.status``; with the tables that a rule does not fit."""
+        facts = await self._inner.status()
+        now_s = asyncio.get_running_loop().time()
+        if self._without or now_s >= self._looked_s + _LOOK_AGAIN_S:
+            self._looked_s = now_s
+            await self.schemas()
+        tables = self._unfit.tables
+        without = [
+            f"{source} cannot be captured: {why}"
+            for source, why in self._without.items()
+            if source not in tables.stops
+        ]
+        facts["stopped_tables"] = {**facts.get("stopped_tables", {}), **tables.document()}
+        facts["warnings"] = [*tables.warnings(), *without, *facts.get("warnings", [])]
+        return facts
 
     async def close(self) -> None:
         """See ``Source.close``."""
         await self._inner.close()
+
+
+def remembering(source: Source, config: DatabaseConfig, memo: str) -> Source:
+    """The source, with what is around it that this memo is of: the last rule is gone, and tables
+    that it has stopped are still to be dumped."""
+    if not is_ruled(memo) or isinstance(source, RuledSource | RelayingSource):
+        return source
+    return cast("Source", RuledSource(source, config))

@@ -8,6 +8,7 @@ class that fulfils ``Source`` and name its URL scheme in ``catalogue.py``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -17,6 +18,15 @@ from databus.common.errors import PreflightFailed
 from databus.common.schema import SourceSchema
 from databus.relay.sources.rows import Row as Row
 from databus.relay.sources.rows import Rows
+
+_log = logging.getLogger(__name__)
+
+
+class Memo(Protocol):
+    """What a source must know to go on, as it was at one moment; encoded when it is kept."""
+
+    def encode(self) -> str:
+        """As text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +44,7 @@ class Batch:
     data: bytes
     schemas: tuple[SourceSchema, ...] = ()
     resolved: int = 0
-    memo: str = ""
+    memo: Memo | None = None
     keep: bool = False
 
 
@@ -97,20 +107,39 @@ class TableSize:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What the preflight found: the setting, what it is, and the statement that mends it."""
+    """What the preflight found: the setting, what it is, and the statement that mends it.
+
+    ``table`` is the source that it is about, where that one can be left out and no other is
+    the worse for it.
+    """
 
     setting: str
     problem: str
     remedy: str
     fatal: bool = True
+    table: str = ""
 
     def __str__(self) -> str:
         return f"{self.setting}: {self.problem}. To mend it: {self.remedy}"
 
+    @property
+    def forbids_all(self) -> bool:
+        """Whether no table can be captured."""
+        return self.fatal and not self.table
 
-def raise_findings(database: str, findings: Sequence[Finding]) -> None:
-    """Raise PreflightFailed with every finding that forbids capture, if there is one."""
+
+def raise_findings(database: str, findings: Sequence[Finding], *, goes_on: bool = False) -> None:
+    """Raise PreflightFailed with every finding that forbids capture, if there is one.
+
+    A database that ``goes_on`` has readers, whom a table that somebody has made meanwhile is no
+    reason to keep waiting: it is left out, and named in the log.
+    """
     fatal = [finding for finding in findings if finding.fatal]
+    if goes_on:
+        for finding in fatal:
+            if finding.table:
+                _log.warning("database %s: %s", database, left_out(finding))
+        fatal = [finding for finding in fatal if finding.forbids_all]
     if fatal:
         raise PreflightFailed(
             f"database {database} cannot be captured: " + "; ".join(map(str, fatal)),
@@ -118,6 +147,11 @@ def raise_findings(database: str, findings: Sequence[Finding]) -> None:
                 {"setting": f.setting, "problem": f.problem, "remedy": f.remedy} for f in fatal
             ],
         )
+
+
+def left_out(finding: Finding) -> str:
+    """For people: that a table is not captured, and why."""
+    return f"{finding.table} cannot be captured: {finding.problem}. To mend it: {finding.remedy}"
 
 
 class Source(Protocol):
@@ -143,7 +177,8 @@ class Source(Protocol):
         """Connect, run the preflight, learn the tables.
 
         Raises:
-            PreflightFailed: the server is not set up for capture.
+            PreflightFailed: the server is not set up for capture, or a table that is asked for
+                cannot be captured and the stream is a brand-new one.
             SourceUnavailable: it does not answer.
         """
 
@@ -233,13 +268,14 @@ class Transaction:
 class RememberingSource(Protocol):
     """What a source offers besides ``Source`` if an scn alone does not tell where it is.
 
-    The fetcher keeps the memo of the last batch of which all is on disk, and gives it back
-    before the next stream.  The memo may be older than where the stream goes on.
+    ``recall`` comes before ``open`` wherever the stream is to go on.  The fetcher keeps the memo
+    of the last batch of which all is on disk, and gives it back before the next stream.  The memo
+    may be older than where the stream goes on.
     """
 
     def recall(self, memo: str, last: Transaction | None, after_scn: int) -> None:
-        """This is the memo that was kept; ``last`` is the transaction at ``after_scn``, where
-        the stream will go on, as far as there is one.
+        """This is the text of the memo that was kept; ``last`` is the transaction at
+        ``after_scn``, where the stream will go on, as far as there is one.
 
         Raises:
             FormatError: it is no memo of this source.

@@ -7,11 +7,10 @@ transaction found new: one or several whole transactions of the database.
 from __future__ import annotations
 
 import asyncio
-import base64
-import dataclasses
 import json
+import logging
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,25 +18,32 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from databus.common.config import DatabaseConfig
-from databus.common.errors import BadRequest, ConfigError, SourcePositionLost, SourceUnavailable
+from databus.common.errors import (
+    ConfigError,
+    SourcePositionLost,
+    SourceUnavailable,
+    UnsupportedChange,
+)
 from databus.common.frame import Op
 from databus.common.kernels import COMPILED
-from databus.common.schema import Kind, SourceSchema
+from databus.common.schema import SourceSchema
 from databus.common.window import WindowBuilder
 from databus.relay.sources import sqlite_kernels
 from databus.relay.sources import sqlite_log as log
 from databus.relay.sources.configured_keys import ConfiguredKeys
-from databus.relay.sources.rows import EMPTY, Rows
 from databus.relay.sources.source import (
     Batch,
     Chunk,
     ChunkRequest,
     Finding,
-    Row,
     TableSize,
+    Transaction,
+    left_out,
     raise_findings,
 )
+from databus.relay.sources.sqlite_chunks import ChunkReader
 from databus.relay.sources.sqlite_pack import LogBlock, LogPacker, LogRow, read_block
+from databus.relay.sources.stops import StoppedTables, StopsMemo, decode_stops
 
 _T = TypeVar("_T")
 
@@ -45,26 +51,22 @@ _PART_BYTES = 1 << 20
 _PART_ROWS = 2000
 _IDLE_S = 0.5
 _PRUNE_ROWS = 5000
+_OPTIONS = ("poll_ms", "retain_rows")
 
-
-@dataclass(frozen=True, slots=True)
-class SqliteSnapshot:
-    """A chunk read at the log's id ``high``."""
-
-    high: int
-
-    def sees(self, scn: int, txid: str) -> bool:
-        """Whether a window lies wholly at or before the point."""
-        return scn <= self.high
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Poll:
-    """The first rows of a window that ends with the log id ``upto``, committed at ``at_ms``."""
+    """The first rows of a window that ends with the log id ``upto``, committed at ``at_ms``.
+
+    Rows of the versions that are ``passed_over`` are not in it.
+    """
 
     block: LogBlock
     at_ms: int
     upto: int
+    passed_over: frozenset[int]
 
 
 class SqliteSource:
@@ -75,6 +77,8 @@ class SqliteSource:
             its end recorded in the database first, so that it is cut the same way again.
         I2. Log rows are deleted only up to what was acknowledged, and the place is recorded
             in the same transaction.
+        I3. A table of which a row cannot be carried stops alone: nothing of it is packed from
+            that row on, until it begins again between two windows.
 
     Owner: one event loop; SQLite itself runs in two threads, one for the stream and the log,
     one for chunks, each with its own connection.
@@ -83,8 +87,13 @@ class SqliteSource:
     """
 
     def __init__(self, config: DatabaseConfig, *, use_kernel: bool = COMPILED) -> None:
-        """``use_kernel`` False packs each row in Python, for comparison."""
+        """``use_kernel`` False packs each row in Python, for comparison.
+
+        Raises:
+            ConfigError: the URL is no path, or an option is unknown.
+        """
         self.use_kernel = use_kernel
+        config.require_options(*_OPTIONS)
         self._config = config
         self._keys = ConfiguredKeys(config.keys)
         self._path = _path(config)
@@ -93,14 +102,20 @@ class SqliteSource:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-log")
         self._chunk_thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-chunk")
         self._connection: sqlite3.Connection | None = None
-        self._chunk_connection: sqlite3.Connection | None = None
+        self._chunks = ChunkReader(self._path, self._keys)
         self._clock = ""
         self._versions: dict[int, SourceSchema] = {}
         self._changes: list[tuple[int, SourceSchema]] = []
         self._announced: set[int] = set()
         self._packer = LogPacker()
         self._schema_version = -1
-        self._position = 0
+        self._position = self._last_scn = 0
+        self._goes_on = self._is_streaming = False
+        self._stopped = StoppedTables({})
+        self._memo = StopsMemo()
+        self._passed_over: dict[str, str] = {}
+        self._taken_up: set[str] = set()
+        self._stop_next: dict[str, str] = {}
 
     @property
     def clock(self) -> str:
@@ -113,16 +128,19 @@ class SqliteSource:
         def examine() -> list[Finding]:
             connection = log.connect(self._path)
             try:
-                tables = [t for t in log.user_tables(connection) if self._captures(t)]
-                return log.findings(connection, tables, self._keys)
+                return self._findings(connection)
             finally:
                 connection.close()
 
         return await self._run(examine)
 
+    def _findings(self, connection: sqlite3.Connection) -> list[Finding]:
+        tables = [t for t in log.user_tables(connection) if self._captures(t)]
+        return log.findings(connection, tables, self._keys)
+
     async def open(self) -> None:
         """See ``Source.open``; creates the log and its triggers."""
-        raise_findings(self._config.name, await self.preflight())
+        raise_findings(self._config.name, await self.preflight(), goes_on=self._goes_on)
         if self.use_kernel:
             await asyncio.to_thread(sqlite_kernels.warm_up)
         await self._run(self._open)
@@ -131,7 +149,22 @@ class SqliteSource:
         self._connection = log.connect(self._path)
         self._clock = log.install(self._connection)
         self._position = log.last_id(self._connection)
-        self._refresh_tables()
+        if not (self._goes_on and log.unwatched(self._connection, self._current_schemas())):
+            self._refresh_tables()  # Else the stream does, after it has told.
+
+    def recall(self, memo: str, last: Transaction | None, after_scn: int) -> None:
+        """See ``RememberingSource``: the tables that have stopped."""
+        self._goes_on = True
+        kept = decode_stops(memo) if memo else StopsMemo()
+        # One of a later window is found again, at the same place.
+        self._memo = StopsMemo(
+            {
+                name: stop
+                for name, stop in kept.stopped.items()
+                if stop.since_scn <= after_scn and self._config.captures(name)
+            }
+        )
+        self._stopped = StoppedTables(self._memo.stopped)
 
     async def first_scn(self) -> int:
         """The log's last id: the log exists from now on."""
@@ -140,23 +173,31 @@ class SqliteSource:
     async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """See ``Source.stream``."""
         await self._run(partial(self._check_position, after_scn))
-        self._position = after_scn
+        self._position = self._last_scn = after_scn
         self._announced.clear()
         self._packer.forget()
         loop = asyncio.get_running_loop()
         idle_since = loop.time()
         data_version = -1
-        while True:
-            data_version, poll = await self._run(partial(self._poll, data_version))
-            if poll is not None:
-                async for batch in self._window(poll):
-                    yield batch
-                idle_since = loop.time()
-                continue
-            if loop.time() - idle_since >= _IDLE_S:
-                idle_since = loop.time()
-                yield Batch(b"", resolved=self._position)
-            await asyncio.sleep(self._poll_s)
+        self._is_streaming = True
+        try:
+            while True:
+                data_version, poll = await self._run(partial(self._poll, data_version))
+                if self._settle():
+                    data_version = -1  # What was read was read as if nothing had been asked.
+                    yield Batch(b"", resolved=self._position, memo=self._memo, keep=True)
+                    continue
+                if poll is not None:
+                    async for batch in self._window(poll):
+                        yield batch
+                    idle_since = loop.time()
+                    continue
+                if loop.time() - idle_since >= _IDLE_S:
+                    idle_since = loop.time()
+                    yield Batch(b"", resolved=self._position, memo=self._memo)
+                await asyncio.sleep(self._poll_s)
+        finally:
+            self._is_streaming = False
 
     async def ack(self, scn: int) -> None:
         """Delete the log up to ``scn``, in large steps."""
@@ -180,54 +221,67 @@ class SqliteSource:
     async def largest_key(self, source: str) -> list[Any] | None:
         """See ``Source.largest_key``."""
 
-        def read() -> list[Any] | None:
-            schema, _ = self._schema(source)
-            rows, key = log.chunk_order(schema)
-            order = ", ".join(f"{log.quoted(name)} DESC" for name in key)
-            names = ", ".join(log.quoted(name) for name in key)
-            row = self._chunk_db.execute(
-                f"SELECT {names} FROM {rows} ORDER BY {order} LIMIT 1"
-            ).fetchone()
-            return None if row is None else [_to_json(value) for value in row]
-
-        return await self._run(read, self._chunk_thread)
+        await self._begin_again(source)
+        return await self._run(partial(self._chunks.largest_key, source), self._chunk_thread)
 
     async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
         """See ``Source.chunk_end``."""
-        return await self._run(partial(self._chunk_end, request), self._chunk_thread)
+        return await self._run(partial(self._chunks.chunk_end, request), self._chunk_thread)
 
     async def table_size(self, source: str) -> TableSize:
         """The largest rowid, or else the number of rows."""
-        return await self._run(partial(self._table_size, source), self._chunk_thread)
+        return await self._run(partial(self._chunks.size, source), self._chunk_thread)
 
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
-        """See ``Source.read_chunk``; the log's last id is read in the same transaction."""
-        return await self._run(partial(self._read_chunk, request), self._chunk_thread)
+        """See ``Source.read_chunk``."""
+        if request.is_of_whole_table:
+            await self._begin_again(request.source)
+        try:
+            return await self._run(partial(self._chunks.read, request), self._chunk_thread)
+        except UnsupportedChange as error:
+            if request.source in self._taken_up:
+                self._stop_next[request.source] = error.message
+            raise
+
+    async def _begin_again(self, source: str) -> None:
+        """All of a table is about to be read: if it has stopped, the stream takes it up before."""
+        if source not in self._stopped.stops:
+            return
+        self._stopped.ask_for(source)
+        while source in self._stopped.stops:
+            if not self._is_streaming:
+                raise SourceUnavailable(f"{source} begins again with the stream, which is not on")
+            await asyncio.sleep(self._poll_s)
+        self._taken_up.add(source)
 
     async def status(self) -> dict[str, Any]:
-        """The library's version, the log's last id and how many rows it holds."""
+        """The library's version, the log's last id and how many rows it holds, tables that are
+        left out or have stopped."""
+        stopped = StoppedTables(self._stopped.stops)
 
         def read() -> dict[str, Any]:
             count = self._db.execute("SELECT count(*) FROM databus_log").fetchone()[0]
+            without = [left_out(f) for f in self._findings(self._db) if f.fatal and f.table]
             return {
                 "server": f"SQLite {sqlite3.sqlite_version}",
                 "scn": log.last_id(self._db),
                 "log_rows": count,
                 "tables": sorted(log.captured_tables(self._db)),
+                "stopped_tables": stopped.document(),
+                "warnings": [*stopped.warnings(), *without],
             }
 
         return await self._run(read)
 
     async def close(self) -> None:
         """See ``Source.close``."""
-        for thread, connection in (
-            (self._thread, self._connection),
-            (self._chunk_thread, self._chunk_connection),
-        ):
-            if connection is not None:
-                await asyncio.get_running_loop().run_in_executor(thread, connection.close)
+        loop = asyncio.get_running_loop()
+        if self._connection is not None:
+            await loop.run_in_executor(self._thread, self._connection.close)
+        await loop.run_in_executor(self._chunk_thread, self._chunks.close)
+        for thread in (self._thread, self._chunk_thread):
             thread.shutdown(wait=False)
-        self._connection = self._chunk_connection = None
+        self._connection = None
 
     async def _run(self, work: Callable[[], _T], thread: ThreadPoolExecutor | None = None) -> _T:
         loop = asyncio.get_running_loop()
@@ -241,12 +295,6 @@ class SqliteSource:
         if self._connection is None:
             raise SourceUnavailable(f"SQLite database {self._path} is not open")
         return self._connection
-
-    @property
-    def _chunk_db(self) -> sqlite3.Connection:
-        if self._chunk_connection is None:
-            self._chunk_connection = log.connect(self._path)
-        return self._chunk_connection
 
     def _captures(self, table: str) -> bool:
         return self._config.captures(f"main.{table}")
@@ -291,6 +339,8 @@ class SqliteSource:
         """The rows that are new, or None if nobody has committed since ``seen_version``."""
         db = self._db
         if db.execute("PRAGMA schema_version").fetchone()[0] != self._schema_version:
+            if self._stop_unwatched():
+                return -1, None
             self._refresh_tables()
             seen_version = -1
         version = db.execute("PRAGMA data_version").fetchone()[0]
@@ -299,8 +349,10 @@ class SqliteSource:
             return version, None
         planned = log.meta(db, "window_end")
         upto = planned if self._position < planned <= last else last
-        block = read_block(db, self._position, upto, _PART_ROWS)
+        passed_over = self._versions_passed_over(upto)
+        block = read_block(db, self._position, upto, _PART_ROWS, passed_over)
         if not block.text:
+            self._position = upto
             return -1, None
         if not block.is_last and planned != upto:
             db.execute("BEGIN IMMEDIATE")
@@ -309,22 +361,76 @@ class SqliteSource:
         (at_ms,) = db.execute(
             "SELECT at_ms FROM databus_log WHERE id > ? ORDER BY id LIMIT 1", (self._position,)
         ).fetchone()
-        return -1, _Poll(block, at_ms, upto)
+        return -1, _Poll(block, at_ms, upto, passed_over)
+
+    # -- tables that have stopped
+
+    def _versions_passed_over(self, scn: int) -> frozenset[int]:
+        """The versions of tables that stopped in a window before ``scn``."""
+        passes_over = self._stopped.passes_over
+        return frozenset(v for v, s in self._versions.items() if passes_over(s.source, scn))
+
+    def _stop_unwatched(self) -> bool:
+        """Stop tables that nobody has watched for a while, before they are watched again."""
+        for source in log.unwatched(self._db, self._current_schemas()):
+            if source not in self._stopped.stops:
+                self._stop_next[source] = (
+                    "it had no triggers for a while (it was rebuilt, or left out), so that what "
+                    "was written meanwhile is not known"
+                )
+        return bool(self._stop_next)
+
+    def _settle(self) -> bool:
+        """Between two windows: tables begin again, or stop, that were asked for.
+
+        Returns whether there were any.
+        """
+        if not (self._stopped.is_asked or self._stop_next):
+            return False
+        self._stopped.begin_again()
+        for source, why in self._stop_next.items():
+            _log.warning("database %s: %s has stopped: %s", self._config.name, source, why)
+            self._stopped.stop_again(source, self._last_scn, why)
+        self._stop_next.clear()
+        self._memo = StopsMemo(dict(self._stopped.stops))
+        return True
+
+    def _stop(self, tables: Mapping[str, str], scn: int) -> bool:
+        """Pass over these tables, which cannot be read, after ``scn``; whether any is new."""
+        fresh = {source: why for source, why in tables.items() if source not in self._stopped.stops}
+        for source, why in fresh.items():
+            _log.warning("database %s: %s has stopped: %s", self._config.name, source, why)
+            self._stopped.stop(source, scn, why)
+        if fresh:
+            self._memo = StopsMemo(dict(self._stopped.stops))
+        return bool(fresh)
+
+    # -- windows
 
     async def _window(self, poll: _Poll) -> AsyncIterator[Batch]:
-        """Pack a poll into one window, handing it on in parts if it is large."""
+        """Pack a poll into one window, handing it on in parts if it is large.
+
+        That a table has stopped is on disk before the window has ended in which it did.
+        """
+        self._passed_over.clear()
         window = WindowBuilder(poll.upto, poll.at_ms * 1000)
         block, after = poll.block, self._position
         while True:
             schemas = await self._run(partial(self._pack, window, block, after))
+            if self._stop(self._passed_over, poll.upto):
+                yield Batch(b"", memo=self._memo, keep=True)
             if block.is_last:
                 self._position = poll.upto
-                yield Batch(window.end(str(poll.upto)), schemas, resolved=poll.upto)
+                data = window.end(str(poll.upto)) if window.seq else b""
+                self._last_scn = poll.upto if data else self._last_scn
+                yield Batch(data, schemas, resolved=poll.upto, memo=self._memo)
                 return
             if window.pending_bytes >= _PART_BYTES or schemas:
                 yield Batch(window.take(), schemas)
             after = block.last_id
-            block = await self._run(partial(read_block, self._db, after, poll.upto, _PART_ROWS))
+            block = await self._run(
+                partial(read_block, self._db, after, poll.upto, _PART_ROWS, poll.passed_over)
+            )
 
     def _pack(self, window: WindowBuilder, block: LogBlock, after: int) -> tuple[SourceSchema, ...]:
         """Pack log rows, the first of which follows the log id ``after``."""
@@ -333,7 +439,7 @@ class SqliteSource:
         packer.begin(block, after, window.scn, window.commit_us)
         more = True
         while more:
-            if self.use_kernel:
+            if self.use_kernel and block.is_utf8:
                 changes = (at for at, _ in self._changes if at >= packer.last_id)
                 frames, count, more = packer.run(window.seq, min(changes, default=None))
                 window.packed(frames, count)
@@ -354,19 +460,26 @@ class SqliteSource:
         if schema is None:
             self._versions = log.registered(self._db)
             schema = self._versions[row.version]
+        if schema.source in self._passed_over:
+            return
         if row.version not in self._announced:
             self._announced.add(row.version)
             self._packer.learn(row.version, schema)
             schemas.append(schema)
-        old = None if row.old is None else self._values(schema, row.old)
-        new = None if row.new is None else self._values(schema, row.new)
-        _add_event(window, schema, row.op, old, new)
+        try:
+            old = None if row.old is None else log.logged(schema, row.old)
+            new = None if row.new is None else log.logged(schema, row.new)
+        except UnsupportedChange as error:
+            self._pass_over(schema.source, error.message)
+        else:
+            _add_event(window, schema, row.op, old, new)
 
-    def _values(self, schema: SourceSchema, text: str) -> list[Any]:
-        return [
-            log.convert(value, column, schema.source)
-            for value, column in zip(log.parse_row(text), schema.columns, strict=True)
-        ]
+    def _pass_over(self, source: str, why: str) -> None:
+        """Leave out the rest of a table's rows in this window."""
+        self._passed_over[source] = why
+        versions = {v for v, schema in self._versions.items() if schema.source == source}
+        self._packer.unlearn(versions)
+        self._announced -= versions
 
     def _prune(self, scn: int) -> None:
         upto = scn - self._retain
@@ -376,99 +489,6 @@ class SqliteSource:
         self._db.execute("DELETE FROM databus_log WHERE id <= ?", (upto,))
         log.set_meta(self._db, "pruned", upto)
         self._db.execute("COMMIT")
-
-    def _schema(self, source: str) -> tuple[SourceSchema, str]:
-        table = source.partition(".")[2]
-        schema = log.table_schema(self._chunk_db, table, self._keys)
-        if schema is None:
-            raise SourceUnavailable(f"{source} is not there, or has no key any more")
-        return schema, table
-
-    def _chunk_end(self, request: ChunkRequest) -> list[Any] | None:
-        schema, _ = self._schema(request.source)
-        rows, names = log.chunk_order(schema)
-        condition, parameters = _condition(names, dataclasses.replace(request, where=None))
-        key = ", ".join(log.quoted(name) for name in names)
-        row = self._chunk_db.execute(
-            f"SELECT {key} FROM {rows} {condition} ORDER BY {key} LIMIT 1 OFFSET ?",
-            (*parameters, request.limit - 1),
-        ).fetchone()
-        return None if row is None else [_to_json(value) for value in row]
-
-    def _table_size(self, source: str) -> TableSize:
-        _, table = self._schema(source)
-        try:
-            query = f"SELECT max(rowid) FROM {log.quoted(table)}"
-            (rows,) = self._chunk_db.execute(query).fetchone()
-        except sqlite3.OperationalError:  # WITHOUT ROWID
-            query = f"SELECT count(*) FROM {log.quoted(table)}"
-            (rows,) = self._chunk_db.execute(query).fetchone()
-        return TableSize(rows)
-
-    def _read_chunk(self, request: ChunkRequest) -> Chunk:
-        db = self._chunk_db
-        db.execute("BEGIN")
-        try:
-            snapshot = SqliteSnapshot(log.last_id(db))
-            schema, table = self._schema(request.source)
-            if request.keys is not None:
-                found, missing = self._rows_of_keys(schema, table, request.keys[: request.limit])
-                done = len(request.keys) <= request.limit
-                return Chunk(schema, Rows.of(found), snapshot, None, done, missing)
-            origin, key = log.chunk_order(schema)
-            condition, parameters = _condition(key, request)
-            order = ", ".join(log.quoted(name) for name in key)
-            names = ", ".join(log.quoted(column.name) for column in schema.columns)
-            rows = db.execute(
-                f"SELECT {names}, {order} FROM {origin} {condition} ORDER BY {order} LIMIT ?",
-                (*parameters, request.limit),
-            ).fetchall()
-        finally:
-            db.execute("COMMIT")
-        if not rows:
-            return Chunk(schema, EMPTY, snapshot, None, done=True)
-        count = len(schema.columns)
-        last_key = [_to_json(value) for value in rows[-1][count:]]
-        packed = [_chunk_row(schema, row[:count]) for row in rows]
-        if schema.nullable_key:
-            packed = list({row.key: row for row in packed}.values())
-        return Chunk(schema, Rows.of(packed), snapshot, last_key, len(rows) < request.limit)
-
-    def _rows_of_keys(
-        self, schema: SourceSchema, table: str, keys: list[list[Any]]
-    ) -> tuple[list[Row], list[list[Any]]]:
-        names = ", ".join(log.quoted(column.name) for column in schema.columns)
-        condition = " AND ".join(f"{log.quoted(name)} IS ?" for name in schema.key)
-        found: dict[bytes, Row] = {}
-        missing = []
-        for key in keys:
-            rows = self._chunk_db.execute(
-                f"SELECT {names} FROM {log.quoted(table)} WHERE {condition}",
-                _key_of_json(schema, key),
-            ).fetchall()
-            if not rows:
-                missing.append(key)
-            for row in (_chunk_row(schema, row) for row in rows):
-                found[row.key] = row
-        return list(found.values()), missing
-
-
-def _key_of_json(schema: SourceSchema, key: list[Any]) -> list[Any]:
-    """A key's values, bytes as base64, as everywhere in JSON."""
-    if len(key) != len(schema.key):
-        raise BadRequest(
-            f"the key {key!r} has {len(key)} values; {schema.source} is keyed by "
-            f"{', '.join(schema.key)}"
-        )
-    try:
-        return [
-            base64.b64decode(value, validate=True)
-            if column.kind is Kind.BYTES and isinstance(value, str)
-            else _from_json(value)
-            for column, value in zip(schema.key_columns, key, strict=True)
-        ]
-    except ValueError as error:
-        raise BadRequest(f"the key {key!r} of {schema.source}: {error}") from None
 
 
 def _path(config: DatabaseConfig) -> str:
@@ -498,8 +518,8 @@ def _add_event(
     after: list[Any] | None,
 ) -> None:
     """One logged change as one event; an update of the key as a delete and an insert."""
-    old_key = None if before is None else _key(schema, before)
-    new_key = None if after is None else _key(schema, after)
+    old_key = None if before is None else log.key_of(schema, before)
+    new_key = None if after is None else log.key_of(schema, after)
     source, fingerprint = schema.source_id, schema.fingerprint
     old_row = None if before is None else schema.encode_row(before)
     new_row = None if after is None else schema.encode_row(after)
@@ -510,37 +530,3 @@ def _add_event(
         window.event(Op.DELETE, source, fingerprint, old_key, before=old_row)
     if new_key is not None:
         window.event(Op.INSERT, source, fingerprint, new_key, after=new_row)
-
-
-def _key(schema: SourceSchema, row: list[Any]) -> bytes:
-    values = dict(zip((column.name for column in schema.columns), row, strict=True))
-    return schema.encode_key(values)
-
-
-def _chunk_row(schema: SourceSchema, row: tuple[Any, ...]) -> Row:
-    values = [
-        log.convert(value, column, schema.source)
-        for value, column in zip(row, schema.columns, strict=True)
-    ]
-    return Row(_key(schema, values), schema.encode_row(values))
-
-
-def _condition(names: tuple[str, ...], request: ChunkRequest) -> tuple[str, list[Any]]:
-    key = ", ".join(log.quoted(name) for name in names)
-    marks = ", ".join("?" * len(names))
-    parts, parameters = [], []
-    for sign, bound in ((">", request.after), ("<=", request.upto)):
-        if bound is not None:
-            parts.append(f"({key}) {sign} ({marks})")
-            parameters += [_from_json(value) for value in bound]
-    if request.where:
-        parts.append(f"({request.where})")
-    return ("WHERE " + " AND ".join(parts) if parts else ""), parameters
-
-
-def _to_json(value: Any) -> Any:
-    return {"hex": value.hex()} if isinstance(value, bytes) else value
-
-
-def _from_json(value: Any) -> Any:
-    return bytes.fromhex(value["hex"]) if isinstance(value, dict) else value

@@ -454,7 +454,7 @@ def warm_up() -> None:
     out = np.zeros(8, dtype=np.uint8)
     lines = np.zeros((1, T_FIELDS), dtype=np.int64)
     pack_log(
-        np.frombuffer(bytearray(), dtype=np.uint8), np.zeros(STATE_COUNT, dtype=np.int64), lines,
+        np.frombuffer(b"", dtype=np.uint8), np.zeros(STATE_COUNT, dtype=np.int64), lines,
         np.zeros((1, 2), dtype=np.int64), np.zeros(1, dtype=np.int64), out,
         np.zeros((2, 2), dtype=np.int64), out, out.view(np.uint64),
     )  # fmt: skip

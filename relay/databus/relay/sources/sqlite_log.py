@@ -11,10 +11,11 @@ that SQL's ``quote`` gives, blobs as hexadecimal.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -34,6 +35,7 @@ CREATE TABLE IF NOT EXISTS databus_log (
 """
 _NOW_MS = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 _OPS = {"c": "INSERT", "u": "UPDATE", "d": "DELETE"}
+_TYPES = {int: "integer", float: "real", str: "text", bytes: "blob", type(None): "null"}
 
 
 def connect(path: str, *, busy_ms: int = 10_000) -> sqlite3.Connection:
@@ -83,6 +85,16 @@ def meta(connection: sqlite3.Connection, name: str) -> int:
 def set_meta(connection: sqlite3.Connection, name: str, value: int) -> None:
     """Remember a number in the transaction that is open."""
     connection.execute("INSERT OR REPLACE INTO databus_meta VALUES (?, ?)", (name, value))
+
+
+@contextlib.contextmanager
+def texts_as_bytes(connection: sqlite3.Connection) -> Iterator[None]:
+    """Meanwhile texts come as UTF-8, whatever the database's encoding, also those that are none."""
+    connection.text_factory = bytes
+    try:
+        yield
+    finally:
+        connection.text_factory = str
 
 
 def quoted(name: str) -> str:
@@ -190,6 +202,19 @@ def register(connection: sqlite3.Connection, schema: SourceSchema, since_id: int
         _log_again(connection, schema, table, version, int(row[0]), since_id)
 
 
+def unwatched(connection: sqlite3.Connection, schemas: Iterable[SourceSchema]) -> list[str]:
+    """The tables that were captured before and have lost triggers: rebuilt under their name, or
+    left out for a while.  Nobody knows what was written meanwhile."""
+    rows = connection.execute("SELECT DISTINCT source FROM databus_schema").fetchall()
+    known = {source for (source,) in rows}
+    return [
+        schema.source
+        for schema in schemas
+        if schema.source in known
+        and _trigger_count(connection, schema.source.partition(".")[2]) < len(_OPS)
+    ]
+
+
 def drop_triggers(connection: sqlite3.Connection, table: str) -> None:
     """Stop logging the changes of a table."""
     for op in _OPS:
@@ -250,11 +275,17 @@ def _log_again(
     names = [column.name for column in schema.columns]
     old = registered(connection)[old_version]
     keys = set()
-    for (new,) in connection.execute(
-        "SELECT new FROM databus_log WHERE id > ? AND version = ? AND new IS NOT NULL",
-        (since_id, old_version),
-    ):
-        row = dict(zip((column.name for column in old.columns), parse_row(new), strict=True))
+    with texts_as_bytes(connection):
+        rows = connection.execute(
+            "SELECT new FROM databus_log WHERE id > ? AND version = ? AND new IS NOT NULL",
+            (since_id, old_version),
+        ).fetchall()
+    for (new,) in rows:
+        try:
+            cells = parse_row(new.decode())
+        except UnicodeDecodeError:
+            continue  # Where it comes in the stream its table stops.
+        row = dict(zip((column.name for column in old.columns), cells, strict=True))
         if all(name in row for name in schema.key):
             keys.add(tuple(row[name] for name in schema.key))
     condition = " AND ".join(f"{quoted(name)} IS ?" for name in schema.key)
@@ -282,31 +313,89 @@ def convert(value: Any, column: Column, source: str) -> Any:
     """An SQLite value as the Python value of the column's kind.
 
     Raises:
-        UnsupportedChange: SQLite let a value of another type into the column.
+        UnsupportedChange: SQLite let a value of another type into the column, or a null into a
+            primary key.  The value is not told: it may be one that is masked.
     """
-    if value is None:
-        return None
     kind = column.kind
-    if kind is Kind.INT and isinstance(value, int):
+    if value is None:
+        if column.nullable:
+            return None
+    elif kind is Kind.INT and isinstance(value, int):
         return value
-    if kind in (Kind.STRING, Kind.JSON) and not isinstance(value, bytes):
+    elif kind in (Kind.STRING, Kind.JSON) and not isinstance(value, bytes):
         return value if isinstance(value, str) else repr(value)
-    if kind is Kind.BYTES and isinstance(value, bytes):
+    elif kind is Kind.BYTES and isinstance(value, bytes):
         return value
-    if kind is Kind.FLOAT and isinstance(value, int | float):
+    elif kind is Kind.FLOAT and isinstance(value, int | float):
         return float(value)
-    if kind is Kind.NUMERIC and not isinstance(value, bytes):
+    elif kind is Kind.NUMERIC and not isinstance(value, bytes):
         try:
             return Decimal(repr(value) if isinstance(value, float) else value)
         except InvalidOperation:
             pass
+    held = _TYPES[type(value)]
+    table = quoted(source.partition(".")[2])
     raise UnsupportedChange(
         f"{source}.{column.name} is declared {column.type_name!r}, carried as {kind.value}, and "
-        f"holds {value!r} of type {type(value).__name__}; correct the value, or declare the "
-        "table STRICT",
+        f"holds a value of type {held}, which SELECT * FROM {table} WHERE "
+        f"typeof({quoted(column.name)}) = '{held}' finds; correct it, or declare the table STRICT",
         source=source,
         column=column.name,
     )
+
+
+def not_text(source: str, column: str) -> UnsupportedChange:
+    """Of a text that SQLite took though it is none; it is not told, for it may be masked."""
+    return UnsupportedChange(
+        f"{source}: a text in column {column!r} is not UTF-8; correct the row",
+        source=source,
+        column=column,
+    )
+
+
+def converted(schema: SourceSchema, row: Iterable[Any]) -> list[Any]:
+    """A row's SQLite values as the Python values of its columns' kinds.
+
+    Raises:
+        UnsupportedChange: one of them is none of its column's.
+    """
+    return [
+        convert(value, column, schema.source)
+        for value, column in zip(row, schema.columns, strict=True)
+    ]
+
+
+def logged(schema: SourceSchema, line: bytes) -> list[Any]:
+    """The values of a row as the triggers have logged it.
+
+    Raises:
+        UnsupportedChange: one of them is no text, or none of its column's.
+    """
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        cells = parse_row(line.decode(errors="surrogateescape"))
+        names = (c.name for c, cell in zip(schema.columns, cells, strict=True) if _is_damaged(cell))
+        raise not_text(schema.source, ", ".join(names)) from None
+    return converted(schema, parse_row(text))
+
+
+def _is_damaged(cell: Any) -> bool:
+    return isinstance(cell, str) and not cell.isascii() and not _is_utf8(cell)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def key_of(schema: SourceSchema, row: list[Any]) -> bytes:
+    """The key of a row of ``converted`` values."""
+    values = dict(zip((column.name for column in schema.columns), row, strict=True))
+    return schema.encode_key(values)
 
 
 def chunk_order(schema: SourceSchema) -> tuple[str, tuple[str, ...]]:

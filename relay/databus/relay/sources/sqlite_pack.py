@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from databus.common.errors import UnsupportedChange
 from databus.common.kernels import I64Array, U8Array
 from databus.common.schema import Kind, SourceSchema
 from databus.relay.sources import sqlite_kernels as k
+from databus.relay.sources.sqlite_log import texts_as_bytes
 
-_BLOCK = """SELECT count(*), max(id), CAST(group_concat(line, '') AS BLOB) FROM (
+_BLOCK = """SELECT count(*), max(id), group_concat(line, '') FROM (
     SELECT id, id || ' ' || version || ' ' || op || char(10) || coalesce(old, '') || char(10)
         || coalesce(new, '') || char(10) AS line
-    FROM databus_log WHERE id > ? AND id <= ? ORDER BY id LIMIT ?)"""
+    FROM databus_log WHERE id > ? AND id <= ? AND version NOT IN ({}) ORDER BY id LIMIT ?)"""
 _NEVER = (1 << 63) - 1
 _KINDS = {
     Kind.INT: k.INT,
@@ -29,11 +30,15 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class LogBlock:
-    """Rows of the log, as the kernel reads them.  ``is_last``: there are no more of the window."""
+    """Rows of the log, as the kernel reads them, but for those that are not ``is_utf8``.
+
+    ``is_last``: there are no more of the window.
+    """
 
     text: bytes
     last_id: int
     is_last: bool
+    is_utf8: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,34 +48,42 @@ class LogRow:
     log_id: int
     version: int
     op: str
-    old: str | None
-    new: str | None
+    old: bytes | None
+    new: bytes | None
 
 
-def read_block(connection: sqlite3.Connection, after: int, upto: int, limit: int) -> LogBlock:
+def read_block(
+    connection: sqlite3.Connection,
+    after: int,
+    upto: int,
+    limit: int,
+    passed_over: Iterable[int] = (),
+) -> LogBlock:
     """The log's rows after one id and up to another; fewer than ``limit`` where they are large.
 
-    Raises:
-        UnsupportedChange: a text in them is not UTF-8.
+    Those of versions that are ``passed_over`` are left out.
     """
+    query = _BLOCK.format(", ".join(map(str, passed_over)))
     while True:
         try:
-            count, last_id, text = connection.execute(_BLOCK, (after, upto, limit)).fetchone()
+            with texts_as_bytes(connection):
+                count, last_id, text = connection.execute(query, (after, upto, limit)).fetchone()
         except sqlite3.DataError:
             if limit == 1:
                 raise
             limit = max(1, limit // 8)  # together they are longer than SQLite's longest value
             continue
         text = text or b""
-        try:
-            text.decode()
-        except UnicodeDecodeError as error:
-            raise UnsupportedChange(
-                f"the change log after id {after} holds a text that is not UTF-8 "
-                f"({text[error.start : error.start + 8].hex()}); correct the row"
-            ) from None
         last_id = after if last_id is None else int(last_id)
-        return LogBlock(text, last_id, count < limit or last_id >= upto)
+        return LogBlock(text, last_id, count < limit or last_id >= upto, _is_utf8(text))
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class LogPacker:
@@ -113,6 +126,11 @@ class LogPacker:
         ]
         self._keys += [names.index(name) for name in schema.key]
         self._freeze(max(line[k.T_COLUMNS] for line in self._lines))
+
+    def unlearn(self, versions: Container[int]) -> None:
+        """The kernel leaves rows of these versions again."""
+        self._lines = [line for line in self._lines if line[k.T_VERSION] not in versions]
+        self._freeze(max((line[k.T_COLUMNS] for line in self._lines), default=1))
 
     def _freeze(self, most_columns: int) -> None:
         self._tables: I64Array = np.array(self._lines, dtype=np.int64).reshape(-1, k.T_FIELDS)
@@ -163,8 +181,8 @@ class LogPacker:
         place, lines = int(self._state[k.AT]), []
         for _ in range(3):
             end = self._text.index(b"\n", place)
-            lines.append(self._text[place:end].decode())
+            lines.append(self._text[place:end])
             place = end + 1
-        log_id, version, op = lines[0].split()
+        log_id, version, op = lines[0].decode().split()
         self._state[k.AT], self._state[k.LAST_ID] = place, int(log_id)
         return LogRow(int(log_id), int(version), op, lines[1] or None, lines[2] or None)

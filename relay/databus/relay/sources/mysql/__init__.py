@@ -9,12 +9,13 @@ In reading order:
   count.
 * Stream: ``packets`` cuts it into events, ``events`` reads those that are not rows, ``decoder``
   and ``mysql_decoder`` make windows of them, ``groups`` is the transaction that is open,
-  ``statements``, ``payload`` and ``xa`` are DDL, compressed and prepared transactions, ``stops``
-  the tables that are passed over.
+  ``statements`` and ``xa`` are DDL and prepared transactions, ``rolled_back`` what a ROLLBACK
+  leaves, ``placeless`` is what MySQL has under tags or late, ``payload`` and ``compressed`` what
+  it and MariaDB compress, ``stops`` which tables are passed over.
 * Rows: ``known_tables`` is what the stream knows of its tables, ``mapped`` resolves a table map.
   Where the binlog names no columns, ``tracked`` is what is certain, for which ``scout`` looks
-  ahead.  ``columns`` has a reader for each type, with ``decimals``, ``binary_json`` and
-  ``json_diffs``.
+  ahead, as it does for what a statement has left.  ``columns``
+  has a reader for each type, with ``decimals``, ``binary_json`` and ``json_diffs``.
 * The same compiled: ``fast_path`` hands over to ``walk``, which ``plan`` and ``cells`` steer;
   ``values``, ``packing`` and ``checksum`` are its parts.  Where it stops, the decoder goes on.
 * Chunks: ``chunks`` decides, ``chunk_rows`` receives, ``chunk_kernels`` packs.

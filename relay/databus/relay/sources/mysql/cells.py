@@ -80,6 +80,7 @@ COLUMN_FIELDS = 6
     OP_DOUBLE,
     OP_DECIMAL,
     OP_BYTES,
+    OP_UTF8,
     OP_PADDED,
     OP_SINGLE_BYTE,
     OP_ENUM,
@@ -92,4 +93,9 @@ COLUMN_FIELDS = 6
     OP_TIMESTAMP,
     OP_TIME,
     OP_UUID,
-) = range(19)
+    OP_DATE_TEXT,
+    OP_DATETIME_TEXT,
+    OP_TIMESTAMP_TEXT,
+    OP_INET4,
+    OP_INET6,
+) = range(25)

@@ -1,18 +1,24 @@
 """The server's character sets, as decoders to text.
 
-Multi-byte character sets are decoded by Python's codecs.  For every single-byte character set
-the server itself is asked for its 256 characters, so that a value from the binlog cannot
-differ from the same value in a SELECT.
+Unicode's encodings are decoded by Python's codecs.  For every other character set the server
+itself is asked for the character of each code, so that a value from the binlog cannot differ
+from the same value in a SELECT: Python's codecs of the same names have other characters for
+some codes and none for thousands.  A code for which the server has no character is ``?`` in
+both.
 """
 
 from __future__ import annotations
 
 import codecs
+import functools
+import itertools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from databus.common.errors import FormatError, UnsupportedChange
+from databus.common.errors import UnsupportedChange
 from databus.relay.sources.mysql.connection import Connection
+from databus.relay.sources.mysql.stops import TableUncertain
 
 _CODECS = {
     "utf8mb3": "utf-8",
@@ -22,22 +28,38 @@ _CODECS = {
     "utf16": "utf-16-be",
     "utf16le": "utf-16-le",
     "utf32": "utf-32-be",
-    "big5": "big5",
-    "cp932": "cp932",
-    "eucjpms": "euc_jp",
-    "euckr": "euc_kr",
-    "gb2312": "gb2312",
-    "gbk": "gbk",
-    "sjis": "shift_jis",
-    "ujis": "euc_jp",
 }
+
+
+def _bytes(*ends: int) -> bytes:
+    """The bytes of ranges that are given by their first and last ones."""
+    return b"".join(
+        bytes(range(first, last + 1)) for first, last in zip(ends[::2], ends[1::2], strict=True)
+    )
+
+
+_ASCII, _KATAKANA, _EUC = _bytes(0, 0x7F), _bytes(0xA1, 0xDF), _bytes(0xA1, 0xFE)
+_SHIFTED = (_bytes(0x81, 0x9F, 0xE0, 0xFC), _bytes(0x40, 0x7E, 0x80, 0xFC))
+
+_CODES: dict[str, tuple[tuple[bytes, ...], ...]] = {
+    "big5": ((_ASCII,), (_bytes(0xA1, 0xF9), _bytes(0x40, 0x7E, 0xA1, 0xFE))),
+    "cp932": ((_ASCII,), (_KATAKANA,), _SHIFTED),
+    "eucjpms": ((_ASCII,), (_EUC, _EUC), (b"\x8e", _KATAKANA), (b"\x8f", _EUC, _EUC)),
+    "euckr": ((_ASCII,), (_bytes(0x81, 0xFE), _bytes(0x41, 0x5A, 0x61, 0x7A, 0x81, 0xFE))),
+    "gb2312": ((_ASCII,), (_bytes(0xA1, 0xF7), _EUC)),
+    "gbk": ((_ASCII,), (_bytes(0x81, 0xFE), _bytes(0x40, 0x7E, 0x80, 0xFE))),
+    "sjis": ((_ASCII,), (_KATAKANA,), _SHIFTED),
+    "ujis": ((_ASCII,), (_EUC, _EUC), (b"\x8e", _KATAKANA), (b"\x8f", _EUC, _EUC)),
+}
+"""What the server takes for well-formed: the bytes that each place of a code may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Charset:
     """One character set: at most ``max_bytes`` a character.
 
-    ``table`` holds the 256 characters of a single-byte set, "" for the others.
+    ``table`` holds the server's characters: of a single-byte set all 256, of the multi-byte
+    ones in ``_CODES`` one for each of their codes, "" of the others.
     """
 
     name: str
@@ -50,32 +72,71 @@ class Charset:
         return _CODECS.get(self.name) == "utf-8"
 
     @property
+    def is_single_byte(self) -> bool:
+        """Whether ``table`` is indexed by a byte."""
+        return bool(self.table) and self.max_bytes == 1
+
+    @property
     def known(self) -> bool:
         """Whether its text can be decoded here."""
         return bool(self.table) or self.name in _CODECS or self.name == "binary"
 
     def decoder(self) -> Callable[[bytes], str]:
-        """The function from stored bytes to text.
+        """The function from stored bytes to text; it raises TableUncertain for what is none.
 
         Raises:
             UnsupportedChange: nobody here knows the character set.
         """
-        if self.table:
+        if self.is_single_byte:
             table = self.table
             return lambda data: codecs.charmap_decode(data, "strict", table)[0]
+        if self.table:
+            return _by_codes(self.name, self.table)
         if self.name not in _CODECS:
             raise UnsupportedChange(
                 f"the character set {self.name} cannot be decoded; convert the column to utf8mb4"
             )
         decode = codecs.getdecoder(_CODECS[self.name])
+        narrow = self.name == "ucs2"
 
         def text(data: bytes) -> str:
             try:
-                return decode(data)[0]
-            except UnicodeDecodeError as error:
-                raise FormatError(f"not {self.name} text: {error}") from None
+                found = decode(data)[0]
+            except UnicodeDecodeError:
+                raise _no_text(self.name, data) from None
+            if narrow and 2 * len(found) != len(data):
+                raise _no_text(self.name, data)
+            return found
 
         return text
+
+
+def _no_text(name: str, data: bytes) -> TableUncertain:
+    shown = data[:40].hex() + ("..." if len(data) > 40 else "")
+    return TableUncertain(f"x'{shown}' is no {name} text; correct the row")
+
+
+@functools.lru_cache(maxsize=16)
+def _by_codes(name: str, table: str) -> Callable[[bytes], str]:
+    """The decoder of a multi-byte set; ``table`` has the characters of its codes in order."""
+    forms = _CODES[name]
+    characters = dict(zip(_codes_of(name), table, strict=True))
+    classes = (b"".join(b"[" + re.escape(place) + b"]" for place in form) for form in forms)
+    codes_in = re.compile(b"|".join(classes) + b"|.", re.DOTALL).findall
+
+    def text(data: bytes) -> str:
+        if data.isascii():
+            return data.decode("ascii")
+        try:
+            return "".join([characters[code] for code in codes_in(data)])
+        except KeyError:
+            raise _no_text(name, data) from None
+
+    return text
+
+
+def _codes_of(name: str) -> list[bytes]:
+    return [bytes(code) for form in _CODES[name] for code in itertools.product(*form)]
 
 
 class Charsets:
@@ -120,16 +181,17 @@ def load_charsets(connection: Connection) -> Charsets:
             "SELECT CHARACTER_SET_NAME, MAXLEN FROM information_schema.CHARACTER_SETS"
         )
     }
-    single = [name for name, size in sizes.items() if size == 1 and name != "binary"]
-    all_bytes = bytes(range(256)).hex()
+    codes = {
+        name: bytes(range(256)) if size == 1 else b"".join(_codes_of(name))
+        for name, size in sizes.items()
+        if name in _CODES or (size == 1 and name != "binary")
+    }
     tables = connection.row(
-        "SELECT " + ", ".join(f"CONVERT(_{name} x'{all_bytes}' USING utf8mb4)" for name in single)
+        "SELECT " + ", ".join(f"CONVERT(_{n} x'{c.hex()}' USING utf8mb4)" for n, c in codes.items())
     )
-    table_of = {name: str(table) for name, table in zip(single, tables, strict=True)}
+    table_of = {name: str(table) for name, table in zip(codes, tables, strict=True)}
     charsets = {
-        name: Charset(
-            name, size, table_of.get(name, "") if len(table_of.get(name, "")) == 256 else ""
-        )
+        name: Charset(name, size, _whole(name, table_of.get(name, "")))
         for name, size in sizes.items()
     }
     rows = connection.query(
@@ -139,6 +201,12 @@ def load_charsets(connection: Connection) -> Charsets:
         else "SELECT ID, CHARACTER_SET_NAME FROM information_schema.COLLATIONS"
     )
     return Charsets({int(number): charsets[str(name)] for number, name in rows if name in charsets})
+
+
+def _whole(name: str, table: str) -> str:
+    """The characters if there is one for each code; otherwise the set counts as unknown."""
+    count = len(_codes_of(name)) if name in _CODES else 256
+    return table if len(table) == count else ""
 
 
 def _has_collation_ids(connection: Connection) -> bool:

@@ -11,11 +11,11 @@ import numpy as np
 
 from databus.common import kernels
 from databus.common.kernels import COMPILED, I64Array, U8Array, i64, load_u16, load_u32
-from databus.relay.sources.avro_kernels import put_bytes, put_long
+from databus.relay.sources.avro_kernels import has_surrogate, put_bytes, put_long
 
 # columns: a row for each column.
 OP, NULLABLE, WIDTH, UNSIGNED, SCALE, NULL_ZERO = range(6)
-INTEGER, UINT64, DOUBLE, DECIMAL, BYTES, DATE, DATETIME, TIME, SKIPPED = range(9)
+INTEGER, UINT64, DOUBLE, DECIMAL, BYTES, UTF8, DATE, DATETIME, TIME, SKIPPED = range(10)
 COLUMN_FIELDS = 6
 
 # Why walk_rows stopped.
@@ -107,7 +107,7 @@ def _fields(buf: U8Array, at: int, end: int, columns: I64Array, fields: I64Array
         if length == 0:
             length = i64(buf[at])
             at += 1
-            if columns[place, OP] == BYTES or columns[place, OP] == DECIMAL:
+            if DECIMAL <= columns[place, OP] <= UTF8:
                 if length == 252:
                     length = load_u16(buf, at)
                     at += 2
@@ -185,7 +185,9 @@ def _value(
 ) -> int:
     """One value, not null; where it ends, or -1."""
     op = columns[place, OP]
-    if op == BYTES:
+    if op == UTF8 and has_surrogate(buf, start, length):
+        return -1
+    if op == BYTES or op == UTF8:
         return put_bytes(buf, start, length, out, at)
     if op == INTEGER:
         return put_long(out, at, _integer(buf, start, length, columns[place, UNSIGNED] != 0))

@@ -22,7 +22,13 @@ _SLACK_BYTES = 64  # numbers are loaded as whole words
 _INTEGER_BYTES = {1: 1, 2: 2, 13: 2, 3: 4, 9: 4, 8: 8}
 _DOUBLE, _TIME = 5, 11
 _DATES = (7, 10, 12)
-_TEXTUAL = (Kind.STRING, Kind.BYTES, Kind.JSON, Kind.UUID)
+_SIZED = {
+    Kind.DECIMAL: k.DECIMAL,
+    Kind.BYTES: k.BYTES,
+    Kind.UUID: k.BYTES,
+    Kind.STRING: k.UTF8,
+    Kind.JSON: k.UTF8,
+}
 _UNSIGNED_FLAG = 32
 
 
@@ -61,7 +67,7 @@ class _Field:
         elif self.code == _TIME and kind is Kind.TIME_SPAN:
             op = k.TIME
         elif not self.width and self.code not in (*_DATES, _TIME, 4):
-            op = k.DECIMAL if kind is Kind.DECIMAL else k.BYTES if kind in _TEXTUAL else None
+            op = _SIZED.get(kind)
         if op is None:
             return None
         zero = int(null_zero and kind in DATED)

@@ -27,6 +27,7 @@ from databus.common.kernels import COMPILED
 from databus.common.schema import Column, Kind, SourceSchema
 from databus.relay.sources.configured_keys import ORDER_NAME
 from databus.relay.sources.mysql.chunk_rows import TextNeeded, key_value, read_rows
+from databus.relay.sources.mysql.columns import ZERO_DATES_ADVICE
 from databus.relay.sources.mysql.connection import Connection, ServerError
 from databus.relay.sources.mysql.numbering import Numbering, transaction
 from databus.relay.sources.mysql.settings import Settings
@@ -37,6 +38,7 @@ from databus.relay.sources.source import Chunk, ChunkRequest, Snapshot, TableSiz
 _TABLE_CHANGED = 1412
 _NO_SUCH_TABLE = 1146
 _ATTEMPTS = 5
+_DATES = ("date", "timestamp")
 
 
 def read_chunk(
@@ -248,7 +250,24 @@ class _Reader:
         return Chunk(self._schema, Rows.of(rows.values()), snapshot, None, True, missing)
 
     def _select(self, conditions: list[str], limit: int) -> list[tuple[Any, ...]]:
-        return self._connection.query(self._statement(self._expressions(), conditions, limit))
+        try:
+            return self._connection.query(self._statement(self._expressions(), conditions, limit))
+        except UnicodeDecodeError as error:
+            raise UnsupportedChange(
+                f"{self._table.source}: {self._no_text(conditions, limit)} holds "
+                f"x'{error.object[:40].hex()}', which is no text; correct the row"
+            ) from None
+
+    def _no_text(self, conditions: list[str], limit: int) -> str:
+        """The column that has text which is none, among rows that are read again for it."""
+        for column in self._schema.columns:
+            if column.kind in (Kind.STRING, Kind.JSON):
+                sql = self._statement(_expression(column), conditions, limit)
+                try:
+                    self._connection.query(sql)
+                except UnicodeDecodeError:
+                    return f"column {column.name}"
+        return "a column"
 
     def _statement(self, expressions: str, conditions: list[str], limit: int) -> str:
         order = ", ".join(quoted(column.name) for column in self._key)
@@ -354,6 +373,8 @@ def _expression(column: Column) -> str:
         return f"CAST({name} AS DOUBLE)"
     if column.type_name.startswith("bit"):
         return f"{name} + 0"
+    if column.kind is Kind.STRING and column.type_name.startswith(_DATES):
+        return f"CAST({name} AS CHAR)"
     return name
 
 
@@ -373,7 +394,7 @@ def _from_text(column: Column, zero_dates: str, source: str) -> Callable[[Any], 
             return
         raise UnsupportedChange(
             f"{source}: column {column.name} holds the date {text}, which no calendar has; correct "
-            'the row, or set the database\'s option zero_dates = "null"'
+            f"the row, or set the database's option {ZERO_DATES_ADVICE}"
         )
 
     def dated(parse: Callable[[str], Any]) -> Callable[[Any], Any]:

@@ -23,6 +23,7 @@ from databus.relay.sources.mysql.binary_json import json_text
 from databus.relay.sources.mysql.charsets import Charset, Charsets
 from databus.relay.sources.mysql.decimals import Decoder, packed_decimal
 from databus.relay.sources.mysql.events import ENUM, SET, STRING, TableMap
+from databus.relay.sources.mysql.stops import TableUncertain
 
 TINY, SHORT, LONG, FLOAT, DOUBLE = 1, 2, 3, 4, 5
 LONGLONG, INT24, DATE, YEAR, VARCHAR, BIT = 8, 9, 10, 13, 15, 16
@@ -43,6 +44,11 @@ _BLOB_NAMES = {1: "tinyblob", 2: "blob", 3: "mediumblob", 4: "longblob"}
 _PLAIN_NAMES = {DATE: "date", YEAR: "year", VECTOR: "vector", JSON: "json", GEOMETRY: "geometry"}
 _TEMPORAL_NAMES = {TIMESTAMP2: "timestamp", DATETIME2: "datetime", TIME2: "time"}
 _OLD_TEMPORAL = {7: "TIMESTAMP", 11: "TIME", 12: "DATETIME"}
+_NOT_CARRIED = {**_OLD_TEMPORAL, 140: "BLOB COMPRESSED", 141: "VARCHAR COMPRESSED"}
+
+ZERO_DATES_ADVICE = (
+    'zero_dates = "null" to carry such dates as null (not in a key), or "text" to carry all as text'
+)
 
 SPECIAL_NAMES = frozenset({"uuid", "inet6", "inet4", "json"})
 """Types that the binlog does not tell apart from those they are stored as."""
@@ -142,7 +148,9 @@ def column_of(name: str, type_name: str, nullable: bool, zero_dates: str) -> Col
         precision, scale = (int(part) for part in re.findall(r"\d+", type_name)[:2])
     elif type_name == "bigint unsigned" or type_name == "bit(64)":
         kind = Kind.UINT64
-    if kind in DATED and zero_dates == "null":
+    if kind in DATED and zero_dates == "text":
+        kind = Kind.STRING
+    elif kind in DATED and zero_dates == "null":
         nullable = True
     return Column(name, kind, nullable, precision, scale, type_name)
 
@@ -181,7 +189,7 @@ def stream_type(table: TableMap, index: int, charsets: Charsets) -> str:
             else "exclude its table through sources, or change the type"
         )
         raise UnsupportedChange(
-            f"{where} has the binlog type {code} ({_OLD_TEMPORAL.get(code, 'unknown')}), "
+            f"{where} has the binlog type {code} ({_NOT_CARRIED.get(code, 'unknown')}), "
             f"which cannot be carried: {advice}"
         )
     return plain
@@ -218,6 +226,9 @@ class StreamColumn:
     def decoder(self) -> Decoder:
         """The function from (bytes, place) to (Python value of the column's kind, next place).
 
+        It raises TableUncertain for text that is none, and for a date that no calendar has
+        where those are errors.
+
         Raises:
             UnsupportedChange: there is none for this type.
         """
@@ -225,6 +236,8 @@ class StreamColumn:
             return _integer(INTEGER_BYTES[self.code], not self.unsigned)
         if self.code in (VARCHAR, VAR_STRING, STRING, BLOB):
             return self._textual()
+        if self.is_date_text:
+            return _dates_as_text(self.code, self.meta)
         simple: dict[int, Callable[[], Decoder]] = {
             FLOAT: lambda: _packed(struct.Struct("<f")),
             DOUBLE: lambda: _packed(struct.Struct("<d")),
@@ -246,6 +259,11 @@ class StreamColumn:
         return simple[self.code]()
 
     @property
+    def is_date_text(self) -> bool:
+        """Whether its dates are carried as text."""
+        return self.column.kind is Kind.STRING and self.code in (DATE, DATETIME2, TIMESTAMP2)
+
+    @property
     def length_bytes(self) -> int:
         """How many bytes the length before a textual value has."""
         if self.code in (BLOB, GEOMETRY, VECTOR):
@@ -263,14 +281,22 @@ class StreamColumn:
                 return _sized(self.length_bytes, lambda data: data.ljust(width, b"\0"))
             return _sized(self.length_bytes, bytes)
         assert self.charset is not None
-        return _sized(self.length_bytes, self.charset.decoder())
+        decode = self.charset.decoder()
+
+        def text(data: bytes) -> str:
+            try:
+                return decode(data)
+            except TableUncertain as error:
+                raise TableUncertain(f"column {self.column.name}: {error.message}") from None
+
+        return _sized(self.length_bytes, text)
 
     def _zero(self, text: str) -> None:
         if self.zero_dates == "null":
             return
-        raise UnsupportedChange(
+        raise TableUncertain(
             f"column {self.column.name} holds the date {text}, which no calendar has; correct the "
-            'row, or set the database\'s option zero_dates = "null" to carry such dates as null'
+            f"row, or set the database's option {ZERO_DATES_ADVICE}"
         )
 
 
@@ -379,6 +405,32 @@ def _date(data: memoryview, at: int) -> tuple[Any, int]:
         return dt.date(year, month, day), at + 3
     except ValueError:
         raise _ZeroDate(f"{year:04d}-{month:02d}-{day:02d}", at + 3) from None
+
+
+def _dates_as_text(code: int, digits: int) -> Decoder:
+    """What the server writes for a DATE, a DATETIME or, in UTC, a TIMESTAMP: whatever it is."""
+
+    def decode(data: memoryview, at: int) -> tuple[Any, int]:
+        if code == DATE:
+            bits = int.from_bytes(data[at : at + 3], "little")
+            return f"{bits >> 9:04d}-{bits >> 5 & 15:02d}-{bits & 31:02d}", at + 3
+        if code == TIMESTAMP2:
+            seconds = int.from_bytes(data[at : at + 4], "big")
+            us, stop = _fraction(data, at + 4, digits)
+            moment = _EPOCH + dt.timedelta(seconds=seconds)
+            text = f"{moment:%Y-%m-%d %H:%M:%S}" if seconds or us else "0000-00-00 00:00:00"
+        else:
+            bits = int.from_bytes(data[at : at + 5], "big") - 0x8000000000
+            us, stop = _fraction(data, at + 5, digits)
+            year, month = divmod(bits >> 22, 13)
+            hour, minute, second = bits >> 12 & 31, bits >> 6 & 63, bits & 63
+            if not 0 <= year <= 9999 or hour > 23 or minute > 59 or second > 59:
+                raise FormatError(f"{bits:#x} is no DATETIME")
+            text = f"{year:04d}-{month:02d}-{bits >> 17 & 31:02d} "
+            text += f"{hour:02d}:{minute:02d}:{second:02d}"
+        return (text + f".{us:06d}"[: 1 + digits] if digits else text), stop
+
+    return decode
 
 
 def _fraction(data: memoryview, at: int, digits: int) -> tuple[int, int]:

@@ -159,7 +159,8 @@ class Connection:
                 read_timeout=_READ_TIMEOUT_S,
                 write_timeout=_READ_TIMEOUT_S,
                 conv=_PLAIN,
-                init_command="SET SESSION sql_mode='', time_zone='+00:00', "
+                # Dates that no calendar has may stand in a chunk's bounds.
+                init_command="SET SESSION sql_mode='ALLOW_INVALID_DATES', time_zone='+00:00', "
                 "character_set_results=utf8mb4, wait_timeout=2147483",
             )
 
@@ -174,11 +175,19 @@ class Connection:
         return str(self._connection.get_server_info())
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of one statement; every value is the server's text, or None."""
+        """All rows of one statement; every value is the server's text, or None.
+
+        It raises UnicodeDecodeError for text that is none, and can then be used on.
+        """
         with _translated(self._settings):
-            with self._connection.cursor() as cursor:
-                cursor.execute(sql, tuple(parameters) or None)
-                return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+            try:
+                with self._connection.cursor() as cursor:
+                    cursor.execute(sql, tuple(parameters) or None)
+                    return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+            except UnicodeDecodeError:
+                while not self._connection._read_packet().is_eof_packet():
+                    pass
+                raise
 
     @contextlib.contextmanager
     def binary_result(self, sql: str) -> Iterator[BinaryResult]:
@@ -217,7 +226,16 @@ class Connection:
         return str(self._connection.escape(value))
 
     def close(self) -> None:
-        """Close without waiting for an answer."""
+        """Close without waiting for an answer.
+
+        A thread that waits for one is told that the connection is gone: it holds the buffer of
+        what has come, and a close alone would wait for it, as long as the server takes.
+        """
+        raw = self._connection._sock
+        if raw is not None:
+            with contextlib.suppress(OSError):
+                # Below TLS, whose state that thread is using.
+                socket.socket.shutdown(raw, socket.SHUT_RDWR)
         with contextlib.suppress(Exception):
             self._connection._force_close()
 

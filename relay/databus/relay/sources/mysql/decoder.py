@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+import struct
+from collections.abc import Callable
 
 from databus.common.errors import FormatError, SourcePositionLost, UnsupportedChange
 from databus.common.frame import Op
@@ -18,16 +19,18 @@ from databus.common.window import end_of_window
 from databus.relay.sources.mysql import events
 from databus.relay.sources.mysql.cells import GROUPS_MARIADB
 from databus.relay.sources.mysql.charsets import Charsets
+from databus.relay.sources.mysql.compressed import PLAIN_ROWS, PlainRows, plain_query
 from databus.relay.sources.mysql.events import EventType, GtidFlag
 from databus.relay.sources.mysql.groups import PART_BYTES as PART_BYTES
 from databus.relay.sources.mysql.groups import FrameBuffer, Group, row_change, schema_change
 from databus.relay.sources.mysql.known_tables import KnownTables
 from databus.relay.sources.mysql.lineage import Mark, Memo, require_same
-from databus.relay.sources.mysql.mapped import CatalogueDiffers, MappedTable, Row
+from databus.relay.sources.mysql.mapped import CatalogueDiffers
 from databus.relay.sources.mysql.payload import Payload
+from databus.relay.sources.mysql.rolled_back import Savepoints, undone
 from databus.relay.sources.mysql.settings import Settings
 from databus.relay.sources.mysql.statements import truncated_table
-from databus.relay.sources.mysql.stops import StoppedTables, TableUncertain, named_in
+from databus.relay.sources.mysql.stops import TableUncertain, named_in
 from databus.relay.sources.mysql.tables import Catalogue
 from databus.relay.sources.mysql.tracked import Statement
 from databus.relay.sources.mysql.xa import (
@@ -36,6 +39,8 @@ from databus.relay.sources.mysql.xa import (
     read_prepare,
     xid_text,
 )
+from databus.relay.sources.stops import StoppedTables
+from databus.relay.sources.told import ToldSchemas
 
 _log = logging.getLogger(__name__)
 
@@ -95,9 +100,13 @@ class BinlogDecoder:
         self.expected: Mark | None = None
         self.mark: Mark | None = None
         self.prepared = PreparedTransactions()
+        self.savepoints = Savepoints()
         self.replaying = False
-        self.payload: Payload | None = None
-        self._announced: dict[str, int] = {}
+        self.payload: Payload | PlainRows | None = None
+        self._outside = False, 0
+        self.told = ToldSchemas()
+        self.looks_ahead = False
+        self.looks_for: Statement | None = None
         self._used: set[int] = set()
         self._new_schemas: list[SourceSchema] = []
         self._handlers: dict[int, Callable[[events.Header, memoryview, bool], bool]] = {
@@ -111,6 +120,8 @@ class BinlogDecoder:
             EventType.HEARTBEAT: self._heartbeat,
             EventType.HEARTBEAT_V2: self._heartbeat,
             EventType.INCIDENT: self._incident,
+            EventType.QUERY_COMPRESSED: self._packed_query,
+            **dict.fromkeys(PLAIN_ROWS, self._packed_rows),
         }
 
     # -- what has been packed
@@ -128,23 +139,21 @@ class BinlogDecoder:
         size = self.pending_bytes
         if size > self.out.window_start:
             self.sent_part = True
-        data = self.out.take(size)
-        schemas = tuple(self._new_schemas)
-        self._new_schemas.clear()
-        return data, schemas
+        schemas, self._new_schemas = tuple(self._new_schemas), []
+        return self.out.take(size), schemas
 
-    def memo(self) -> str:
+    def memo(self) -> Memo:
         """What is needed to go on after all that was handed out."""
-        oldest = self.prepared.oldest_scn
         return Memo(
             self.resolved,
             self.mark,
-            oldest,
+            self.prepared.oldest_scn,
             self.ends,
-            self.stopped.stops,
+            dict(self.stopped.stops),
             self.known.tracked.encode(),
             max(self.resolved, self.known.tracked.since_scn),
-        ).encode()
+            self.told.encode(),
+        )
 
     # -- one event
 
@@ -152,8 +161,9 @@ class BinlogDecoder:
         """Take one whole event, its header included.
 
         Returns False when it needs the catalogue as it is now: set ``known.outlook`` to it, and
-        while ``known.tracked.is_needed`` also to what lies behind ``looks_from`` in ``file``; then
-        feed the same event again with ``fresh``.
+        while ``known.tracked.is_needed`` or ``looks_ahead`` also to what lies behind ``looks_from``
+        in ``file``, as far as that says what the statement ``looks_for`` has left, if there is
+        one; then feed the same event again with ``fresh``.
         """
         header = events.read_header(event)
         if header.length != len(event):
@@ -163,29 +173,49 @@ class BinlogDecoder:
         body = events.checked_body(header, event, self.checksums, self._place(header))
         handler = self._handlers.get(header.type)
         try:
-            if handler is not None:
-                done = handler(header, body, fresh)
-            else:
-                done = self._other(header, body)
-        except (IndexError, ValueError) as error:
+            done = handler(header, body, fresh) if handler else self._other(header, body)
+        except (IndexError, ValueError, struct.error) as error:
             raise FormatError(
                 f"{self._place(header)}: an event of type {header.type} is damaged: {error}"
             ) from error
         if not done:
             self.looks_from = self.offset if self.payload else header.end_offset
-        if done and header.end_offset and not header.flags & events.ARTIFICIAL:
+        else:
+            self.looks_ahead, self.looks_for = False, None
+        artificial = header.flags & events.ARTIFICIAL or header.type == EventType.ROTATE
+        if done and header.end_offset and not artificial:
             self.offset = header.end_offset
         return done
 
     def _place(self, header: events.Header) -> str:
+        if self.payload is not None:
+            return self.payload.where
         begin = max(0, header.end_offset - header.length)
         return f"binlog {self.file or '(start)'} at {begin}"
 
-    # -- groups
+    # -- what was compressed
+
+    def _open_payload(self, payload: Payload | PlainRows, header: events.Header) -> None:
+        """Its events are read before the next one of the stream; they have no checksums."""
+        self.payload = payload
+        self._outside = self.checksums, header.end_offset
+        self.checksums = False
 
     def end_payload(self) -> None:
-        """Only MySQL has compressed transactions."""
+        """The payload's events have all been read: go on with the stream's."""
         self.payload = None
+        self.checksums, self.offset = self._outside
+
+    def _packed_query(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+        return self._query(header, plain_query(body, self._place(header)), fresh)
+
+    def _packed_rows(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+        is_read = self.group is not None and self.group.wanted
+        if is_read and not self.known.passes_over(int.from_bytes(body[:6], "little")):
+            self._open_payload(PlainRows(header, body, self._place(header)), header)
+        return True
+
+    # -- groups
 
     def txid(self, group: Group) -> str:
         """The whole GTID of a group."""
@@ -365,15 +395,27 @@ class BinlogDecoder:
             self._end_group()
         elif word == "ROLLBACK" or word.startswith("ROLLBACK TO"):
             if group.event_count:
-                raise UnsupportedChange(
-                    f"GTID {self.txid(group)}: {statement!r} follows {group.event_count} rows in "
-                    "the binlog; a transaction changed tables with and without transactions"
-                )
+                self.looks_ahead = True
+                if not fresh:
+                    return False
+                self._roll_back(group, statement)
             if word == "ROLLBACK":
                 self._end_group()
-        elif word != "BEGIN" and not word.startswith(("SAVEPOINT", "RELEASE SAVEPOINT", "XA ")):
+        elif word.startswith("SAVEPOINT"):
+            self.savepoints.set(statement, group.scn, group.seq)
+        elif word != "BEGIN" and not word.startswith(("RELEASE SAVEPOINT", "XA ")):
             self._stop_named(group, statement)
         return True
+
+    def _roll_back(self, group: Group, statement: str) -> None:
+        """Rows of tables with transactions are undone; those of the others stay."""
+        since = self.savepoints.undone_from(statement, group.scn)
+        sources, outlook = self.known.read_sources, self.known.outlook
+        left, gone, stopped = undone(self.out.cut_open(), group.seq, since, sources, outlook)
+        self.out.append(left)
+        group.seq, group.event_count = group.seq - gone, group.event_count - gone
+        for source in stopped:
+            self._stop(source, f"GTID {self.txid(group)}: {statement!r} undoes unknown rows")
 
     def _end_if_over(self, statement: str) -> None:
         assert self.group is not None
@@ -388,12 +430,14 @@ class BinlogDecoder:
         if truncated is None and not group.flags & GtidFlag.DDL:
             self._end_group()
             return True
+        told = Statement(schema, statement)
         if not fresh:
+            self.looks_ahead, self.looks_for = truncated is None, told
             return False
         if truncated is not None:
             self._truncate(truncated)
         else:
-            self._announce_changes(Statement(schema, statement))
+            self._announce_changes(told)
         self._end_group()
         return True
 
@@ -411,27 +455,20 @@ class BinlogDecoder:
         if self.stopped.passes_over(source, group.scn):
             return
         try:
-            table = self.known.present(source)
-            if table is None or not table.key:
-                return
-            schema = table.source_schema(self.settings.zero_dates)
+            schema = self.known.present(source)
         except UnsupportedChange as error:
             return self._stop(source, error.message)
-        self._use(schema)
+        if schema is None:
+            return
+        self._need(schema)
         self._event(Op.TRUNCATE, schema, b"", None, None)
 
     def _announce_changes(self, statement: Statement) -> None:
-        """A schema-change frame for every table that is another one now, stopped ones too."""
+        """A schema-change frame for every table that it has made another one, stopped ones too."""
         group = self.group
         assert group is not None
-        for source, table in self.known.changed_by(statement).items():
-            if not table.key:
-                continue
-            try:
-                schema = table.source_schema(self.settings.zero_dates)
-            except UnsupportedChange:
-                continue  # The first row that comes in this form stops the table.
-            if self._announced.get(source) == schema.fingerprint:
+        for schema in self.known.left_by(statement):
+            if self.told.get(schema.source) == schema.fingerprint:
                 continue
             self._use(schema)
             self.out.append(schema_change(schema, group))
@@ -479,7 +516,7 @@ class BinlogDecoder:
                 mapped = self.known.resolve(body, fresh=fresh)
             except CatalogueDiffers:
                 return False
-            except TableUncertain as error:
+            except UnsupportedChange as error:
                 self._stop(source, error.message)
             else:
                 self._use(mapped.schema)
@@ -487,14 +524,13 @@ class BinlogDecoder:
         return True
 
     def _use(self, schema: SourceSchema) -> None:
-        self._announced[schema.source] = schema.fingerprint
+        self.told.put(schema)
+        self._need(schema)
+
+    def _need(self, schema: SourceSchema) -> None:
         if schema.fingerprint not in self._used:
             self._used.add(schema.fingerprint)
             self._new_schemas.append(schema)
-
-    def assume(self, schemas: list[SourceSchema]) -> None:
-        """These are the tables as they were when the stream began: no change to tell of."""
-        self._announced = {schema.source: schema.fingerprint for schema in schemas}
 
     def _rows(self, header: events.Header, body: memoryview) -> None:
         group = self.group
@@ -514,38 +550,10 @@ class BinlogDecoder:
         rows = itertools.islice(found, self.rows_done, None)
         self.rows_done = 0
         try:
-            self._pack(rows, mapped, kind, update=update)
+            for op, key, before, after in mapped.changes(rows, kind):
+                self._event(op, schema, key, before, after)
         except TableUncertain as error:
             self._stop(schema.source, error.message)
-
-    def _pack(
-        self, rows: Iterable[tuple[Row, Row]], mapped: MappedTable, kind: int, *, update: bool
-    ) -> None:
-        schema = mapped.schema
-        if update:
-            for before, after in rows:
-                self._update(mapped, schema, before, after)
-        elif kind == EventType.WRITE_ROWS:
-            for row, _ in rows:
-                self._event(Op.INSERT, schema, mapped.key(row), None, schema.encode_row(row))
-        else:
-            for row, _ in rows:
-                self._event(Op.DELETE, schema, mapped.key(row), schema.encode_row(row), None)
-
-    def _update(
-        self,
-        mapped: MappedTable,
-        schema: SourceSchema,
-        before: tuple[object, ...],
-        after: tuple[object, ...],
-    ) -> None:
-        old_key, new_key = mapped.key(before), mapped.key(after)
-        old_row, new_row = schema.encode_row(before), schema.encode_row(after)
-        if old_key == new_key:
-            self._event(Op.UPDATE, schema, new_key, old_row, new_row)
-        else:
-            self._event(Op.DELETE, schema, old_key, old_row, None)
-            self._event(Op.INSERT, schema, new_key, None, new_row)
 
     def _event(
         self, op: Op, schema: SourceSchema, key: bytes, before: bytes | None, after: bytes | None
@@ -582,11 +590,6 @@ class BinlogDecoder:
     def _other(self, header: events.Header, body: memoryview) -> bool:
         if header.type in events.ROWS_EVENTS:
             self._rows(header, body)
-        elif header.type in events.COMPRESSED_EVENTS:
-            if self.group is None or self.group.wanted:
-                raise UnsupportedChange(
-                    f"{self._place(header)}: a compressed event; set log_bin_compress = OFF"
-                )
         elif header.type not in events.PASSED_OVER and (
             header.type in events.OTHER_ROWS_EVENTS or not header.flags & 0x80
         ):

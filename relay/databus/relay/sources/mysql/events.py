@@ -56,7 +56,11 @@ class EventType(IntEnum):
     START_ENCRYPTION = 164
     QUERY_COMPRESSED = 165
     WRITE_ROWS_COMPRESSED = 166
+    UPDATE_ROWS_COMPRESSED = 167
     DELETE_ROWS_COMPRESSED = 168
+    WRITE_ROWS_COMPRESSED_V2 = 169
+    UPDATE_ROWS_COMPRESSED_V2 = 170
+    DELETE_ROWS_COMPRESSED_V2 = 171
 
 
 _ROWS_V2 = {
@@ -66,10 +70,7 @@ _ROWS_V2 = {
     EventType.PARTIAL_UPDATE_ROWS: EventType.UPDATE_ROWS,
 }
 ROWS_EVENTS = frozenset({*_ROWS_V2.keys(), *_ROWS_V2.values()})
-COMPRESSED_EVENTS = frozenset(
-    range(EventType.QUERY_COMPRESSED, EventType.DELETE_ROWS_COMPRESSED + 1)
-)
-OTHER_ROWS_EVENTS = frozenset({20, 21, 22, 169, 170, 171})
+OTHER_ROWS_EVENTS = frozenset({20, 21, 22})
 
 
 class GtidFlag(IntEnum):
@@ -93,6 +94,11 @@ class Header:
     length: int
     end_offset: int
     flags: int
+
+    def of_plain(self, kind: int, body_bytes: int) -> bytes:
+        """The header of an event that this one held; it has no place of its own in the file."""
+        length = HEADER_BYTES + body_bytes
+        return _HEADER.pack(self.timestamp_s, kind, self.server_id, length, 0, self.flags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +193,17 @@ def table_map_names(body: memoryview) -> tuple[int, str, str]:
     return table_id, schema, bytes(body[table_start : table_start + body[schema_end + 1]]).decode()
 
 
+def names_columns(body: memoryview) -> bool:
+    """Whether a TABLE_MAP event has the names of its columns (binlog_row_metadata = FULL)."""
+    at = 9 + body[8] + 1
+    at += 1 + body[at] + 1
+    count, at = packed_int(body, at)
+    meta_bytes, at = packed_int(body, at + count)
+    return _COLUMN_NAMES in _optional(body, at + meta_bytes + (count + 7) // 8)
+
+
+_COLUMN_NAMES = 4
+
 TEXT_OF_MYSQL = frozenset({15, 242, 252, 253, 254})
 """Types that the list of character sets counts."""
 TEXT_OF_MARIADB = TEXT_OF_MYSQL | {140, 141, 255}
@@ -212,7 +229,7 @@ def read_table_map(body: memoryview, textual: frozenset[int] = TEXT_OF_MARIADB) 
     at += null_bytes
     extra = _optional(body, at)
     real = tuple(_real_type(code, meta) for code, meta in zip(types, metas, strict=True))
-    names = tuple(name.decode() for name in _strings(extra.get(4, body[:0])))
+    names = tuple(name.decode() for name in _strings(extra.get(_COLUMN_NAMES, body[:0])))
     if names and len(names) != count:
         raise FormatError(f"{schema}.{table}: {count} columns, but {len(names)} names")
     members = _members(real, extra) if names else ()

@@ -7,6 +7,7 @@ the number: 16 bits and 48 bits.
 
 from __future__ import annotations
 
+import re
 import struct
 import uuid
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from databus.common.errors import FormatError
 
 NUMBER_BITS = 48
 _NUMBER = (1 << NUMBER_BITS) - 1
+_UUID = re.compile("([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 
 Intervals = tuple[tuple[int, int], ...]
 """Numbers in ascending intervals, both ends included."""
@@ -43,7 +45,7 @@ def number_of(scn: int) -> int:
 def parse_gtid_set(text: str) -> GtidSet:
     """A set as MySQL writes it, such as ``<uuid>:1-5:7,<uuid>:1-9:tag:1-3``."""
     found: dict[str, list[tuple[int, int]]] = {}
-    for part in text.replace("\n", "").split(","):
+    for part in filter(None, text.replace("\n", "").split(",")):
         name, *pieces = part.strip().split(":")
         owner = name.lower()
         for piece in pieces:
@@ -55,16 +57,20 @@ def parse_gtid_set(text: str) -> GtidSet:
     return {owner: tuple(sorted(intervals)) for owner, intervals in found.items()}
 
 
-def parse_owned(text: str) -> dict[str, int]:
-    """The largest number by UUID of ``@@gtid_owned``: ``<uuid>:23#12:24#13``."""
-    largest: dict[str, int] = {}
-    for part in text.replace("\n", "").split(","):
-        name, *pieces = part.strip().split(":")
-        for piece in pieces:
+def parse_owned(text: str) -> GtidSet:
+    """The numbers of ``@@gtid_owned``: ``<uuid>:24#13:23#12<uuid>:tag:7#14``.
+
+    Nothing stands between one UUID's numbers and the next UUID.  Those under a tag are left out.
+    """
+    owned: GtidSet = {}
+    _, *found = _UUID.split(text.lower())
+    for name, pieces in zip(found[::2], found[1::2], strict=True):
+        for piece in pieces.strip(":,\n ").split(":"):
             number = piece.partition("#")[0]
-            if number.isdigit():
-                largest[name.lower()] = max(largest.get(name.lower(), 0), int(number))
-    return largest
+            if not number.isdigit():
+                break  # A tag: what follows is its.
+            owned[name] = union(owned.get(name, ()), ((int(number), int(number)),))
+    return owned
 
 
 def holds(intervals: Intervals, number: int) -> bool:
@@ -88,6 +94,25 @@ def union(one: Intervals, other: Intervals) -> Intervals:
     return tuple(joined)
 
 
+def common(one: Intervals, other: Intervals) -> Intervals:
+    """The numbers that are in both."""
+    return tuple(
+        (max(low, first), min(high, last))
+        for low, high in one
+        for first, last in other
+        if max(low, first) <= min(high, last)
+    )
+
+
+def without(intervals: Intervals, others: Intervals) -> Intervals:
+    """The numbers that are in none of ``others``."""
+    left = list(intervals)
+    for first, last in others:
+        parts = [((low, min(high, first - 1)), (max(low, last + 1), high)) for low, high in left]
+        left = [part for pair in parts for part in pair if part[0] <= part[1]]
+    return tuple(left)
+
+
 def largest(intervals: Intervals) -> int:
     """The largest number, 0 if there is none."""
     return max((last for _, last in intervals), default=0)
@@ -102,6 +127,11 @@ def head_of(executed: Mapping[str, Intervals], uuids: Sequence[str]) -> int:
     return 0
 
 
+def tagged_in(gtids: GtidSet, uuids: Sequence[str]) -> GtidSet:
+    """Those under a tag of these servers."""
+    return {name: gtids[name] for name in gtids if ":" in name and name.partition(":")[0] in uuids}
+
+
 def seen_at(
     executed: GtidSet,
     purged: GtidSet,
@@ -113,14 +143,13 @@ def seen_at(
 
     Of the generations before, what is up to their ``ends``, or everything where those are not
     known; of its own, what is up to its number; of the later ones, nothing; and of what is no
-    generation of ours, everything.  Tagged GTIDs of our servers
-    have no place in the clock: they are to be sent, so that they are refused and not lost; but
+    generation of ours, everything.  Tagged GTIDs of our servers have no place in the clock: they
+    are to be sent each time, so that a captured change of theirs is refused and not lost; but
     not those that are purged.
     """
     seen = dict(executed)
-    for name in executed:
-        if ":" in name and name.partition(":")[0] in uuids:
-            seen[name] = purged.get(name, ())
+    for name in tagged_in(executed, uuids):
+        seen[name] = purged.get(name, ())
     known = (*ends[: generation_of(scn)], *(None for _ in uuids))
     for generation, name in enumerate(uuids):
         if generation == generation_of(scn):
@@ -130,6 +159,15 @@ def seen_at(
         elif (end := known[generation]) is not None:
             seen[name] = clipped(executed.get(name, ()), end)
     return {name: intervals for name, intervals in seen.items() if intervals}
+
+
+def told(gtids: GtidSet) -> str:
+    """A set as ``parse_gtid_set`` reads it."""
+    return ",".join(
+        f"{name}:" + ":".join(f"{first}-{last}" for first, last in intervals)
+        for name, intervals in sorted(gtids.items())
+        if intervals
+    )
 
 
 _TAGGED = 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 
+from databus.common.errors import UnsupportedChange
+from databus.common.schema import SourceSchema
 from databus.relay.sources.mysql import events
 from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.mapped import (
@@ -58,6 +61,15 @@ class KnownTables:
     def has(self, table_id: int, body: memoryview) -> bool:
         """Whether this very table map has been put."""
         return table_id in self.maps and self._bodies[table_id] == body
+
+    @property
+    def read_sources(self) -> set[str]:
+        """The tables whose rows are read under a table id now."""
+        return {mapped.schema.source for mapped in self.maps.values() if mapped is not None}
+
+    def passes_over(self, table_id: int) -> bool:
+        """Whether the rows of this id are known not to be read."""
+        return table_id in self.maps and self.maps[table_id] is None
 
     def resolve(self, body: memoryview, *, fresh: bool) -> MappedTable:
         """The table behind a table map; ``fresh`` if ``outlook`` was made for its place.
@@ -116,19 +128,42 @@ class KnownTables:
         if self.tracked.forget(statement):
             self.forget_maps()
 
-    def present(self, source: str) -> Table | None:
-        """A table as it is now; None if there is none.
+    def present(self, source: str) -> SourceSchema | None:
+        """A table as it is now; None if there is none, or it has no key.
 
         Raises:
             TableUncertain: it cannot be known.
+            UnsupportedChange: a type cannot be carried.
         """
-        if self.tracked.is_needed and source in self.catalogue:
-            return self.tracked.get(source) or self.tracked.learn(source, self.outlook)
-        return self.catalogue.get(source)
+        table = self.catalogue.get(source)
+        if self.tracked.is_needed and table is not None:
+            table = self.tracked.get(source) or self.tracked.learn(source, self.outlook)
+        if table is None or not table.key:
+            return None
+        return table.source_schema(self._settings.zero_dates)
 
-    def changed_by(self, statement: Statement) -> Mapping[str, Table]:
-        """The tables among which are all that a statement has changed, as far as is certain."""
-        if not self.tracked.is_needed:
-            return self.catalogue
-        self.tracked.learn_named(statement, self.outlook)
-        return self.tracked.tables
+    def left_by(self, statement: Statement) -> Iterator[SourceSchema]:
+        """What a statement has left behind, as far as that is certain: not what came later.
+
+        Among the tables are all that it has changed.  One without a key, or with a type that
+        cannot be carried, is left out: the first row that comes in this form stops it.
+        """
+        tables: Iterable[Table]
+        if self.tracked.is_needed:
+            self.tracked.learn_named(statement, self.outlook)
+            tables = self.tracked.tables.values()
+        else:
+            outlook = self.outlook
+            for body in outlook.shown.values():
+                with contextlib.suppress(UnsupportedChange):
+                    yield self.resolve(memoryview(body), fresh=True).schema
+            tables = [
+                table
+                for source, table in outlook.catalogue.items()
+                if statement.may_change(table.schema, table.name)
+                and not (source in outlook.shown or outlook.changes(source))
+            ]
+        for table in tables:
+            if table.key:
+                with contextlib.suppress(UnsupportedChange):
+                    yield table.source_schema(self._settings.zero_dates)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from databus.common.errors import FormatError, SourcePositionLost
-from databus.relay.sources.mysql.stops import Stop
 from databus.relay.sources.source import Transaction
+from databus.relay.sources.stops import Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,9 @@ class Memo:
     of ``scn`` a server is noticed that writes again after another one has taken over.
     ``stopped`` are the tables that are passed over.  ``tracked`` is what was certain, at
     ``tracked_scn``, of tables that the binlog does not name the columns of (``tracked.py``).
+    ``told`` are the definitions that consumers were told last (``sources/told.py``).
+    ``tagged`` and ``missed`` (MySQL, in the server's form) are the GTIDs under tags from before the
+    first start, and the numbers that had not come when larger ones had (``placeless.py``).
     """
 
     scn: int
@@ -72,6 +75,9 @@ class Memo:
     stopped: Mapping[str, Stop] = field(default_factory=dict)
     tracked: str = ""
     tracked_scn: int = 0
+    told: str = ""
+    tagged: str = ""
+    missed: str = ""
 
     @property
     def read_from(self) -> int:
@@ -95,6 +101,9 @@ class Memo:
                 "stopped": {name: [stop.since_scn, stop.why] for name, stop in stopped},
                 "tracked": self.tracked,
                 "tracked_scn": self.tracked_scn,
+                "told": self.told,
+                "tagged": self.tagged,
+                "missed": self.missed,
             }
         )
 
@@ -149,6 +158,9 @@ def decode_memo(text: str) -> Memo:
             },
             str(document.get("tracked", "")),
             int(document.get("tracked_scn", 0)),
+            str(document.get("told", "")),
+            str(document.get("tagged", "")),
+            str(document.get("missed", "")),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{text[:200]!r} is no memo of a binlog: {error}") from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from databus.common.errors import FormatError, UnsupportedChange
+from databus.common.frame import Op
 from databus.common.schema import Column, SourceSchema
 from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.mysql.charsets import Charsets
@@ -18,7 +19,7 @@ from databus.relay.sources.mysql.columns import (
     stream_type,
 )
 from databus.relay.sources.mysql.decimals import Decoder
-from databus.relay.sources.mysql.events import TableMap, packed_int
+from databus.relay.sources.mysql.events import EventType, TableMap, packed_int
 from databus.relay.sources.mysql.json_diffs import applied
 from databus.relay.sources.mysql.stops import TableUncertain
 from databus.relay.sources.mysql.tables import Catalogue, Table
@@ -98,6 +99,28 @@ class MappedTable:
             raise type(error)(f"{where}: {error.message}") from None
         if at != len(body):
             raise FormatError(f"{where}: rows end at byte {at} of {len(body)}")
+
+    def changes(
+        self, rows: Iterable[tuple[Row, Row]], kind: int
+    ) -> Iterator[tuple[Op, bytes, bytes | None, bytes | None]]:
+        """Operation, key, before and after of what ``rows`` of an event did.
+
+        An update of the key is a delete and an insert.
+        """
+        encode = self.schema.encode_row
+        for before, after in rows:
+            if kind == EventType.WRITE_ROWS:
+                yield Op.INSERT, self.key(after), None, encode(after)
+            elif kind == EventType.DELETE_ROWS:
+                yield Op.DELETE, self.key(before), encode(before), None
+            else:
+                old_key, new_key = self.key(before), self.key(after)
+                old_row, new_row = encode(before), encode(after)
+                if old_key == new_key:
+                    yield Op.UPDATE, new_key, old_row, new_row
+                else:
+                    yield Op.DELETE, old_key, old_row, None
+                    yield Op.INSERT, new_key, None, new_row
 
     def _partial_row(
         self, body: memoryview, at: int, null_bytes: int, before: Row

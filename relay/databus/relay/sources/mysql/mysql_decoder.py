@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from databus.common.errors import SourcePositionLost, UnsupportedChange
 from databus.relay.sources.mysql import events, gtid_sets
@@ -13,8 +13,9 @@ from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.decoder import BinlogDecoder
 from databus.relay.sources.mysql.events import EventType, GtidFlag
 from databus.relay.sources.mysql.groups import Group
-from databus.relay.sources.mysql.lineage import Mark
+from databus.relay.sources.mysql.lineage import Mark, Memo
 from databus.relay.sources.mysql.payload import Payload
+from databus.relay.sources.mysql.placeless import PlacelessGroup, read_tagged_gtid
 from databus.relay.sources.mysql.settings import Settings
 from databus.relay.sources.mysql.tables import Catalogue
 from databus.relay.sources.mysql.turns import Turn
@@ -24,13 +25,14 @@ _LOGICAL_CLOCK = 2
 _MICROSECONDS = 7
 _HAS_ORIGINAL = 1 << 55
 _WORDS = struct.Struct("<qq")
-
-_REFUSED = {
-    EventType.ANONYMOUS_GTID: "a transaction without a GTID (ANONYMOUS_GTID_LOG_EVENT); "
-    "set gtid_mode = ON on the server that wrote it",
-    EventType.TAGGED_GTID: "a transaction with a tagged GTID (GTID_TAGGED_LOG_EVENT); "
-    "let no session set gtid_next = 'AUTOMATIC:tag'",
-}
+_TAG = (
+    "a tag has no place in the clock: let no session that changes what is captured set gtid_next "
+    "to one"
+)
+_LATE = (
+    "it comes after larger numbers, so it has no place in the clock: on a replica set "
+    "replica_preserve_commit_order = ON, and let no session leave numbers free with gtid_next"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,9 @@ class MySqlDecoder(BinlogDecoder):
 
     Invariants: those of BinlogDecoder.  A group counts as a single statement until its BEGIN.
         A group of a later server that changes nothing captured moves nothing until it is that
-        server's turn (``turns.py``).
+        server's turn (``turns.py``).  A group of ours under a tag, or that comes late, is no
+        ``group``: it moves nothing, and is refused when it comes to a captured change
+        (``placeless.py``).  The memo has the numbers that may come late still.
     Owner: as BinlogDecoder.
     Raises: as BinlogDecoder.
     """
@@ -83,11 +87,14 @@ class MySqlDecoder(BinlogDecoder):
         self._turn = turn
         self._before = 0
         self._early: Mark | None = None
-        self._outside = False, 0
+        self._placeless: PlacelessGroup | None = None
+        self._tagged_before = ""
+        self._missed: gtid_sets.GtidSet = {}
+        self._missed_told = ""
         self._handlers[EventType.MYSQL_GTID] = self._mysql_gtid
+        self._handlers[EventType.TAGGED_GTID] = self._tagged_gtid
+        self._handlers[EventType.ANONYMOUS_GTID] = self._anonymous
         self._handlers[EventType.TRANSACTION_PAYLOAD] = self._compressed
-        for refused in _REFUSED:
-            self._handlers[refused] = self._refuse
 
     @property
     def kernel_server(self) -> tuple[int, int, int]:
@@ -101,7 +108,24 @@ class MySqlDecoder(BinlogDecoder):
             self._keep_end(resolved)
         if last_seq_no != self.last_seq_no:
             self._before = before
+        self._placeless = None
         super().came_to(resolved, last_seq_no, before)
+
+    def placeless_from(self, memo: Memo) -> None:
+        """Go on with what a memo has of GTIDs without a place."""
+        self._tagged_before, self._missed_told = memo.tagged, memo.missed
+        self._missed = gtid_sets.parse_gtid_set(memo.missed)
+
+    def memo(self) -> Memo:
+        """See ``BinlogDecoder``."""
+        memo = super().memo()
+        if self._tagged_before or self._missed_told:
+            return replace(memo, tagged=self._tagged_before, missed=self._missed_told)
+        return memo
+
+    def _miss(self, name: str, missed: gtid_sets.Intervals) -> None:
+        self._missed[name] = missed
+        self._missed_told = gtid_sets.told(self._missed)
 
     def txid(self, group: Group) -> str:
         """``<uuid>:<number>``."""
@@ -110,8 +134,7 @@ class MySqlDecoder(BinlogDecoder):
 
     def _mysql_gtid(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
         gtid = read_mysql_gtid(body)
-        if self.group is not None:
-            self._forget_group(f"{self._place(header)}: a new group begins")
+        self._leave_group(header)
         ours = gtid.uuid in self._uuids
         scn = gtid_sets.scn_of(self._uuids.index(gtid.uuid), gtid.number) if ours else 0
         commit_us = gtid.commit_us or header.timestamp_s * 1_000_000
@@ -121,15 +144,35 @@ class MySqlDecoder(BinlogDecoder):
             if gtid_sets.generation_of(scn) == generation:
                 self._recognise(scn, header, commit_us)
         if ours and scn <= self.last_seq_no:
-            raise SourcePositionLost(
-                f"{self._place(header)}: GTID {gtid.uuid}:{gtid.number} (scn {scn}) comes after "
-                f"scn {self.last_seq_no}; on a replica set replica_preserve_commit_order = ON, "
-                "and give the option uuids in the order in which the servers have written"
-            )
+            if gtid_sets.generation_of(scn) < gtid_sets.generation_of(self.last_seq_no):
+                raise SourcePositionLost(
+                    f"{self._place(header)}: GTID {gtid.uuid}:{gtid.number} (scn {scn}) comes "
+                    f"after scn {self.last_seq_no}; give the option uuids in the order in which "
+                    "the servers have written"
+                )
+            self._placeless = PlacelessGroup(
+                f"GTID {gtid.uuid}:{gtid.number}", _LATE, self.settings.captures,
+                server=gtid.uuid, number=gtid.number,
+            )  # fmt: skip
+            return True
+        if ours:
+            self._note_missed(gtid, gtid_sets.generation_of(scn))
+        self._begin_group(scn, _OURS if ours else _FOREIGN, header, commit_us)
+        return True
+
+    def _note_missed(self, gtid: MySqlGtid, generation: int) -> None:
+        """The numbers between the last one of this server and this one: they may come late."""
+        last = self.ends[generation] if generation < len(self.ends) else 0
+        if last and gtid.number > last + 1:
+            known = self._missed.get(gtid.uuid, ())
+            self._miss(gtid.uuid, gtid_sets.union(known, ((last + 1, gtid.number - 1),)))
+
+    def _begin_group(self, scn: int, domain_id: int, header: events.Header, commit_us: int) -> None:
+        ours = domain_id == _OURS
         self._before = self.last_seq_no
         self.group = Group(
             scn,
-            _OURS if ours else _FOREIGN,
+            domain_id,
             header.server_id,
             commit_us,
             GtidFlag.STANDALONE | GtidFlag.DDL,
@@ -139,7 +182,11 @@ class MySqlDecoder(BinlogDecoder):
             self.last_seq_no = scn
         else:
             self.foreign_groups += 1
-        return True
+
+    def _leave_group(self, header: events.Header) -> None:
+        if self.group is not None:
+            self._forget_group(f"{self._place(header)}: a new group begins")
+        self._placeless = None
 
     def _end_group(self) -> None:
         group = self.group
@@ -183,6 +230,8 @@ class MySqlDecoder(BinlogDecoder):
 
     def _query(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
         group = self.group
+        if self._placeless is not None:
+            return self._passed_over(header, self._placeless.statement(events.read_query(body)[1]))
         if group is None:
             return True
         statement = events.read_query(body)[1].strip().upper()
@@ -202,19 +251,59 @@ class MySqlDecoder(BinlogDecoder):
         if within is not None and not within.wanted:
             self._end_group()
         else:
-            # Its events are read before the next one of the stream; they have no checksums.
-            self.payload = Payload(body, self._place(header))
-            self._outside = self.checksums, header.end_offset
-            self.checksums = False
+            self._open_payload(Payload(body, self._place(header)), header)
         return True
 
-    def end_payload(self) -> None:
-        """The payload's events have all been read: go on with the stream's."""
-        self.payload = None
-        self.checksums, self.offset = self._outside
-
-    def _refuse(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+    def _anonymous(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
         within = self.group
         if within is None or within.wanted:
-            raise UnsupportedChange(f"{self._place(header)}: {_REFUSED[EventType(header.type)]}")
+            raise UnsupportedChange(
+                f"{self._place(header)}: a transaction without a GTID (ANONYMOUS_GTID_LOG_EVENT); "
+                "set gtid_mode = ON on the server that wrote it"
+            )
         return True
+
+    # -- without a place
+
+    def _tagged_gtid(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+        gtid = read_tagged_gtid(body)
+        self._leave_group(header)
+        if gtid.uuid in self._uuids:
+            self._placeless = PlacelessGroup(
+                f"the tagged GTID {gtid}", _TAG, self.settings.captures
+            )
+        else:
+            self._begin_group(0, _FOREIGN, header, header.timestamp_s * 1_000_000)
+        return True
+
+    def _passed_over(self, header: events.Header, change: str) -> bool:
+        group = self._placeless
+        assert group is not None
+        if change:
+            raise UnsupportedChange(f"{self._place(header)}: {group.name} {change}; {group.why}")
+        if group.ended:
+            self._placeless = None
+            self.other_groups += 1
+            if group.number:
+                missed = self._missed.get(group.server, ())
+                one = ((group.number, group.number),)
+                self._miss(group.server, gtid_sets.without(missed, one))
+        return True
+
+    def _table_map(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+        if self._placeless is None:
+            return super()._table_map(header, body, fresh)
+        self._placeless.table_map(body)
+        return True
+
+    def _rows(self, header: events.Header, body: memoryview) -> None:
+        if self._placeless is None:
+            return super()._rows(header, body)
+        self._passed_over(header, self._placeless.rows(body))
+        return None
+
+    def _xid(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+        if self._placeless is None:
+            return super()._xid(header, body, fresh)
+        self._placeless.ended = True
+        return self._passed_over(header, "")

@@ -48,6 +48,9 @@ class Numbering(Protocol):
     def head(self, connection: Connection) -> int:
         """The scn of the last transaction."""
 
+    def beginning(self, connection: Connection) -> Memo:
+        """What a stream needs that begins now, at the first start: after ``head``."""
+
     def dump_after(self, connection: Connection, settings: Settings, memo: Memo) -> DumpStart:
         """The request for everything after a memo's scn, and what it needs before that.
 
@@ -56,7 +59,7 @@ class Numbering(Protocol):
         """
 
     def decoder(
-        self, settings: Settings, charsets: Charsets, catalogue: Catalogue, after_scn: int
+        self, settings: Settings, charsets: Charsets, catalogue: Catalogue, memo: Memo
     ) -> BinlogDecoder:
         """The reader of what that request brings."""
 
@@ -106,6 +109,10 @@ class DomainNumbering:
         """The domain's last sequence number."""
         return positions.head_scn(connection, self.domain_id)
 
+    def beginning(self, connection: Connection) -> Memo:
+        """The number alone."""
+        return Memo(self.head(connection))
+
     def dump_after(self, connection: Connection, settings: Settings, memo: Memo) -> DumpStart:
         """From the beginning of the file that holds the place."""
         file = positions.file_for(connection, settings, self.domain_id, memo)
@@ -117,10 +124,10 @@ class DomainNumbering:
         )
 
     def decoder(
-        self, settings: Settings, charsets: Charsets, catalogue: Catalogue, after_scn: int
+        self, settings: Settings, charsets: Charsets, catalogue: Catalogue, memo: Memo
     ) -> BinlogDecoder:
         """The reader of MariaDB's groups."""
-        return BinlogDecoder(settings, charsets, catalogue, self.domain_id, after_scn)
+        return BinlogDecoder(settings, charsets, catalogue, self.domain_id, memo.scn)
 
     @contextmanager
     def snapshot(self, connection: Connection) -> Iterator[Snapshot]:
@@ -183,6 +190,18 @@ class UuidNumbering:
         """The newest GTID of the last server that has written."""
         return self._head(connection, executed_gtids(connection))
 
+    def beginning(self, connection: Connection) -> Memo:
+        """With what was written under tags until now: a dump has that, or nobody wants it."""
+        executed = executed_gtids(connection)
+        head = self._head(connection, executed)
+        missed = {
+            name: gtid_sets.without(((1, gtid_sets.largest(executed[name])),), executed[name])
+            for name in self.uuids
+            if name in executed
+        }
+        tagged = gtid_sets.tagged_in(executed, self.uuids)
+        return Memo(head, tagged=gtid_sets.told(tagged), missed=gtid_sets.told(missed))
+
     def _head(self, connection: Connection, executed: GtidSet) -> int:
         """The same of a set; what a replica has written for itself is not the newest."""
         own = own_uuid(connection) if len(self.uuids) > 1 else ""
@@ -197,9 +216,12 @@ class UuidNumbering:
         return gtid_sets.head_of(executed, self.uuids)
 
     def dump_after(self, connection: Connection, settings: Settings, memo: Memo) -> DumpStart:
-        """By the set of what has been seen; the server finds the place."""
+        """By the set of what has been seen; the server finds the place.
+
+        A commit can be streamed before the server counts it among the executed ones.
+        """
         after_scn = memo.scn
-        executed = executed_gtids(connection)
+        executed = come_gtids(connection)
         where = f"{settings.host}:{settings.port} (database={settings.name})"
         head = self._head(connection, executed)
         if self._number_in(executed, after_scn) < gtid_sets.number_of(after_scn):
@@ -223,6 +245,11 @@ class UuidNumbering:
                     f"up to {name}:{last}. It reaches to {self._told(head)}"
                 )
         seen = gtid_sets.seen_at(executed, purged, self.uuids, memo.read_from, memo.ends)
+        for name, before in gtid_sets.parse_gtid_set(memo.tagged).items():
+            known = gtid_sets.common(executed.get(name, ()), before)
+            seen[name] = gtid_sets.union(seen.get(name, ()), known)
+        for name, missed in gtid_sets.parse_gtid_set(memo.missed).items():
+            seen[name] = gtid_sets.without(seen.get(name, ()), missed)
         ends = [gtid_sets.largest(seen.get(name, ())) for name in self.uuids]
         for generation in range(len(self.uuids)):
             if generation > gtid_sets.generation_of(memo.read_from):
@@ -254,25 +281,23 @@ class UuidNumbering:
         return f"{scn} (GTID {name}:{gtid_sets.number_of(scn)})"
 
     def decoder(
-        self, settings: Settings, charsets: Charsets, catalogue: Catalogue, after_scn: int
+        self, settings: Settings, charsets: Charsets, catalogue: Catalogue, memo: Memo
     ) -> BinlogDecoder:
         """The reader of MySQL's groups."""
-        return MySqlDecoder(settings, charsets, catalogue, self.uuids, after_scn, self.turn)
+        made = MySqlDecoder(settings, charsets, catalogue, self.uuids, memo.scn, self.turn)
+        made.placeless_from(memo)
+        return made
 
     @contextmanager
     def snapshot(self, connection: Connection) -> Iterator[Snapshot]:
         """Bracketed: the server cannot name the place.
 
-        A commit is owned, shows, and is executed, in this order; so what is owned is asked for
-        before what is executed, and no commit that shows can be in neither.
+        A commit is owned, shows, and is executed, in this order: none that shows is missing.
         """
         connection.query(_REPEATABLE)
         before = executed_gtids(connection)
         with transaction(connection, _CONSISTENT):
-            owned = gtid_sets.parse_owned(str(connection.row("SELECT @@global.gtid_owned")[0]))
-            after = executed_gtids(connection)
-            for name, number in owned.items():
-                after[name] = (*after.get(name, ()), (number, number))
+            after = come_gtids(connection)
             yield BracketSnapshot(self.uuids, before, self._head(connection, after))
 
     def facts(self, connection: Connection) -> dict[str, Any]:
@@ -286,6 +311,22 @@ class UuidNumbering:
 def executed_gtids(connection: Connection) -> dict[str, Intervals]:
     """``@@gtid_executed``."""
     return gtid_sets.parse_gtid_set(str(connection.row("SELECT @@global.gtid_executed")[0]))
+
+
+def come_gtids(connection: Connection) -> GtidSet:
+    """What is executed, and behind it what is being committed, which the binlog may have already.
+
+    What is owned is asked for first: in this order nothing can be in neither.  A smaller number
+    that is owned still is no commit in its turn: a session has taken it for later.
+    """
+    owned = gtid_sets.parse_owned(str(connection.row("SELECT @@global.gtid_owned")[0]))
+    executed = executed_gtids(connection)
+    for name, intervals in owned.items():
+        known = executed.get(name, ())
+        last = gtid_sets.largest(known)
+        coming = tuple((max(low, last + 1), high) for low, high in intervals if high > last)
+        executed[name] = gtid_sets.union(known, coming)
+    return executed
 
 
 def own_uuid(connection: Connection) -> str:

@@ -52,6 +52,11 @@ class PacketBuffer:
             self.start, self.stop = 0, len(rest)
         return memoryview(self.data)[self.stop : len(self.data) - SLACK_BYTES]
 
+    def hold(self, packets: bytearray) -> None:
+        """Take whole packets, and nothing else, in the place of what was received."""
+        self.start, self.stop = 0, len(packets)
+        self.data = packets + bytes(SLACK_BYTES)
+
     @property
     def in_long_event(self) -> bool:
         """Whether the next packet goes on with an event that began before it."""
@@ -105,3 +110,14 @@ class PacketBuffer:
             raise SourceUnavailable(f"{self._where} ended the stream")
         if status != 0:
             raise FormatError(f"{self._where} sent a packet of status {status:#04x}")
+
+
+def packets_of(*parts: bytes) -> bytearray:
+    """The packets in which a server would send what the parts are together."""
+    content = memoryview(b"".join(parts))
+    block = bytearray()
+    for start in range(0, len(content) + 1, _LONGEST_PACKET):
+        part = content[start : start + _LONGEST_PACKET]
+        block += len(part).to_bytes(3, "little") + b"\0"
+        block += part
+    return block

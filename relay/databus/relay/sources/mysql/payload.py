@@ -16,12 +16,11 @@ import zstandard
 
 from databus.common.errors import FormatError
 from databus.relay.sources.mysql.events import HEADER_BYTES
-from databus.relay.sources.mysql.packets import SLACK_BYTES, PacketBuffer
+from databus.relay.sources.mysql.packets import PacketBuffer, packets_of
 
 BLOCK_BYTES = 256 << 10
 _END, _SIZE, _COMPRESSION = 0, 1, 2
 _ZSTD, _NONE = 0, 255
-_LONGEST_PACKET = 0xFFFFFF
 _WIDTHS = {0xFC: 2, 0xFD: 3, 0xFE: 8}
 
 
@@ -37,7 +36,7 @@ class Payload:
 
     def __init__(self, body: memoryview, where: str) -> None:
         self.packets = PacketBuffer(where, 1)
-        self._where = where
+        self.where = where
         fields, at = _fields(body, where)
         size = fields.get(_SIZE, len(body) - at)
         data = bytes(body[at : at + size])
@@ -65,19 +64,17 @@ class Payload:
             length = int.from_bytes(header[9:13], "little")
             rest = self._read(length - HEADER_BYTES)
             if length < HEADER_BYTES or len(header) + len(rest) != length:
-                raise FormatError(f"{self._where}: a compressed transaction breaks off in an event")
-            _put_packets(block, b"\0" + header + rest)
-        packets = self.packets
-        packets.start, packets.stop = 0, len(block)
-        packets.data = block + bytes(SLACK_BYTES)
-        return packets.stop > 0
+                raise FormatError(f"{self.where}: a compressed transaction breaks off in an event")
+            block += packets_of(b"\0", header, rest)
+        self.packets.hold(block)
+        return len(block) > 0
 
     def _read(self, size: int) -> bytes:
         try:
             return self._events.read(max(0, size))
         except zstandard.ZstdError as error:
             raise FormatError(
-                f"{self._where}: a compressed transaction is damaged: {error}"
+                f"{self.where}: a compressed transaction is damaged: {error}"
             ) from error
 
 
@@ -103,12 +100,3 @@ def _number(body: memoryview, at: int, where: str) -> tuple[int, int]:
     if not width:
         return first, at + 1
     return int.from_bytes(body[at + 1 : at + 1 + width], "little"), at + 1 + width
-
-
-def _put_packets(block: bytearray, content: bytes) -> None:
-    """Append ``content`` as the packets in which a server would send it."""
-    for start in range(0, len(content) + 1, _LONGEST_PACKET):
-        part = content[start : start + _LONGEST_PACKET]
-        block += len(part).to_bytes(3, "little") + b"\0" + part
-        if len(part) < _LONGEST_PACKET:
-            return

@@ -25,6 +25,12 @@ _SIZED = (
 )
 _SINGLE_BYTE_GROWTH = 3
 _LONGEST_FIXED_BYTES = 48
+_ADDRESSES = {"uuid": c.OP_UUID, "inet4": c.OP_INET4, "inet6": c.OP_INET6}
+_DATE_TEXTS = {
+    types.DATE: c.OP_DATE_TEXT,
+    types.DATETIME2: c.OP_DATETIME_TEXT,
+    types.TIMESTAMP2: c.OP_TIMESTAMP_TEXT,
+}
 
 
 class KernelTables:
@@ -133,6 +139,8 @@ class KernelTables:
         if code == types.BIT:
             width = (meta >> 8) + (meta & 255 > 0)
             return c.OP_BIT64 if column.column.kind is Kind.UINT64 else c.OP_BIT, width, 0, fixed
+        if column.is_date_text:
+            return _DATE_TEXTS[code], meta, 0, fixed
         simple = {
             types.FLOAT: c.OP_FLOAT,
             types.DOUBLE: c.OP_DOUBLE,
@@ -150,17 +158,17 @@ class KernelTables:
 
     def _sized(self, column: StreamColumn) -> tuple[int, int, int, int] | None:
         name, length_bytes = column.column.type_name, column.length_bytes
-        if name == "uuid":
-            return c.OP_UUID, length_bytes, 0, _LONGEST_FIXED_BYTES
-        if name in ("inet6", "inet4"):
-            return None
+        if name in _ADDRESSES:
+            return _ADDRESSES[name], length_bytes, 0, _LONGEST_FIXED_BYTES
         if column.code == STRING and column.column.kind is Kind.BYTES:
             width = types.char_bytes(column.meta)
             return c.OP_PADDED, length_bytes, width, width + _LONGEST_FIXED_BYTES
         charset = column.charset
-        if column.column.kind is Kind.BYTES or charset is None or charset.is_utf8:
+        if column.column.kind is Kind.BYTES or charset is None:
             return c.OP_BYTES, length_bytes, 0, _LONGEST_FIXED_BYTES
-        if charset.table:
+        if charset.is_utf8:
+            return c.OP_UTF8, length_bytes, 0, _LONGEST_FIXED_BYTES
+        if charset.is_single_byte:
             return c.OP_SINGLE_BYTE, length_bytes, self._text(charset.table), _LONGEST_FIXED_BYTES
         return None
 

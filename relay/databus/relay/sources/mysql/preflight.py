@@ -6,8 +6,6 @@ Every finding names the setting, what it is, and the statement that mends it.
 from __future__ import annotations
 
 import re
-from collections.abc import Container
-from dataclasses import replace
 
 from databus.common.errors import UnsupportedChange
 from databus.relay.sources.mysql.charsets import Charsets
@@ -72,7 +70,6 @@ def _version_findings(text: str, is_mysql: bool) -> list[Finding]:
 _WANTED: tuple[tuple[str, str, str], ...] = (
     ("binlog_format", "ROW", "statements cannot be turned into rows"),
     ("binlog_row_image", "FULL", "rows would come without some of their columns"),
-    ("log_bin_compress", "OFF", "compressed events are not read"),
 )
 
 
@@ -95,7 +92,6 @@ def _setting_findings(connection: Connection) -> list[Finding]:
     return findings
 
 
-_WANTED_OF_MYSQL: tuple[tuple[str, str, str], ...] = (*_WANTED[:2],)
 _GTIDS_ON = (
     "SET GLOBAL enforce_gtid_consistency = ON; SET GLOBAL gtid_mode = OFF_PERMISSIVE; "
     "SET GLOBAL gtid_mode = ON_PERMISSIVE; SET GLOBAL gtid_mode = ON; and gtid_mode=ON and "
@@ -104,13 +100,11 @@ _GTIDS_ON = (
 
 
 def _mysql_settings(connection: Connection) -> list[Finding]:
-    found = _variables(
-        connection, "log_bin", "gtid_mode", "binlog_row_metadata", *_names(_WANTED_OF_MYSQL)
-    )
+    found = _variables(connection, "log_bin", "gtid_mode", "binlog_row_metadata", *_names(_WANTED))
     if found.get("log_bin") != "ON":
         return [_no_binlog("[mysqld]")]
     findings = [
-        *_not_as_wanted(found, _WANTED_OF_MYSQL, "[mysqld]"),
+        *_not_as_wanted(found, _WANTED, "[mysqld]"),
         *_nameless(found, "[mysqld]"),
     ]
     if found.get("gtid_mode") != "ON":
@@ -238,20 +232,11 @@ def _select_findings(
     return findings
 
 
-def table_findings(
-    catalogue: Catalogue, charsets: Charsets, settings: Settings, stopped: Container[str] = ()
-) -> list[Finding]:
-    """Tables without a key, and types or character sets that cannot be carried.
-
-    Of tables that have ``stopped`` they are told, but stand in nobody's way.
-    """
-    findings: list[Finding] = []
-    for table in catalogue.values():
-        found = _one_table(table, charsets, settings)
-        if table.source in stopped:
-            found = [replace(finding, fatal=False) for finding in found]
-        findings.extend(found)
-    return findings
+def table_findings(catalogue: Catalogue, charsets: Charsets, settings: Settings) -> list[Finding]:
+    """Tables without a key, and types or character sets that cannot be carried."""
+    return [
+        finding for table in catalogue.values() for finding in _one_table(table, charsets, settings)
+    ]
 
 
 def _one_table(table: Table, charsets: Charsets, settings: Settings) -> list[Finding]:
@@ -265,7 +250,12 @@ def _one_table(table: Table, charsets: Charsets, settings: Settings) -> list[Fin
         table.columns_as_seen(settings.zero_dates)
     except UnsupportedChange as error:
         findings.append(
-            Finding(f"types of {table.source}", error.message, f"change the type, {exclude}")
+            Finding(
+                f"types of {table.source}",
+                error.message,
+                f"change the type, {exclude}",
+                table=table.source,
+            )
         )
     for column in table.columns:
         charset = charsets.named(column.charset) if column.charset else None
@@ -275,6 +265,7 @@ def _one_table(table: Table, charsets: Charsets, settings: Settings) -> list[Fin
                     f"character set of {table.source}.{column.name}",
                     f"{column.charset} cannot be decoded",
                     f"ALTER TABLE {table.source} CONVERT TO CHARACTER SET utf8mb4, {exclude}",
+                    table=table.source,
                 )
             )
     if table.engine not in TRANSACTIONAL_ENGINES:

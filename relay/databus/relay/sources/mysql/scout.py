@@ -1,7 +1,8 @@
 """A look ahead in the binlog: which statements lie between the stream and the server's newest.
 
 The catalogue says what tables are now.  Whether that holds where the stream is depends on the
-statements in between, so these are read on a connection of their own, each piece once.
+statements in between, so these are read on a connection of their own, each piece once.  So are
+the table maps, which say what a statement has left: only as far as they are needed for that.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import logging
 
 from databus.common.errors import SourceUnavailable
 from databus.relay.sources.mysql import events
+from databus.relay.sources.mysql.compressed import plain_query
 from databus.relay.sources.mysql.connection import BinlogRequest, Connection
 from databus.relay.sources.mysql.events import EventType
 from databus.relay.sources.mysql.packets import PacketBuffer
+from databus.relay.sources.mysql.payload import Payload
 from databus.relay.sources.mysql.places import Place
 from databus.relay.sources.mysql.settings import Settings
-from databus.relay.sources.mysql.tables import load_catalogue
+from databus.relay.sources.mysql.tables import Catalogue, load_catalogue
 from databus.relay.sources.mysql.tracked import Outlook, Statement
 
 _log = logging.getLogger(__name__)
@@ -26,6 +29,14 @@ _SILENCE_S = 10.0
 _HEARTBEAT_S = 1.0
 _COMMITTED_WITHIN_S = 30
 _LOOKS = 3
+_NOTED = frozenset(
+    {
+        EventType.QUERY,
+        EventType.QUERY_COMPRESSED,
+        EventType.TABLE_MAP,
+        EventType.TRANSACTION_PAYLOAD,
+    }
+)
 
 
 class Scout:
@@ -33,7 +44,8 @@ class Scout:
 
     Invariants:
         I1. ``_seen`` holds every statement that ends in ``(_since, _upto]`` and may change
-            a definition.
+            a definition; ``_maps`` of each captured table the first map with names in there,
+            and the first behind each statement that can have changed it.
 
     Owner: the source; one question at a time, in a thread.
     """
@@ -43,14 +55,23 @@ class Scout:
         self._file = ""
         self._checksums = False
         self._seen: list[tuple[Place, Statement]] = []
+        self._maps: list[tuple[Place, str, bytes]] = []
+        self._mapped: set[tuple[str, str]] = set()
 
     def look(
-        self, connection: Connection, settings: Settings, file: str, offset: int, gtid: str
+        self,
+        connection: Connection,
+        settings: Settings,
+        file: str,
+        offset: int,
+        gtid: str,
+        statement: Statement | None = None,
     ) -> Outlook:
         """The catalogue as it is now, and the statements behind a place in the binlog.
 
         ``gtid`` is the transaction at that place: what MySQL shows is older than its binlog
-        until a transaction that is there already has been committed.
+        until a transaction that is there already has been committed.  With ``statement``, which
+        ends there, only as far as is needed to know what it has left.
 
         Raises:
             SourceUnavailable: the server does not answer, or does not commit the transaction.
@@ -67,23 +88,49 @@ class Scout:
             before = _end(connection)
             catalogue = load_catalogue(connection, settings)
             after = _end(connection)
-            self._extend(settings, here, file, after)
-            ahead = [(place, statement) for place, statement in self._seen if place > here]
-            if not any(place > before for place, _ in ahead):
+            asked = _named(statement, catalogue) if statement is not None else None
+            self._extend(settings, here, file, after, asked)
+            if not any(place > before for place, _ in self._seen):
                 break  # Nothing came in while the catalogue was read.
-        return Outlook(catalogue, tuple(statement for _, statement in ahead))
+        ahead = tuple(statement for _, statement in self._seen)
+        return Outlook(catalogue, ahead, self._shown() if asked is not None else {})
 
-    def _extend(self, settings: Settings, here: Place, file: str, end: Place) -> None:
+    def _shown(self) -> dict[str, bytes]:
+        """The first maps of tables that no statement can have changed before."""
+        found: dict[str, bytes] = {}
+        for place, source, body in self._maps:
+            change = self._first_change(source)
+            if source not in found and (change is None or place < change):
+                found[source] = body
+        return found
+
+    def _first_change(self, source: str) -> Place | None:
+        schema, _, name = source.partition(".")
+        places = (place for place, statement in self._seen if statement.may_change(schema, name))
+        return next(places, None)
+
+    def _extend(
+        self, settings: Settings, here: Place, file: str, end: Place, asked: set[str] | None
+    ) -> None:
         if not self._since <= here <= self._upto:
             self._since = self._upto = here
             self._file = file
-            self._seen.clear()
+            for noted in (self._seen, self._maps, self._mapped):
+                noted.clear()
         self._since = here
-        self._seen = [(place, statement) for place, statement in self._seen if place > here]
-        if end > self._upto:
-            self._read(settings, end)
+        self._seen = [noted for noted in self._seen if noted[0] > here]
+        self._maps = [noted for noted in self._maps if noted[0] > here]
+        if end > self._upto and not self._knows(asked):
+            self._read(settings, end, asked)
 
-    def _read(self, settings: Settings, end: Place) -> None:
+    def _knows(self, asked: set[str] | None) -> bool:
+        """Whether it is settled of all that is asked for what they were, or that they changed."""
+        if asked is None:
+            return False
+        mapped = {source for _, source, _ in self._maps}
+        return all(source in mapped or self._first_change(source) for source in asked)
+
+    def _read(self, settings: Settings, end: Place, asked: set[str] | None) -> None:
         where = f"{settings.host}:{settings.port} (database={settings.name})"
         _log.info("database %s: looking ahead from %s to %s", settings.name, self._upto, end)
         connection = Connection(settings)
@@ -105,13 +152,16 @@ class Scout:
                     raise SourceUnavailable(f"{where} closed the connection")
                 packets.received(count)
                 while self._upto < end and (event := packets.next_event()) is not None:
-                    if self._take(event):
+                    noted = len(self._seen), len(self._maps)
+                    if self._take(event, settings):
                         self._upto = end
                     packets.used()
+                    if noted != (len(self._seen), len(self._maps)) and self._knows(asked):
+                        return
         finally:
             connection.close()
 
-    def _take(self, event: memoryview) -> bool:
+    def _take(self, event: memoryview, settings: Settings) -> bool:
         """Use one event; returns whether the server has nothing more, and waits."""
         header = events.read_header(event)
         if header.type in (EventType.HEARTBEAT, EventType.HEARTBEAT_V2):
@@ -130,12 +180,46 @@ class Scout:
         if not header.end_offset or header.flags & events.ARTIFICIAL:
             return False
         self._upto = max(self._upto, Place(self._upto.file_number, header.end_offset))
-        if header.type == EventType.QUERY:
+        if header.type in _NOTED:
             body = events.checked_body(header, event, self._checksums, where)
+            self._note(header.type, body, where, settings)
+        return False
+
+    def _note(self, kind: int, body: memoryview, where: str, settings: Settings) -> None:
+        if kind == EventType.TABLE_MAP:
+            self._note_map(body, settings)
+        elif kind == EventType.TRANSACTION_PAYLOAD:
+            payload = Payload(body, where)
+            while payload.refill():
+                while (event := payload.packets.next_event()) is not None:
+                    header = events.read_header(event)
+                    if header.type == EventType.TABLE_MAP:
+                        self._note_map(events.checked_body(header, event, False, where), settings)
+                    payload.packets.used()
+        else:
+            if kind == EventType.QUERY_COMPRESSED:
+                body = plain_query(body, where)
             statement = Statement(*events.read_query(body))
             if not statement.changes_nothing:
                 self._seen.append((self._upto, statement))
-        return False
+                self._mapped = {name for name in self._mapped if not statement.may_change(*name)}
+
+    def _note_map(self, body: memoryview, settings: Settings) -> None:
+        _, schema, table = events.table_map_names(body)
+        if (schema, table) in self._mapped:
+            return
+        self._mapped.add((schema, table))
+        if settings.captures(schema, table) and events.names_columns(body):
+            self._maps.append((self._upto, f"{schema}.{table}", bytes(body)))
+
+
+def _named(statement: Statement, catalogue: Catalogue) -> set[str]:
+    """The tables that a statement can have changed, of those that are still there."""
+    return {
+        source
+        for source, table in catalogue.items()
+        if statement.may_change(table.schema, table.name)
+    }
 
 
 def _end(connection: Connection) -> Place:

@@ -17,7 +17,7 @@ from databus.relay.sources.hosts import Host, read_hosts
 from databus.relay.sources.mysql.tls import PREFERRED, Tls, read_tls
 
 OPTIONS = ("clock_name", "domain_id", "server_id", "uuids", "zero_dates")
-ZERO_DATES = ("error", "null")
+ZERO_DATES = ("error", "null", "text")
 SYSTEM_SCHEMAS = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
 
 _DEFAULT_PORT = 3306
@@ -32,8 +32,8 @@ class Settings:
 
     ``domain_id`` (MariaDB) None means the server's own ``gtid_domain_id``; ``uuids`` (MySQL) are
     the servers that have written, in that order, and empty means the server itself.
-    ``zero_dates`` says what becomes of 0000-00-00 and its relatives: "error" stops the stream
-    and names the row's table, "null" carries them as null.
+    ``zero_dates`` says what becomes of 0000-00-00 and its relatives: "error" stops the row's table
+    and names it, "null" carries them as null, "text" carries all dates as the server's text.
     """
 
     name: str

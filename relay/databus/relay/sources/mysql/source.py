@@ -37,7 +37,6 @@ from databus.relay.sources.mysql.preflight import (
 )
 from databus.relay.sources.mysql.scout import Scout
 from databus.relay.sources.mysql.settings import read_settings
-from databus.relay.sources.mysql.stops import StoppedTables
 from databus.relay.sources.mysql.tables import Catalogue, load_catalogue
 from databus.relay.sources.mysql.tls import receive_into
 from databus.relay.sources.mysql.tracked import Outlook, TrackedTables
@@ -49,8 +48,11 @@ from databus.relay.sources.source import (
     Snapshot,
     TableSize,
     Transaction,
+    left_out,
     raise_findings,
 )
+from databus.relay.sources.stops import StoppedTables
+from databus.relay.sources.told import ToldSchemas
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ _SILENCE_S = 10.0
 _BATCH_AT_LEAST_EVERY_S = 0.4
 _STREAM_COMES_BY_S = 0.5
 _TAKEN_UP_EVERY_S = 0.02
+_WHICH_SERVER = "CONCAT_WS(':', @@hostname, @@port, @@server_id)"
 
 
 class MySqlSource:
@@ -96,6 +99,8 @@ class MySqlSource:
         self._stopped = StoppedTables({})
         self._places: Places | None = None
         self._scout = Scout()
+        self._beginning = Memo(-1)
+        self._streams_from = self._reset = ""
 
     @property
     def clock(self) -> str:
@@ -121,7 +126,7 @@ class MySqlSource:
             self._settings = self._settings.at(host)
             try:
                 findings = await self._ask(self._examine)
-                if not any(finding.fatal for finding in findings):
+                if not any(finding.forbids_all for finding in findings):
                     await self._ask(self._try_position)
             except (SourceUnavailable, SourcePositionLost) as error:
                 _log.info("database %s: %s is passed over: %s", self._settings.name, host, error)
@@ -158,7 +163,7 @@ class MySqlSource:
         return [
             *findings,
             *numbering,
-            *table_findings(self._catalogue, self._charsets, settings, self._stopped.stops),
+            *table_findings(self._catalogue, self._charsets, settings),
         ]
 
     def _query_connection(self) -> Connection:
@@ -180,7 +185,8 @@ class MySqlSource:
 
     async def open(self) -> None:
         """Connect, run the preflight, learn the tables."""
-        raise_findings(self._settings.name, await self.preflight())
+        goes_on = self._recalled is not None
+        raise_findings(self._settings.name, await self.preflight(), goes_on=goes_on)
         if self.use_kernels:
             await asyncio.to_thread(warm_up)
             await asyncio.to_thread(chunk_kernels.warm_up)
@@ -198,7 +204,10 @@ class MySqlSource:
 
     async def first_scn(self) -> int:
         """The scn of the server's last transaction."""
-        return await self._ask(lambda: self._numbering.head(self._query_connection()))
+        self._beginning = await self._ask(
+            lambda: self._numbering.beginning(self._query_connection())
+        )
+        return self._beginning.scn
 
     async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """All windows after ``after_scn``; see ``Source.stream``."""
@@ -208,13 +217,18 @@ class MySqlSource:
             lambda: self._numbering.dump_after(self._query_connection(), settings, memo)
         )
         assert self._charsets is not None, "open() comes before stream()"
-        decoder = self._numbering.decoder(settings, self._charsets, self._catalogue, after_scn)
+        decoder = self._numbering.decoder(settings, self._charsets, self._catalogue, memo)
         decoder.expected, decoder.ends = start.expected, start.ends
         decoder.last_seq_no, decoder.begins_after = start.after_scn, start.begins_after
         decoder.stopped = self._stopped = self._stops_of(memo)
         tracked = decoder.known.tracked = TrackedTables(memo.tracked_scn, memo.tracked)
-        decoder.assume([*await self.schemas(), *self._tracked_schemas(tracked)])
+        decoder.told = ToldSchemas(memo.told)
+        decoder.told.assume([*self._tracked_schemas(tracked), *await self.schemas()])
         self._decoder = decoder
+        self._streams_from = self._reset = ""
+        if (memo.tagged or memo.missed) and after_scn == self._beginning.scn:
+            # No later start can know it.
+            yield Batch(b"", resolved=after_scn, memo=memo, keep=True)
         self._places = Places() if isinstance(self._numbering, DomainNumbering) else None
         connection = await asyncio.to_thread(Connection, settings)
         self._stream_connection = connection
@@ -258,6 +272,9 @@ class MySqlSource:
             return recalled.memo(after_scn)
         prepared = await self._ask(lambda: has_prepared(self._query_connection()))
         memo = recalled.memo(after_scn) if recalled is not None else Memo(after_scn)
+        if after_scn == self._beginning.scn:
+            began = self._beginning
+            memo = dataclasses.replace(memo, tagged=began.tagged, missed=began.missed)
         return dataclasses.replace(memo, prepared=1 if prepared else None)
 
     async def _batches(
@@ -265,9 +282,10 @@ class MySqlSource:
     ) -> AsyncGenerator[Batch, None]:
         settings = self._settings
         where = f"{settings.host}:{settings.port} (database={settings.name})"
-        decoder.checksums = (
-            await asyncio.to_thread(connection.row, "SELECT @@global.binlog_checksum")
-        )[0] == "CRC32"
+        checksum, self._streams_from = await asyncio.to_thread(
+            connection.row, f"SELECT @@global.binlog_checksum, {_WHICH_SERVER}"
+        )
+        decoder.checksums = checksum == "CRC32"
         raw = await asyncio.to_thread(
             connection.start_binlog, request, settings.server_id, _HEARTBEAT_S
         )
@@ -286,6 +304,8 @@ class MySqlSource:
                 raise SourceUnavailable(f"{where}: the connection is gone: {error}") from error
             if not count:
                 raise SourceUnavailable(f"{where} closed the connection")
+            if self._reset:
+                raise SourceUnavailable(f"{where}: {self._reset}")
             packets.received(count)
             while True:
                 decoder.begin_again()
@@ -334,14 +354,16 @@ class MySqlSource:
 
     async def _look_ahead(self, decoder: BinlogDecoder) -> None:
         """The catalogue as it is now, and how far it holds for where the stream is."""
-        if not decoder.known.tracked.is_needed:
+        is_tracked = decoder.known.tracked.is_needed
+        statement = None if is_tracked else decoder.looks_for
+        if not (is_tracked or decoder.looks_ahead):
             decoder.known.outlook = Outlook(await self._fresh_catalogue(), ())
             return
         group = decoder.group
         gtid = decoder.txid(group) if group is not None and group.wanted else ""
         file, offset = decoder.file, decoder.looks_from
         decoder.known.outlook = await self._read(
-            lambda c: self._scout.look(c, self._settings, file, offset, gtid)
+            lambda c: self._scout.look(c, self._settings, file, offset, gtid, statement)
         )
         self._catalogue = decoder.known.catalogue
 
@@ -357,15 +379,11 @@ class MySqlSource:
     # -- tables
 
     async def schemas(self) -> list[SourceSchema]:
-        """The captured tables as they are now; one that has stopped is left out if it has to be."""
+        """The captured tables as they are now; one that cannot be carried is left out."""
         found = []
         for table in (await self._fresh_catalogue()).values():
-            try:
-                if table.key:
-                    found.append(table.source_schema(self._settings.zero_dates))
-            except UnsupportedChange:
-                if table.source not in self._stopped.stops:
-                    raise
+            with contextlib.suppress(UnsupportedChange):
+                found.append(table.source_schema(self._settings.zero_dates))
         return found
 
     async def largest_key(self, source: str) -> list[Any] | None:
@@ -446,9 +464,12 @@ class MySqlSource:
 
     async def status(self) -> dict[str, Any]:
         """Version, positions, what the stream has passed over, and the binlog's size."""
-        facts = await self._ask(self._server_facts)
         decoder = self._decoder
+        read_to = Place.of(decoder.file, decoder.offset) if decoder and decoder.file else None
+        facts, server, end = await self._ask(self._server_facts)
         if decoder is not None:
+            if read_to and decoder is self._decoder and server == self._streams_from:
+                self._notice_reset(read_to, end)
             facts["stream"] = {
                 "scn": decoder.resolved,
                 "file": decoder.file,
@@ -456,17 +477,36 @@ class MySqlSource:
                 "foreign_groups": decoder.foreign_groups,
                 "groups_without_events": decoder.other_groups,
             }
-        facts["stopped_tables"] = {
-            source: {"since_scn": stop.since_scn, "why": stop.why}
-            for source, stop in self._stopped.stops.items()
-        }
-        facts["warnings"] = self._stopped.warnings()
+        facts["stopped_tables"] = self._stopped.document()
+        facts["warnings"] = [*self._stopped.warnings(), *self._left_out()]
         return facts
 
-    def _server_facts(self) -> dict[str, Any]:
+    def _notice_reset(self, read_to: Place, end: Place) -> None:
+        """The server does not tell: the stream waits at the end of a file that is gone.
+
+        What a new stream is told depends on what is in the binlog now.
+        """
+        if end < read_to:
+            self._reset = (
+                f"its binlog ends at {end.offset} of file {end.file_number}, but we have read up "
+                f"to {read_to.offset} of file {read_to.file_number}: it was reset"
+            )
+
+    def _left_out(self) -> list[str]:
+        """Of tables that cannot be captured, and of which no row has come that could stop them."""
+        if self._charsets is None:
+            return []
+        return [
+            left_out(finding)
+            for finding in table_findings(self._catalogue, self._charsets, self._settings)
+            if finding.fatal and finding.table not in self._stopped.stops
+        ]
+
+    def _server_facts(self) -> tuple[dict[str, Any], str, Place]:
+        """What is told of the server, which one it is, and where its binlog ends."""
         connection = self._query_connection()
         files = connection.query("SHOW BINARY LOGS")
-        return {
+        facts = {
             "version": connection.row("SELECT VERSION()")[0],
             **self._numbering.facts(connection),
             "server_id": self._settings.server_id,
@@ -474,3 +514,5 @@ class MySqlSource:
             "binlog_files": len(files),
             "binlog_bytes": sum(int(row[1]) for row in files),
         }
+        (server,) = connection.row(f"SELECT {_WHICH_SERVER}")
+        return facts, str(server), Place.of(str(files[-1][0]), int(files[-1][1]))

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 
 from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.events import ENUM, SET, TableMap
@@ -66,10 +66,21 @@ def _holds(text: str, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The catalogue, and every statement from a place of the stream up to where it was read."""
+    """The catalogue, and every statement from a place of the stream up to where it was read.
+
+    ``shown`` are table maps with names that come behind that place before any statement that can
+    have changed their table; where they were looked for, ``ahead`` ends as soon as they, or such
+    statements, were found.
+    """
 
     catalogue: Catalogue
     ahead: tuple[Statement, ...]
+    shown: Mapping[str, bytes] = field(default_factory=dict)
+
+    def changes(self, source: str) -> list[Statement]:
+        """The statements that can have changed a table."""
+        schema, _, name = source.partition(".")
+        return [statement for statement in self.ahead if statement.may_change(schema, name)]
 
 
 class TrackedTables:
@@ -122,7 +133,7 @@ class TrackedTables:
             TableUncertain: a statement between here and there can have changed it.
         """
         table = outlook.catalogue.get(source)
-        changes = _changes(source, outlook.ahead)
+        changes = outlook.changes(source)
         if table is None or changes:
             since = f"{changes[0]} changed it" if changes else "it is gone"
             raise TableUncertain(
@@ -136,9 +147,8 @@ class TrackedTables:
     def learn_named(self, statement: Statement, outlook: Outlook) -> None:
         """The same for every table that a statement names, where it is certain."""
         for source, table in outlook.catalogue.items():
-            if statement.may_change(table.schema, table.name) and not _changes(
-                source, outlook.ahead
-            ):
+            named = statement.may_change(table.schema, table.name)
+            if named and not outlook.changes(source):
                 self._tables[source] = table
                 self._encoded = None
 
@@ -151,11 +161,6 @@ class TrackedTables:
                 else ""
             )
         return self._encoded
-
-
-def _changes(source: str, ahead: Iterable[Statement]) -> list[Statement]:
-    schema, _, name = source.partition(".")
-    return [statement for statement in ahead if statement.may_change(schema, name)]
 
 
 def _decoded(text: str) -> dict[str, Table]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from databus.common import kernels
 from databus.common.kernels import I64Array, U8Array, i64, jit_uncounted, load_i64, load_u32
+from databus.relay.sources.avro_kernels import has_surrogate
 from databus.relay.sources.mysql import cells as c
 
 _U7 = np.uint64(7)
@@ -266,6 +267,83 @@ def _put_uuid(out: U8Array, at: int, buf: U8Array, start: int, count: int) -> in
 
 
 @jit_uncounted
+def put_inet4(out: U8Array, to: int, buf: U8Array, start: int, count: int) -> int:
+    """An IPv4 address as text, without a length; trailing zero bytes may be missing."""
+    for index in range(4):
+        byte = i64(buf[start + index]) if index < count else i64(0)
+        if index:
+            out[to] = 46  # .
+            to += 1
+        to = _put_number(out, to, byte, 3 if byte > 99 else 2 if byte > 9 else 1)
+    return to
+
+
+@jit_uncounted
+def put_inet6(out: U8Array, to: int, buf: U8Array, start: int, count: int) -> int:
+    """An IPv6 address as MariaDB writes it: v4-mapped and -compatible ones end with dots."""
+    zeros = i64(0)  # How many of the first groups are zero.
+    longest, longest_at, run = i64(1), i64(-1), i64(0)
+    for index in range(8):
+        if _group(buf, start, count, index):
+            run = i64(0)
+            continue
+        zeros += 1 if zeros == index else 0
+        run += 1
+        if run > longest:
+            longest, longest_at = run, index - run + 1
+    is_mapped = zeros == 5 and _group(buf, start, count, 5) == 0xFFFF
+    has_dots = (is_mapped or zeros == 6) and _group(buf, start, count, 6) != 0
+    groups = 6 if has_dots else 8
+    if has_dots:
+        longest, longest_at = zeros, i64(0)
+    index = i64(0)
+    while index < groups:
+        if index == longest_at:
+            out[to] = out[to + 1] = 58  # :
+            to += 2
+            index += longest
+            continue
+        if index and index != longest_at + longest:
+            out[to] = 58
+            to += 1
+        to = _put_group(out, to, _group(buf, start, count, index))
+        index += 1
+    if has_dots:
+        if is_mapped:
+            out[to] = 58
+            to += 1
+        to = put_inet4(out, to, buf, start + 12, count - 12)
+    return to
+
+
+@jit_uncounted
+def _group(buf: U8Array, start: int, count: int, index: int) -> int:
+    high = i64(buf[start + 2 * index]) if 2 * index < count else i64(0)
+    low = i64(buf[start + 2 * index + 1]) if 2 * index + 1 < count else i64(0)
+    return high << 8 | low
+
+
+@jit_uncounted
+def _put_group(out: U8Array, to: int, group: int) -> int:
+    """Up to four hexadecimal digits, without zeros before them."""
+    digits = 4 if group > 0xFFF else 3 if group > 0xFF else 2 if group > 0xF else 1
+    for index in range(digits):
+        out[to + index] = _HEX[group >> 4 * (digits - 1 - index) & 15]
+    return to + digits
+
+
+@jit_uncounted
+def _put_address(out: U8Array, to: int, buf: U8Array, start: int, count: int, op: int) -> int:
+    """The text with its length before it, which is a single byte."""
+    if op == c.OP_INET4:
+        stop = put_inet4(out, to + 1, buf, start, count)
+    else:
+        stop = put_inet6(out, to + 1, buf, start, count)
+    out[to] = 2 * (stop - to - 1)
+    return stop
+
+
+@jit_uncounted
 def _put_single(out: U8Array, to: int, bits: int) -> None:
     """The bits of a single as a double, little-endian."""
     sign = bits >> 31
@@ -284,6 +362,84 @@ def _put_single(out: U8Array, to: int, bits: int) -> None:
     double = sign << 63 | exponent << 52 | fraction << 29
     for index in range(8):
         out[to + index] = double >> 8 * index & 0xFF
+
+
+@jit_uncounted
+def _put_number(out: U8Array, to: int, value: int, digits: int) -> int:
+    """Decimal digits, filled up with zeros."""
+    for index in range(digits):
+        out[to + digits - 1 - index] = 48 + value % 10
+        value //= 10
+    return to + digits
+
+
+@jit_uncounted
+def _put_date(out: U8Array, to: int, year: int, month: int, day: int) -> int:
+    to = _put_number(out, to, year, 4)
+    out[to] = 45  # -
+    to = _put_number(out, to + 1, month, 2)
+    out[to] = 45
+    return _put_number(out, to + 1, day, 2)
+
+
+@jit_uncounted
+def _put_days(out: U8Array, to: int, days: int) -> int:
+    """The date that is so many days after 1970-01-01, none of them before."""
+    shifted = days + 719468
+    era = shifted // 146097
+    day_of_era = shifted - era * 146097
+    year_of_era = (
+        day_of_era - day_of_era // 1460 + day_of_era // 36524 - day_of_era // 146096
+    ) // 365
+    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    shifted_month = (5 * day_of_year + 2) // 153
+    month = shifted_month + (3 if shifted_month < 10 else -9)
+    year = era * 400 + year_of_era + (1 if month <= 2 else 0)
+    return _put_date(out, to, year, month, day_of_year - (153 * shifted_month + 2) // 5 + 1)
+
+
+@jit_uncounted
+def _put_date_text(
+    buf: U8Array, at: int, out: U8Array, to: int, op: int, digits: int
+) -> tuple[int, int]:
+    """As ``put_value``: a date as the server writes it, also one that no calendar has."""
+    if op == c.OP_DATE_TEXT:
+        bits = _load_little_endian(buf, at, 3)
+        to = _put_long(out, to, 10)
+        return at + 3, _put_date(out, to, bits >> 9, bits >> 5 & 15, bits & 31)
+    start, size = to, 20 + digits if digits else 19
+    width = (digits + 1) // 2
+    to = _put_long(out, to, size)
+    if op == c.OP_DATETIME_TEXT:
+        bits = _load_big_endian(buf, at, 5) - 0x8000000000
+        hour, minute, second = bits >> 12 & 31, bits >> 6 & 63, bits & 63
+        year_month = bits >> 22 & 0x1FFFF
+        if bits < 0 or year_month >= 130_000 or hour > 23 or minute > 59 or second > 59:
+            return -1, start
+        at += 5
+        us = _load_big_endian(buf, at, width) * _FRACTION_US[width]
+        to = _put_date(out, to, year_month // 13, year_month % 13, bits >> 17 & 31)
+    else:
+        seconds = _load_big_endian(buf, at, 4)
+        at += 4
+        us = _load_big_endian(buf, at, width) * _FRACTION_US[width]
+        if seconds == 0 and us == 0:
+            to = _put_date(out, to, 0, 0, 0)
+        else:
+            to = _put_days(out, to, seconds // 86_400)
+        hour, minute, second = seconds // 3600 % 24, seconds // 60 % 60, seconds % 60
+    if us > 999_999:
+        return -1, start
+    out[to] = 32
+    to = _put_number(out, to + 1, hour, 2)
+    out[to] = 58  # :
+    to = _put_number(out, to + 1, minute, 2)
+    out[to] = 58
+    to = _put_number(out, to + 1, second, 2)
+    if digits:
+        out[to] = 46  # .
+        to = _put_number(out, to + 1, us // _POWERS[6 - digits], digits)
+    return at + width, to
 
 
 @jit_uncounted
@@ -308,18 +464,24 @@ def put_value(
         return at + width, _put_long(out, to, (load_i64(buf, at) << shift) >> shift)
     if op == c.OP_UNSIGNED:
         return at + width, _put_long(out, to, _load_little_endian(buf, at, width))
-    if c.OP_BYTES <= op <= c.OP_SINGLE_BYTE or op == c.OP_UUID:
+    if c.OP_BYTES <= op <= c.OP_SINGLE_BYTE or op in (c.OP_UUID, c.OP_INET4, c.OP_INET6):
         count = _load_little_endian(buf, at, width)
         start = at + width
         stop = start + count
         if stop > end:
             return -1, to
-        if op == c.OP_BYTES:
+        if op == c.OP_UTF8 and has_surrogate(buf, start, count):
+            return -1, to
+        if op in (c.OP_BYTES, c.OP_UTF8):
             return stop, put_bytes(out, _put_long(out, to, count), buf, start, count)
         if op == c.OP_SINGLE_BYTE:
             return stop, _put_single_byte(out, to, buf, start, count, blob, plan[column + c.C_B])
         if op == c.OP_UUID:
             return (stop, _put_uuid(out, to, buf, start, count)) if count <= 16 else (-1, to)
+        if op in (c.OP_INET4, c.OP_INET6):
+            if count > (4 if op == c.OP_INET4 else 16):
+                return -1, to
+            return stop, _put_address(out, to, buf, start, count, op)
         padded = plan[column + c.C_B]
         if count > padded:
             return -1, to
@@ -369,4 +531,6 @@ def put_value(
     if op == c.OP_FLOAT:
         _put_single(out, to, load_u32(buf, at))
         return at + 4, to + 8
+    if c.OP_DATE_TEXT <= op <= c.OP_TIMESTAMP_TEXT:
+        return _put_date_text(buf, at, out, to, op, width)
     return -1, to

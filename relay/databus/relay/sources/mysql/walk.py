@@ -1,9 +1,10 @@
 """The binlog's hot path, compiled: packets to frames without an object per row.
 
 ``walk`` takes a block of the replication stream and does what ``decoder.py`` does for the
-events that make up nearly all of a binlog: GTIDs, known table maps, rows of the common types,
-XIDs.  At anything else, and at anything that is not as it should be, it stops in front of the
-event and leaves it to the decoder; so every error and every rare case has one place.
+events that make up nearly all of a binlog: GTIDs, known table maps, rows of the common types
+(dates as text among them), XIDs.  At anything else, and at anything that is not as it should
+be, it stops in front of the event and leaves it to the decoder; so every error and every rare
+case has one place.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def _begin_group(buf: U8Array, at: int, plan: I64Array) -> int:
 
 @jit_uncounted
 def _begin_mysql_group(buf: U8Array, at: int, end: int, plan: I64Array) -> int:
-    """A GTID of the server whose turn it is; all others are the decoder's."""
+    """The next GTID of the server whose turn it is; all others are the decoder's."""
     body = at + _HEADER_BYTES
     scn = plan[c.SCN_BASE] + load_i64(buf, body + 17)
     if (
@@ -152,7 +153,7 @@ def _begin_mysql_group(buf: U8Array, at: int, end: int, plan: I64Array) -> int:
         or plan[c.EXPECT] != c.NO_EXPECT
         or load_i64(buf, body + 1) != plan[c.UUID_LOW]
         or load_i64(buf, body + 9) != plan[c.UUID_HIGH]
-        or scn <= plan[c.LAST_SEQ_NO]
+        or scn != plan[c.LAST_SEQ_NO] + 1
     ):
         return c.NEED_DECODER
     commit_us = i64(0)

@@ -65,6 +65,14 @@ def xid_text(xid: Xid) -> str:
     return f"X'{global_id}',X'{branch}',{format_id}"
 
 
+def moved(frame: bytearray, scn: int, seq: int, commit_us: int) -> bytes:
+    """A frame at another place of the stream."""
+    _PLACE.pack_into(frame, _PLACE_AT, scn, seq)
+    _TIME.pack_into(frame, _TIME_AT, commit_us)
+    _CRC.pack_into(frame, 0, google_crc32c.value(bytes(memoryview(frame)[_AFTER_CRC:])))
+    return bytes(frame)
+
+
 class Spool:
     """The frames of one transaction that has not been committed yet.
 
@@ -153,10 +161,7 @@ class PreparedTransactions:
         if found is None:
             self.forget_open()
             return None
-        _PLACE.pack_into(found, _PLACE_AT, scn, seq)
-        _TIME.pack_into(found, _TIME_AT, commit_us)
-        _CRC.pack_into(found, 0, google_crc32c.value(bytes(memoryview(found)[_AFTER_CRC:])))
-        return bytes(found)
+        return moved(found, scn, seq, commit_us)
 
     def drop(self, xid: Xid) -> None:
         """It is rolled back, or was committed before our position."""

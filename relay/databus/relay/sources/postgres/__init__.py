@@ -9,8 +9,9 @@ In reading order:
 * Stream: ``replication`` (with ``auth``) is the connection, ``stream`` reads the slot,
   ``pgoutput`` has the messages, ``windows`` makes windows of them; ``values`` and ``rows`` turn
   text into Avro.
-* The same compiled: ``kernels``, steered by ``layout``, with ``text_values``.  Where it stops,
-  ``windows`` goes on.
+* The same compiled: ``kernels``, steered by ``layout``, with ``text_values``, and for values in
+  binary ``binary_kernels``.  Where it stops, ``windows`` goes on; ``binary_values`` says which
+  types are known in binary, and what their text is.
 * Chunks: ``chunks`` decides, ``chunk_session`` receives, ``chunk_kernels`` packs.
 """
 

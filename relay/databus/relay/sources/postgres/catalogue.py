@@ -228,12 +228,12 @@ def extend_publication_sql(name: str, table: Table) -> str:
     return f"ALTER PUBLICATION {quote(name)} ADD TABLE {table.quoted}"
 
 
-def start_replication_command(settings: Settings, lsn: str) -> str:
-    """The command that starts our stream; tables come with protocol version 1, as text."""
+def start_replication_command(settings: Settings, lsn: str, *, binary: bool = False) -> str:
+    """The command that starts our stream; tables come with protocol version 1."""
     names = literal(quote(settings.publication))
     return (
         f"START_REPLICATION SLOT {quote(settings.slot)} LOGICAL {lsn} "
-        f"(proto_version '1', publication_names {names})"
+        f"(proto_version '1', publication_names {names}{', binary' if binary else ''})"
     )
 
 

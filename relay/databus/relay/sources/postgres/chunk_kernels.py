@@ -11,21 +11,14 @@ import numpy as np
 
 from databus.common import kernels
 from databus.common.kernels import COMPILED, I64Array, U8Array, i64
-from databus.relay.sources.avro_kernels import put_bytes, put_long
+from databus.relay.sources.postgres.binary_kernels import TEXT, put_binary
 from databus.relay.sources.postgres.text_values import put_value
 
 # columns: a row for each column.  FORM says how its values come.
 KIND, NULLABLE, SCALE, FORM = range(4)
-TEXT, BOOL, INTEGER, DOUBLE, DATE, TIME, TIMESTAMP, BYTES, UUID = range(9)
 
 # Why walk_rows stopped.
 AT_END, AT_OTHER, OUT_FULL, ROW_REFUSED = range(4)
-
-_EPOCH_DAYS = 10_957
-_EPOCH_US = 946_684_800_000_000
-_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
-_DAY_US = 86_400_000_000
-_HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 
 
 @kernels.jit
@@ -137,54 +130,7 @@ def _value(
     if form == TEXT:
         kind, scale = columns[place, KIND], columns[place, SCALE]
         return i64(put_value(buf, start, length, kind, scale, out, at))
-    if form == INTEGER:
-        return put_long(out, at, _signed(buf, start, length))
-    if form == TIMESTAMP:
-        value = _signed(buf, start, 8)
-        day = value // _DAY_US + _EPOCH_DAYS
-        if day < _FIRST_DAY or day > _LAST_DAY:
-            return -1
-        return put_long(out, at, value + _EPOCH_US)
-    if form == DATE:
-        day = _signed(buf, start, 4) + _EPOCH_DAYS
-        return -1 if day < _FIRST_DAY or day > _LAST_DAY else put_long(out, at, day)
-    if form == TIME:
-        value = _signed(buf, start, 8)
-        return -1 if value < 0 or value >= _DAY_US else put_long(out, at, value)
-    if form == DOUBLE:
-        if buf[start] & 0x7F == 0x7F and buf[start + 1] & 0xF0 == 0xF0:
-            return -1  # not a finite number
-        for offset in range(8):
-            out[at + offset] = buf[start + 7 - offset]
-        return at + 8
-    if form == BOOL:
-        out[at] = buf[start]
-        return at + 1
-    if form == BYTES:
-        return put_bytes(buf, start, length, out, at)
-    if form == UUID and length == 16:
-        at = put_long(out, at, 36)
-        for offset in range(16):
-            if offset in (4, 6, 8, 10):
-                out[at] = 45
-                at += 1
-            byte = buf[start + offset]
-            out[at] = _HEX[byte >> 4]
-            out[at + 1] = _HEX[byte & 15]
-            at += 2
-        return at
-    return -1
-
-
-@kernels.jit
-def _signed(buf: U8Array, start: int, length: int) -> int:
-    """A big-endian number of 1 to 8 bytes, as two's complement."""
-    value = i64(buf[start])
-    if value & 0x80:
-        value -= 256
-    for offset in range(1, length):
-        value = value << 8 | i64(buf[start + offset])
-    return value
+    return i64(put_binary(buf, start, length, form, columns[place, SCALE], out, at))
 
 
 @kernels.jit

@@ -17,8 +17,9 @@ import numpy as np
 
 from databus.common.errors import SourceUnavailable
 from databus.common.kernels import COMPILED, I64Array
-from databus.common.schema import Kind
 from databus.relay.sources.postgres import chunk_kernels as k
+from databus.relay.sources.postgres.binary_kernels import TEXT
+from databus.relay.sources.postgres.binary_values import FORMS
 from databus.relay.sources.postgres.layout import KernelTables
 from databus.relay.sources.postgres.replication import Connection, PostgresError, error_of
 from databus.relay.sources.postgres.rows import RowCodec
@@ -30,21 +31,6 @@ _T = TypeVar("_T")
 _INT = struct.Struct("!I")
 _SHORT = struct.Struct("!H")
 _DATA_ROW, _ERROR, _READY = b"DEZ"
-
-# (oid of the type, kind it is carried as) -> how its binary form is read.
-_BINARY: dict[tuple[int, Kind], int] = {
-    (16, Kind.BOOL): k.BOOL,
-    (17, Kind.BYTES): k.BYTES,
-    (20, Kind.INT): k.INTEGER,
-    (21, Kind.INT): k.INTEGER,
-    (23, Kind.INT): k.INTEGER,
-    (701, Kind.FLOAT): k.DOUBLE,
-    (1082, Kind.DATE): k.DATE,
-    (1083, Kind.TIME): k.TIME,
-    (1114, Kind.TIMESTAMP): k.TIMESTAMP,
-    (1184, Kind.TIMESTAMPTZ): k.TIMESTAMP,
-    (2950, Kind.UUID): k.UUID,
-}
 
 
 class TextNeeded(Exception):
@@ -116,13 +102,13 @@ class RowBuffer:
         tables.put(1, codec.schema)
         _, _, columns, keys, _ = tables.arrays
         columns = np.array(columns[:, :4])
-        columns[:, k.FORM] = k.TEXT
+        columns[:, k.FORM] = TEXT
         if binary:
             for place, (known, column) in enumerate(
                 zip(table.columns, codec.schema.columns, strict=True)
             ):
                 if column.name not in codec.schema.key:
-                    columns[place, k.FORM] = _BINARY.get((known.base_oid, column.kind), k.TEXT)
+                    columns[place, k.FORM] = FORMS.get((known.base_oid, column.kind), TEXT)
         return RowBuffer(codec, columns, keys)
 
     def take(self, block: memoryview) -> int:
@@ -148,7 +134,7 @@ class RowBuffer:
             if reason == k.OUT_FULL:
                 space.grow(64 + 2 * _length(block, at) + 48 * len(self.columns))
             elif reason == k.ROW_REFUSED:
-                if (self.columns[:, k.FORM] != k.TEXT).any():
+                if (self.columns[:, k.FORM] != TEXT).any():
                     raise TextNeeded
                 end = at + _length(block, at)
                 self.last = bytes(block[at:end])
@@ -193,7 +179,7 @@ class ChunkSession(Connection):
         texts = [parameter.encode() for parameter in parameters]
         self._send(b"P", b"\0" + sql.encode() + b"\0" + _SHORT.pack(0))
         bound = b"".join(_INT.pack(len(text)) + text for text in texts)
-        forms = [0 if form == k.TEXT else 1 for form in rows.columns[:, k.FORM].tolist()]
+        forms = [0 if form == TEXT else 1 for form in rows.columns[:, k.FORM].tolist()]
         self._send(
             b"B",
             b"\0\0" + _SHORT.pack(0) + _SHORT.pack(len(texts)) + bound

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from databus.common import kernels
 from databus.common.kernels import I64Array, U8Array, i64
 from databus.common.xxh3 import xxh3_64
+from databus.relay.sources.postgres.binary_kernels import put_binary
 from databus.relay.sources.postgres.text_values import BYTES, STRING, put_value
 
 U64Array = npt.NDArray[np.uint64]
@@ -31,7 +32,7 @@ AT_END, AT_OTHER, OUT_FULL = range(3)
 OID, CAPTURED, FIRST_COLUMN, COLUMN_COUNT, FIRST_KEY, KEY_COUNT, SOURCE_ID, SCHEMA_FP = range(8)
 
 # columns: a row for each column of each captured table.
-KIND, NULLABLE, SCALE, IS_KEY = range(4)
+KIND, NULLABLE, SCALE, IS_KEY, FORM = range(5)
 
 _NULL, _UNCHANGED = -1, -2
 _HEADER = 72
@@ -149,13 +150,13 @@ def _row_change(
     if has_old:
         if kind == 85 and not full_old:
             return -1  # the key changed
-        at = _tuple(buf, at + 1, end, count, fields, 0)
+        at = _tuple(buf, at + 1, end, count, columns, relations[number, 2], fields, 0)
         if at < 0:
             return -1
     if kind != 68:
         if at >= end or buf[at] != 78:
             return -1
-        at = _tuple(buf, at + 1, end, count, fields, 2)
+        at = _tuple(buf, at + 1, end, count, columns, relations[number, 2], fields, 2)
     elif not has_old:
         return -1
     if at != end:
@@ -271,7 +272,16 @@ def _find(index: I64Array, relations: I64Array, oid: int) -> int:
 
 
 @kernels.jit_uncounted
-def _tuple(buf: U8Array, at: int, end: int, count: int, fields: I64Array, line: int) -> int:
+def _tuple(
+    buf: U8Array,
+    at: int,
+    end: int,
+    count: int,
+    columns: I64Array,
+    first: int,
+    fields: I64Array,
+    line: int,
+) -> int:
     """Find a TupleData's values; where it ends, or -1 if it is not as expected.
 
     Starts go to row ``line`` of ``fields``, lengths (or the marks) to the row below.
@@ -284,7 +294,7 @@ def _tuple(buf: U8Array, at: int, end: int, count: int, fields: I64Array, line: 
             return -1
         mark = buf[at]
         at += 1
-        if mark == 116:  # t
+        if mark == (116 if columns[first + place, 4] == 0 else 98):  # t or b
             if at + 4 > end:
                 return -1
             length = _u32(buf, at)
@@ -329,15 +339,7 @@ def _key(
             out[at] = 2
             at += 1
         column = relations[number, 2] + place
-        at = put_value(
-            buf,
-            fields[line, place],
-            fields[line + 1, place],
-            columns[column, 0],
-            columns[column, 2],
-            out,
-            at,
-        )
+        at = _value(buf, fields[line, place], fields[line + 1, place], columns, column, out, at)
         if at < 0:
             return -1
     return at
@@ -371,12 +373,21 @@ def _row(
         if columns[column, 1] != 0:
             out[at] = 2
             at += 1
-        at = put_value(
-            buf, fields[line, place], length, columns[column, 0], columns[column, 2], out, at
-        )
+        at = _value(buf, fields[line, place], length, columns, column, out, at)
         if at < 0:
             return -1
     return at
+
+
+@kernels.jit_uncounted
+def _value(
+    buf: U8Array, start: int, length: int, columns: I64Array, column: int, out: U8Array, at: int
+) -> int:
+    """Write one value, not null, in the form in which the column's come; its end, or -1."""
+    kind, scale, form = columns[column, 0], columns[column, 2], columns[column, 4]
+    if form == 0:
+        return put_value(buf, start, length, kind, scale, out, at)
+    return put_binary(buf, start, length, form, scale, out, at)
 
 
 @kernels.jit_uncounted

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from databus.common.kernels import I64Array
 from databus.common.schema import Column, Kind, SourceSchema
-from databus.relay.sources.postgres import kernels, text_values
+from databus.relay.sources.postgres import binary_kernels, kernels, text_values
 
 _KINDS: dict[Kind, int] = {
     Kind.BOOL: text_values.BOOL,
@@ -38,11 +40,16 @@ class KernelTables:
 
     def __init__(self) -> None:
         self._schemas: dict[int, SourceSchema | None] = {}
+        self._forms: dict[int, Sequence[int]] = {}
         self._arrays: Arrays | None = None
 
-    def put(self, oid: int, schema: SourceSchema | None) -> None:
-        """The table has this schema from now on; with None its changes are skipped."""
+    def put(self, oid: int, schema: SourceSchema | None, forms: Sequence[int] = ()) -> None:
+        """The table has this schema from now on; with None its changes are skipped.
+
+        ``forms`` are those of ``binary_kernels``, one a column; with none of them all is text.
+        """
         self._schemas[oid] = schema
+        self._forms[oid] = forms
         self._arrays = None
 
     @property
@@ -58,7 +65,7 @@ class KernelTables:
             size *= 2
         index = np.full(size, -1, dtype=np.int64)
         relations = np.zeros((max(1, len(self._schemas)), 8), dtype=np.int64)
-        columns: list[tuple[int, int, int, int]] = []
+        columns: list[tuple[int, int, int, int, int]] = []
         keys: list[int] = []
         widest = 1
         for number, (oid, schema) in enumerate(self._schemas.items()):
@@ -75,21 +82,26 @@ class KernelTables:
                 len(schema.key), schema.source_id,
                 np.uint64(schema.fingerprint).astype(np.int64),
             )  # fmt: skip
-            columns += [_column(column, schema) for column in schema.columns]
+            forms = self._forms[oid] or [binary_kernels.TEXT] * len(names)
+            columns += [
+                _column(column, schema, form)
+                for column, form in zip(schema.columns, forms, strict=True)
+            ]
             keys += [names.index(name) for name in schema.key]
             widest = max(widest, len(names))
         return (
             index,
             relations,
-            np.array(columns, dtype=np.int64).reshape(-1, 4),
+            np.array(columns, dtype=np.int64).reshape(-1, 5),
             np.array(keys, dtype=np.int64),
             np.zeros((4, widest), dtype=np.int64),
         )
 
 
-def _column(column: Column, schema: SourceSchema) -> tuple[int, int, int, int]:
+def _column(column: Column, schema: SourceSchema, form: int) -> tuple[int, int, int, int, int]:
     return (
-        _KINDS[column.kind], int(column.nullable), column.scale, int(column.name in schema.key)
+        _KINDS[column.kind], int(column.nullable), column.scale, int(column.name in schema.key),
+        form,
     )  # fmt: skip
 
 

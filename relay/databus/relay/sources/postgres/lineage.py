@@ -7,7 +7,8 @@ are comparable only as far as both histories are one.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import asyncpg
 
@@ -17,6 +18,8 @@ from databus.relay.sources.postgres.lsn import flush_lsn, format_lsn, parse_lsn
 from databus.relay.sources.postgres.replication import Connection, PostgresError
 from databus.relay.sources.postgres.schema import quote
 from databus.relay.sources.postgres.settings import Settings
+from databus.relay.sources.stops import Stop
+from databus.relay.sources.told import ToldSchemas
 
 LARGEST_GAP_BYTES = 1 << 30
 
@@ -34,21 +37,52 @@ class Identity:
     timeline: int
 
 
-def encode_memo(timeline: int) -> str:
-    """The timeline that a stream was read on."""
-    return json.dumps({"timeline": timeline})
+@dataclass(frozen=True, slots=True)
+class Memo:
+    """What is needed to go on, beyond a position.
+
+    ``timeline`` is the one that the stream was read on, ``stopped`` are the tables that are
+    passed over, and ``announced`` are the schemas that consumers were told of last, as
+    ``ToldSchemas`` encodes them.  Up to the scn ``as_text`` the stream has to be read in text form.
+    """
+
+    timeline: int
+    stopped: Mapping[str, Stop] = field(default_factory=dict)
+    announced: str = ""
+    as_text: int = 0
+
+    def encode(self) -> str:
+        """As JSON."""
+        stopped = sorted(self.stopped.items())
+        return json.dumps(
+            {
+                "timeline": self.timeline,
+                "stopped": {name: [stop.since_scn, stop.why] for name, stop in stopped},
+                "announced": self.announced,
+                "as_text": self.as_text,
+            }
+        )
 
 
-def decode_memo(memo: str) -> int:
-    """The timeline in a memo.
+def decode_memo(text: str) -> Memo:
+    """The memo in a text that ``encode`` made.
 
     Raises:
         FormatError: it is no memo.
     """
     try:
-        return int(json.loads(memo)["timeline"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{memo[:200]!r} is no memo of a slot: {error}") from error
+        document = json.loads(text)
+        return Memo(
+            int(document["timeline"]),
+            {
+                str(name): Stop(int(since_scn), str(why))
+                for name, (since_scn, why) in document.get("stopped", {}).items()
+            },
+            ToldSchemas(document.get("announced", "")).encode(),
+            int(document.get("as_text", 0)),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{text[:200]!r} is no memo of a slot: {error}") from error
 
 
 async def identify(settings: Settings) -> Identity:

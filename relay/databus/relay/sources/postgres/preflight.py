@@ -162,6 +162,7 @@ def _tables(settings: Settings, globs: Sequence[str], tables: list[Table]) -> li
                     f"key of {table.source}",
                     f"its replica identity ({table.identity}) does not hold its key",
                     key_remedy(table),
+                    table=table.source,
                 )
             )
         if not table.may_select:
@@ -170,6 +171,7 @@ def _tables(settings: Settings, globs: Sequence[str], tables: list[Table]) -> li
                     f"privilege on {table.source}",
                     f"{settings.user} may not read it",
                     f"GRANT SELECT ON {table.quoted} TO {quote(settings.user)}",
+                    table=table.source,
                 )
             )
     return found
@@ -211,6 +213,7 @@ async def _publication(
                 "publication",
                 f"{name} lacks {table.source} and {settings.user} may not add it",
                 extend_publication_sql(name, table),
+                table=table.source,
             )
         )
     return found

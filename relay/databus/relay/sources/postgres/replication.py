@@ -180,7 +180,9 @@ class Connection:
         if transport is not None and not transport.is_closing():
             with contextlib.suppress(OSError, RuntimeError):
                 transport.write(_HEADER.pack(b"X", 4))
-                transport.close()
+                # Not close(): that waits for what TLS has to say at the end, and for a server
+                # that takes nothing any more; the event loop may have ended before.
+                transport.abort()
 
     @property
     def is_closed(self) -> bool:

@@ -85,7 +85,7 @@ class RowCodec:
             raise self._refusal(
                 place,
                 f'{error}; set special_values = "null" in the database\'s options to carry '
-                "such values as null",
+                'such values as null (not in a key), or "text" to carry all of these types as text',
             ) from None
         except ValueError as error:
             raise self._refusal(place, str(error)) from None

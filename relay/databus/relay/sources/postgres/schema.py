@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from databus.common.errors import UnsupportedChange
-from databus.common.schema import Column, SourceSchema
+from databus.common.schema import Column, Kind, SourceSchema
 from databus.relay.sources.configured_keys import NO_KEYS, ORDER_NAME, ConfiguredKeys
 from databus.relay.sources.postgres import values
 from databus.relay.sources.postgres.pgoutput import Relation
@@ -26,6 +26,7 @@ SELECT c.oid::bigint AS oid, n.nspname || '.' || c.relname AS source,
        format_type(a.atttypid, a.atttypmod) AS type_name,
        array_position((pk.indkey::int2[])[0:pk.indnkeyatts - 1], a.attnum) AS pk_place,
        array_position((ri.indkey::int2[])[0:ri.indnkeyatts - 1], a.attnum) AS identity_place,
+       pk.indnkeyatts AS pk_width, ri.indnkeyatts AS identity_width,
        pg_has_role(c.relowner, 'USAGE') AS is_owner,
        has_table_privilege(c.oid, 'SELECT') AS may_select
 FROM pg_class c
@@ -63,7 +64,8 @@ class TableColumn:
 class Table:
     """A table as the catalogue has it today.
 
-    ``primary_key`` and ``identity_key`` (REPLICA IDENTITY USING INDEX) are in index order.
+    ``primary_key`` and ``identity_key`` (REPLICA IDENTITY USING INDEX) are in index order; one
+    that has a generated column, which is in no row of the stream, does not count.
     ``configured_key`` is what the configuration names for a table without them.
     """
 
@@ -78,6 +80,7 @@ class Table:
     is_owner: bool
     may_select: bool
     configured_key: tuple[str, ...] = ()
+    key_is_generated: bool = False
 
     @property
     def quoted(self) -> str:
@@ -154,6 +157,8 @@ def literal(text: str) -> str:
 
 def key_remedy(table: Table) -> str:
     """The statement that gives the table a key."""
+    if table.key_is_generated:
+        return "no generated column may be in its key: they are in no row of the stream"
     if table.primary_key:
         return f"ALTER TABLE {table.quoted} REPLICA IDENTITY DEFAULT"
     if table.configured_key:
@@ -188,16 +193,22 @@ def _table(rows: list[Any], bases: dict[int, tuple[int, int]], keys: ConfiguredK
         table_name=first["table_name"],
         identity=first["identity"],
         columns=tuple(_table_column(row, bases) for row in rows),
-        primary_key=_in_place(rows, "pk_place"),
-        identity_key=_in_place(rows, "identity_place"),
+        primary_key=_in_place(rows, "pk_place", "pk_width"),
+        identity_key=_in_place(rows, "identity_place", "identity_width"),
         is_owner=first["is_owner"],
         may_select=first["may_select"],
         configured_key=keys.of(first["source"], (row["column_name"] for row in rows)),
+        key_is_generated=any(
+            len([row for row in rows if row[place] is not None]) < (first[width] or 0)
+            for place, width in (("pk_place", "pk_width"), ("identity_place", "identity_width"))
+        ),
     )
 
 
-def _in_place(rows: list[Any], place: str) -> tuple[str, ...]:
+def _in_place(rows: list[Any], place: str, width: str) -> tuple[str, ...]:
     indexed = [row for row in rows if row[place] is not None]
+    if len(indexed) < (rows[0][width] or 0):
+        return ()
     return tuple(row["column_name"] for row in sorted(indexed, key=lambda row: row[place]))
 
 
@@ -222,7 +233,11 @@ def _column(column: TableColumn, nullable: bool, is_key: bool, special_values: s
     made = values.column_of(
         column.name, column.base_oid, column.base_modifier, nullable, column.type_name
     )
-    if special_values == "null" and made.kind in values.SPECIAL_KINDS and not is_key:
+    if made.kind not in values.SPECIAL_KINDS:
+        return made
+    if special_values == "text":
+        return replace(made, kind=Kind.STRING, precision=0, scale=0)
+    if special_values == "null" and not is_key:
         return replace(made, nullable=True)
     return made
 
@@ -258,11 +273,24 @@ def schema_of(
     return SourceSchema(relation.source, tuple(columns), key, configured)
 
 
+def base_oids(relation: Relation, table: Table | None) -> tuple[int, ...]:
+    """The oids of the columns' types, of domains that of the base type as far as it is known."""
+    today = {column.name: column for column in table.columns} if table else {}
+    found = []
+    for column in relation.columns:
+        known = today.get(column.name)
+        same = known and (known.type_oid, known.modifier) == (column.type_oid, column.modifier)
+        found.append(known.base_oid if known and same else column.type_oid)
+    return tuple(found)
+
+
 def _stream_key(
     relation: Relation, table: Table | None, keys: ConfiguredKeys
 ) -> tuple[tuple[str, ...], bool]:
     """The key, and whether it is a configured one."""
     names = {column.name for column in relation.columns}
+    if table and table.key_is_generated and not table.key:
+        raise UnsupportedChange(f"{relation.source} has no key: {key_remedy(table)}")
     flagged = tuple(column.name for column in relation.columns if column.is_key)
     if relation.identity == "f":
         # Every column is flagged: the whole row comes, so the primary key will do.

@@ -23,6 +23,7 @@ _OPTIONS = (
     "slot",
     "publication",
     "special_values",
+    "binary",
     "discover_every",
     "connect_timeout",
     "sslmode",
@@ -41,9 +42,11 @@ class Settings:
 
     ``special_values`` says what becomes of a value that its kind cannot hold (an infinite
     date, a year before 1 or after 9999, 24:00, NaN in a numeric(p, s)): ``error`` stops the
-    stream and names it, ``null`` carries NULL.  ``hosts`` are the servers that may be the
+    table and names it, ``null`` carries NULL, ``text`` carries every value of such a type in
+    PostgreSQL's text form.  ``hosts`` are the servers that may be the
     primary, ``host`` and ``port`` the one in use.  ``clock_name`` tells streams of one cluster
-    apart that have different histories.
+    apart that have different histories.  ``binary`` asks for values in binary where all types
+    of the captured tables are known in that form.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Settings:
     sslkey: str = ""
     keys: ConfiguredKeys = NO_KEYS
     clock_name: str = ""
+    binary: bool = False
     retained_wal_warning_bytes: int = 10 << 30
 
     def at(self, host: Host) -> Settings:
@@ -124,7 +128,7 @@ def read_settings(config: DatabaseConfig) -> Settings:
         password=unquote(parts.password or ""),
         slot=slot,
         publication=str(options.get("publication", plain)),
-        special_values=_one_of(config.name, options, "special_values", ("error", "null")),
+        special_values=_one_of(config.name, options, "special_values", ("error", "null", "text")),
         discover_every_s=_seconds(config.name, options, "discover_every", 10.0),
         connect_timeout_s=_seconds(config.name, options, "connect_timeout", 10.0),
         sslmode=_one_of(config.name, options, "sslmode", _SSL_MODES, "prefer"),
@@ -132,6 +136,7 @@ def read_settings(config: DatabaseConfig) -> Settings:
         sslcert=str(options.get("sslcert", "")),
         sslkey=str(options.get("sslkey", "")),
         keys=ConfiguredKeys(config.keys),
+        binary=_one_of(config.name, options, "binary", ("false", "true")) == "true",
         clock_name=str(options.get("clock_name", "")),
         retained_wal_warning_bytes=_bytes(config.name, options, "retained_wal_warning", "10GiB"),
     )
@@ -140,7 +145,8 @@ def read_settings(config: DatabaseConfig) -> Settings:
 def _one_of(
     name: str, options: dict[str, Any], key: str, allowed: tuple[str, ...], default: str = ""
 ) -> str:
-    value = str(options.get(key, default or allowed[0]))
+    value = options.get(key, default or allowed[0])
+    value = str(value).lower() if isinstance(value, bool) else str(value)
     if value not in allowed:
         raise ConfigError(f"database {name}: {key} is {value!r}; it takes {', '.join(allowed)}")
     return value

@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from typing import Any
 
 import asyncpg
 
 from databus.common.config import DatabaseConfig
-from databus.common.errors import SourceUnavailable, UnknownSource
+from databus.common.errors import SourceUnavailable, UnknownSource, UnsupportedChange
 from databus.common.kernels import COMPILED
 from databus.common.schema import SourceSchema
 from databus.relay.sources import rows
@@ -25,12 +24,14 @@ from databus.relay.sources.postgres import chunk_kernels, lineage, preflight, re
 from databus.relay.sources.postgres.catalogue import Catalogue
 from databus.relay.sources.postgres.chunks import ChunkReader
 from databus.relay.sources.postgres.layout import warm_up
+from databus.relay.sources.postgres.lineage import Memo, decode_memo
 from databus.relay.sources.postgres.lsn import format_lsn, parse_lsn, scn_before
 from databus.relay.sources.postgres.preflight import STANDBY
 from databus.relay.sources.postgres.replication import PostgresError
-from databus.relay.sources.postgres.schema import Table, matches
+from databus.relay.sources.postgres.schema import Table, key_remedy, matches
 from databus.relay.sources.postgres.settings import read_settings
 from databus.relay.sources.postgres.stream import SlotStream
+from databus.relay.sources.postgres.windows import TextNeeded, require_forms
 from databus.relay.sources.source import (
     Batch,
     Chunk,
@@ -40,6 +41,11 @@ from databus.relay.sources.source import (
     Transaction,
     raise_findings,
 )
+from databus.relay.sources.stops import StoppedTables
+from databus.relay.sources.told import ToldSchemas
+
+_TAKEN_UP_EVERY_S = 0.01
+_BINARY_SINCE = 14_00_00
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +73,11 @@ class PostgresSource:
         self._clock = ""
         self._acked_scn = 0
         self._timeline = 0
-        self._recalled: tuple[int, int] | None = None
+        self._recalled: tuple[Memo, int] | None = None
+        self._goes_on = False
+        self._stopped = StoppedTables({})
+        self._taken_up: set[str] = set()
+        self._at_first: list[SourceSchema] = []
         self._stream: SlotStream | None = None
         self._unpublished: dict[str, str] = {}
         self._warned = False
@@ -102,13 +112,15 @@ class PostgresSource:
 
     async def open(self) -> None:
         """Examine the server, see to the publication, learn the clock's identity."""
-        raise_findings(self._settings.name, await self.preflight())
+        raise_findings(self._settings.name, await self.preflight(), goes_on=self._goes_on)
         if COMPILED:
             await asyncio.to_thread(warm_up)
             await asyncio.to_thread(chunk_kernels.warm_up)
             await asyncio.to_thread(rows.warm_up)
         try:
             await self._publish()
+            # Before a slot is made: whatever is altered later shows in the stream.
+            self._at_first = await self.schemas()
             now = await lineage.identify(self._settings)
         except (PostgresError, asyncpg.PostgresError) as error:
             raise SourceUnavailable(f"{self._settings.address}: {error}") from error
@@ -116,11 +128,22 @@ class PostgresSource:
         self._clock = f"postgresql:{now.system}" + (f":{name}" if name else "")
         self._timeline = now.timeline
         if self._recalled is not None:
-            await lineage.require_history(self._settings, now, *self._recalled)
+            kept, after_scn = self._recalled
+            await lineage.require_history(self._settings, now, kept.timeline, after_scn)
 
     def recall(self, memo: str, last: Transaction | None, after_scn: int) -> None:
-        """See ``RememberingSource``: the timeline that was read up to ``after_scn``."""
-        self._recalled = (lineage.decode_memo(memo), after_scn) if memo else None
+        """See ``RememberingSource``: what was kept of the stream up to ``after_scn``."""
+        self._goes_on = True
+        self._recalled = (decode_memo(memo), after_scn) if memo else None
+        stops = self._recalled[0].stopped if self._recalled else {}
+        # One of a later transaction is found again, at the same place.
+        self._stopped = StoppedTables(
+            {
+                name: stop
+                for name, stop in stops.items()
+                if stop.since_scn <= after_scn and matches(name, self._globs)
+            }
+        )
 
     async def first_scn(self) -> int:
         """Create the slot, in the place of one that an earlier ring has left.
@@ -148,16 +171,37 @@ class PostgresSource:
     async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """See stream.py."""
         self._acked_scn = max(self._acked_scn, after_scn)
-        running = SlotStream(self._settings, self._globs, self._catalogue, self._publish)
+        kept = self._recalled[0] if self._recalled else Memo(self._timeline)
+        announced = ToldSchemas(kept.announced)
+        announced.assume(self._at_first)
+        memo = Memo(self._timeline, self._stopped.stops, announced.encode(), kept.as_text)
+        running = SlotStream(
+            self._settings, self._globs, self._catalogue, self._publish, memo, self._stopped,
+            binary=after_scn >= memo.as_text and await self._is_all_binary(),
+        )  # fmt: skip
         self._stream = running
         running.ack(self._acked_scn)
-        memo = lineage.encode_memo(self._timeline)
         try:
             async for batch in running.batches(after_scn):
-                yield replace(batch, memo=memo)
+                yield batch
         finally:
             await running.close()
             self._stream = None
+
+    async def _is_all_binary(self) -> bool:
+        """Whether binary is asked for, and known for every type of the captured tables."""
+        settings = self._settings
+        if not settings.binary or (await self._catalogue.facts())["version_number"] < _BINARY_SINCE:
+            return False
+        try:
+            for table in await self._tables():
+                if table.key:
+                    oids = [column.base_oid for column in table.columns]
+                    require_forms(table.schema(settings.special_values), oids)
+        except TextNeeded as error:
+            _log.info("database %s: read in text form: %s", settings.name, error)
+            return False
+        return True
 
     async def ack(self, scn: int) -> None:
         """Confirm to the server that it may forget everything up to ``scn``."""
@@ -175,11 +219,34 @@ class PostgresSource:
 
     async def largest_key(self, source: str) -> list[Any] | None:
         """The last key in the database's own order."""
-        return await self._chunks.largest_key(await self._table(source))
+        table = await self._table(source)
+        await self._begin_again(table)
+        return await self._chunks.largest_key(table)
 
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
         """See chunks.py."""
-        return await self._chunks.read(await self._table(request.source), request)
+        table = await self._table(request.source)
+        if request.is_of_whole_table:
+            await self._begin_again(table)
+        try:
+            return await self._chunks.read(table, request)
+        except UnsupportedChange as error:
+            if request.source in self._taken_up and self._stream is not None:
+                self._stream.stop_again(request.source, error.message)
+            raise
+
+    async def _begin_again(self, table: Table) -> None:
+        """All of a table is about to be read: if it has stopped, the stream takes it up before."""
+        source = table.source
+        if source not in self._stopped.stops:
+            return
+        table.schema(self._settings.special_values)
+        self._stopped.ask_for(source)
+        while source in self._stopped.stops:
+            if self._stream is None:
+                raise SourceUnavailable(f"{source} begins again with the stream, which is not on")
+            await asyncio.sleep(_TAKEN_UP_EVERY_S)
+        self._taken_up.add(source)
 
     async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
         """See chunks.py."""
@@ -194,7 +261,8 @@ class PostgresSource:
         await self._chunks.write_watermark(await self._table(table), token)
 
     async def status(self) -> dict[str, Any]:
-        """Server version, current scn, slot and retained log, tables that are left out."""
+        """Server version, current scn, slot and retained log, tables that are left out or have
+        stopped."""
         facts = await self._catalogue.facts()
         slot = await self._catalogue.slot()
         rows = await self._catalogue.fetch("SELECT pg_current_wal_insert_lsn()::text AS lsn")
@@ -205,9 +273,15 @@ class PostgresSource:
             "slot": self._settings.slot,
             "publication": self._settings.publication,
             "refused_tables": dict(self._unpublished),
+            "stopped_tables": self._stopped.document(),
+            "warnings": self._stopped.warnings(),
         }
+        status["warnings"] += [
+            f"{source} cannot be captured: {why}"
+            for source, why in self._unpublished.items()
+            if source not in self._stopped.stops
+        ]
         if self._stream is not None:
-            status["refused_tables"].update(self._stream.refused)
             status["encrypted"] = self._stream.encrypted
         if slot is not None:
             status["retained_bytes"] = slot.retained_bytes
@@ -218,7 +292,7 @@ class PostgresSource:
             if warnings and not self._warned:
                 _log.warning("database %s: %s", self._settings.name, "; ".join(warnings))
             self._warned = bool(warnings)
-            status["warnings"] = warnings
+            status["warnings"] += warnings
         return status
 
     async def close(self) -> None:
@@ -250,7 +324,7 @@ class PostgresSource:
         tables = await self._tables()
         wanted = [table for table in tables if table.key]
         unpublished = {
-            table.source: "it has no key that identifies its rows"
+            table.source: f"it has no key that identifies its rows; {key_remedy(table)}"
             for table in tables
             if not table.key
         }

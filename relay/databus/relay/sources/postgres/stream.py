@@ -8,6 +8,7 @@ import logging
 import struct
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 
 import asyncpg
 import numpy as np
@@ -15,12 +16,14 @@ import numpy as np
 from databus.common.errors import DatabusError, FormatError, SourcePositionLost, SourceUnavailable
 from databus.relay.sources.postgres import pgoutput
 from databus.relay.sources.postgres.catalogue import Catalogue, start_replication_command
-from databus.relay.sources.postgres.lineage import commits_between, create_slot
+from databus.relay.sources.postgres.lineage import Memo, commits_between, create_slot
 from databus.relay.sources.postgres.lsn import flush_lsn, format_lsn
 from databus.relay.sources.postgres.replication import Connection, PostgresError, error_of
 from databus.relay.sources.postgres.settings import Settings
-from databus.relay.sources.postgres.windows import PART_BYTES, WindowAssembler
+from databus.relay.sources.postgres.windows import PART_BYTES, TextNeeded, WindowAssembler
 from databus.relay.sources.source import Batch
+from databus.relay.sources.stops import StoppedTables
+from databus.relay.sources.told import ToldSchemas
 
 _KEEP_ALIVE_S = 1.0
 _QUIET_S = 1.0
@@ -51,9 +54,14 @@ class SlotStream:
     Invariants:
         I1. The flush position that the server hears is that of the last ``ack``, never more.
         I2. The server hears from us every second, also while nobody takes batches.
+        I3. A batch that says that a table has stopped comes before the end of the transaction
+            in which it did.
 
-    Owner: one task iterates ``batches``; ``ack`` and ``close`` come from the same loop.
-    Raises: SourcePositionLost, SourceUnavailable, UnsupportedChange, FormatError.
+    ``memo`` is what is remembered of the stream so far; the tables in ``stopped`` are those of
+    it that have stopped before.
+
+    Owner: one task iterates ``batches``; the rest is called in the same loop.
+    Raises: SourcePositionLost, SourceUnavailable, FormatError.
     """
 
     def __init__(
@@ -62,26 +70,31 @@ class SlotStream:
         globs: tuple[str, ...],
         catalogue: Catalogue,
         discover: Callable[[], Awaitable[None]],
+        memo: Memo,
+        stopped: StoppedTables,
+        *,
+        binary: bool,
     ) -> None:
         self._settings = settings
         self._globs = globs
         self._catalogue = catalogue
         self._discover = discover
         self._connection = Connection(settings, replication=True)
-        self._windows = WindowAssembler(globs, settings.special_values, 0, keys=settings.keys)
+        self._memo = memo
+        self._stopped, self._binary = stopped, binary
+        self._windows = self._assembler(0)
         self._received_lsn = 0
         self._acked_lsn = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
-    def refused(self) -> dict[str, str]:
-        """Tables in the stream that are left out, with the reason."""
-        return self._windows.refused
-
-    @property
     def encrypted(self) -> bool:
         """Whether the connection uses TLS."""
         return self._connection.encrypted
+
+    def stop_again(self, source: str, why: str) -> None:
+        """Stop a table that had been taken up again: nobody could read all of it."""
+        self._windows.stop_again(source, why)
 
     def ack(self, scn: int) -> None:
         """Tell the server what it may forget."""
@@ -104,9 +117,7 @@ class SlotStream:
         """Every window with an scn above ``after_scn``."""
         await self._check_slot(after_scn)
         await self._start(after_scn)
-        self._windows = WindowAssembler(
-            self._globs, self._settings.special_values, after_scn, keys=self._settings.keys
-        )
+        self._windows = self._assembler(after_scn)
         self._received_lsn = flush_lsn(after_scn)
         self._tasks = [
             asyncio.create_task(self._keep_alive()),
@@ -125,12 +136,13 @@ class SlotStream:
                         told, told_at = batch.resolved, clock()
                         yield batch
                     self._connection.consumed(block)
-                data, schemas = self._windows.take()
+                self._windows.settle()
                 quiet_s = clock() - told_at
                 due = quiet_s >= (_RESOLVED_S if self._windows.resolved > told else _QUIET_S)
-                if data or schemas or due:
-                    told, told_at = self._windows.resolved, clock()
-                    yield Batch(data, schemas, told)
+                batch = self._batch()
+                if batch.data or batch.schemas or batch.keep or due:
+                    told, told_at = batch.resolved, clock()
+                    yield batch
         except PostgresError as error:
             raise self._mapped(error) from error
 
@@ -142,6 +154,24 @@ class SlotStream:
         """
         return time.time_ns() // 1000 - self._windows.commit_us > _BEHIND_US
 
+    def _assembler(self, after_scn: int) -> WindowAssembler:
+        return WindowAssembler(
+            self._globs, self._settings.special_values, after_scn, keys=self._settings.keys,
+            stopped=self._stopped, announced=ToldSchemas(self._memo.announced),
+            binary=self._binary,
+        )  # fmt: skip
+
+    def _batch(self) -> Batch:
+        """What has gathered, with what is to be remembered of it."""
+        windows, keep = self._windows, self._windows.stops_changed
+        announced = windows.announced.encode()
+        if keep or announced != self._memo.announced:
+            stops = dict(windows.stopped.stops)
+            self._memo = replace(self._memo, stopped=stops, announced=announced)
+        windows.stops_changed = False
+        data, schemas = windows.take()
+        return Batch(data, schemas, windows.resolved, self._memo, keep)
+
     # -- messages
 
     async def _read(self, block: memoryview) -> AsyncGenerator[Batch, None]:
@@ -151,10 +181,17 @@ class SlotStream:
         while at < stop:
             at = windows.run(array, at)
             if at < stop and windows.pending_bytes < PART_BYTES:
-                at = await self._read_one(block, at)
-            if windows.pending_bytes >= PART_BYTES:
-                data, schemas = windows.take()
-                yield Batch(data, schemas, windows.resolved)
+                try:
+                    at = await self._read_one(block, at)
+                except TextNeeded as error:
+                    self._memo = replace(self._memo, as_text=windows.scn)
+                    yield replace(self._batch(), keep=True)
+                    raise SourceUnavailable(
+                        f"{error} comes in no binary form that is known; the stream begins again, "
+                        "in text form"
+                    ) from error
+            if windows.pending_bytes >= PART_BYTES or windows.stops_changed:
+                yield self._batch()
 
     async def _read_one(self, block: memoryview, at: int) -> int:
         """Take the message at ``at``; where the next one begins."""
@@ -273,7 +310,8 @@ class SlotStream:
 
     async def _start(self, after_scn: int) -> None:
         """Connect and start; the server may need a moment to end our last connection."""
-        command = start_replication_command(self._settings, format_lsn(flush_lsn(after_scn)))
+        begin = format_lsn(flush_lsn(after_scn))
+        command = start_replication_command(self._settings, begin, binary=self._binary)
         for tries_left in reversed(range(_BUSY_TRIES)):
             try:
                 await self._connection.connect()

@@ -134,8 +134,12 @@ def _decimal(buf: U8Array, start: int, length: int, scale: int, out: U8Array, at
         place += 1
     if digits == 0 or max(after_point, 0) != scale:
         return -1
-    if negative:
-        value = -value
+    return put_decimal(-value if negative else value, out, at)
+
+
+@kernels.jit_uncounted
+def put_decimal(value: int, out: U8Array, at: int) -> int:
+    """Write an unscaled number as Avro's decimal; where it ends."""
     size = 1
     while value >> (8 * size - 1) != 0 and value >> (8 * size - 1) != -1:
         size += 1

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from databus.common.schema import SourceSchema
 from databus.common.window import WindowBuilder, end_of_window
 from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.postgres import kernels, pgoutput
+from databus.relay.sources.postgres.binary_values import FORMS, text_of
 from databus.relay.sources.postgres.kernels import (
     CHANGED_AFTER,
     COMMIT_US,
@@ -33,14 +35,20 @@ from databus.relay.sources.postgres.kernels import (
 )
 from databus.relay.sources.postgres.layout import KernelTables
 from databus.relay.sources.postgres.lsn import scn_before
-from databus.relay.sources.postgres.pgoutput import UNCHANGED, Change, Relation, Value
+from databus.relay.sources.postgres.pgoutput import UNCHANGED, Binary, Change, Relation, Value
 from databus.relay.sources.postgres.rows import RowCodec
-from databus.relay.sources.postgres.schema import Table, matches, schema_of
+from databus.relay.sources.postgres.schema import Table, base_oids, matches, schema_of
+from databus.relay.sources.stops import StoppedTables
+from databus.relay.sources.told import ToldSchemas
 
 PART_BYTES = 1 << 20
 """Frames are handed on when so many are packed, whether their window has ended or not."""
 
 _log = logging.getLogger(__name__)
+
+
+class TextNeeded(Exception):
+    """A table has a column of this type, which is only read in its text form."""
 
 
 class WindowAssembler:
@@ -57,9 +65,14 @@ class WindowAssembler:
         I3. ``resolved`` is below the scn of every commit still to come, and not below that of
             a window that has ended.
         I4. Between two calls the kernel's state and tables describe the stream so far.
+        I5. A table of which a row cannot be carried, or has no key, stops alone: nothing of it
+            is packed from that row on, until it begins again between two transactions.
+
+    ``stopped`` are the tables that have stopped before ``resolved``, ``announced`` the
+    schemas that consumers were told of last.
 
     Owner: the task that reads the stream.
-    Raises: UnsupportedChange, FormatError; the assembler is of no use after.
+    Raises: FormatError; the assembler is of no use after.
     """
 
     def __init__(
@@ -70,14 +83,23 @@ class WindowAssembler:
         *,
         keys: ConfiguredKeys = NO_KEYS,
         compiled: bool = common_kernels.COMPILED,
+        stopped: StoppedTables | None = None,
+        announced: ToldSchemas | None = None,
+        binary: bool = False,
     ) -> None:
         self._globs = globs
         self._special_values = special_values
         self._keys = keys
         self._compiled = compiled
-        self.refused: dict[str, str] = {}
+        self._binary = binary
+        self._base_oids: dict[int, tuple[int, ...]] = {}
         self._codecs: dict[int, RowCodec | None] = {}
-        self._by_source: dict[str, SourceSchema] = {}
+        self.stopped = stopped or StoppedTables({})
+        self.stops_changed = False
+        self.announced = announced or ToldSchemas()
+        self._passed_over = set(self.stopped.stops)
+        self._stop_next: dict[str, str] = {}
+        self._by_source: dict[str, int] = {}
         self._told: set[int] = set()
         self._changed_after: dict[str, SourceSchema] = {}
         self._before_next = (0, 0)
@@ -103,6 +125,11 @@ class WindowAssembler:
         return int(self._state[RESOLVED])
 
     @property
+    def scn(self) -> int:
+        """That of the transaction that came last."""
+        return int(self._state[SCN])
+
+    @property
     def commit_us(self) -> int:
         """When the transaction that came last was committed, by the server's clock."""
         return int(self._state[COMMIT_US])
@@ -123,6 +150,8 @@ class WindowAssembler:
         Returns where it stopped: at the end, at a message that must be fed by hand, or where
         enough has gathered to be taken.
         """
+        if (self.stopped.is_asked or self._stop_next) and not self.settle():
+            self._state[CHANGED_AFTER] = 1  # The commit comes by hand, and settles it.
         if not self._compiled:
             return at
         while at < len(block) and self._ready_bytes < PART_BYTES:
@@ -144,7 +173,12 @@ class WindowAssembler:
         """Take one pgoutput message; a Relation is returned and must be ``learn``-ed next."""
         handler = self._handlers.get(kind)
         if handler is not None:
-            handler(body)
+            try:
+                handler(body)
+            except UnsupportedChange as error:
+                codec = self._codecs[int.from_bytes(body[:4], "big")]
+                assert codec is not None
+                self._stop(codec.schema.source, error.message)
             return None
         if kind == ord("R"):
             return pgoutput.read_relation(body)
@@ -158,7 +192,11 @@ class WindowAssembler:
             self._state[RESOLVED] = max(self.resolved, scn_before(wal_end))
 
     def learn(self, relation: Relation, table: Table | None) -> None:
-        """Go on with this table's new description, and what the catalogue adds to it."""
+        """Go on with this table's new description, and what the catalogue adds to it.
+
+        Raises:
+            TextNeeded: its rows come in binary, and one of its types is not known in that form.
+        """
         codec = None
         if matches(relation.source, self._globs):
             try:
@@ -166,13 +204,47 @@ class WindowAssembler:
                     schema_of(relation, table, self._special_values, self._keys),
                     self._special_values,
                 )
-                self.refused.pop(relation.source, None)
             except UnsupportedChange as error:
-                # The table stops alone: its neighbours' changes go on.
-                if relation.source not in self.refused:
-                    _log.warning("%s is not captured: %s", relation.source, error)
-                self.refused[relation.source] = str(error)
+                # A description comes because a change of its table does, which is passed over.
+                self._stop(relation.source, error.message)
+        if codec is not None and self._binary:
+            self._base_oids[relation.oid] = oids = base_oids(relation, table)
+            require_forms(codec.schema, oids)
         self._use(relation.oid, codec)
+
+    def stop_again(self, source: str, why: str) -> None:
+        """Stop a table after the transaction that is being read: nobody could read all of it."""
+        self._stop_next[source] = why
+
+    def settle(self) -> bool:
+        """Between two transactions: tables begin again, or stop, that were asked for.
+
+        Returns False inside of one.
+        """
+        if not self.is_idle:
+            return False
+        if self.stopped.is_asked:
+            self.stopped.begin_again()
+            self.stops_changed = True
+        for source, why in self._stop_next.items():
+            self.stopped.stop_again(source, self.resolved, why)
+            self.stops_changed = True
+        self._stop_next.clear()
+        if self._passed_over != set(self.stopped.stops):
+            self._passed_over = set(self.stopped.stops)
+            for oid in self._codecs:
+                self._steer(oid)
+        return True
+
+    def _stop(self, source: str, why: str) -> None:
+        """Pass over a table from here on, and go on with the others."""
+        if source not in self.stopped.stops:
+            _log.warning("%s has stopped: %s", source, why)
+        self.stopped.stop(source, self._scn(), why)
+        self.stops_changed = True
+        self._passed_over.add(source)
+        for described in self._codecs:
+            self._steer(described)
 
     def take(self) -> tuple[bytes, tuple[SourceSchema, ...]]:
         """The frames packed so far, and the schemas first used in them."""
@@ -208,19 +280,21 @@ class WindowAssembler:
             scn += 1
             for number, schema in enumerate(self._changed_after.values()):
                 self._put(_schema_window(schema, scn, 2 * number, commit_us))
+                self.announced.put(schema)
             self._changed_after.clear()
-            self._state[CHANGED_AFTER] = 0
+        self._state[CHANGED_AFTER] = 0
         self._state[RESOLVED] = scn
         self._state[IN_TRANSACTION] = 0
+        self.settle()
 
     def _on_insert(self, body: bytes) -> None:
-        change = pgoutput.read_insert(body)
+        change = self._in_text(pgoutput.read_insert(body))
         codec = self._codec(change.oid)
         if codec is not None and change.new is not None:
             self._event(Op.INSERT, change.oid, codec.key(change.new), after=change.new)
 
     def _on_update(self, body: bytes) -> None:
-        change = pgoutput.read_update(body)
+        change = self._in_text(pgoutput.read_update(body))
         codec = self._codec(change.oid)
         if codec is None or change.new is None:
             return
@@ -235,7 +309,7 @@ class WindowAssembler:
             self._event(Op.INSERT, change.oid, new_key, after=new)
 
     def _on_delete(self, body: bytes) -> None:
-        change = pgoutput.read_delete(body)
+        change = self._in_text(pgoutput.read_delete(body))
         codec = self._codec(change.oid)
         if codec is not None:
             before = change.old if change.old_kind == "O" else None
@@ -254,10 +328,31 @@ class WindowAssembler:
         return int(self._state[SCN])
 
     def _codec(self, oid: int) -> RowCodec | None:
+        """How the table's rows are read; None where they are passed over."""
         try:
-            return self._codecs[oid]
+            codec = self._codecs[oid]
         except KeyError:
             raise FormatError(f"pgoutput sent a change of the undescribed table {oid}") from None
+        return None if codec is None or codec.schema.source in self._passed_over else codec
+
+    def _in_text(self, change: Change) -> Change:
+        """The change with every value in its text form."""
+        if not self._binary or self._codec(change.oid) is None:
+            return change
+        oids = self._base_oids[change.oid]
+        return replace(
+            change,
+            old=_texts(change.old, oids),
+            new=_texts(change.new, oids) if change.new is not None else None,
+        )
+
+    def _steer(self, oid: int) -> None:
+        """Let the kernel read the table's rows as ``_codec`` says."""
+        codec = self._codec(oid)
+        if codec is None:
+            return self._tables.put(oid, None)
+        forms = require_forms(codec.schema, self._base_oids[oid]) if self._binary else ()
+        self._tables.put(oid, codec.schema, forms)
 
     def _event(
         self,
@@ -297,16 +392,18 @@ class WindowAssembler:
     def _use(self, oid: int, codec: RowCodec | None) -> None:
         """Read this table's rows so from now on; tell a schema that is not the one before."""
         self._codecs[oid] = codec
-        self._tables.put(oid, codec.schema if codec else None)
+        self._steer(oid)
         if codec is None:
             return
         schema = codec.schema
-        previous = self._by_source.get(schema.source)
-        self._by_source[schema.source] = schema
+        previous = self._by_source.get(schema.source, self.announced.get(schema.source))
+        self._by_source[schema.source] = schema.fingerprint
         if schema.fingerprint not in self._told:
             self._told.add(schema.fingerprint)
             self._schemas.append(schema)
-        if previous is None or previous.fingerprint == schema.fingerprint:
+        if previous is None:
+            self.announced.put(schema)
+        if previous is None or previous == schema.fingerprint:
             return
         scn, commit_us = self._scn(), int(self._state[COMMIT_US])
         if self._state[SEQ]:
@@ -317,6 +414,7 @@ class WindowAssembler:
             seq = seq if before == scn - 1 else 0
             self._put(_schema_window(schema, scn - 1, seq, commit_us))
             self._before_next = (scn - 1, seq + 2)
+            self.announced.put(schema)
 
     def _put(self, frames: bytes) -> None:
         self._ready.append(frames)
@@ -335,6 +433,28 @@ def _filled(change: Change, codec: RowCodec) -> tuple[Value, ...]:
     return tuple(
         change.old[place] if value is UNCHANGED and place in known else value
         for place, value in enumerate(new)
+    )
+
+
+def require_forms(schema: SourceSchema, oids: Sequence[int]) -> list[int]:
+    """The binary forms of a table's columns, given the oids of their types.
+
+    Raises:
+        TextNeeded: one of them is only read as text.
+    """
+    forms = []
+    for column, oid in zip(schema.columns, oids, strict=True):
+        form = FORMS.get((oid, column.kind))
+        if form is None:
+            raise TextNeeded(f"{schema.source}.{column.name} ({column.type_name})")
+        forms.append(form)
+    return forms
+
+
+def _texts(values: Sequence[Value], oids: Sequence[int]) -> tuple[Value, ...]:
+    return tuple(
+        text_of(oid, value) if isinstance(value, Binary) else value
+        for value, oid in zip(values, oids, strict=False)
     )
 
 

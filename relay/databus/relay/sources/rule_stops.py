@@ -1,0 +1,181 @@
+"""Tables that a rule for columns does not fit: they stop alone, and nothing of them is written.
+
+A rule that fits every table at the first start may fit none that is made or altered later: a mask
+on what is that table's key.  Its frames are taken out here, before the rules are applied to the
+others; ``ruled.py`` remembers the table, and lets it begin again when all of it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from databus.common import frame
+from databus.common.errors import FormatError
+from databus.common.frame import FIRST_CONTROL_OP, FrameColumns, Op, trusted_frame
+from databus.common.kernels import I64Array
+from databus.common.schema import SourceSchema
+from databus.relay.column_rules import ColumnRules
+from databus.relay.sources.source import Batch, Memo
+from databus.relay.sources.stops import Stop, StoppedTables, StopsMemo, decode_stops
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RuledMemo:
+    """What is remembered of a source with rules, the source's own memo in it.
+
+    ``digest`` is that of the rules, ``stopped`` the tables that they did not fit.  The source's
+    part is ``inner``, or ``text`` until it has given one.
+    """
+
+    digest: str = ""
+    stopped: Mapping[str, Stop] = field(default_factory=dict)
+    inner: Memo | None = None
+    text: str = ""
+
+    def encode(self) -> str:
+        """As JSON; the source's own memo where there is nothing besides."""
+        text = self.inner.encode() if self.inner is not None else self.text
+        if not self.digest and not self.stopped:
+            return text
+        tables = StopsMemo(self.stopped).encode()
+        return json.dumps({"ruled": {"by": self.digest, "tables": tables}, "source": text})
+
+
+def decode_ruled(text: str) -> RuledMemo:
+    """The memo in a text: one that ``RuledMemo.encode`` made, or one of a source without rules.
+
+    Raises:
+        FormatError: it looks like the first, and is none.
+    """
+    if not is_ruled(text):
+        return RuledMemo(text=text)
+    try:
+        document = json.loads(text)
+        ruled = document["ruled"]
+        stopped = decode_stops(str(ruled["tables"])).stopped
+        return RuledMemo(str(ruled["by"]), stopped, text=str(document["source"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{text[:200]!r} is no memo of a source with rules: {error}") from error
+
+
+def is_ruled(text: str) -> bool:
+    """Whether a memo is that of a source with rules."""
+    return text.startswith('{"ruled"')
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """A batch without the frames of stopped tables.
+
+    ``columns`` are those of its frames, None if it has none; ``has_stopped`` says that a table
+    stopped in it that had not before.
+    """
+
+    batch: Batch
+    columns: FrameColumns | None = None
+    has_stopped: bool = False
+
+
+class UnfitTables:
+    """Takes out of the stream what has no plan.
+
+    Invariants:
+        I1. Nothing of a schema that the rules do not fit goes on: no row, and no definition.
+        I2. From the first frame of such a schema on no row of its table goes on, whatever that
+            row's schema, until ``tables`` has the table begin again.
+        I3. Where that is depends on the frames and not on how they are cut into batches: a window
+            that is read again stops the table at the same place.
+        I4. Frames that go on are the frames that came: scn, seq and the counts of ends stay.
+
+    Owner: the task that reads the stream.
+    """
+
+    def __init__(
+        self, database: str, rules: ColumnRules, stops: Mapping[str, Stop] | None = None
+    ) -> None:
+        self.tables = StoppedTables(stops or {})
+        self.in_window = False
+        self._database = database
+        self._rules = rules
+        self._known: set[int] = set()
+        self._unfit: dict[int, tuple[str, str]] = {}
+
+    def sift(self, batch: Batch) -> Sifted:
+        """What may go on of a batch."""
+        if not batch.data:
+            return Sifted(self._with_schemas(batch, batch.schemas))
+        columns = frame.scan(batch.data, verify=False)
+        ops = columns.op
+        told = [
+            self._told(batch.data, int(columns.offset[change]))
+            for change in np.flatnonzero(ops == Op.SCHEMA_CHANGE).tolist()
+            if int(columns.schema_fp[change]) not in self._known
+        ]
+        # A table that was mended can be dumped before it has a row.
+        batch = self._with_schemas(batch, (*batch.schemas, *told))
+        self.in_window = int(ops[-1]) != Op.END_OF_WINDOW
+        if not self._unfit and not self.tables.stops:
+            return Sifted(batch, columns)
+        before = len(self.tables.stops)
+        left_out = self._left_out(columns, ops)
+        has_stopped = len(self.tables.stops) > before
+        if not left_out.any():
+            return Sifted(batch, columns, has_stopped)
+        data = columns.words[np.repeat(~left_out, columns.length >> 3)].tobytes()
+        kept = frame.scan(data, verify=False) if data else None
+        return Sifted(replace(batch, data=data), kept, has_stopped)
+
+    def problem(self, schema: SourceSchema) -> str:
+        """Why the rules do not fit a table, and what mends that; "" where they do."""
+        fingerprint = schema.fingerprint
+        if fingerprint not in self._known:
+            self._known.add(fingerprint)
+            if problem := self._rules.problem(schema):
+                self._unfit[fingerprint] = (schema.source, problem)
+        return self._unfit[fingerprint][1] if fingerprint in self._unfit else ""
+
+    def _with_schemas(self, batch: Batch, schemas: tuple[SourceSchema, ...]) -> Batch:
+        fitting = tuple(schema for schema in schemas if not self.problem(schema))
+        return batch if fitting == batch.schemas else replace(batch, schemas=fitting)
+
+    @staticmethod
+    def _told(data: bytes, offset: int) -> SourceSchema:
+        """The definition in a frame, which may come before any row of it and before its schema."""
+        view = trusted_frame(memoryview(data), offset)
+        return SourceSchema.from_json(json.loads(bytes(view.after or b"")))
+
+    def _left_out(self, columns: FrameColumns, ops: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        """Which frames do not go on; tables that stop with one of them have stopped."""
+        is_row = ops < FIRST_CONTROL_OP
+        left_out = np.zeros(len(columns), dtype=np.bool_)
+        before = [frame.source_id(source) for source in self.tables.stops]
+        if self._unfit:
+            left_out = np.isin(columns.schema_fp, np.array(list(self._unfit), dtype=np.uint64))
+            left_out &= is_row | (ops == Op.SCHEMA_CHANGE)
+        ids = columns.source_id
+        for source, first in self._stop(columns, np.flatnonzero(left_out)):
+            left_out[first:] |= is_row[first:] & (ids[first:] == frame.source_id(source))
+        if before:
+            left_out |= is_row & np.isin(ids, np.array(before, dtype=ids.dtype))
+        return left_out
+
+    def _stop(self, columns: FrameColumns, unfit: I64Array) -> list[tuple[str, int]]:
+        """Stop the tables of these frames; those that had not stopped, and with which frame."""
+        found = []
+        fingerprints, firsts = np.unique(columns.schema_fp[unfit], return_index=True)
+        places = sorted(zip(unfit[firsts].tolist(), fingerprints.tolist(), strict=True))
+        for first, fingerprint in places:
+            source, why = self._unfit[fingerprint]
+            if source not in self.tables.stops:
+                _log.warning("database %s: %s has stopped: %s", self._database, source, why)
+                self.tables.stop(source, int(columns.scn[first]), why)
+                found.append((source, first))
+        return found

@@ -1,0 +1,120 @@
+"""Tables that have stopped alone: of which the stream cannot say what their rows are.
+
+A table of this kind does not hold up the others, and nothing of it is guessed.  It is named in
+the status and remembered over restarts, and it begins again when somebody reads all of it: then
+a dump brings its rows, or a comparison with repair also deletes what is gone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from databus.common.errors import FormatError
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Since which transaction a table is passed over, and why."""
+
+    since_scn: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopsMemo:
+    """The memo of a source that has nothing else to remember."""
+
+    stopped: Mapping[str, Stop] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        """As JSON."""
+        stopped = sorted(self.stopped.items())
+        return json.dumps({"stopped": {name: [stop.since_scn, stop.why] for name, stop in stopped}})
+
+
+def decode_stops(text: str) -> StopsMemo:
+    """The memo in a text that ``StopsMemo.encode`` made.
+
+    Raises:
+        FormatError: it is no memo.
+    """
+    try:
+        return StopsMemo(
+            {
+                str(name): Stop(int(since_scn), str(why))
+                for name, (since_scn, why) in json.loads(text)["stopped"].items()
+            }
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{text[:200]!r} is no memo of stopped tables: {error}") from error
+
+
+class StoppedTables:
+    """The tables that are passed over.
+
+    Invariants:
+        I1. Of a table in ``stops`` nothing is packed that was committed after ``since_scn``.
+        I2. What is to begin again does so between two transactions.
+
+    Owner: the task that reads the stream; ``ask_for`` may be called beside it.
+    """
+
+    def __init__(self, stops: Mapping[str, Stop]) -> None:
+        self.stops = dict(stops)
+        self._asked: set[str] = set()
+        self._taken_up: dict[str, Stop] = {}
+
+    def passes_over(self, source: str, scn: int) -> bool:
+        """Whether the table's changes at ``scn`` are not to be read.
+
+        In the very transaction in which it stopped the same place is found again.
+        """
+        stop = self.stops.get(source)
+        return stop is not None and scn > stop.since_scn
+
+    def stop(self, source: str, scn: int, why: str) -> None:
+        """Pass over a table from here on; the first reason counts."""
+        self.stops.setdefault(source, Stop(scn, why))
+
+    def stop_again(self, source: str, scn: int, why: str) -> None:
+        """Pass over a table that began again, for nobody could read all of it.
+
+        It has not been whole since it stopped first.
+        """
+        first = self._taken_up.get(source)
+        self.stop(source, first.since_scn if first is not None else scn, why)
+
+    def ask_for(self, source: str) -> None:
+        """Let a table begin again after the transaction that is being read."""
+        if source in self.stops:
+            self._asked.add(source)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether ``begin_again`` has something to do."""
+        return bool(self._asked)
+
+    def begin_again(self) -> None:
+        """The tables that were asked for are no longer passed over."""
+        for source in self._asked:
+            if source in self.stops:
+                self._taken_up[source] = self.stops.pop(source)
+        self._asked.clear()
+
+    def document(self) -> dict[str, dict[str, Any]]:
+        """For the status: since when and why, by table."""
+        return {
+            source: {"since_scn": stop.since_scn, "why": stop.why}
+            for source, stop in self.stops.items()
+        }
+
+    def warnings(self) -> list[str]:
+        """For people."""
+        return [
+            f"{source} has stopped: its changes after scn {stop.since_scn} are passed over: "
+            f"{stop.why}. Mend that, then databus verify --repair, or dump the table"
+            for source, stop in sorted(self.stops.items())
+        ]

@@ -1,0 +1,55 @@
+"""Which definition of each table the stream has told last, kept over restarts.
+
+A schema-change frame is due when a statement has made a table another one than consumers know.
+What they know is not what the server's catalogue has when the stream begins again: it may have
+been changed while nobody read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from databus.common.schema import SourceSchema
+
+
+class ToldSchemas:
+    """Fingerprints by source.
+
+    Invariants:
+        I1. What was kept of an earlier stream is not overridden by what is assumed.
+
+    Owner: the stream's decoder.
+    """
+
+    def __init__(self, kept: str = "") -> None:
+        """``kept`` is what ``encode`` gave, or "".
+
+        Raises:
+            ValueError: it is something else.
+        """
+        found = json.loads(kept) if kept else {}
+        self._told = {str(source): int(fingerprint, 16) for source, fingerprint in found.items()}
+        self._encoded: str | None = kept
+
+    def get(self, source: str) -> int | None:
+        """The fingerprint that was told last."""
+        return self._told.get(source)
+
+    def put(self, schema: SourceSchema) -> None:
+        """Consumers know this one from here on."""
+        if self._told.get(schema.source) != schema.fingerprint:
+            self._told[schema.source] = schema.fingerprint
+            self._encoded = None
+
+    def assume(self, schemas: Iterable[SourceSchema]) -> None:
+        """For tables of which nothing was kept: they are known as they are now."""
+        for schema in schemas:
+            if schema.source not in self._told:
+                self.put(schema)
+
+    def encode(self) -> str:
+        """As JSON, to be kept; "" if there is nothing."""
+        if self._encoded is None:
+            self._encoded = json.dumps({name: f"{fp:x}" for name, fp in self._told.items()})
+        return self._encoded

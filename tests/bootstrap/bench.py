@@ -1,0 +1,105 @@
+"""A bootstrap server over a store of the tests' own making, and what it answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from databus.bootstrap import segments
+from databus.bootstrap.log import HotLog
+from databus.bootstrap.manifest import Store
+from databus.bootstrap.runs import Run, RunKind
+from databus.bootstrap.served import OpenLogs
+from databus.common import checkpoint as checkpoints
+from databus.common.checkpoint import Position
+from databus.common.frame import Op, iter_frames
+from databus.common.schema import Column, Kind, SourceSchema
+from tests.bootstrap.model import (
+    CLOCK,
+    SOURCES,
+    START,
+    History,
+    State,
+    compact,
+    frames_between,
+    write_run,
+)
+
+FRAMES = {"Accept": "application/vnd.databus.frames"}
+SCHEMA = SourceSchema("shop.orders", (Column("id", Kind.INT, nullable=False),), ("id",))
+
+
+class Bench:
+    """A server over a store of our own making."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.logs = OpenLogs()
+        self.store = Store(data_dir / "shop")
+        self.store.create()
+        self.log: HotLog = self.logs.to_write(data_dir / "shop" / "log")
+        self.history = History(21)
+        self.blocks: list[bytes] = []
+        self.url = ""
+        self.session: aiohttp.ClientSession
+
+    def bind(self) -> None:
+        self.log.bind("shop", CLOCK, START)
+
+    def seed(self) -> None:
+        self.log.put_note("seeding", {name: {"state": "seeded"} for name in SOURCES})
+
+    def write(self, windows: int = 10) -> None:
+        self.blocks.append(self.history.block(windows))
+        self.log.append(self.blocks[-1], 1)
+
+    def seal(self) -> None:
+        segments.seal(self.log, self.store, 1)
+
+    def rebase(self) -> None:
+        chain = self.store.read().chain
+        frames = frames_between(self.blocks, START, chain[-1].stop)
+        run = write_run(self.store, RunKind.BASE, START, chain[-1].stop, compact(frames, base=True))
+        old = self.store.read().base
+        drop = (old,) if old else ()
+        self.store.switch(lambda m: m.with_changes(add=run, drop=drop, now_us=1))
+
+    def merge(self, start: Position) -> Run:
+        """All runs of the chain from ``start`` on become one delta, and are gone."""
+        chain = [run for run in self.store.read().chain if run.start >= start]
+        frames = compact(frames_between(self.blocks, start, chain[-1].stop), base=False)
+        delta = write_run(self.store, RunKind.DELTA, start, chain[-1].stop, frames)
+        self.store.switch(lambda m: m.with_changes(add=delta, drop=tuple(chain), now_us=1))
+        self.store.collect(0, "cs", now_us=2)
+        return delta
+
+    def truth(self) -> State:
+        return State().apply_all(self.blocks)
+
+    async def get(self, path: str, **query: Any) -> tuple[int, Any]:
+        async with self.session.get(self.url + path, params=query) as answer:
+            return answer.status, await answer.json(content_type=None)
+
+    async def frames(self, endpoint: str = "bootstrap", **query: Any) -> bytes:
+        url = f"{self.url}/v1/shop/{endpoint}"
+        async with self.session.get(url, params=query, headers=FRAMES) as answer:
+            assert answer.status == 200, await answer.text()
+            return await answer.read()
+
+    async def metrics(self) -> str:
+        async with self.session.get(f"{self.url}/metrics") as answer:
+            return await answer.text()
+
+
+def checkpoints_in(data: bytes) -> list[Any]:
+    return [
+        checkpoints.decode(bytes(one.after or b""))
+        for one in iter_frames(data)
+        if one.op == Op.CHECKPOINT
+    ]
+
+
+def rows_in(data: bytes) -> list[bytes]:
+    return [bytes(one.bytes) for one in iter_frames(data) if one.op != Op.CHECKPOINT]

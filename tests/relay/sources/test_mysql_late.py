@@ -1,0 +1,55 @@
+"""GTIDs of MySQL that come behind larger ones: on events made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from databus.common.errors import UnsupportedChange
+from databus.relay.sources.mysql.lineage import decode_memo
+from databus.relay.sources.mysql.mysql_decoder import MySqlDecoder
+from databus.relay.sources.mysql.turns import Turn
+from tests.relay.sources.test_mysql_turns import (
+    OLD,
+    change,
+    feed,
+    mysql_decoder,
+    query,
+    rows_in,
+    transaction,
+)
+
+LATE = rf"GTID {OLD}:7 .*it comes after larger numbers.*replica_preserve_commit_order = ON"
+
+
+def reader_at(after_scn: int) -> MySqlDecoder:
+    reader = mysql_decoder(after_scn, Turn())
+    reader.ends = (after_scn,)
+    return reader
+
+
+def test_a_late_number_that_changes_nothing_captured_is_passed_over_and_no_longer_missed() -> None:
+    reader = reader_at(5)
+    feed(reader, transaction(OLD, 6, *change(1)), transaction(OLD, 9, *change(2)))
+    assert reader.memo().missed == f"{OLD}:7-8"
+    feed(reader, transaction(OLD, 7, query("SAVEPOINT one")), transaction(OLD, 10))
+    assert rows_in(reader) == [(6, 1), (9, 2)]
+    assert (reader.resolved, reader.memo().missed) == (10, f"{OLD}:8-8")
+    feed(reader, transaction(OLD, 8))
+    assert reader.memo().missed == ""
+
+
+@pytest.mark.parametrize("content", [change(3), [query("ALTER TABLE t ADD COLUMN v INT")]])
+def test_a_late_number_that_may_change_what_is_captured_is_refused(
+    content: list[memoryview],
+) -> None:
+    reader = reader_at(5)
+    feed(reader, transaction(OLD, 6), transaction(OLD, 9, *change(2)))
+    with pytest.raises(UnsupportedChange, match=LATE):
+        feed(reader, transaction(OLD, 7, *content))
+    assert rows_in(reader) == [(9, 2)]
+    # It is asked for again, and refused again.
+    again = reader_at(9)
+    again.placeless_from(decode_memo(reader.memo().encode()))
+    with pytest.raises(UnsupportedChange, match=LATE):
+        feed(again, transaction(OLD, 10), transaction(OLD, 7, *content))
+    assert again.memo().missed == f"{OLD}:7-8"
