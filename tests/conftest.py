@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -16,6 +17,11 @@ assert COMPILED, "numba is missing: make setup installs it"
 # A failed assert of the support modules shows its values, as one of a test does.
 pytest.register_assert_rewrite("tests.support")
 pytest_plugins = ["tests.support.fixtures"]
+
+# Started in the background by a script (`make test &`), SIGINT would be ignored by us and by every
+# process that a test ends with it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A single example may meet the first call of a compiled kernel: the time-out of the whole test
 # is what bounds it.

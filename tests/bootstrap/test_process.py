@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from databus.bootstrap import process
 from databus.bootstrap.process import APPLIER_CHILD, bootstrap_config, run_applier, run_bootstrap
 from databus.common.config import BootstrapConfig, Config, parse
 from databus.common.errors import ConfigError, ServerUnavailable
@@ -53,6 +55,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         return child
 
     yield begin
+    for log in sorted(tmp_path.glob("*.log")):
+        print(f"{log.name}:\n{log.read_text()}")  # shown if the test failed
     for child in children:
         for below in psutil.Process(child.pid).children(recursive=True) if _runs(child) else ():
             below.kill()
@@ -140,6 +144,47 @@ async def test_the_applier_ends_when_its_parent_is_killed_and_returns_when_it_is
         os.kill(child.pid, signal.SIGKILL)
         for one in below:
             wait_process_gone(one.pid, 20.0)
+
+
+KILLED_AT_ONCE = "killed before it reads what it is told"
+NOT_STARTED = "not started at all"
+
+
+@pytest.mark.parametrize("fate", [KILLED_AT_ONCE, NOT_STARTED])
+def test_an_applier_that_does_not_come_up_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fate: str
+) -> None:
+    # A child that says what it was told and lives until its stdin ends.
+    told = tmp_path / "told"
+    code = f"import sys; open({str(told)!r}, 'wb').write(sys.stdin.buffer.readline())"
+    monkeypatch.setattr(process, "APPLIER_CHILD", f"{code}; sys.stdin.buffer.read()")
+    monkeypatch.setattr(process, "APPLIER_RESTART_S", 0.01)
+    begin = asyncio.create_subprocess_exec
+    started: list[asyncio.subprocess.Process] = []
+
+    async def failing_twice(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        started.append(await begin(*arguments, **options))
+        if len(started) < 3:
+            started[-1].kill()
+            await started[-1].wait()
+            await asyncio.sleep(0)  # in which the loop sees that nobody reads
+            if fate is NOT_STARTED:
+                raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", failing_twice)
+
+    async def body(stop: asyncio.Event) -> None:
+        config = BootstrapConfig(data_dir=tmp_path / "bootstrap")
+        keeping = asyncio.create_task(process._keep_applier(config, stop))
+        await eventually(lambda: keeping.done() or (told.exists() and told.read_bytes()), 20.0)
+        stop.set()
+        await asyncio.wait_for(keeping, 10 * PATIENCE)
+
+    process._run(body)  # with the event loop that the real process has
+    assert json.loads(told.read_bytes()) == {"secret_key": "", "session_token": ""}
+    assert len(started) == 3
+    assert started[-1].returncode == -signal.SIGTERM
 
 
 @pytest.mark.slow

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +18,7 @@ from databus.relay.handover import Handover, take_over
 from databus.relay.supervisor import Supervisor
 from tests.support.processes import wait_process_gone
 from tests.support.relay_process import RelayProcess
-from tests.support.waiting import PATIENCE, eventually_sync
+from tests.support.waiting import PATIENCE, eventually, eventually_sync
 
 # Starting a relay costs some seconds of processor time, and many tests run beside.
 pytestmark = pytest.mark.timeout(240)
@@ -106,6 +109,32 @@ def test_no_secret_of_a_url_stands_in_the_process_list(config_path: Path) -> Non
         eventually_sync(lambda: relay.children("databus.relay.fetcher"))
         for child in relay.children("databus.relay.fetcher"):
             assert "hush" not in " ".join(child.cmdline())
+
+
+@pytest.mark.slow
+async def test_a_child_that_the_system_does_not_start_is_tried_again_and_the_others_run(
+    config_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = 0
+    begin = asyncio.create_subprocess_exec
+
+    async def sparing(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        nonlocal calls
+        calls += 1
+        if calls in (4, 5):
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return await begin(*arguments, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", sparing)
+    supervisor = Supervisor(parse(CONFIG, folder=config_path.parent))
+    running = asyncio.create_task(supervisor.run())
+    await eventually(lambda: running.done() or len(supervisor.pids) == 4, 60)
+    supervisor.stop()
+    await running
+    assert calls == 6
+    told = [one.getMessage() for one in caplog.records if "does not start" in one.getMessage()]
+    assert len(told) == 2
+    assert all("Resource temporarily unavailable; restart in" in one for one in told)
 
 
 async def test_an_address_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -265,34 +264,55 @@ async def _until(stop: asyncio.Event, work: Awaitable[None]) -> None:
 async def _keep_applier(config: BootstrapConfig, stop: asyncio.Event) -> None:
     """The applier as a child, started again when it dies; ended with us, however we end."""
     while not stop.is_set():
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            APPLIER_CHILD,
-            config.model_dump_json(),
-            stdin=subprocess.PIPE,
-        )
-        if child.stdin is not None:
-            # Not in the arguments, which everybody on the machine can read.
-            child.stdin.write(_secrets(config))
+        try:
+            what = f"ended with {await _run_applier_child(config, stop)}"
+        except OSError as error:
+            # No process or no pipe to be had: writer and server go on without it.
+            what = f"does not start: {error}"
+        if not stop.is_set():
+            _LOG.warning("the applier %s; it is started again", what)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), APPLIER_RESTART_S)
+    # Told to end, it does so at once.
+    await asyncio.to_thread(sweep, config.data_dir)
+
+
+async def _run_applier_child(config: BootstrapConfig, stop: asyncio.Event) -> int:
+    """The exit code of an applier that died, or that was told to end because we stop.
+
+    Raises:
+        OSError: the system gives no process.
+    """
+    read_fd, write_fd = os.pipe()
+    try:
+        try:
+            child = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", APPLIER_CHILD, config.model_dump_json(), stdin=read_fd
+            )
+        finally:
+            os.close(read_fd)
+        # Not in the arguments, which everybody on the machine can read.
+        await asyncio.to_thread(_tell, write_fd, _secrets(config))
         ended = asyncio.create_task(child.wait())
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if stop.is_set() and child.returncode is None:
+        stopped.cancel()
+        if not ended.done():
             with contextlib.suppress(ProcessLookupError):
                 child.terminate()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(ended), STOP_S)
-            if child.returncode is None:
+            await asyncio.wait({ended}, timeout=STOP_S)
+        if not ended.done():
+            with contextlib.suppress(ProcessLookupError):
                 child.kill()
-        code = await ended
-        if not stop.is_set():
-            _LOG.warning("the applier ended with %s; it is started again", code)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopped, APPLIER_RESTART_S)
-        stopped.cancel()
-    # Told to end, it does so at once.
-    await asyncio.to_thread(sweep, config.data_dir)
+        return await ended
+    finally:
+        os.close(write_fd)  # which ends a child that still runs
+
+
+def _tell(fd: int, line: bytes) -> None:
+    # A child that is dead already does not read; its end is noticed elsewhere.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(fd, line)
 
 
 def _secrets(config: BootstrapConfig) -> bytes:

@@ -271,15 +271,11 @@ class Supervisor:
         while not (self._stopping.is_set() or child.ending.is_set()):
             started_s = time.monotonic()
             child.again.clear()  # what it is told is put together right after
-            child.process = process = await self._start(child)
             try:
-                code = await self._until_end(child, process)
-            finally:
-                if process.returncode is None:
-                    process.kill()
-                if child.channel is not None:
-                    child.channel.close()
-                    child.channel = None
+                what = await self._run(child)
+            except OSError as error:
+                # No process or no pipe to be had: the others go on meanwhile.
+                what = f"does not start: {error}"
             if self._stopping.is_set() or child.ending.is_set():
                 return
             if child.again.is_set() or time.monotonic() - started_s >= STEADY_S:
@@ -288,16 +284,31 @@ class Supervisor:
                 continue
             pause_s = delay_s * self._jitter.uniform(0.5, 1.0)
             delay_s = min(RESTART_MOST_S, delay_s * 2)
-            _log.warning(
-                "%s (pid %d) ended with %s; restart in %.1f s",
-                child.name, process.pid, _describe(code), pause_s,
-            )  # fmt: skip
+            _log.warning("%s %s; restart in %.1f s", child.name, what, pause_s)
             await self._first_of(self._stopping, child.ending, child.again, timeout_s=pause_s)
+
+    async def _run(self, child: Child) -> str:
+        """Start the child and wait for its end, which is put into words.
+
+        Raises:
+            OSError: the system gives no process.
+        """
+        try:
+            child.process = process = await self._start(child)
+            try:
+                code = await self._until_end(child, process)
+            finally:
+                _end(process, process.kill)
+        finally:
+            if child.channel is not None:
+                child.channel.close()
+                child.channel = None
+        return f"(pid {process.pid}) ended with {_describe(code)}"
 
     async def _start(self, child: Child) -> asyncio.subprocess.Process:
         read_fd, write_fd = os.pipe()
-        handover = child.handover()
         try:
+            handover = child.handover()
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -342,11 +353,11 @@ class Supervisor:
         try:
             await self._first_of(ended, self._stopping, child.ending, child.again)
             if not ended.done():
-                process.terminate()
+                _end(process, process.terminate)
                 await asyncio.wait({ended}, timeout=STOP_S)
             if not ended.done():
                 _log.warning("pid %d does not end within %g s and is killed", process.pid, STOP_S)
-                process.kill()
+                _end(process, process.kill)
             return await ended
         finally:
             ended.cancel()
@@ -356,6 +367,13 @@ def _tell(fd: int, text: bytes) -> None:
     # A child that is dead already does not read; its end is noticed elsewhere.
     with contextlib.suppress(BrokenPipeError), os.fdopen(fd, "wb") as pipe:
         pipe.write(text)
+
+
+def _end(process: asyncio.subprocess.Process, how: Callable[[], None]) -> None:
+    # It may have ended without having been waited for yet.
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            how()
 
 
 def _describe(code: int) -> str:
