@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
 from databus.common.config import DatabaseConfig
 from databus.relay.fetcher import Fetcher
-from databus.relay.sources.mysql.gtid_sets import largest, parse_gtid_set
+from databus.relay.sources.mysql.connection import Connection
 from databus.relay.sources.mysql.lineage import decode_memo
+from databus.relay.sources.mysql.preflight import choose_numbering
+from databus.relay.sources.mysql.settings import read_settings
 from tests.support.capture import (
     capturing,
     database_config,
@@ -20,35 +23,22 @@ from tests.support.capture import (
     streaming,
 )
 from tests.support.fixtures import FreshDatabase
+from tests.support.gtids import purge_all_but_last, run_ahead, run_under
+from tests.support.mariadb_stream import mariadb_config
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(120)
 
-
-def under_a_tag(database: FreshDatabase, *statements: str) -> None:
-    """Run statements in a session whose transactions are numbered under a tag."""
-    connection = database.server.connect(database.name)
-    with connection.cursor() as cursor:
-        cursor.execute("SET gtid_next = 'AUTOMATIC:tag'")
-        for statement in statements:
-            cursor.execute(statement)
-        cursor.execute("SET gtid_next = 'AUTOMATIC'")
-    connection.close()
-
-
-def purged(database: FreshDatabase) -> bool:
-    """Purge all files but the last; not those that somebody is reading still."""
-    last = database.execute("SHOW BINARY LOG STATUS")[0][0]
-    database.execute(f"PURGE BINARY LOGS TO '{last}'")
-    return len(database.execute("SHOW BINARY LOGS")) == 1
+UNDER_A_TAG = "AUTOMATIC:tag"
 
 
 @pytest.fixture
 def database(mysql_database: FreshDatabase) -> FreshDatabase:
     """With a captured table that was changed, and altered, under a tag."""
     mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
-    under_a_tag(
+    run_under(
         mysql_database,
+        UNDER_A_TAG,
         "INSERT INTO t VALUES (1, 1)",
         "SET binlog_transaction_compression = ON",
         "UPDATE t SET v = 2",
@@ -85,31 +75,17 @@ async def test_what_comes_under_a_tag_later_is_refused_also_while_the_relay_was_
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
         await eventually(lambda: bool(kept_memo(fetcher)), 30)
-    under_a_tag(database, "UPDATE t SET v = 3")
+    run_under(database, UNDER_A_TAG, "UPDATE t SET v = 3")
     try:
         async with capturing(config, tmp_path) as fetcher:
             message = await failed_with(fetcher, "unsupported_change")
             assert f"changes rows of {database.name}.t" in message
     finally:
         database.execute("FLUSH BINARY LOGS")
-        await eventually(lambda: asyncio.to_thread(purged, database), 30)
+        await eventually(lambda: asyncio.to_thread(purge_all_but_last, database), 30)
 
 
 # -- late numbers
-
-
-def ahead(database: FreshDatabase, count: int, statement: str) -> int:
-    """Run a statement under a number that leaves ``count`` before it free; returns the first."""
-    server = database.execute("SELECT @@server_uuid")[0][0]
-    executed = parse_gtid_set(str(database.execute("SELECT @@gtid_executed")[0][0]))
-    first = largest(executed[str(server)]) + 1
-    connection = database.server.connect(database.name)
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET gtid_next = '{server}:{first + count}'")
-        cursor.execute(statement)
-        cursor.execute("SET gtid_next = 'AUTOMATIC'")
-    connection.close()
-    return first
 
 
 @pytest.mark.parametrize("while_away", [False, True])
@@ -127,7 +103,7 @@ async def test_a_number_that_comes_late_is_refused_where_it_changes_what_is_capt
 
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
-        first = await asyncio.to_thread(ahead, database, 2, "INSERT INTO t VALUES (1)")
+        first = await asyncio.to_thread(run_ahead, database, 2, "INSERT INTO t VALUES (1)")
         await has_rows(fetcher, 1)
         database.execute("INSERT INTO private VALUES (1)")  # late, and nobody's
         await eventually(lambda: f":{first + 1}-{first + 1}" in kept_memo(fetcher), 30)
@@ -142,8 +118,39 @@ async def test_a_number_that_comes_late_is_refused_where_it_changes_what_is_capt
     # Once it is purged the stream goes on.
     database.execute("FLUSH BINARY LOGS")
     database.execute("INSERT INTO t VALUES (3)")
-    await eventually(lambda: asyncio.to_thread(purged, database), 30)
+    await eventually(lambda: asyncio.to_thread(purge_all_but_last, database), 30)
     async with capturing(config, tmp_path) as fetcher:
         await has_rows(fetcher, 2)
         rows = ring_state(fetcher.folder.path).tables[f"{database.name}.t"]
         assert list(rows) == [(1,), (3,)]
+
+
+def test_a_first_start_beside_commits_in_any_order_takes_none_of_them_for_late(
+    mysql_database: FreshDatabase,
+) -> None:
+    database = mysql_database
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY AUTO_INCREMENT, v INT)")
+    settings = read_settings(mariadb_config(database.url, f"{database.name}.*"))
+    connection = Connection(settings)
+    by_uuid, _ = choose_numbering(connection, settings)
+    ended = threading.Event()
+
+    def write() -> None:
+        connection = database.server.connect(database.name)
+        with connection.cursor() as cursor:
+            while not ended.is_set():
+                cursor.execute("INSERT INTO t (v) VALUES (1)")
+        connection.close()
+
+    writers = [threading.Thread(target=write, daemon=True) for _ in range(8)]
+    database.execute("SET GLOBAL binlog_order_commits = OFF")
+    try:
+        for writer in writers:
+            writer.start()
+        assert {by_uuid.beginning(connection).missed for _ in range(300)} == {""}
+    finally:
+        ended.set()
+        for writer in writers:
+            writer.join(20)
+        database.execute("SET GLOBAL binlog_order_commits = ON")
+        connection.close()

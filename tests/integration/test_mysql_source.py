@@ -23,6 +23,7 @@ from databus.relay.sources.mysql.settings import read_settings
 from databus.relay.sources.source import Batch, ChunkRequest
 from databus.relay.watermark import ChunkWindow, Ready, Waiting
 from tests.support.fixtures import FreshDatabase
+from tests.support.gtids import purge_all_but_last, run_under
 from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end
 from tests.support.waiting import PATIENCE
 
@@ -243,7 +244,7 @@ async def test_servers_before_and_after_a_failover_are_generations_of_one_clock(
     mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
     old, new, stranger = (str(uuid.uuid4()) for _ in range(3))
     for number, gtid in enumerate((f"{old}:1", f"{old}:2", f"{stranger}:1", f"{new}:1")):
-        _insert_as(mysql_database, number, gtid)
+        run_under(mysql_database, gtid, f"INSERT INTO t VALUES ({number})")
     options: dict[str, Any] = {"uuids": f"{old},{new}"}
     sources = f"{mysql_database.name}.*"
     source = MySqlSource(mariadb_config(mysql_database.url, sources, options=options))
@@ -254,19 +255,10 @@ async def test_servers_before_and_after_a_failover_are_generations_of_one_clock(
     streamed = await read_to_end(source, 0)
     assert [(e.scn, e.key["id"]) for e in streamed.events()] == [(1, 0), (2, 1), ((1 << 48) + 1, 3)]
     assert [e.key["id"] for e in (await read_to_end(source, 2)).events()] == [3]
-    _insert_as(mysql_database, 4, f"{old}:3")
+    run_under(mysql_database, f"{old}:3", "INSERT INTO t VALUES (4)")
     with pytest.raises(SourcePositionLost, match="order in which the servers have written"):
         await asyncio.wait_for(_endless(source, 0), 20 * PATIENCE)
     await source.close()
-
-
-def _insert_as(database: FreshDatabase, number: int, gtid: str) -> None:
-    connection = database.server.connect(database.name)
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET gtid_next = '{gtid}'")
-        cursor.execute(f"INSERT INTO t VALUES ({number})")
-        cursor.execute("SET gtid_next = AUTOMATIC")
-    connection.close()
 
 
 async def _endless(source: MySqlSource, after_scn: int) -> None:
@@ -281,7 +273,8 @@ async def test_a_purged_binlog_and_a_future_scn_are_named(
     await source.open()
     start = await source.first_scn()
     mysql_database.execute("INSERT INTO t VALUES (1)")
-    _purge(mysql_database)
+    mysql_database.execute("FLUSH BINARY LOGS")
+    purge_all_but_last(mysql_database)
     head = await source.first_scn()
     with pytest.raises(SourcePositionLost, match=f"purged its binlog up to .*:{head}"):
         await read_to_end(source, start)
@@ -465,17 +458,6 @@ async def test_a_server_set_up_differently_is_refused_with_the_statement_that_me
 # -- tagged GTIDs
 
 
-def _under(database: FreshDatabase, gtid_next: str, *statements: str) -> None:
-    """Run statements in a session that takes its GTIDs from somewhere."""
-    connection = database.server.connect(database.name)
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET gtid_next = '{gtid_next}'")
-        for statement in statements:
-            cursor.execute(statement)
-        cursor.execute("SET gtid_next = AUTOMATIC")
-    connection.close()
-
-
 async def _read_up_to(stream: AsyncIterator[Batch], streamed: Streamed, scn: int) -> None:
     async with asyncio.timeout(30 * PATIENCE):
         while streamed.resolved < scn:
@@ -495,21 +477,21 @@ async def test_transactions_of_foreign_servers_are_passed_over_with_and_without_
     source.use_kernels = use_kernels
     other = str(uuid.uuid4())
     start = await source.first_scn()
-    _under(mysql_database, f"{other}:early:1", "BEGIN", "COMMIT")
-    _under(mysql_database, f"{other}:early:2", "INSERT INTO t VALUES (1, 1)")
+    run_under(mysql_database, f"{other}:early:1", "BEGIN", "COMMIT")
+    run_under(mysql_database, f"{other}:early:2", "INSERT INTO t VALUES (1, 1)")
     mysql_database.execute("INSERT INTO t VALUES (10, 0)")
     streamed = Streamed(resolved=start)
     stream = source.stream(start)
     try:
         await _read_up_to(stream, streamed, await source.first_scn())
         before = (await source.status())["stream"]["foreign_groups"]
-        _under(mysql_database, f"{other}:tag:3", "BEGIN", "COMMIT")
-        _under(mysql_database, f"{other}:1", "INSERT INTO t VALUES (2, 2)")
-        _under(mysql_database, f"{other}:tag:4", "INSERT INTO t VALUES (3, 3)")
+        run_under(mysql_database, f"{other}:tag:3", "BEGIN", "COMMIT")
+        run_under(mysql_database, f"{other}:1", "INSERT INTO t VALUES (2, 2)")
+        run_under(mysql_database, f"{other}:tag:4", "INSERT INTO t VALUES (3, 3)")
         compressed = "SET binlog_transaction_compression = ON"
-        _under(mysql_database, f"{other}:tag:70000", compressed, "DELETE FROM t WHERE id = 3")
-        _under(mysql_database, f"{other}:tag:5", "CREATE TABLE u (id INT PRIMARY KEY)")
-        _under(mysql_database, f"{other}:tag:6", "TRUNCATE t")
+        run_under(mysql_database, f"{other}:tag:70000", compressed, "DELETE FROM t WHERE id = 3")
+        run_under(mysql_database, f"{other}:tag:5", "CREATE TABLE u (id INT PRIMARY KEY)")
+        run_under(mysql_database, f"{other}:tag:6", "TRUNCATE t")
         mysql_database.execute("INSERT INTO t VALUES (11, 0)")
         await _read_up_to(stream, streamed, await source.first_scn())
         assert (await source.status())["stream"]["foreign_groups"] == before + 6
@@ -532,7 +514,7 @@ async def test_a_tagged_gtid_of_our_own_that_changes_nothing_captured_is_passed_
     start = await source.first_scn()
     automatic = "AUTOMATIC:tag"
     for number in (1, 2):
-        _under(
+        run_under(
             mysql_database,
             automatic,
             f"CREATE USER {user}",
@@ -574,22 +556,16 @@ async def test_a_tagged_gtid_of_our_own_has_no_place_in_the_clock_for_a_captured
         (True, ["TRUNCATE t"]),
     ):
         source.use_kernels = use_kernels
-        _under(mysql_database, "AUTOMATIC:tag", *changes)
+        run_under(mysql_database, "AUTOMATIC:tag", *changes)
         mysql_database.execute("REPLACE INTO t (id, v) VALUES (4, UUID())")
         try:
             tagged = f"tagged GTID {_own_uuid(mysql_database)}:tag:"
             with pytest.raises(UnsupportedChange, match=tagged):
                 await read_to_end(source, start)
         finally:
-            _purge(mysql_database)
+            mysql_database.execute("FLUSH BINARY LOGS")
+            purge_all_but_last(mysql_database)
         start = await source.first_scn()
         mysql_database.execute("INSERT INTO t (id) VALUES (5)")
         assert [event.key["id"] for event in (await read_to_end(source, start)).events()] == [5]
         mysql_database.execute("DELETE FROM t WHERE id = 5")
-
-
-def _purge(database: FreshDatabase) -> None:
-    """Leave the binlog with nothing that was written before."""
-    database.execute("FLUSH BINARY LOGS")
-    last = database.execute("SHOW BINARY LOG STATUS")[0][0]
-    database.execute(f"PURGE BINARY LOGS TO '{last}'")

@@ -53,3 +53,19 @@ def test_a_late_number_that_may_change_what_is_captured_is_refused(
     with pytest.raises(UnsupportedChange, match=LATE):
         feed(again, transaction(OLD, 10), transaction(OLD, 7, *content))
     assert again.memo().missed == f"{OLD}:7-8"
+
+
+def test_numbers_that_were_passed_after_the_memo_are_noted_when_they_are_read_again() -> None:
+    # Killed after the ring's sync at 9, and before the memo's: that one is of 5.
+    reader = reader_at(9)
+    reader.last_seq_no = 5
+    feed(reader, transaction(OLD, 6, *change(1)), transaction(OLD, 9, *change(2)))
+    feed(reader, transaction(OLD, 10, *change(3)))
+    assert rows_in(reader) == [(10, 3)]
+    assert reader.memo().missed == f"{OLD}:7-8"
+
+
+def test_numbers_that_are_left_free_before_the_first_of_all_may_come_late_too() -> None:
+    reader = reader_at(0)
+    feed(reader, transaction(OLD, 3, *change(1)))
+    assert reader.memo().missed == f"{OLD}:1-2"

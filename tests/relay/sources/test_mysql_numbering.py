@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from databus.common.errors import SourcePositionLost
+from databus.relay.sources.mysql import numbering
 from databus.relay.sources.mysql.connection import Connection
 from databus.relay.sources.mysql.gtid_sets import (
     GtidSet,
@@ -38,20 +39,22 @@ def server_with(executed: str, owned: str) -> Connection:
 
 
 @pytest.mark.parametrize(
-    ("executed", "owned", "at", "seen"),
+    ("executed", "owned", "missed", "at", "seen"),
     [
-        ("1-5", "", 5, ((1, 5),)),
-        ("1-5", "7#31:6#30", 7, ((1, 7),)),
-        ("1-5", "7#31:6#30", 6, ((1, 6),)),
-        ("1-5", "6#30:5#29", 6, ((1, 6),)),  # 5 was executed between the two questions
-        ("1-3:5", "4#28", 5, ((1, 3), (5, 5))),  # a session keeps 4 for later: it must be seen
+        ("1-5", "", "", 5, ((1, 5),)),
+        ("1-5", "7#31:6#30", "", 7, ((1, 7),)),
+        ("1-5", "7#31:6#30", "", 6, ((1, 6),)),
+        ("1-5", "6#30:5#29", "", 6, ((1, 6),)),  # 5 was executed between the two questions
+        ("1-3:5", "4#28", "", 5, ((1, 5),)),  # without binlog_order_commits
+        ("1-3:5", "4#28", "4", 5, ((1, 3), (5, 5))),  # a session keeps 4 for later
     ],
 )
 def test_what_is_being_committed_has_come(
-    executed: str, owned: str, at: int, seen: Intervals
+    executed: str, owned: str, missed: str, at: int, seen: Intervals
 ) -> None:
     server = server_with(executed, f"{SERVER}:{owned}" if owned else "")
-    start = UuidNumbering((SERVER,)).dump_after(server, SETTINGS, Memo(at))
+    memo = Memo(at, missed=f"{SERVER}:{missed}" if missed else "")
+    start = UuidNumbering((SERVER,)).dump_after(server, SETTINGS, memo)
     assert start.request.seen == encode_gtid_set({SERVER: seen})
 
 
@@ -95,11 +98,34 @@ def test_a_beginning_keeps_the_numbers_that_are_free() -> None:
     assert (memo.scn, memo.missed) == (20, f"{SERVER}:1-2:6-8:10-11")
 
 
+def test_a_beginning_waits_for_the_commits_that_are_under_way() -> None:
+    """As with binlog_order_commits = OFF: 4 and 7 are in their commits, 9 is free."""
+    gtids = [("1-3:5-6:8:10", "4#1:7#2:11#3"), ("1-6:8:10", "7#2"), ("1-8:10-12", "13#1")]
+    asked = [*gtids[:1], *gtids]
+
+    def row(sql: str) -> tuple[Any, ...]:
+        if sql.endswith("gtid_owned"):
+            return (f"{SERVER}:{asked[0][1]}",)
+        return (f"{SERVER}:{asked.pop(0)[0]}",)
+
+    memo = UuidNumbering((SERVER,)).beginning(cast(Connection, SimpleNamespace(row=row)))
+    assert (memo.scn, memo.missed) == (10, f"{SERVER}:9-9")
+    assert not asked
+
+
+def test_a_beginning_does_not_wait_for_a_session_that_keeps_a_number_for_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(numbering, "_COMMITTED_WITHIN_S", 0.02)
+    memo = UuidNumbering((SERVER,)).beginning(server_with("1-3:5", f"{SERVER}:4#28"))
+    assert (memo.scn, memo.missed) == (5, f"{SERVER}:4-4")
+
+
 def test_numbers_that_came_late_are_asked_for_until_they_were_read() -> None:
-    numbering = UuidNumbering((SERVER,))
+    by_uuid = UuidNumbering((SERVER,))
     memo = Memo(20, missed=f"{SERVER}:6-8:10-11")
     for executed, seen in (("1-5:9:12-20", "1-5:9:12-20"), ("1-7:9-25", "1-5:9:12-20")):
-        start = numbering.dump_after(server_with(executed, ""), SETTINGS, memo)
+        start = by_uuid.dump_after(server_with(executed, ""), SETTINGS, memo)
         assert start.request.seen == encode_gtid_set(parse_gtid_set(f"{SERVER}:{seen}"))
 
 

@@ -161,9 +161,17 @@ class MySqlDecoder(BinlogDecoder):
         return True
 
     def _note_missed(self, gtid: MySqlGtid, generation: int) -> None:
-        """The numbers between the last one of this server and this one: they may come late."""
-        last = self.ends[generation] if generation < len(self.ends) else 0
-        if last and gtid.number > last + 1:
+        """The numbers between the last one of this server and this one: they may come late.
+
+        Also where groups are read again, which a memo that is older does not tell of.
+        """
+        if generation == gtid_sets.generation_of(self.last_seq_no):
+            last = gtid_sets.number_of(self.last_seq_no)
+        elif generation < len(self.ends) and self.ends[generation]:
+            last = self.ends[generation]
+        else:
+            return
+        if gtid.number > last + 1:
             known = self._missed.get(gtid.uuid, ())
             self._miss(gtid.uuid, gtid_sets.union(known, ((last + 1, gtid.number - 1),)))
 

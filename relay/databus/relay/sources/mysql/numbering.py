@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,10 @@ from databus.relay.sources.mysql.settings import Settings
 from databus.relay.sources.mysql.tables import Catalogue
 from databus.relay.sources.mysql.turns import Turn, is_replicating
 from databus.relay.sources.source import Snapshot
+
+# A commit takes milliseconds; a number that is owned for longer a session has taken for later.
+_COMMITTED_WITHIN_S = 1.0
+_ASKED_EVERY_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +199,30 @@ class UuidNumbering:
         """With what was written under tags until now: a dump has that, or nobody wants it."""
         executed = executed_gtids(connection)
         head = self._head(connection, executed)
+        tagged = gtid_sets.tagged_in(executed, self.uuids)
+        missed = self._missed(connection, executed)
+        return Memo(head, tagged=gtid_sets.told(tagged), missed=gtid_sets.told(missed))
+
+    def _missed(self, connection: Connection, executed: GtidSet) -> GtidSet:
+        """The numbers that are free before larger ones of the set.
+
+        With ``binlog_order_commits = OFF`` one of them may be in its commit: that is waited for.
+        """
         missed = {
             name: gtid_sets.without(((1, gtid_sets.largest(executed[name])),), executed[name])
             for name in self.uuids
             if name in executed
         }
-        tagged = gtid_sets.tagged_in(executed, self.uuids)
-        return Memo(head, tagged=gtid_sets.told(tagged), missed=gtid_sets.told(missed))
+        until_s = time.monotonic() + _COMMITTED_WITHIN_S
+        while any(missed.values()):
+            owned, now = owned_gtids(connection), executed_gtids(connection)
+            missed = {name: gtid_sets.without(missed[name], now.get(name, ())) for name in missed}
+            if time.monotonic() >= until_s or not any(
+                gtid_sets.common(missed[name], owned.get(name, ())) for name in missed
+            ):
+                break
+            time.sleep(_ASKED_EVERY_S)
+        return missed
 
     def _head(self, connection: Connection, executed: GtidSet) -> int:
         """The same of a set; what a replica has written for itself is not the newest."""
@@ -221,7 +243,7 @@ class UuidNumbering:
         A commit can be streamed before the server counts it among the executed ones.
         """
         after_scn = memo.scn
-        executed = come_gtids(connection)
+        executed = come_gtids(connection, memo.missed)
         where = f"{settings.host}:{settings.port} (database={settings.name})"
         head = self._head(connection, executed)
         if self._number_in(executed, after_scn) < gtid_sets.number_of(after_scn):
@@ -313,19 +335,22 @@ def executed_gtids(connection: Connection) -> dict[str, Intervals]:
     return gtid_sets.parse_gtid_set(str(connection.row("SELECT @@global.gtid_executed")[0]))
 
 
-def come_gtids(connection: Connection) -> GtidSet:
-    """What is executed, and behind it what is being committed, which the binlog may have already.
+def owned_gtids(connection: Connection) -> GtidSet:
+    """``@@gtid_owned``: what is being committed, or taken for later."""
+    return gtid_sets.parse_owned(str(connection.row("SELECT @@global.gtid_owned")[0]))
 
-    What is owned is asked for first: in this order nothing can be in neither.  A smaller number
-    that is owned still is no commit in its turn: a session has taken it for later.
+
+def come_gtids(connection: Connection, missed: str = "") -> GtidSet:
+    """What is executed, and what is being committed, which the binlog may have already.
+
+    What is owned is asked for first: in this order nothing can be in neither.  A number of
+    ``missed`` that is owned is no commit in its turn: a session has taken it for later.
     """
-    owned = gtid_sets.parse_owned(str(connection.row("SELECT @@global.gtid_owned")[0]))
-    executed = executed_gtids(connection)
+    owned, executed = owned_gtids(connection), executed_gtids(connection)
+    later = gtid_sets.parse_gtid_set(missed)
     for name, intervals in owned.items():
-        known = executed.get(name, ())
-        last = gtid_sets.largest(known)
-        coming = tuple((max(low, last + 1), high) for low, high in intervals if high > last)
-        executed[name] = gtid_sets.union(known, coming)
+        coming = gtid_sets.without(intervals, later.get(name, ()))
+        executed[name] = gtid_sets.union(executed.get(name, ()), coming)
     return executed
 
 

@@ -1,0 +1,33 @@
+"""What a MySQL session does with its GTIDs beyond counting: tags, numbers left free, purging."""
+
+from __future__ import annotations
+
+from databus.relay.sources.mysql.gtid_sets import largest, parse_gtid_set
+from tests.support.fixtures import FreshDatabase
+
+
+def run_under(database: FreshDatabase, gtid_next: str, *statements: str) -> None:
+    """Run statements in a session that takes its GTIDs from ``gtid_next``."""
+    connection = database.server.connect(database.name)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET gtid_next = '{gtid_next}'")
+        for statement in statements:
+            cursor.execute(statement)
+        cursor.execute("SET gtid_next = 'AUTOMATIC'")
+    connection.close()
+
+
+def run_ahead(database: FreshDatabase, count: int, statement: str) -> int:
+    """Run a statement under a number that leaves ``count`` before it free; returns the first."""
+    server = str(database.execute("SELECT @@server_uuid")[0][0])
+    executed = parse_gtid_set(str(database.execute("SELECT @@gtid_executed")[0][0]))
+    first = largest(executed[server]) + 1
+    run_under(database, f"{server}:{first + count}", statement)
+    return first
+
+
+def purge_all_but_last(database: FreshDatabase) -> bool:
+    """Purge all files but the last; False where somebody is reading one of them still."""
+    last = database.execute("SHOW BINARY LOG STATUS")[0][0]
+    database.execute(f"PURGE BINARY LOGS TO '{last}'")
+    return len(database.execute("SHOW BINARY LOGS")) == 1
