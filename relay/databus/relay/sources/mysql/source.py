@@ -227,7 +227,7 @@ class MySqlSource:
         self._decoder = decoder
         self._streams_from = self._reset = ""
         if after_scn == self._beginning.scn:
-            # No later start can know it; with nothing missed yet it says where that is counted from.
+            # No later start can know it; with nothing missed yet, it is what that is counted from.
             yield Batch(b"", resolved=after_scn, memo=memo, keep=True)
         self._places = Places() if isinstance(self._numbering, DomainNumbering) else None
         connection = await asyncio.to_thread(Connection, settings)
