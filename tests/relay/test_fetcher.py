@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import AsyncIterator, Callable
@@ -31,6 +32,7 @@ from databus.relay.layout import SocketName
 from databus.relay.registry import RegistryReader
 from databus.relay.ring import Ring
 from databus.relay.ring_file import RingFile
+from databus.relay.sources.source import ChunkRequest
 from databus.relay.wakeup import WakeupSender, make_wakeup
 from tests.support.scripted_source import ITEMS, ScriptedDatabase
 from tests.support.waiting import eventually
@@ -57,7 +59,8 @@ def database() -> ScriptedDatabase:
 async def running(
     database: ScriptedDatabase, folder: Path, **options: Any
 ) -> AsyncIterator[Fetcher]:
-    fetcher = Fetcher(DATABASE, folder, make_source=database.source, pace=PACE, **options)
+    options = {"pace": PACE, **options}
+    fetcher = Fetcher(DATABASE, folder, make_source=database.source, **options)
     task = asyncio.create_task(fetcher.run())
     try:
         yield fetcher
@@ -275,6 +278,23 @@ async def test_an_idle_source_moves_readers_on_by_an_empty_window(
         (51, 1, Op.END_OF_WINDOW),
     ]
     assert last[0].event_count == 0
+
+
+async def test_who_has_read_a_chunk_waits_for_no_idle_window(
+    database: ScriptedDatabase, tmp_path: Path
+) -> None:
+    never = dataclasses.replace(PACE, idle_window_s=3600.0)
+    database.commit((1, "a"))
+    async with running(database, tmp_path, pace=never) as fetcher:
+        await eventually(reached(fetcher, 1))
+        database.advance(50)
+        await eventually(lambda: fetcher.intake is not None and fetcher.intake.resolved == 50)
+        _, chunk = await fetcher.read_chunk(ChunkRequest("shop.items", 10))
+        assert chunk.snapshot.high == 50
+        await eventually(reached(fetcher, 50))
+        database.advance(60)
+        await eventually(lambda: fetcher.intake is not None and fetcher.intake.resolved == 60)
+    assert [(v.scn, v.op) for v in frames(tmp_path)[2:]] == [(50, Op.END_OF_WINDOW)]
 
 
 async def test_only_what_is_on_disk_is_acknowledged_to_the_source(

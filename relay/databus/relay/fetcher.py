@@ -15,7 +15,6 @@ import random
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +42,7 @@ from databus.relay.gathering import Gathering
 from databus.relay.handover import take_over
 from databus.relay.intake import Intake
 from databus.relay.layout import DatabaseFolder, replace_file
+from databus.relay.recent import RecentBatches
 from databus.relay.registry import Registry
 from databus.relay.ring import Ring
 from databus.relay.ring_format import RING_NAME
@@ -59,8 +59,6 @@ from databus.relay.sources.source import (
 )
 from databus.relay.wakeup import WakeupSender
 
-RECENT_BYTES = 2 << 20
-RECENT_BATCHES = 4096
 SWITCH_INTERVAL_S = 0.0005
 
 _log = logging.getLogger(__name__)
@@ -85,7 +83,7 @@ class Fetcher:
         I1. The source is acknowledged only up to a window that is on disk.
         I2. Nothing ends it but ``stop``: what can pass is tried again with back-off, what
             cannot is shown as state ``failed`` with its problem and tried again slowly.
-        I3. It never holds more than one batch of the source, besides ``RECENT_BYTES``.
+        I3. It never holds more than one batch of the source, besides ``RecentBatches``.
         I4. No reader holds back a database: only what another relay sends may be blocked.
 
     Owner: one event loop; its ring's lock keeps a second fetcher away.
@@ -127,8 +125,8 @@ class Fetcher:
         self._kept_memo = ""
         self._appended_s = time.monotonic()
         self._attempt = 0
-        self._recent: deque[bytes] = deque()
-        self._recent_bytes = 0
+        self._recent = RecentBatches()
+        self._asked_scn = -1
         self._status_due = asyncio.Event()
 
     def _open_book(self) -> DumpBook:
@@ -303,13 +301,13 @@ class Fetcher:
 
     def _take(self, intake: Intake, batch: Batch) -> None:
         if batch.data:
-            self._remember(batch.data)
+            self._recent.add(batch.data)
             self._appended_s = time.monotonic()
         took = intake.take(batch)
         self._memo = batch.memo or self._memo
         if took:
             self._wakeup.wake()
-        elif time.monotonic() - self._appended_s >= self._pace.idle_window_s:
+        elif self._wants_idle_window(intake):
             self._appended_s = time.monotonic()
             if intake.append_idle_window(time.time_ns() // 1000):
                 self._wakeup.wake()
@@ -320,6 +318,12 @@ class Fetcher:
             self._attempt = 0
             self.status.enter(FetcherState.STREAMING)
             self._write_status()
+
+    def _wants_idle_window(self, intake: Intake) -> bool:
+        """Every now and then, and as soon as it tells of all that a chunk has shown."""
+        if intake.complete.scn < self._asked_scn <= intake.resolved:
+            return True
+        return time.monotonic() - self._appended_s >= self._pace.idle_window_s
 
     async def _take_waiting(self, intake: Intake, batch: Batch) -> None:
         """In block mode: take the batch part by part, as room is released."""
@@ -359,15 +363,6 @@ class Fetcher:
         intake.ring.release(place)
         self._released.set()
         return {"prev": state.prev.to_json(), "max": state.max.to_json()}
-
-    def _remember(self, data: bytes) -> None:
-        recent = self._recent
-        recent.append(data)
-        self._recent_bytes += len(data)
-        while len(recent) > 1 and (
-            self._recent_bytes > RECENT_BYTES or len(recent) > RECENT_BATCHES
-        ):
-            self._recent_bytes -= len(recent.popleft())
 
     # -- durability --
 
@@ -438,11 +433,13 @@ class Fetcher:
         if source is None or intake is None or not self._streaming.is_set():
             raise ServerUnavailable(f"the source of {self.config.name} is not connected now")
         low = intake.complete
-        return low, await source.read_chunk(request)
+        chunk = await source.read_chunk(request)
+        self._asked_scn = max(self._asked_scn, chunk.snapshot.high)
+        return low, chunk
 
     def recent(self) -> bytes:
         """What was streamed in the last moment, the oldest first."""
-        return b"".join(self._recent)
+        return self._recent.frames()
 
     @property
     def skipped_operations(self) -> tuple[str, ...]:
