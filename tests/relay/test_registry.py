@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -62,6 +63,30 @@ def test_half_a_line_is_not_there_for_readers_and_is_cut_off_by_the_next_writer(
     registry.close()
     reader.refresh()
     assert list(reader.schemas) == [version(0), version(2)]
+
+
+def test_what_a_full_disk_left_of_a_line_is_cut_off_before_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "schemas.jsonl"
+    registry, reader = Registry(path), RegistryReader(path)
+    registry.add([version(0)])
+    write = os.write
+    fits = len(registry_line(version(1))) + 10
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: write(fd, data[:fits]))
+        with pytest.raises(StoreError, match=f"only {fits} of"):
+            registry.add([version(1), version(2)])
+        reader.refresh()
+        assert list(reader.schemas) == [version(0), version(1)]
+        assert list(registry.schemas) == [version(0)], "the others are not on disk"
+    registry.add([version(2), version(1)])
+    reader.refresh()
+    assert list(reader.schemas) == [version(0), version(1), version(2)]
+    registry.close()
+    again = Registry(path)
+    assert len(again.schemas) == 3
+    again.close()
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -105,7 +105,8 @@ class Registry:
 
     Invariants:
         I1. A version in ``schemas`` is on disk.
-        I2. The file holds whole lines only; what a crash left behind them is cut off at start.
+        I2. The file holds whole lines only; what a crash left behind them is cut off at start,
+            what a full disk left before the next line.
 
     Owner: the fetcher's task.
     Durability: when ``add`` returns, the versions are on disk.
@@ -118,8 +119,9 @@ class Registry:
         _require_unsynced(path, reader.read_bytes)
         self.path = path
         self.schemas = reader.schemas
+        self._whole_bytes = reader.read_bytes
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
-        os.ftruncate(self._fd, reader.read_bytes)
+        os.ftruncate(self._fd, self._whole_bytes)
         os.fsync(self._fd)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         os.fsync(folder)
@@ -133,7 +135,10 @@ class Registry:
             return []
         lines = b"".join(registry_line(schema) for schema in new)
         try:
+            # Whole lines stay, for a reader may have them already: twice is no harm.
+            os.ftruncate(self._fd, self._whole_bytes)
             written = os.write(self._fd, lines)
+            self._whole_bytes += lines.rfind(b"\n", 0, written) + 1
             if written != len(lines):
                 raise StoreError(f"{self.path}: only {written} of {len(lines)} bytes written")
             os.fsync(self._fd)
