@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from databus.relay.clients import (
     parse_client,
     read_clients,
 )
+from databus.relay.tallies import WorkerTallies, read_tallies
 from tests.support.live_relay import LiveRelay
 from tests.support.relay_http import FRAMES, Follower, frames, insert, problem
 from tests.support.waiting import eventually
@@ -122,6 +125,34 @@ def test_a_worker_begins_anew_and_leaves_nothing_open(tmp_path: Path) -> None:
     assert read_clients(tmp_path, 1, "shop")["index"].lag_us(5) is None
     ClientTallies(tmp_path, 0).close()
     assert read_clients(tmp_path, 1, "shop") == {}
+
+
+def test_a_full_disk_keeps_nobody_from_being_answered_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    before = ClientTallies(tmp_path, 0)
+    ask(before, "index")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", refuse)
+        ask(before, "cache")
+        ask(before, "index")
+        since, databases = ClientTallies(tmp_path, 1), WorkerTallies(tmp_path, 1, ["shop"])
+        ask(since, "cache")
+        databases.add("shop", "requests")
+        databases.add_database("other")
+    assert list(read_clients(tmp_path, 2, "shop")) == ["index"], "the others see what was written"
+    ask(before, "cache")
+    for tallies in (before, since):
+        ask(tallies, "late")
+    databases.add_database("late")
+    found = {n: one.counts["requests"] for n, one in read_clients(tmp_path, 2, "shop").items()}
+    assert found == {"index": 2, "cache": 3, "late": 2}
+    assert read_tallies(tmp_path, 2, "shop")["requests"] == 1
+    for counting in (before, since, databases):
+        counting.close()
 
 
 @pytest.mark.parametrize("name", ["a", "search-index", "x@host:1/2", "9.z_"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 from array import array
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,8 @@ from pathlib import Path
 
 FOLDER = "workers"
 _WORD_BYTES = 8
+
+_log = logging.getLogger(__name__)
 
 
 def tally_path(data_dir: Path, worker: int, kind: str) -> Path:
@@ -25,6 +28,8 @@ class TallyFile:
     Invariants:
         I1. Every number is one aligned 64-bit word: readers see the old or the new one.
         I2. The names of a file do not change: other names are another file in its place.
+        I3. Counting never fails: what the disk does not take is counted unseen by the others, until
+            the next file is made.
 
     Owner: one worker process; all others read.
     Durability: none; a worker begins at zero.
@@ -40,16 +45,27 @@ class TallyFile:
         """Put a file with these names and their numbers, row after row, in the old one's place."""
         text = json.dumps(list(names)).encode()
         text += b" " * (-len(text) % _WORD_BYTES)
+        words = array("q", numbers)
         size = len(text).to_bytes(_WORD_BYTES, "little")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_name(self.path.name + ".new")
-        beside.write_bytes(size + text + array("q", numbers).tobytes())
-        with beside.open("r+b") as file:
-            new_map = mmap.mmap(file.fileno(), 0)
-        beside.replace(self.path)
+        try:
+            new_map = self._put(size + text + words.tobytes())
+        except OSError as error:
+            _log.warning("%s is not written: %s", self.path, error.strerror)
+            self.close()
+            self.numbers = memoryview(words)
+            return
         self.close()
         self._map = new_map
         self.numbers = memoryview(new_map).cast("q")[1 + len(text) // _WORD_BYTES :]
+
+    def _put(self, content: bytes) -> mmap.mmap:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_name(self.path.name + ".new")
+        beside.write_bytes(content)
+        with beside.open("r+b") as file:
+            new_map = mmap.mmap(file.fileno(), 0)
+        beside.replace(self.path)
+        return new_map
 
     def close(self) -> None:
         """Unmap the file; it stays to be read."""
