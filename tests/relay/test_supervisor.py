@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from databus.common.config import parse
 from databus.common.errors import ConfigError, ServerUnavailable
 from databus.relay.handover import Handover, take_over
-from databus.relay.supervisor import Supervisor
+from databus.relay.supervisor import TELLING, Supervisor
 from tests.support.processes import wait_process_gone
 from tests.support.relay_process import RelayProcess
 from tests.support.waiting import PATIENCE, eventually, eventually_sync
@@ -49,6 +51,9 @@ url = "URL"
 ring_bytes = "1MiB"
 """
 )
+
+NO_PROCESS = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+NO_THREAD = RuntimeError("can't start new thread")
 
 
 @pytest.fixture
@@ -112,8 +117,12 @@ def test_no_secret_of_a_url_stands_in_the_process_list(config_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("error", [NO_PROCESS, NO_THREAD])
 async def test_a_child_that_the_system_does_not_start_is_tried_again_and_the_others_run(
-    config_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: Exception,
+    config_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     calls = 0
     begin = asyncio.create_subprocess_exec
@@ -122,7 +131,7 @@ async def test_a_child_that_the_system_does_not_start_is_tried_again_and_the_oth
         nonlocal calls
         calls += 1
         if calls in (4, 5):
-            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+            raise error
         return await begin(*arguments, **options)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", sparing)
@@ -134,7 +143,40 @@ async def test_a_child_that_the_system_does_not_start_is_tried_again_and_the_oth
     assert calls == 6
     told = [one.getMessage() for one in caplog.records if "does not start" in one.getMessage()]
     assert len(told) == 2
-    assert all("Resource temporarily unavailable; restart in" in one for one in told)
+    assert all(f"{error}; restart in" in one for one in told)
+
+
+async def test_a_child_that_cannot_be_told_what_to_do_is_ended_before_the_next_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin, start = asyncio.create_subprocess_exec, threading.Thread.start
+    begun: list[asyncio.subprocess.Process] = []
+    running: list[int] = []
+    refused: list[threading.Thread] = []
+
+    async def noting(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        running.append(sum(one.returncode is None for one in begun))
+        begun.append(await begin(*arguments, **options))
+        return begun[-1]
+
+    def sparing(thread: threading.Thread) -> None:
+        if thread.name == TELLING and not refused:
+            refused.append(thread)
+            raise NO_THREAD
+        start(thread)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", noting)
+    monkeypatch.setattr(threading.Thread, "start", sparing)
+    config = parse(ONE.replace("URL", "generator://"), folder=tmp_path)
+    supervisor = Supervisor(config)
+    supervising = asyncio.create_task(supervisor.run())
+    await eventually(lambda: supervising.done() or len(supervisor.pids) == 2, 60)
+    supervisor.stop()
+    await supervising
+    assert len(begun) == 3
+    assert running[2] == 1, "of two that were begun one has ended"
+    assert -signal.SIGKILL in [one.returncode for one in begun]
+    assert f"does not start: {NO_THREAD}; restart in" in caplog.text
 
 
 async def test_an_address_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:

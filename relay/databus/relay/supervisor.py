@@ -17,6 +17,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ RESTART_FIRST_S = 0.1
 RESTART_MOST_S = 10.0
 STEADY_S = 10.0
 STOP_S = 10.0
+TELLING = "handover"
 TAKEN_S = 2.0
 TAKEN_POLL_S = 0.05
 
@@ -273,8 +275,8 @@ class Supervisor:
             child.again.clear()  # what it is told is put together right after
             try:
                 what = await self._run(child)
-            except OSError as error:
-                # No process or no pipe to be had: the others go on meanwhile.
+            except (OSError, RuntimeError) as error:
+                # No process, no thread or no pipe to be had: the others go on meanwhile.
                 what = f"does not start: {error}"
             if self._stopping.is_set() or child.ending.is_set():
                 return
@@ -291,7 +293,8 @@ class Supervisor:
         """Start the child and wait for its end, which is put into words.
 
         Raises:
-            OSError: the system gives no process.
+            OSError: the system gives no process or no descriptor.
+            RuntimeError: it gives no thread.
         """
         try:
             child.process = process = await self._start(child)
@@ -329,7 +332,15 @@ class Supervisor:
         if child.channel is not None:
             child.channel.started()
         text = json.dumps(handover.to_json()).encode()
-        await asyncio.to_thread(_tell, write_fd, text)
+        # Not by a pool of threads: it would keep what it has no thread for, and do it later.
+        telling = threading.Thread(target=_tell, args=(write_fd, text), name=TELLING, daemon=True)
+        try:
+            telling.start()
+        except RuntimeError:
+            os.close(write_fd)
+            _end(process, process.kill)
+            await process.wait()
+            raise
         return process
 
     async def _first_of(
