@@ -16,7 +16,7 @@ from databus.common.errors import ConsumerFailed
 from tests.client.conftest import StartServer
 from tests.client.shop import ITEMS, ORDERS, Change, orders, row, window
 from tests.client.test_client import consume, make, serving
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, eventually
 
 MODES = ["serial", "within_window", "across_windows"]
 
@@ -158,6 +158,45 @@ async def test_across_windows_a_checkpoint_waits_for_every_event_before_it(
                 await asyncio.sleep(0.001)
     for scn, done in checkpoints:
         assert done >= set(range(1, scn + 1))
+
+
+async def test_across_windows_no_checkpoint_covers_an_event_that_fails_during_the_one_before(
+    scripted: StartServer,
+) -> None:
+    server = await scripted(orders(1, 1), orders(2, 2))
+    first, second = asyncio.Event(), asyncio.Event()
+    played: list[int] = []
+    failed: list[int] = []
+    checkpoints: list[tuple[int, list[int]]] = []
+
+    class Failing(Consumer):
+        async def onDataEvent(self, event: Any) -> None:
+            await (first if event.scn == 1 else second).wait()
+            if event.scn == 2 and not failed:
+                failed.append(event.scn)
+                raise RuntimeError("once")
+            played.append(event.scn)
+
+        async def onEndDataEventSequence(self, window: Any) -> None:
+            if window.scn == 2:
+                first.set()
+                await some_turns()
+
+        async def onCheckpoint(self, checkpoint: Any) -> None:
+            checkpoints.append((checkpoint.position.scn, list(played)))
+            second.set()
+            await some_turns()
+
+    async with serving(make(Failing(), server.url, dispatch="across_windows", workers=2)):
+        await eventually(lambda: checkpoints and checkpoints[-1][0] == 2)
+    assert failed == [2]
+    assert checkpoints == [(1, [1]), (2, [1, 2])]
+
+
+async def some_turns() -> None:
+    """Turns of the loop in which what can run does."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 async def test_the_grammar_holds_within_windows(scripted: StartServer) -> None:

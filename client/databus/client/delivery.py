@@ -161,12 +161,12 @@ class Delivery:
     async def _deliver(self, pulling: Pulling) -> None:
         dispatcher = self._dispatcher
         while not self._is_stopping:
-            if self._deferred or self._lanes.failure is not None:
-                await self._land()
-            now_s = time.monotonic()
-            if now_s - self._yielded_s > _YIELD_S:
+            if time.monotonic() - self._yielded_s > _YIELD_S:
                 await self._yield()
-            due = dispatcher.next(now_s)
+            if (self._deferred or self._lanes.failure is not None) and await self._land():
+                continue
+            # No await from here to the call: no event can fail unseen before a checkpoint.
+            due = dispatcher.next(time.monotonic())
             if due is None:
                 await self._wait(pulling)
             elif due.call is Call.ROLLBACK:
@@ -294,23 +294,27 @@ class Delivery:
             raise _NotStored(refusal) from error
         self.checkpoint = checkpoint
 
-    async def _land(self) -> None:
-        """Take the checkpoints whose events have all been played; notice a failure."""
+    async def _land(self) -> bool:
+        """Take the checkpoints whose events have all been played; notice a failure.
+
+        False, and nothing was awaited, if there was neither.
+        """
         self._lanes.check_budget()
         if self._lanes.failure is not None:
             await self._failed(self._lanes.failure)
-            return
+            return True
         ready: Due | None = None
         while self._deferred and not self._deferred[0][1] & self._lanes.flying.keys():
             ready = self._deferred.popleft()[0]
         if ready is None:
-            return
+            return False
         try:
             await self._take_deferred(ready)
         except _HALTING:
             raise
         except Exception as error:
             await self._failed(error)
+        return True
 
     async def _take_deferred(self, due: Due) -> None:
         result = await self._take_checkpoint(due)
