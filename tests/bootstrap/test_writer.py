@@ -14,13 +14,15 @@ import pytest
 
 from databus.bootstrap import gaps, planner, segments
 from databus.bootstrap.log import HotLog
-from databus.bootstrap.manifest import Store
+from databus.bootstrap.manifest import Manifest, Store
 from databus.bootstrap.served import OpenLogs
 from databus.bootstrap.writer import LogWriter, write_logs
-from databus.common.checkpoint import Position
+from databus.client import RawWindows
+from databus.common.checkpoint import OnlineCheckpoint, Position
 from databus.common.config import BootstrapConfig, parse
-from databus.common.errors import LogTooYoung, ScnTooOld, StoreError
+from databus.common.errors import FormatError, LogTooYoung, ScnTooOld, StoreError
 from databus.common.frame import Op, iter_frames
+from databus.common.schema import SourceSchema
 from databus.common.window import WindowBuilder
 from databus.relay.relay import LocalRelay
 from tests.bootstrap.model import CLOCK, START, History
@@ -360,5 +362,81 @@ async def test_a_gap_is_not_undone_by_who_follows_a_dump_that_it_has_swallowed(
         assert [gap.stop for gap in gaps.gaps_of(writer.log)] == [oldest]
         assert seeding_of(writer.log) == {source: {"state": "unseeded"}}, "its rows are lost"
         assert cancelled == ["d1"], "nobody needs the rest"
+    finally:
+        logs.close()
+
+
+async def test_a_reader_that_fails_while_a_segment_is_made_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the next start would take the segment for one that a killed writer has left."""
+    begun, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    class Relay:
+        async def sources(self, database: str) -> dict[str, Any]:
+            ends = {"prev": START.to_json(), "max": START.to_json()}
+            return {"clock": CLOCK, "sources": [], **ends}
+
+    async def reading() -> None:
+        await begun.wait()
+        raise StoreError("the disk is full")
+
+    logs, store = OpenLogs(writes=True), Store(tmp_path / "shop")
+    store.create()
+    switch = store.switch
+
+    def switching(change: Callable[[Manifest], Manifest]) -> Manifest:
+        loop.call_soon_threadsafe(begun.set)
+        assert go_on.wait(20)
+        return switch(change)
+
+    writer = LogWriter(BootstrapConfig(data_dir=tmp_path, relays=("",)), "shop", logs, store)
+    monkeypatch.setattr(writer, "_read", reading)
+    monkeypatch.setattr(store, "switch", switching)
+    writer.log.bind("shop", CLOCK, START)
+    writer.log.append(History(3).block(5), 1)
+    following = asyncio.create_task(writer._follow(Relay()))
+    try:
+        await begun.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+            following.cancel()
+        assert not following.done()
+    finally:
+        go_on.set()
+        await asyncio.wait({following})
+        logs.close()
+    log = HotLog(tmp_path / "shop" / "log")
+    assert segments.finish(log, store, 2).stop == log.state().start != START
+    assert store.check() == []
+    log.close()
+
+
+async def test_what_cannot_be_kept_leaves_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    class Client:
+        schemas: tuple[SourceSchema, ...] = ()
+
+        def __init__(self, **options: Any) -> None:
+            pass
+
+        async def raw_windows(self, start: OnlineCheckpoint) -> AsyncIterator[RawWindows]:
+            try:
+                yield RawWindows(b"no frame", START, complete=True)
+            finally:
+                closed.append(start.database)
+
+    monkeypatch.setattr("databus.bootstrap.writer.DatabusClient", Client)
+    logs = OpenLogs(writes=True)
+    writer = LogWriter(BootstrapConfig(data_dir=tmp_path), "shop", logs)
+    writer.log.bind("shop", CLOCK, START)
+    try:
+        with pytest.raises(FormatError):
+            await writer._read()
+        assert closed == ["shop"]
     finally:
         logs.close()

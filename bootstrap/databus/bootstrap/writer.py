@@ -58,6 +58,8 @@ class LogWriter:
         I1. Every frame that the relays had after the log's checkpoint is appended once, in
             order, or lies in a gap that is recorded.
         I2. After a gap no source counts as seeded before it was compared with the database.
+        I3. Whatever it does in a thread has ended before it does anything else to the log or the
+            store, and before it lets go of them.
 
     Owner: one process, which holds the store's writer lease while ``run`` runs.
     Durability: the log's; nothing else is kept in memory only.
@@ -119,8 +121,7 @@ class LogWriter:
     async def _follow(self, relay: RelayApi) -> None:
         """Bind, tidy up, and read until the stream fails or a gap opens."""
         await self._bind(relay)
-        async with self._lock:
-            await asyncio.to_thread(segments.finish, self.log, self.store, self._now_us())
+        await self._in_thread(segments.finish, self.log, self.store, self._now_us())
         self._note("running", "")
         seeder = Seeder(self.log, relay, self.database, self.config.sources, self._repair)
         seeds = asyncio.create_task(self._keep_seeding(seeder))
@@ -161,10 +162,10 @@ class LogWriter:
             client_name="bootstrap",
         )
         checkpoint = self.log.state().checkpoint
-        async for part in client.raw_windows(checkpoint):
-            async with self._lock:
-                await asyncio.to_thread(self._append, client, part)
-            self._note("running", "")
+        async with contextlib.aclosing(client.raw_windows(checkpoint)) as parts:
+            async for part in parts:
+                await self._in_thread(self._append, client, part)
+                self._note("running", "")
 
     def _append(self, client: DatabusClient, part: RawWindows) -> None:
         if len(client.schemas) != self._known_schemas:
@@ -190,8 +191,7 @@ class LogWriter:
         age_s = (self._now_us() - state.since_us) / 1e6 if state.since_us else 0.0
         left_s = self.config.segment_every - age_s
         if state.since_us and left_s <= 0:
-            async with self._lock:
-                await asyncio.to_thread(segments.seal, self.log, self.store, self._now_us())
+            await self._in_thread(segments.seal, self.log, self.store, self._now_us())
         return left_s
 
     async def _keep_seeding(self, seeder: Seeder) -> None:
@@ -215,8 +215,7 @@ class LogWriter:
             last,
             oldest,
         )
-        async with self._lock:
-            await asyncio.to_thread(self._go_on_behind, oldest)
+        await self._in_thread(self._go_on_behind, oldest)
 
     def _go_on_behind(self, oldest: Position) -> None:
         """Keep what can be repaired; else begin anew."""
@@ -225,6 +224,30 @@ class LogWriter:
         else:
             gaps.restart_behind(self.log, self.log.state().last, oldest, self._now_us())
         segments.finish(self.log, self.store, self._now_us())
+
+    def _begin_anew(self) -> None:
+        last = self.log.state().last
+        gaps.restart_behind(self.log, last, last, self._now_us())
+        segments.finish(self.log, self.store, self._now_us())
+
+    async def _in_thread(self, work: Callable[..., object], *arguments: Any) -> None:
+        """Do work on log and store in a thread, one at a time.
+
+        A thread goes on when whoever waits for it is cancelled.  So who is cancelled waits for its
+        end, and neither the lock nor the lease is given up under it.
+        """
+        async with self._lock:
+            loop = asyncio.get_running_loop()
+            working = loop.run_in_executor(None, partial(work, *arguments))
+            cancelled: asyncio.CancelledError | None = None
+            while not working.done():
+                try:
+                    await asyncio.wait({working})
+                except asyncio.CancelledError as error:
+                    cancelled = error
+            failed: BaseException | None = working.exception()
+            if reason := cancelled or failed:
+                raise reason
 
     async def _repair(self, source: str) -> Position | None:
         """Make a source's copy equal to the database again; see ``seeding.Repair``."""
@@ -236,10 +259,7 @@ class LogWriter:
             report = await _first_answer(self.config.relays, self.database, verifier_of, source)
         except UnsupportedChange as error:
             _LOG.warning("%s; %s is dumped anew", error.message, self.database)
-            async with self._lock:
-                last = self.log.state().last
-                await asyncio.to_thread(gaps.restart_behind, self.log, last, last, self._now_us())
-                await asyncio.to_thread(segments.finish, self.log, self.store, self._now_us())
+            await self._in_thread(self._begin_anew)
             return None
         if not report.is_equal or report.in_flux:
             return None
