@@ -15,12 +15,14 @@ import pytest
 
 from databus.cli.servers import PostgresServer
 from databus.common.errors import SourcePositionLost, SourceUnavailable
+from databus.relay.dumps import DumpState, new_dump
 from databus.relay.sources.postgres import PostgresSource
 from databus.relay.sources.postgres.replication import Connection
 from databus.relay.sources.postgres.settings import read_settings
+from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import Seen, config_of, follow_to, now_scn, opened, table_of
-from tests.support.waiting import eventually_sync
+from tests.support.waiting import eventually, eventually_sync
 from tests.test_nothing_left_open import nothing_left_open
 
 pytestmark = [pytest.mark.postgres, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -119,6 +121,36 @@ async def test_a_slot_whose_log_was_given_up_is_a_lost_position(own: FreshDataba
         assert (await source.status())["wal_status"] == "lost"
         with pytest.raises(SourcePositionLost, match="max_slot_wal_keep_size"):
             await follow_to(source, start, 1)
+
+
+async def test_a_stream_that_ends_under_the_read_of_a_chunk_ends_no_dump(
+    postgres_database: FreshDatabase, tmp_path: Path
+) -> None:
+    db, lock = postgres_database, 42
+    db.execute(ORDERS)
+    db.execute("INSERT INTO orders SELECT n, 'row', 0 FROM generate_series(1, 10) n")
+    waiting = (
+        "SELECT pid FROM pg_stat_activity WHERE wait_event = 'advisory' "
+        "AND datname = current_database()"
+    )
+    async with capturing(database_config("shop", db.url, "public.orders"), tmp_path) as fetcher:
+        await streaming(fetcher)
+        with contextlib.closing(db.server.connect(db.name)) as holder:
+            holder.execute(f"SELECT pg_advisory_lock({lock})")
+            where = f"pg_advisory_xact_lock_shared({lock})::text = ''"
+            dump = new_dump({"sources": ["public.orders"], "where": where})
+            fetcher.book.add(dump)
+            await fetcher.dumps_changed()
+            (first,) = await eventually(lambda: db.execute(waiting), 30, "the chunk is being read")
+            db.execute(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots "
+                "WHERE database = current_database()"
+            )
+            await eventually(
+                lambda: db.execute(waiting) not in ([], [first]), 30, "it is read again"
+            )
+        await eventually(lambda: dump.state is DumpState.COMPLETED, 30, "the dump has ended")
+    assert len(ring_state(tmp_path / "shop").tables["public.orders"]) == 10
 
 
 @pytest.fixture

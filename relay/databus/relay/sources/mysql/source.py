@@ -236,7 +236,7 @@ class MySqlSource:
             async for batch in self._batches(connection, decoder, start.request):
                 yield batch
         finally:
-            self._places = None
+            self._places = self._stream_connection = None
             connection.close()
             decoder.prepared.close()
 
@@ -425,6 +425,8 @@ class MySqlSource:
             table.source_schema(self._settings.zero_dates)
         stopped.ask_for(source)
         while source in stopped.stops:
+            if self._stream_connection is None:
+                raise SourceUnavailable(f"{source} begins again with the stream, which is not on")
             await asyncio.sleep(_TAKEN_UP_EVERY_S)
 
     async def _located(self, snapshot: PlacedSnapshot) -> Snapshot:

@@ -85,7 +85,7 @@ class Publication:
 
 
 class Catalogue:
-    """One SQL session, opened when it is needed and again after it was lost.
+    """One SQL session, opened when it is needed and again after it was lost, until ``close``.
 
     Owner: one event loop; calls of several tasks take turns.
     Raises: SourceUnavailable where the server cannot be asked; asyncpg.PostgresError for what
@@ -96,10 +96,13 @@ class Catalogue:
         self._settings = settings
         self._turn = asyncio.Lock()
         self._session: Any = None
+        self._is_closed = False
 
     async def fetch(self, sql: str, *parameters: Any) -> list[Any]:
         """The rows of a query."""
         async with self._turn:
+            if self._is_closed:
+                raise SourceUnavailable(f"{self._settings.address}: the source was closed")
             try:
                 if self._session is None or self._session.is_closed():
                     self._session = await self._connect()
@@ -131,7 +134,8 @@ class Catalogue:
             self._session = None
 
     async def close(self) -> None:
-        """End the session."""
+        """End the session; whoever asks later is refused."""
+        self._is_closed = True
         async with self._turn:
             self._drop()
 

@@ -31,6 +31,7 @@ _T = TypeVar("_T")
 _INT = struct.Struct("!I")
 _SHORT = struct.Struct("!H")
 _DATA_ROW, _ERROR, _READY = b"DEZ"
+_CLOSED = "the source was closed while something was asked of it"
 
 
 class TextNeeded(Exception):
@@ -46,16 +47,32 @@ class SessionLoop:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self.is_closed = False
 
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """The result of ``work``, which runs over there; cancelled if the caller is."""
+        """The result of ``work``, which runs over there; cancelled if the caller is.
+
+        Raises:
+            SourceUnavailable: ``close`` was called, before or meanwhile.
+        """
+        if self.is_closed:
+            work.close()
+            raise SourceUnavailable(_CLOSED)
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(
                 target=_serve, args=(self._loop,), name="chunks", daemon=True
             )
             self._thread.start()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        loop = self._loop
+        try:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._loop is not loop and task is not None and not task.cancelling():
+                # The work was cut off and not the caller, who has other things to do.
+                raise SourceUnavailable(_CLOSED) from None
+            raise
 
     def drop(self, session: Connection) -> None:
         """Close a session whose work was given up; nobody waits for it."""
@@ -63,7 +80,8 @@ class SessionLoop:
             self._loop.call_soon_threadsafe(session.close)
 
     def close(self) -> None:
-        """Let the thread end."""
+        """Let the thread end; what still runs there is cut off."""
+        self.is_closed = True
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,12 +59,14 @@ class ChunkReader:
         self._catalogue = catalogue
         self._loop = SessionLoop()
         self._idle: list[ChunkSession] = []
+        self._sessions = weakref.WeakSet[ChunkSession]()
         self._as_text: set[int] = set()
 
     async def close(self) -> None:
-        """End the sessions that are not in use, and their thread."""
-        if self._idle:
-            await self._loop.run(_close(self._idle))
+        """End the sessions, and their thread; a read that is under way fails."""
+        if self._sessions and not self._loop.is_closed:
+            await self._loop.run(_close(list(self._sessions)))
+        self._idle.clear()
         self._loop.close()
 
     async def largest_key(self, table: Table) -> list[Any] | None:
@@ -242,7 +245,9 @@ class ChunkReader:
             session = self._idle.pop()
             if not session.is_closed:
                 return session
-        return ChunkSession(self._settings)
+        session = ChunkSession(self._settings)
+        self._sessions.add(session)
+        return session
 
 
 async def _read_only(session: ChunkSession, sql: str, parameters: Sequence[str]) -> list[_TextRow]:
