@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
 import sqlite3
 from decimal import Decimal
@@ -20,6 +21,7 @@ from databus.common.errors import (
     SourceUnavailable,
 )
 from databus.common.frame import Op
+from databus.relay.sources import sqlite_log
 from databus.relay.sources.source import ChunkRequest
 from databus.relay.sources.sqlite import SqliteSource
 from tests.support.sqlite_source import TABLES, Reader, batches_until, config, read
@@ -279,6 +281,37 @@ async def test_a_pruned_or_shortened_log_is_named_and_never_skipped(
             await anext(source.stream(wrong))
     assert len(await read(source, 5501)) == 500
     await source.close()
+
+
+async def test_a_log_that_cannot_be_pruned_now_keeps_nobody_from_writing(
+    path: Path, writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_log, "connect", functools.partial(sqlite_log.connect, busy_ms=1))
+    writer.execute("PRAGMA journal_mode = DELETE")
+    source = SqliteSource(config(path))
+    await source.open()
+    writer.execute("BEGIN")
+    for number in range(6000):
+        writer.execute("INSERT INTO item (id) VALUES (?)", (number,))
+    writer.execute("COMMIT")
+    with contextlib.closing(sqlite3.connect(path)) as reader:
+        reading = reader.execute("SELECT id FROM item")
+        assert reading.fetchone() == (0,)
+        with pytest.raises(SourceUnavailable, match="database is locked"):
+            await source.ack(5501)  # Its commit has to wait for the reader.
+        reading.close()
+    writer.execute("INSERT INTO item (id) VALUES (6000)")
+    await source.ack(5501)
+    assert writer.execute("SELECT min(id) FROM databus_log").fetchone() == (5502,)
+    await source.close()
+
+
+async def test_who_asks_a_source_that_was_closed_may_ask_again(path: Path) -> None:
+    source = SqliteSource(config(path))
+    await source.open()
+    await source.close()
+    with pytest.raises(SourceUnavailable, match="was closed"):
+        await source.read_chunk(ChunkRequest("main.item", 10))
 
 
 async def test_the_clock_is_the_files_own(path: Path, tmp_path: Path, source: SqliteSource) -> None:

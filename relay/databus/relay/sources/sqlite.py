@@ -110,7 +110,7 @@ class SqliteSource:
         self._packer = LogPacker()
         self._schema_version = -1
         self._position = self._last_scn = 0
-        self._goes_on = self._is_streaming = False
+        self._goes_on = self._is_streaming = self._is_closed = False
         self._stopped = StoppedTables({})
         self._memo = StopsMemo()
         self._passed_over: dict[str, str] = {}
@@ -274,7 +274,8 @@ class SqliteSource:
         return await self._run(read)
 
     async def close(self) -> None:
-        """See ``Source.close``."""
+        """See ``Source.close``; whoever asks later is refused."""
+        self._is_closed = True
         loop = asyncio.get_running_loop()
         if self._connection is not None:
             await loop.run_in_executor(self._thread, self._connection.close)
@@ -284,6 +285,8 @@ class SqliteSource:
         self._connection = None
 
     async def _run(self, work: Callable[[], _T], thread: ThreadPoolExecutor | None = None) -> _T:
+        if self._is_closed:
+            raise SourceUnavailable(f"SQLite database {self._path}: the source was closed")
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(thread or self._thread, work)
@@ -310,8 +313,7 @@ class SqliteSource:
     def _refresh_tables(self) -> None:
         """Bring the triggers in step with the tables, in one transaction."""
         db = self._db
-        db.execute("BEGIN IMMEDIATE")
-        try:
+        with log.writing(db):
             wanted = self._current_schemas()
             for schema in wanted:
                 log.register(db, schema, self._position)
@@ -321,10 +323,6 @@ class SqliteSource:
                     log.drop_triggers(db, table)
             self._versions = log.registered(db)
             self._changes = log.schema_changes(db)
-            db.execute("COMMIT")
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
         self._schema_version = db.execute("PRAGMA schema_version").fetchone()[0]
 
     def _check_position(self, after_scn: int) -> None:
@@ -355,9 +353,8 @@ class SqliteSource:
             self._position = upto
             return -1, None
         if not block.is_last and planned != upto:
-            db.execute("BEGIN IMMEDIATE")
-            log.set_meta(db, "window_end", upto)
-            db.execute("COMMIT")
+            with log.writing(db):
+                log.set_meta(db, "window_end", upto)
         (at_ms,) = db.execute(
             "SELECT at_ms FROM databus_log WHERE id > ? ORDER BY id LIMIT 1", (self._position,)
         ).fetchone()
@@ -485,10 +482,9 @@ class SqliteSource:
         upto = scn - self._retain
         if upto - log.meta(self._db, "pruned") < _PRUNE_ROWS:
             return
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.execute("DELETE FROM databus_log WHERE id <= ?", (upto,))
-        log.set_meta(self._db, "pruned", upto)
-        self._db.execute("COMMIT")
+        with log.writing(self._db):
+            self._db.execute("DELETE FROM databus_log WHERE id <= ?", (upto,))
+            log.set_meta(self._db, "pruned", upto)
 
 
 def _path(config: DatabaseConfig) -> str:

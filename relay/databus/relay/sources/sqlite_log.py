@@ -88,6 +88,23 @@ def set_meta(connection: sqlite3.Connection, name: str, value: int) -> None:
 
 
 @contextlib.contextmanager
+def writing(connection: sqlite3.Connection) -> Iterator[None]:
+    """A transaction that writes.
+
+    Whatever fails leaves none open, the commit too, which waits for readers without WAL: an open
+    one would keep all others from writing.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextlib.contextmanager
 def texts_as_bytes(connection: sqlite3.Connection) -> Iterator[None]:
     """Meanwhile texts come as UTF-8, whatever the database's encoding, also those that are none."""
     connection.text_factory = bytes
