@@ -14,6 +14,7 @@ from databus.common.errors import ScnTooOld
 from tests.client.conftest import StartServer
 from tests.client.scripted_server import Fault
 from tests.client.shop import orders
+from tests.support.waiting import PATIENCE, eventually
 
 
 def make(*urls: str, **settings: Any) -> DatabusClient:
@@ -100,6 +101,50 @@ async def test_stop_from_another_thread_ends_the_iteration(scripted: StartServer
         return seen
 
     assert await asyncio.to_thread(read) == [1]
+
+
+@pytest.mark.parametrize("commits", [False, True])
+async def test_a_stop_within_a_window_ends_the_iteration(
+    scripted: StartServer, commits: bool
+) -> None:
+    server = await scripted(orders(1, *range(50)))
+    server.frames = server.frames[:20]
+    client = make(server.url)
+
+    def read() -> list[int]:
+        seen = []
+        for one in client.windows():
+            seen.append(one.scn)
+            client.stop()
+            if commits:
+                one.commit()
+        return seen
+
+    # A loop that spun could not be timed out by its own thread.
+    reading = asyncio.create_task(asyncio.to_thread(read))
+    assert await asyncio.wait_for(reading, 5 * PATIENCE) == [1]
+
+
+async def test_a_window_that_a_stop_cut_short_is_not_committed(
+    scripted: StartServer, tmp_path: Path
+) -> None:
+    server = await scripted(orders(1, *range(50)))
+    server.frames, rest = server.frames[:20], server.frames[20:]
+    store = FileCheckpoints(tmp_path / "cp")
+    client = make(server.url, checkpoints=store)
+    seen = []
+    async for one in client.awindows():
+        async for event in one:
+            seen.append(event.seq)
+            if len(seen) == 1:
+                server.append(*rest)
+                await eventually(lambda: client.status.newest == Position(1, 50))
+                client.stop()
+                await asyncio.sleep(0)
+        await one.acommit()
+    assert seen == list(range(20))
+    assert store.load() is None
+    store.close()
 
 
 async def test_an_error_ends_the_iteration_after_the_windows_before_it(

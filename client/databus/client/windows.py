@@ -31,7 +31,8 @@ class PulledWindow:
     Iterate over it for its events.  A window too large for the buffer is read from the network
     while it is iterated.  What is left of a window when the next one is asked for is skipped.
     ``commit`` stores the checkpoint behind the window: the next start begins after it.  To
-    commit a window commits all windows before it.
+    commit a window commits all windows before it.  A window that ``stop`` met before its end has
+    no more events and commits nothing: the next start begins before it.
     """
 
     def __init__(self, reader: WindowReader, window: Window) -> None:
@@ -154,7 +155,7 @@ class WindowReader:
 
         All are whole but perhaps the last.
         """
-        while self._open is not None:
+        while self._open is not None and not self._is_stopping:
             await self._step(None)
         found: list[PulledWindow] = []
         idle_since_s = time.monotonic()
@@ -189,6 +190,8 @@ class WindowReader:
     async def commit(self, window: PulledWindow) -> None:
         """Store the checkpoint behind ``window``, reading over what is left of it."""
         while self._open is window:
+            if self._is_stopping:
+                return  # whoever iterated over it has not seen all of it
             await self._step(None)
         if window.checkpoint is not None:
             await self._save(window.checkpoint)
