@@ -207,6 +207,53 @@ async def test_the_grammar_holds_within_windows(scripted: StartServer) -> None:
     Grammar(recorder.steps).check()
 
 
+@pytest.mark.parametrize("error", [StopIteration, asyncio.CancelledError])
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_callback_that_raises_what_means_something_to_the_loop_has_failed(
+    scripted: StartServer, mode: str, is_async: bool, error: type[BaseException]
+) -> None:
+    server = await scripted(orders(1, 1), orders(2, 2, 3))
+
+    class Odd(Recorder):
+        def onDataEvent(self, event: Any) -> Result | None:
+            super().onDataEvent(event)
+            if event.position == Position(2, 0) and self.positions.count(event.position) == 1:
+                raise error
+            return None
+
+    class AsyncOdd(Odd):
+        async def onDataEvent(self, event: Any) -> Result | None:
+            return super().onDataEvent(event)
+
+    recorder = AsyncOdd() if is_async else Odd()
+    await consume(make(recorder, server.url, dispatch=mode, workers=1), recorder, 2)
+    assert recorder.calls.count("onRollback") == 1
+    assert recorder.positions.count(Position(2, 0)) == 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_who_cancels_the_client_ends_it_within_a_callback(
+    scripted: StartServer, mode: str
+) -> None:
+    server = await scripted(orders(1, 1))
+
+    class Hanging(Recorder):
+        async def onDataEvent(self, event: Any) -> Result | None:
+            super().onDataEvent(event)
+            await asyncio.Event().wait()
+            return None
+
+    recorder = Hanging()
+    serving = asyncio.create_task(make(recorder, server.url, dispatch=mode).serve())
+    await eventually(lambda: recorder.positions)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert recorder.calls[-1] == "onStopConsumption"
+    assert "onRollback" not in recorder.calls
+
+
 async def test_an_async_callback_that_hangs_is_cancelled_and_replayed(
     scripted: StartServer,
 ) -> None:

@@ -9,7 +9,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from databus.client.buffer import ReplayBuffer
 from databus.client.checkpoints import CheckpointStore
@@ -229,7 +229,10 @@ class Delivery:
 
     async def _events(self, due: Due) -> Result:
         if self._options.dispatch == "serial":
-            return await self._play(due)
+            try:
+                return await self._play(due)
+            except asyncio.CancelledError as error:
+                _raise_as_failure("onDataEvent", error)
         lanes, events = self._lanes, due.events()
         if any(event.op == "t" for event in events):
             # A truncate concerns every key: nothing may be in flight beside it.
@@ -408,13 +411,13 @@ class Delivery:
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Result:
         began_s = time.monotonic()
-        answer = function(*arguments)
-        if answer is None:
-            result = Result.SUCCESS
-        else:
-            if inspect.isawaitable(answer):
+        try:
+            answer = function(*arguments)
+            if answer is not None and inspect.isawaitable(answer):
                 answer = await self._in_budget(function.__name__, answer)
-            result = _judge(function.__name__, answer)
+        except asyncio.CancelledError as error:
+            _raise_as_failure(function.__name__, error)
+        result = _judge(function.__name__, answer)
         self._check_budget(function.__name__, began_s)
         return result
 
@@ -457,6 +460,14 @@ def _judge(name: str, answer: Any) -> Result:
     if not isinstance(answer, Result):
         raise CallbackFailed(f"{name} returned {answer!r}, which is no Result and not None")
     return answer
+
+
+def _raise_as_failure(name: str, error: asyncio.CancelledError) -> NoReturn:
+    """Raise a callback's own CancelledError as its failure, and as it is if we are cancelled."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise error
+    raise CallbackFailed(f"{name} raised {error!r}, and nobody has cancelled the client") from error
 
 
 def _succeeded(future: asyncio.Future[None]) -> bool:

@@ -20,6 +20,10 @@ class Stuck(Exception):
     """A callback on a thread has not returned within its budget; nothing can be done."""
 
 
+class Dropped(Exception):
+    """Events were not played, for what is queued is being abandoned."""
+
+
 class Lane(Protocol):
     """One worker: plays lists of events one after another."""
 
@@ -64,7 +68,7 @@ class ThreadLane:
             try:
                 for event in events:
                     if self._abandoned():
-                        raise asyncio.CancelledError
+                        raise Dropped
                     self.busy_since_s = time.monotonic()
                     self._play(event)
             except BaseException as error:
@@ -103,8 +107,7 @@ class TaskLane:
             try:
                 for event in events:
                     if self._abandoned():
-                        failure = asyncio.CancelledError()
-                        break
+                        raise Dropped
                     await self._play(event)
             except Exception as error:
                 failure = error
@@ -116,8 +119,13 @@ def _settle(future: asyncio.Future[None], failure: BaseException | None) -> None
         return
     if failure is None:
         future.set_result(None)
-    elif isinstance(failure, asyncio.CancelledError):
+    elif isinstance(failure, Dropped):
         future.cancel()
+    elif isinstance(failure, StopIteration | asyncio.CancelledError):
+        # A future refuses the one, and who waits for it takes the other for its own end.
+        refusal = RuntimeError(f"the callback raised {failure!r}")
+        refusal.__cause__ = failure
+        future.set_exception(refusal)
     else:
         future.set_exception(failure)
 
