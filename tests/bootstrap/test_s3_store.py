@@ -303,6 +303,37 @@ def test_one_lease_at_a_time_and_its_owner_takes_it_up_again(shop: OnS3) -> None
     killed.release()  # which is another's now, and stays so
 
 
+def test_a_renewal_whose_answer_is_lost_does_not_lose_the_lease(
+    tmp_path: Path, s3: S3Server
+) -> None:
+    shop = OnS3(tmp_path / "renewed", s3, lease_ttl=3600, attempts=1)
+
+    def lose_a_renewal(lease: S3Lease) -> None:
+        s3.faults.lost_writes.append("writer.lease")
+        with pytest.raises(BucketError):
+            lease.renew()
+
+    with shop.store.lease("writer") as lease:
+        assert isinstance(lease, S3Lease)
+        lose_a_renewal(lease)
+        lose_a_renewal(lease)
+        lease.renew()
+        shop.write()
+        segments.seal(shop.log, shop.store, 1)
+        lose_a_renewal(lease)
+        with (
+            pytest.raises(StoreBusy, match="there can be only one"),
+            shop.another().lease("writer"),
+        ):
+            pass
+    with shop.another().lease("writer") as next_one:
+        assert next_one.number == 2, "it was given up at the end"
+    with pytest.raises(StoreBusy, match="just taken"):
+        lease.renew()
+    shop.assert_whole()
+    shop.log.close()
+
+
 class NoRenewals(Bucket):
     """The bucket as a process sees it that hangs: no lease is renewed, or given up."""
 

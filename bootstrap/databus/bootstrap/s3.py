@@ -179,16 +179,22 @@ class S3Lease:
         self._thread = threading.Thread(target=self._keep, name=f"{role} lease", daemon=True)
         self._thread.start()
 
+    def _holder(self) -> Mapping[str, Any]:
+        """What no other holder writes."""
+        return {
+            "owner": self._owner,
+            "number": self.number,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+
     def _content(self, state: str) -> bytes:
         document = {
             "state": state,
-            "owner": self._owner,
-            "number": self.number,
             # Without it a renewal would keep the tag, and who waits could take what is held.
             "renewals": self._renewals,
             "ttl_s": self._ttl_s,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
+            **self._holder(),
         }
         return json.dumps(document).encode()
 
@@ -212,12 +218,19 @@ class S3Lease:
 
     def _write(self, state: str, tag: str | None) -> str:
         content = self._content(state)
-        written = self._bucket.put(self._key, content, tag)
-        if written is not None:
-            return written
-        found = self._bucket.get(self._key)
-        if found is not None and found.content == content:
-            return found.tag  # an attempt whose answer was lost
+        for _ in range(2):
+            written = self._bucket.put(self._key, content, tag)
+            if written is not None:
+                return written
+            found = self._bucket.get(self._key)
+            if found is None:
+                break
+            if found.content == content:
+                return found.tag  # an attempt whose answer was lost
+            document = _lease_document(found.content, self._key)
+            if not self._holder().items() <= document.items():
+                break
+            tag = found.tag  # an earlier renewal, whose answer was lost for good
         raise StoreBusy(f"another {self._role} has just taken s3://{self._bucket.name}/{self._key}")
 
     def check(self) -> None:
@@ -228,13 +241,17 @@ class S3Lease:
                 f"it was not renewed for {self._ttl_s:.0f} s; begin again"
             )
 
+    def renew(self) -> None:
+        """Keep it for another ``ttl_s``."""
+        began_s = self._now_s()
+        self._renewals += 1
+        self._tag = self._write("held", self._tag)
+        self._renewed_s = began_s
+
     def _keep(self) -> None:
         while not self._ended.wait(self._ttl_s / 3):
-            began_s = self._now_s()
-            self._renewals += 1
             try:
-                self._tag = self._write("held", self._tag)
-                self._renewed_s = began_s
+                self.renew()
             except StoreBusy as error:
                 self._is_lost = True
                 _LOG.error("%s", error.message)
