@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -191,6 +194,34 @@ def test_dropping_forgets_up_to_a_window_and_keeps_the_rest(log: HotLog) -> None
     assert read_all(log, middle, state.window) == second
     log.drop_until(middle, 9)
     assert log.state() == state
+
+
+KILLED_READER = """
+import os, signal, sys
+from pathlib import Path
+from databus.bootstrap.log import HotLog
+with HotLog(Path(sys.argv[1]), read_only=True)._reading():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_reader_that_was_killed_keeps_no_room(tmp_path: Path) -> None:
+    log = HotLog(tmp_path / "log")
+    log.bind("shop", CLOCK, START)
+    history = History(8, payload_bytes=5000)
+
+    def fill_and_drop(times: int) -> int:
+        for _ in range(times):
+            log.append(history.block(10), 1)
+            log.drop_until(log.state().window, 1)
+        return (tmp_path / "log" / "data.mdb").stat().st_size
+
+    before = fill_and_drop(10)
+    child = subprocess.run([sys.executable, "-c", KILLED_READER, tmp_path / "log"], check=False)
+    assert child.returncode == -signal.SIGKILL
+    assert fill_and_drop(30) < 2 * before
+    log.check()
+    log.close()
 
 
 def test_a_restart_after_a_gap_keeps_its_record_in_the_same_commit(log: HotLog) -> None:

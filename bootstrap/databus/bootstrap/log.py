@@ -428,6 +428,8 @@ class HotLog:
         """
 
         def change(transaction: Any) -> None:
+            # What a process was reading when it was killed would never be used again.
+            self._env.reader_check()
             state = self._state(transaction)
             cursor = transaction.cursor(self._frames)
             dropped = 0
