@@ -9,9 +9,10 @@ import pytest
 
 from databus.common import frame
 from databus.common.checkpoint import Position
-from databus.common.errors import FormatError, SourcePositionLost
+from databus.common.errors import FormatError, SourcePositionLost, StoreError
 from databus.common.frame import FrameColumns, FrameView, Op
 from databus.common.window import WindowBuilder, end_of_window
+from databus.relay import intake as intake_module
 from databus.relay.intake import Intake
 from databus.relay.registry import Registry
 from databus.relay.ring import Ring
@@ -135,6 +136,28 @@ def test_a_torn_window_larger_than_the_ring_is_read_again_from_the_one_before(
     again.take(Batch(window(500, 300, 600) + window(501), (), 501))
     assert again.complete == Position(501, 1)
     again.ring.close()
+
+
+def test_what_stands_before_a_torn_window_is_noted_once_the_disk_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = window(500, 300, 600)
+    first = opened(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(intake_module, "replace_file", _full)
+        with pytest.raises(StoreError):
+            first.take(Batch(window(11) + first_frames(whole, 25), (ITEMS,), 11))
+    assert first.resume() == 11
+    first.take(Batch(first_frames(whole, 290), (), 11))
+    assert first.ring.state.prev.scn == 500
+    first.ring.close()
+    again = opened(tmp_path)
+    assert (again.complete, again.resume()) == (Position(11, 1), 11)
+    again.ring.close()
+
+
+def _full(path: Path, content: bytes, *, durable: bool) -> None:
+    raise StoreError(f"{path} cannot be written: No space left on device")
 
 
 @pytest.mark.parametrize(

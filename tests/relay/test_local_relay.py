@@ -10,7 +10,9 @@ import aiohttp
 import pytest
 
 from databus.common.config import Config, parse
-from databus.common.errors import ServerUnavailable
+from databus.common.errors import ServerUnavailable, StoreError
+from databus.relay import dumps
+from databus.relay import fetcher as fetcher_module
 from databus.relay.relay import LocalRelay
 from tests.support.waiting import PATIENCE, eventually
 
@@ -56,6 +58,59 @@ async def test_events_and_a_dump_reach_a_reader_over_http(tmp_path: Path) -> Non
             versions[key] = line["after"]["version"]
     assert sorted(versions) == list(range(40))
     assert max(versions.values()) == 499
+
+
+async def test_a_full_disk_fails_a_dump_and_the_stream_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, content: bytes, *, durable: bool) -> None:
+        raise StoreError(f"{path} cannot be written: No space left on device")
+
+    text = TEXT.replace("&events=500", "")
+    async with (
+        LocalRelay(config(tmp_path, text)) as relay,
+        aiohttp.ClientSession(relay.url) as http,
+    ):
+        await relay.ready()
+        fetcher = relay.fetchers["gen"]
+        body = {"sources": ["gen.*"]}
+        with monkeypatch.context() as patch:
+            patch.setattr(dumps, "replace_file", refuse)
+            async with http.post("/v1/gen/dumps", json=body) as answer:
+                assert "No space left" in (await answer.json())["detail"]
+            await eventually(lambda: [one.state for one in fetcher.book] == ["failed"])
+            scn = fetcher.status_document()["last"]["scn"]
+            await eventually(lambda: fetcher.status_document()["last"]["scn"] > scn + 10)
+        async with http.post("/v1/gen/dumps", json=body) as answer:
+            assert answer.status == 202
+        await eventually(lambda: [one.state for one in fetcher.book] == ["failed", "completed"])
+
+
+class Where:
+    """A source's memo."""
+
+    def encode(self) -> str:
+        return "where"
+
+
+async def test_what_the_disk_does_not_take_at_a_sync_is_written_at_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[Path] = []
+
+    def refuse(path: Path, content: bytes, *, durable: bool) -> None:
+        refused.append(path)
+        raise StoreError(f"{path} cannot be written: No space left on device")
+
+    async with LocalRelay(config(tmp_path)) as relay:
+        await relay.ready()
+        fetcher = relay.fetchers["gen"]
+        fetcher._memo = Where()
+        with monkeypatch.context() as patch:
+            patch.setattr(fetcher_module, "replace_file", refuse)
+            await eventually(lambda: len(refused) > 3)
+        await eventually(lambda: fetcher.folder.memo.exists())
+        assert fetcher.folder.memo.read_text() == "where"
 
 
 async def test_a_waiting_reader_is_woken_by_the_commit_itself(tmp_path: Path) -> None:

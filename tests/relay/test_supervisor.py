@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import signal
 import socket
 import subprocess
@@ -16,8 +17,10 @@ import pytest
 
 from databus.common.config import parse
 from databus.common.errors import ConfigError, ServerUnavailable
+from databus.relay import supervisor as supervisor_module
 from databus.relay.handover import Handover, take_over
 from databus.relay.supervisor import TELLING, Supervisor
+from databus.relay.wakeup import make_wakeup
 from tests.support.processes import wait_process_gone
 from tests.support.relay_process import RelayProcess
 from tests.support.waiting import PATIENCE, eventually, eventually_sync
@@ -177,6 +180,37 @@ async def test_a_child_that_cannot_be_told_what_to_do_is_ended_before_the_next_i
     assert running[2] == 1, "of two that were begun one has ended"
     assert -signal.SIGKILL in [one.returncode for one in begun]
     assert f"does not start: {NO_THREAD}; restart in" in caplog.text
+
+
+async def test_a_reload_for_which_there_are_no_descriptors_changes_nothing_and_is_done_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def last() -> int:
+        if made:
+            raise OSError(errno.EMFILE, "Too many open files")
+        made.append(make_wakeup())
+        return made[0]
+
+    old = parse(CONFIG, folder=tmp_path)
+    new = parse(CONFIG.replace('"one"', '"three"'), folder=tmp_path)
+    supervisor = Supervisor(old, read_again=lambda: new)
+    supervising = asyncio.create_task(supervisor.run())
+    await eventually(lambda: len(supervisor.pids) == 4, 60)
+    with monkeypatch.context() as patch:
+        patch.setattr(supervisor_module, "make_wakeup", last)
+        with pytest.raises(ServerUnavailable, match="three: Too many open files; nothing is"):
+            await supervisor.reload()
+    assert supervisor.config == old
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(made[0])
+    found = await supervisor.reload()
+    assert ([one.name for one in found.added], found.removed) == (["three"], ("one",))
+    await eventually(lambda: {"fetcher two", "fetcher three"} <= supervisor.pids.keys(), 60)
+    assert len(supervisor.children) == 4
+    supervisor.stop()
+    await supervising
 
 
 async def test_an_address_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:

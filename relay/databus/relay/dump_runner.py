@@ -13,6 +13,7 @@ from databus.common.errors import (
     DatabusError,
     DumpFailed,
     InternalError,
+    StoreError,
     UnknownSource,
     to_problem,
 )
@@ -32,7 +33,7 @@ class DumpRunner:
         I1. A chunk's progress is recorded after its windows are on disk, so a crash sends at
             most one chunk a lane again.
         I2. A chunk that cannot be read fails its dump, with the problem and its place; the
-            next dump goes on.
+            next dump goes on.  So it is with a record that the disk does not take.
 
     Owner: the fetcher's loop.
     """
@@ -95,7 +96,10 @@ class DumpRunner:
             at = next((table for table in dump.tables or () if not table.done), None)
             if at is not None:
                 dump.error["failed_at"] = {"source": at.source, "after": at.last_key}
-        await self._host.save_dumps()
+        try:
+            await self._host.save_dumps()
+        except StoreError as unsaved:
+            _log.error("dump %s: that it failed is not recorded: %s", dump.id, unsaved.message)
 
     async def _run(self, dump: Dump) -> None:
         dump.state = DumpState.RUNNING

@@ -186,7 +186,7 @@ class Fetcher:
                 self._registry.close()
         self._wakeup.close()
         self.status.enter(FetcherState.STOPPED)
-        self.status.write(self.status.document(None, self._dump_counts()))
+        self.status.write(self.status.document(None, self.dumps.counts()))
 
     # -- capture --
 
@@ -367,13 +367,20 @@ class Fetcher:
     # -- durability --
 
     async def _sync_loop(self) -> None:
+        refused = ""
         while True:
             await asyncio.sleep(self.config.sync_every)
             if self.intake is not None:
                 if self.config.retention is not None:
                     keep_us = int(self.config.retention * 1e6)
                     self.intake.ring.expire(time.time_ns() // 1000 - keep_us)
-                await self.make_durable()
+                try:
+                    await self.make_durable()
+                    refused = ""
+                except StoreError as error:  # not the ring, which has its room
+                    if error.message != refused:
+                        _log.warning("%s: not acknowledged: %s", self.config.name, error.message)
+                    refused = error.message
 
     async def make_durable(self) -> None:
         """Sync the ring if it is dirty, record the dumps' progress, acknowledge the source."""
@@ -488,7 +495,7 @@ class Fetcher:
 
     def status_document(self) -> dict[str, Any]:
         """The live status."""
-        return self.status.document(self.intake, self._dump_counts())
+        return self.status.document(self.intake, self.dumps.counts())
 
     def dump_document(self, dump: Dump) -> dict[str, Any]:
         """A dump as it is served, and what it waits for while the stream is off."""
@@ -496,9 +503,6 @@ class Fetcher:
         if error is not None and dump.state in ACTIVE and not self._streaming.is_set():
             document["progress"]["waits_for"] = error.message
         return document
-
-    def _dump_counts(self) -> dict[str, Any]:
-        return self.dumps.counts()
 
     def _write_status(self) -> None:
         """Soon, and not here: the file system may be busy with a sync for a tenth of a second."""

@@ -102,10 +102,10 @@ class Intake:
         shown = self.ring.state.max
         if shown == self.complete or self._noted_scn == shown.scn:
             return
-        self._noted_scn = shown.scn
         after = {"scn": self.complete.scn, "seq": self.complete.seq}
         content = json.dumps({"window": shown.scn, "after": after}).encode()
         replace_file(self._open_window, content, durable=True)
+        self._noted_scn = shown.scn
 
     def _last_frame(self) -> FrameView:
         """The last frame that readers can see."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from databus.common.config import Config, DatabaseConfig, RelayConfig
@@ -120,8 +121,8 @@ class Supervisor:
             for number in range(self.relay.workers):
                 self._sockets.append(listening_socket(self.address, reuse_port=True))
                 self._workers.append(self._worker(number))
-            for database in config.database:
-                self._make_fetcher(database.name)
+            for name, fds in self._make_wakeups(config.database).items():
+                self._make_fetcher(name, fds)
         except BaseException:
             self._close()
             raise
@@ -140,8 +141,27 @@ class Supervisor:
         child = Child(f"worker {number}", WORKER_MODULE, handover)
         return child
 
-    def _make_fetcher(self, name: str) -> Child:
-        fds = self._wakeups[name] = [make_wakeup() for _ in range(self.relay.workers)]
+    def _make_wakeups(self, databases: Iterable[DatabaseConfig]) -> dict[str, list[int]]:
+        """A wake-up of each of the databases for each worker.
+
+        Raises:
+            ServerUnavailable: the system does not give as many; none is left open.
+        """
+        made: dict[str, list[int]] = {database.name: [] for database in databases}
+        try:
+            for fds in made.values():
+                for _ in range(self.relay.workers):
+                    fds.append(make_wakeup())
+        except OSError as error:
+            for fd in itertools.chain.from_iterable(made.values()):
+                os.close(fd)
+            raise ServerUnavailable(
+                f"no descriptors for {', '.join(made)}: {error.strerror}; nothing is changed"
+            ) from error
+        return made
+
+    def _make_fetcher(self, name: str, fds: list[int]) -> Child:
+        self._wakeups[name] = fds
 
         def handover() -> Handover:
             return Handover(self.config, database=name, wakeup_fds=tuple(fds))
@@ -204,15 +224,17 @@ class Supervisor:
 
         Raises:
             ConfigError: it is wrong, or needs a restart; everything goes on as before.
+            ServerUnavailable: there are no descriptors for it; likewise.
         """
         if self._read_again is None:
             raise ConfigError("this relay was not started from a file; nothing is changed")
         async with self._reloading:
             new = await asyncio.to_thread(self._read_again)
             found = changes(self.config, new)
+            wakeups = self._make_wakeups(found.added)
             self.config = self.config.model_copy(update={"database": new.database})
             for database in found.added:
-                fetcher = self._make_fetcher(database.name)
+                fetcher = self._make_fetcher(database.name, wakeups[database.name])
                 self._tell_workers("add", database, self._wakeups[database.name])
                 if self._group is not None and not self._stopping.is_set():
                     self._group.create_task(self._keep(fetcher))
