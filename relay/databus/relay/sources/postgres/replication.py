@@ -38,6 +38,10 @@ _NAP_S = 0.004
 # messages, which costs it far less than to deliver each.  A smaller one fills too early, and the
 # sender then waits for room again and again.  Only where no distance must be filled.
 _WINDOW_BYTES = 512 << 10
+# A machine or a path that is gone says nothing.  The kernel notices by what it does not
+# acknowledge: our status each second, or, in the middle of a question, the kernel's own probes.
+_GONE_MS = 20_000
+_PROBED_AFTER_S, _PROBED_EVERY_S = 10, 5
 _POSTGRES_EPOCH_US = 946_684_800_000_000
 # Values come in the same text form from the stream and from a SELECT, on every server.
 _SESSION = {
@@ -201,6 +205,9 @@ class Connection:
         raw: socket.socket = transport.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBED_AFTER_S)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBED_EVERY_S)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_MS)
         context = settings.ssl_context()
         if context is None:
             return
