@@ -22,7 +22,7 @@ from databus.common.checkpoint import OnlineCheckpoint, Position
 from databus.common.config import BootstrapConfig, parse
 from databus.common.errors import FormatError, LogTooYoung, ScnTooOld, StoreError
 from databus.common.frame import Op, iter_frames
-from databus.common.schema import SourceSchema
+from databus.common.schema import Column, Kind, SourceSchema
 from databus.common.window import WindowBuilder
 from databus.relay.relay import LocalRelay
 from tests.bootstrap.model import CLOCK, START, History
@@ -438,5 +438,33 @@ async def test_what_cannot_be_kept_leaves_no_connection(
         with pytest.raises(FormatError):
             await writer._read()
         assert closed == ["shop"]
+    finally:
+        logs.close()
+
+
+async def test_the_schemas_of_another_relay_are_kept_though_it_has_as_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = [
+        SourceSchema("shop.orders", (Column("id", kind, nullable=False),), ("id",))
+        for kind in (Kind.INT, Kind.STRING)
+    ]
+    known = iter(versions)
+
+    class Client:
+        def __init__(self, **options: Any) -> None:
+            self.schemas = (next(known),)
+
+        async def raw_windows(self, start: OnlineCheckpoint) -> AsyncIterator[RawWindows]:
+            yield RawWindows(b"", START, complete=True)
+
+    monkeypatch.setattr("databus.bootstrap.writer.DatabusClient", Client)
+    logs = OpenLogs(writes=True)
+    writer = LogWriter(BootstrapConfig(data_dir=tmp_path), "shop", logs)
+    writer.log.bind("shop", CLOCK, START)
+    try:
+        for count in (1, 2):
+            await writer._read()
+            assert writer.log.schemas() == versions[:count]
     finally:
         logs.close()

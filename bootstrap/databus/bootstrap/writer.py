@@ -161,6 +161,7 @@ class LogWriter:
             sources=() if "*" in self.config.sources else self.config.sources,
             client_name="bootstrap",
         )
+        self._known_schemas = 0  # another relay may know other versions, and as many
         checkpoint = self.log.state().checkpoint
         async with contextlib.aclosing(client.raw_windows(checkpoint)) as parts:
             async for part in parts:
