@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -355,6 +356,28 @@ async def test_a_wakeup_travels_to_a_worker_and_secrets_with_it(tmp_path: Path) 
     channel.close()
     os.close(fd)
     os.close(theirs)
+
+
+async def test_a_worker_that_cannot_take_a_wakeup_ends_to_be_told_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, channel, ending = Told(), SupervisorChannel(), asyncio.Event()
+    loop, found = asyncio.get_running_loop(), config(tmp_path, database("a")).database[0]
+    loop.add_signal_handler(signal.SIGTERM, ending.set)
+
+    def without_room(
+        sock: socket.socket, size: int, most: int
+    ) -> tuple[bytes, list[int], int, None]:
+        return sock.recv(size), [], socket.MSG_CTRUNC, None
+
+    monkeypatch.setattr(socket, "recv_fds", without_room)
+    with WorkerChannel(os.dup(channel.worker_fd), told), (tmp_path / "file").open("wb") as file:
+        channel.started()
+        channel.add(found, file.fileno())
+        await asyncio.wait_for(ending.wait(), WAIT_S)
+    assert not told.what
+    loop.remove_signal_handler(signal.SIGTERM)
+    channel.close()
 
 
 def test_the_counts_of_a_worker_outlive_the_coming_of_a_database(tmp_path: Path) -> None:

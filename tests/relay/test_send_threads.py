@@ -15,7 +15,7 @@ import pytest
 from databus.common.checkpoint import ORIGIN
 from databus.relay.ring import Ring
 from databus.relay.send_threads import MAX_THREADS, SendThreads
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 from tests.support.windows import endless_windows
 
 SIZE = 8 << 20
@@ -122,3 +122,17 @@ def test_a_file_that_is_held_is_unmapped_when_it_is_let_go(tmp_path: Path) -> No
         assert not file.map.closed
         file.release()
         assert file.map.closed
+
+
+async def test_what_cannot_be_waited_for_is_an_error_and_the_thread_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = SendThreads()
+    monkeypatch.setattr(threads, "_most", 1)
+    (tmp_path / "file").touch()
+    with (tmp_path / "file").open("rb") as file, pytest.raises(PermissionError):
+        await asyncio.wait_for(threads.run(file.fileno(), lambda: False), 10 * PATIENCE)
+    stream = Stream()
+    await asyncio.wait_for(threads.run(stream.sender.fileno(), lambda: True), 10 * PATIENCE)
+    stream.sender.close()
+    stream.reader.close()

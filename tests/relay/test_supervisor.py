@@ -13,12 +13,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from databus.common.config import parse
-from databus.common.errors import ConfigError, ServerUnavailable
+from databus.common.errors import ConfigError, ServerUnavailable, StoreBusy, StoreError
 from databus.relay import supervisor as supervisor_module
 from databus.relay.handover import Handover, take_over
+from databus.relay.relay import LocalRelay
 from databus.relay.supervisor import TELLING, Supervisor
 from databus.relay.wakeup import make_wakeup
 from tests.support.processes import wait_process_gone
@@ -219,6 +221,30 @@ async def test_an_address_that_is_taken_is_refused_before_anything_starts(tmp_pa
         config = parse(CONFIG.replace(":0", f":{port}", 1), folder=tmp_path)
         with pytest.raises(ServerUnavailable, match=str(port)):
             Supervisor(config)
+
+
+async def test_a_second_relay_in_the_same_folder_is_refused_before_it_touches_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "TAKEN_S", 0.1)
+    found = parse(CONFIG, folder=tmp_path)
+    busy = f"{tmp_path / 'data'} is open for writing in process {os.getpid()};"
+    async with LocalRelay(found) as relay:
+        await relay.ready()
+        with pytest.raises(StoreBusy, match=busy):
+            Supervisor(found)
+        with pytest.raises(StoreBusy, match=busy):
+            await LocalRelay(found).__aenter__()
+        async with aiohttp.ClientSession(relay.url) as http, http.get("/v1/one/dumps") as answer:
+            assert answer.status == 200
+    async with LocalRelay(found) as relay:
+        await relay.ready()
+
+
+async def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    with pytest.raises(StoreError, match=r"data: File exists"):
+        Supervisor(parse(CONFIG, folder=tmp_path))
 
 
 async def test_a_configuration_without_a_database_is_refused() -> None:

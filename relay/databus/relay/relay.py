@@ -14,10 +14,11 @@ from types import TracebackType
 from typing import Self
 
 from databus.common.config import Config, DatabaseConfig
-from databus.common.errors import ConfigError, DatabusError, ServerUnavailable
+from databus.common.errors import ConfigError, DatabusError, ServerUnavailable, StoreError
 from databus.common.http import serve
 from databus.common.listening import listening_socket
 from databus.relay.fetcher import Fetcher, Pace
+from databus.relay.locks import lock_data_dir
 from databus.relay.reload import Changes, changes
 from databus.relay.server import SERVER, RelayServer, make_relay_app
 from databus.relay.sources.catalogue import create_source
@@ -39,8 +40,8 @@ class LocalRelay:
             that one is ``failed``, and the others are read.
 
     Owner: one event loop.
-    Raises: ServerUnavailable where the address is taken; what a fetcher or the server dies of
-    is raised at the end of the block.
+    Raises: ServerUnavailable where the address is taken, StoreBusy where another relay has the
+        folder; what a fetcher or the server dies of is raised at the end of the block.
     """
 
     def __init__(
@@ -70,6 +71,11 @@ class LocalRelay:
         listener = listening_socket(self.relay_config.listen)
         host, port = listener.getsockname()[:2]
         self.url = f"http://{host}:{port}"
+        try:
+            self._lock_fd = lock_data_dir(self.relay_config.data_dir)
+        except StoreError:
+            listener.close()
+            raise
         wakeups = {database.name: make_wakeup() for database in self.config.database}
         for database in self.config.database:
             self._make_fetcher(database, wakeups[database.name])
@@ -141,6 +147,7 @@ class LocalRelay:
             fetcher.stop()
         tasks = [*self._fetching.values(), *([self._serving] if self._serving else [])]
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        os.close(self._lock_fd)
         if error is None:
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):

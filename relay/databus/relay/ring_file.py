@@ -5,7 +5,6 @@ What is not here: what the frames mean, and when anything may be overwritten.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import secrets
@@ -15,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from databus.common.errors import StoreBusy, StoreError
+from databus.common.errors import StoreError
 from databus.common.kernels import U8Array
+from databus.relay.locks import take_lock
 from databus.relay.ring_format import (
     CONTROL,
     CONTROL_OFFSETS,
@@ -318,17 +318,5 @@ def remove_folder(folder: Path) -> None:
 
 
 def lock_ring(folder: Path) -> int:
-    """Take the writer's lock of a ring; it is held as long as the descriptor is open."""
-    fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o640)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise StoreBusy(
-            f"the ring in {folder} is open for writing in process {holder}; stop that process "
-            f"or use another data_dir"
-        ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
+    """Take the writer's lock of a ring; see ``take_lock``."""
+    return take_lock(folder / LOCK_NAME, f"the ring in {folder}")

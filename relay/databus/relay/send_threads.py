@@ -73,16 +73,16 @@ class _SendThread:
         error: BaseException | None = None
         try:
             is_done = sending.is_cancelled or sending.step()
+            if not is_done and not sending.is_waiting:
+                self._poll.register(sending.fd, select.EPOLLOUT)
+                sending.is_waiting = True
+                waiting[sending.fd] = sending
         except Exception as raised:
             is_done, error = True, raised
         if is_done and sending.is_waiting:
             sending.is_waiting = False
             del waiting[sending.fd]
             self._poll.unregister(sending.fd)
-        elif not is_done and not sending.is_waiting:
-            sending.is_waiting = True
-            waiting[sending.fd] = sending
-            self._poll.register(sending.fd, select.EPOLLOUT)
         if is_done:
             sending.finish(error)
 

@@ -28,6 +28,7 @@ from databus.common.errors import ConfigError, DatabusError, ServerUnavailable
 from databus.common.listening import listening_socket
 from databus.relay.child import MODULE as CHILD_MODULE
 from databus.relay.handover import HANDOVER_FLAG, Handover
+from databus.relay.locks import lock_data_dir
 from databus.relay.reload import Changes, ReloadSocket, changes
 from databus.relay.wakeup import make_wakeup
 from databus.relay.worker_channel import SupervisorChannel
@@ -91,7 +92,8 @@ class Supervisor:
 
     Owner: one event loop in the main thread, for the kernel ties the children to the thread
     that started them.
-    Raises: ServerUnavailable from the constructor where the address is taken.
+    Raises: from the constructor ServerUnavailable where the address is taken, StoreBusy where
+        another relay has the folder.
     """
 
     def __init__(
@@ -113,6 +115,8 @@ class Supervisor:
         self._reloading = asyncio.Lock()
         self._group: asyncio.TaskGroup | None = None
         self.address = free_address(self.relay.listen)
+        # Before anything of its folder is touched: two relays would answer for one another.
+        self._lock_fd = lock_data_dir(self.relay.data_dir, wait_s=TAKEN_S)
         self._sockets: list[socket.socket] = []
         self._wakeups: dict[str, list[int]] = {}
         self._workers: list[Child] = []
@@ -212,6 +216,7 @@ class Supervisor:
         for name in list(self._wakeups):
             self._close_wakeups(name)
         self._sockets = []
+        os.close(self._lock_fd)
 
     def _close_wakeups(self, name: str) -> None:
         for fd in self._wakeups.pop(name):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
+import signal
 import socket
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -60,7 +62,7 @@ class SupervisorChannel:
     def add(self, database: DatabaseConfig, wakeup_fd: int = -1) -> None:
         """Let the worker serve one more database, or a known one as configured now."""
         fds = [wakeup_fd] if wakeup_fd >= 0 else []
-        self._tell({"add": database.model_dump(mode="json")}, fds)
+        self._tell({"add": database.model_dump(mode="json"), "fds": len(fds)}, fds)
 
     def remove(self, name: str) -> None:
         """Let the worker serve a database no longer."""
@@ -93,6 +95,10 @@ class WorkerChannel:
                 return
             try:
                 self._obey(json.loads(data), fds)
+            except Exception:
+                # It would serve what it should not, or not what it should: a new one is told all.
+                _log.exception("a change of the databases cannot be followed; this worker ends")
+                signal.raise_signal(signal.SIGTERM)
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -102,6 +108,8 @@ class WorkerChannel:
             self._serving.remove(message["remove"])
             _log.info("%s is no longer served", message["remove"])
             return
+        if message["fds"] != len(fds):
+            raise OSError(errno.EMFILE, "the wake-up did not come: too many open files")
         database = DatabaseConfig.model_validate(message["add"])
         # The descriptor is taken over; the one that came is ours to close.
         self._serving.add(database, os.dup(fds[0]) if fds else -1)
