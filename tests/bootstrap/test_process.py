@@ -148,9 +148,10 @@ async def test_the_applier_ends_when_its_parent_is_killed_and_returns_when_it_is
 
 KILLED_AT_ONCE = "killed before it reads what it is told"
 NOT_STARTED = "not started at all"
+NO_THREAD = "started, but there is no thread to follow it"
 
 
-@pytest.mark.parametrize("fate", [KILLED_AT_ONCE, NOT_STARTED])
+@pytest.mark.parametrize("fate", [KILLED_AT_ONCE, NOT_STARTED, NO_THREAD])
 def test_an_applier_that_does_not_come_up_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fate: str
 ) -> None:
@@ -170,14 +171,22 @@ def test_an_applier_that_does_not_come_up_is_started_again(
             await asyncio.sleep(0)  # in which the loop sees that nobody reads
             if fate is NOT_STARTED:
                 raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+            if fate is NO_THREAD:
+                refuse()
         return started[-1]
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", failing_twice)
 
     async def body(stop: asyncio.Event) -> None:
         config = BootstrapConfig(data_dir=tmp_path / "bootstrap")
         keeping = asyncio.create_task(process._keep_applier(config, stop))
-        await eventually(lambda: keeping.done() or (told.exists() and told.read_bytes()), 20.0)
+        with monkeypatch.context() as patch:
+            if fate is NO_THREAD:
+                patch.setattr(asyncio, "to_thread", refuse)
+            await eventually(lambda: keeping.done() or (told.exists() and told.read_bytes()), 20.0)
         stop.set()
         await asyncio.wait_for(keeping, 10 * PATIENCE)
 

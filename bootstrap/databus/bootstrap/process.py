@@ -266,8 +266,8 @@ async def _keep_applier(config: BootstrapConfig, stop: asyncio.Event) -> None:
     while not stop.is_set():
         try:
             what = f"ended with {await _run_applier_child(config, stop)}"
-        except OSError as error:
-            # No process or no pipe to be had: writer and server go on without it.
+        except (OSError, RuntimeError) as error:
+            # No process, no thread or no pipe to be had: writer and server go on without it.
             what = f"does not start: {error}"
         if not stop.is_set():
             _LOG.warning("the applier %s; it is started again", what)
@@ -281,7 +281,8 @@ async def _run_applier_child(config: BootstrapConfig, stop: asyncio.Event) -> in
     """The exit code of an applier that died, or that was told to end because we stop.
 
     Raises:
-        OSError: the system gives no process.
+        OSError: the system gives no process or no descriptor.
+        RuntimeError: it gives no thread.
     """
     read_fd, write_fd = os.pipe()
     try:
@@ -292,7 +293,7 @@ async def _run_applier_child(config: BootstrapConfig, stop: asyncio.Event) -> in
         finally:
             os.close(read_fd)
         # Not in the arguments, which everybody on the machine can read.
-        await asyncio.to_thread(_tell, write_fd, _secrets(config))
+        _tell(write_fd, _secrets(config))
         ended = asyncio.create_task(child.wait())
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -310,7 +311,8 @@ async def _run_applier_child(config: BootstrapConfig, stop: asyncio.Event) -> in
 
 
 def _tell(fd: int, line: bytes) -> None:
-    # A child that is dead already does not read; its end is noticed elsewhere.
+    # It does not block: the pipe is empty, and has room for far more.  A child that is dead
+    # already does not read; its end is noticed elsewhere.
     with contextlib.suppress(BrokenPipeError):
         os.write(fd, line)
 
