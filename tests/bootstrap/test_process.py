@@ -196,6 +196,36 @@ def test_an_applier_that_does_not_come_up_is_started_again(
     assert started[-1].returncode == -signal.SIGTERM
 
 
+REFUSED_APPLIER = """
+import sys
+from databus.bootstrap import process
+from databus.common.errors import MissingDependency
+
+def run_applier(*_, **__):
+    raise MissingDependency("there is no Java")
+
+process.run_applier = run_applier
+process.applier_child(sys.argv[1])
+"""
+
+
+def test_an_applier_that_cannot_begin_says_why_and_nothing_else() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", REFUSED_APPLIER, BootstrapConfig().model_dump_json()],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stdin is not None
+    assert child.stderr is not None
+    with child, child.stdin:
+        child.stdin.write(b'{"secret_key": "", "session_token": ""}\n')
+        child.stdin.flush()
+        said = child.stderr.read().decode()
+    assert "missing_dependency: there is no Java" in said
+    assert "Fatal Python error" not in said
+    assert child.returncode == 1
+
+
 @pytest.mark.slow
 async def test_writer_and_server_run_apart_and_each_alone_may_be_killed(
     tmp_path: Path, start: Start, free_port: Callable[[], int]

@@ -336,7 +336,9 @@ def _end_with_parent() -> None:
     """Leave when whoever holds the other end of our stdin is gone."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        # Not through the buffer: Python could not end while a thread waits in there.
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
         os._exit(0)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
