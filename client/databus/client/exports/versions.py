@@ -6,11 +6,13 @@ What a version holds is not for here; see ``parquet``.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
 import uuid
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from databus.common.bucket import Bucket
 from databus.common.errors import StoreBusy, StoreError
 
 NOTE_NAME = "_databus.json"
+LOCK_NAME = "_databus.lock"
 LIST_NAME = "current/files.txt"
 
 
@@ -78,7 +81,8 @@ class Versions(Protocol):
 class LocalVersions:
     """A folder a version, ``v-N``; ``current`` is a symbolic link that a rename replaces.
 
-    Files that are kept are hard links.
+    Files that are kept are hard links.  Whoever makes a version holds a lock on the folder, which
+    goes with the version or with the process.
     """
 
     filesystem: Any = LocalFileSystem()
@@ -96,8 +100,13 @@ class LocalVersions:
         return Version(tuple(str(path) for path in sorted(self._link.glob("*.parquet"))), note)
 
     def begin(self) -> NewVersion:
-        """An empty folder; what an export that was killed left behind goes."""
+        """An empty folder; what an export that was killed left behind goes.
+
+        Raises:
+            StoreBusy: another export is making a version.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
+        lock = _Lock(self._folder)
         current = self._link.readlink().name if self._link.is_symlink() else "v-0"
         number = int(current.removeprefix("v-"))
         for path in self._folder.glob("v-*"):
@@ -105,12 +114,12 @@ class LocalVersions:
                 shutil.rmtree(path)
         folder = self._folder / f"v-{number + 1}"
         folder.mkdir()
-        return _NewFolder(folder, self._link)
+        return _NewFolder(folder, self._link, lock)
 
 
 class _NewFolder:
-    def __init__(self, folder: Path, link: Path) -> None:
-        self._folder, self._link = folder, link
+    def __init__(self, folder: Path, link: Path, lock: _Lock) -> None:
+        self._folder, self._link, self._lock = folder, link, lock
 
     @property
     def label(self) -> str:
@@ -133,6 +142,22 @@ class _NewFolder:
         link.symlink_to(self._folder.name)
         link.rename(self._link)
         _sync(self._link.parent)
+        self._lock.release()
+
+
+class _Lock:
+    """The right to write a folder, until it is released, forgotten, or the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        descriptor = os.open(folder / LOCK_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.release = weakref.finalize(self, os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.release()
+            raise StoreBusy(
+                f"another export is writing {folder}; there can be only one at a time: run it again"
+            ) from error
 
 
 def _sync(path: Path) -> None:
