@@ -254,6 +254,33 @@ async def test_who_cancels_the_client_ends_it_within_a_callback(
     assert "onRollback" not in recorder.calls
 
 
+async def test_who_is_cancelled_plays_nothing_that_was_queued(scripted: StartServer) -> None:
+    server = await scripted(*[orders(scn, *range(20)) for scn in range(1, 21)])
+    gate, began = threading.Event(), threading.Event()
+    played: list[Position] = []
+
+    class Slow(Recorder):
+        def onDataEvent(self, event: Any) -> Result | None:
+            began.set()
+            gate.wait(60)
+            played.append(event.position)
+            return None
+
+    recorder = Slow()
+    client = make(recorder, server.url, dispatch="across_windows", workers=2)
+    serving = asyncio.create_task(client.serve())
+    await eventually(lambda: recorder.calls.count("onEndDataEventSequence") == 20)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    gate.set()
+    await eventually(
+        lambda: not {"databus-0", "databus-1"} & {t.name for t in threading.enumerate()}
+    )
+    assert began.is_set()
+    assert len(played) <= 2, "what was being played when the client ended"
+
+
 async def test_an_async_callback_that_hangs_is_cancelled_and_replayed(
     scripted: StartServer,
 ) -> None:

@@ -213,7 +213,8 @@ class Lanes:
                 )
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers; what is queued is dropped."""
+        self._abandoned = True
         for lane in self._lanes:
             lane.close()
 
