@@ -36,7 +36,7 @@ from databus.common.frame import Op, iter_frames, pack_frame
 from tests.client.conftest import StartServer
 from tests.client.scripted_server import CLOCK, Fault, checkpoint_frame
 from tests.client.shop import ITEMS, ORDERS, orders, row, window
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, eventually
 
 
 def make(consumer: Any, *relays: str, **settings: Any) -> DatabusClient:
@@ -536,3 +536,15 @@ async def test_deletions_sent_before_another_base_are_made_durable_before_the_ro
     assert recorder.calls[:at].count("onDataEvent") == 1
     assert recorder.calls[at - 1] == "onCheckpoint", "a consumer that rolls back keeps it"
     Grammar(recorder.steps).check()
+
+
+async def test_a_quiet_relay_that_is_polled_does_not_end_the_client(scripted: StartServer) -> None:
+    server = await scripted(orders(1, 1))
+    recorder = Recorder()
+    client = make(recorder, server.url, follow=False, max_pull_failures=1)
+    async with serving(client) as task:
+        await eventually(lambda: task.done() or len(server.streams()) > 10)
+        assert not task.done()
+        server.append(orders(2, 2))
+        await recorder.until(lambda r: len(r.positions) == 2)
+    assert client.status.failure_count == 0

@@ -110,6 +110,16 @@ def test_a_position_ahead_of_the_ring_keeps_its_relay_and_waits_there() -> None:
     assert step.wait_s > 0, "answers that give nothing are not asked for in a busy loop"
 
 
+def test_long_polls_that_bring_nothing_are_no_failures_however_many() -> None:
+    one = machine(at(5), relays=["r1"], max_failures=1)
+    drive(one, Outcome.OK)
+    for _ in range(50):
+        drive(one, Outcome.QUIET)
+        step = one.next()
+        assert (step.state, step.resume) == (State.STREAM, at(5))
+        assert 0 < step.wait_s <= 0.1, "a server that answers at once is not asked in a busy loop"
+
+
 def test_a_position_that_only_the_log_has_goes_to_the_bootstrap_and_returns_at_the_target() -> None:
     one = machine(at(5))
     drive(one, Outcome.OK, Outcome.TOO_OLD)

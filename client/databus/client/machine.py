@@ -63,6 +63,8 @@ class Outcome(enum.StrEnum):
     """The registration was answered."""
     ENDED = "ended"
     """The answer ended in order; there may be more."""
+    QUIET = "quiet"
+    """A long poll ended in order, and nothing had happened."""
     TARGET = "target"
     """The bootstrap is complete: its online checkpoint came."""
     UNREACHABLE = "unreachable"
@@ -81,6 +83,7 @@ class Verb(enum.StrEnum):
 
     PROCEED = "proceed"
     AGAIN = "again"
+    POLL = "poll"
     FAIL_OVER = "fail_over"
     LEAVE_RELAY = "leave_relay"
     RETURN = "return"
@@ -92,6 +95,7 @@ class Verb(enum.StrEnum):
 TABLE: dict[tuple[State, Outcome], Verb] = {
     (State.REGISTER, Outcome.OK): Verb.PROCEED,
     (State.REGISTER, Outcome.ENDED): Verb.STOP,
+    (State.REGISTER, Outcome.QUIET): Verb.STOP,
     (State.REGISTER, Outcome.TARGET): Verb.STOP,
     (State.REGISTER, Outcome.UNREACHABLE): Verb.FAIL_OVER,
     (State.REGISTER, Outcome.TOO_OLD): Verb.LEAVE_RELAY,
@@ -102,6 +106,7 @@ TABLE: dict[tuple[State, Outcome], Verb] = {
     (State.REGISTER, Outcome.REFUSED): Verb.STOP,
     (State.STREAM, Outcome.OK): Verb.STOP,
     (State.STREAM, Outcome.ENDED): Verb.AGAIN,
+    (State.STREAM, Outcome.QUIET): Verb.POLL,
     (State.STREAM, Outcome.TARGET): Verb.STOP,
     (State.STREAM, Outcome.UNREACHABLE): Verb.FAIL_OVER,
     (State.STREAM, Outcome.TOO_OLD): Verb.LEAVE_RELAY,
@@ -113,6 +118,7 @@ TABLE: dict[tuple[State, Outcome], Verb] = {
     (State.STREAM, Outcome.REFUSED): Verb.STOP,
     (State.REGISTER_BOOTSTRAP, Outcome.OK): Verb.PROCEED,
     (State.REGISTER_BOOTSTRAP, Outcome.ENDED): Verb.STOP,
+    (State.REGISTER_BOOTSTRAP, Outcome.QUIET): Verb.STOP,
     (State.REGISTER_BOOTSTRAP, Outcome.TARGET): Verb.STOP,
     (State.REGISTER_BOOTSTRAP, Outcome.UNREACHABLE): Verb.FAIL_OVER,
     (State.REGISTER_BOOTSTRAP, Outcome.TOO_OLD): Verb.GAP,
@@ -123,6 +129,7 @@ TABLE: dict[tuple[State, Outcome], Verb] = {
     (State.REGISTER_BOOTSTRAP, Outcome.REFUSED): Verb.STOP,
     (State.BOOTSTRAP, Outcome.OK): Verb.STOP,
     (State.BOOTSTRAP, Outcome.ENDED): Verb.AGAIN,
+    (State.BOOTSTRAP, Outcome.QUIET): Verb.STOP,
     (State.BOOTSTRAP, Outcome.TARGET): Verb.RETURN,
     (State.BOOTSTRAP, Outcome.UNREACHABLE): Verb.FAIL_OVER,
     (State.BOOTSTRAP, Outcome.TOO_OLD): Verb.GAP,
@@ -308,6 +315,8 @@ class Machine:
             self.state = State.BOOTSTRAP if self.reads_bootstrap else State.STREAM
         elif verb is Verb.AGAIN:
             self._again(cause)
+        elif verb is Verb.POLL:
+            self._poll()
         elif verb is Verb.FAIL_OVER:
             self._fail_over(cause)
         elif verb is Verb.WAIT:
@@ -340,6 +349,11 @@ class Machine:
         self._failures += 1
         if self._failures > 1:
             self._delay(self._failures - 1, cause)
+
+    def _poll(self) -> None:
+        """The same server once more; the pause is for one that answers at once."""
+        self._failures = 0
+        self._wait_s = self._backoff.delay_s(1, self._rng)
 
     def _fail_over(self, cause: DatabusError, *, counts: bool = True) -> None:
         """The next server of the kind; a pause after each full round."""

@@ -158,7 +158,10 @@ class Puller:
 
     def _note_end(self, outcome: Outcome) -> None:
         # A relay that answers in pieces is asked again at once, so it flows on.
-        self.stats.is_flowing = self.stats.mode == "relay" and outcome is Outcome.ENDED
+        self.stats.is_flowing = self.stats.mode == "relay" and outcome in (
+            Outcome.ENDED,
+            Outcome.QUIET,
+        )
 
     async def _perform(self, step: Step) -> Outcome:
         self.stats.request_count += 1
@@ -195,12 +198,14 @@ class Puller:
             self._note_ahead(step.server, body)
             if isinstance(resume, Unplaced):
                 self._pin(resume, body)
+            before = self._machine.resume
             splitter = SpanSplitter()
             while chunk := await body.read():
                 for data in splitter.feed(chunk):
                     await self._take(step.server, data)
             _check_whole(step.server, splitter)
-        return Outcome.ENDED
+        is_quiet = not options.follow and self._machine.resume == before
+        return Outcome.QUIET if is_quiet else Outcome.ENDED
 
     async def _bootstrap(self, step: Step) -> Outcome:
         resume = self._begin(step)
