@@ -13,9 +13,11 @@ import aiohttp
 import pytest
 
 from databus.bootstrap import gaps, planner, segments
+from databus.bootstrap import writer as writer_module
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.manifest import Manifest, Store
 from databus.bootstrap.served import OpenLogs
+from databus.bootstrap.server import BootstrapServer
 from databus.bootstrap.writer import LogWriter, write_logs
 from databus.client import RawWindows
 from databus.common.checkpoint import OnlineCheckpoint, Position
@@ -467,4 +469,81 @@ async def test_the_schemas_of_another_relay_are_kept_though_it_has_as_many(
             await writer._read()
             assert writer.log.schemas() == versions[:count]
     finally:
+        logs.close()
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+async def test_a_store_that_cannot_be_had_ends_the_start_and_later_only_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_later: bool
+) -> None:
+    served = ["gen"] if is_later else ["gen", "late"]
+    following: list[str] = []
+
+    async def databases(*_: Any) -> list[str]:
+        return served
+
+    async def follow(self: LogWriter, relay: object) -> None:
+        self._note("running", "")
+        following.append(self.database)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(writer_module, "_databases", databases)
+    monkeypatch.setattr(writer_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(writer_module, "SEEDED_POLL_S", 0.01)
+    monkeypatch.setattr(LogWriter, "_follow", follow)
+    in_its_place = tmp_path / "late"
+    in_its_place.touch()
+    config, logs, stop = BootstrapConfig(data_dir=tmp_path), OpenLogs(writes=True), asyncio.Event()
+    server = BootstrapServer(config, logs)
+
+    def words_of(name: str) -> dict[str, Any]:
+        found = server.databases().get(name)
+        return found.status_document()["writer"] if found else {}
+
+    writing = asyncio.create_task(write_logs(config, logs, stop))
+    try:
+        if not is_later:
+            with pytest.raises(StoreError, match="late"):
+                await writing
+            return
+        await eventually(lambda: following == ["gen"])
+        served.append("late")
+        await eventually(lambda: writing.done() or words_of("late").get("state") == "failing")
+        assert not writing.done()
+        assert f"store_error: {in_its_place}" in words_of("late")["error"]
+        assert words_of("gen")["state"] == "running"
+        in_its_place.unlink()
+        await eventually(lambda: following == ["gen", "late"])
+        assert words_of("late")["state"] == "running"
+    finally:
+        stop.set()
+        await asyncio.wait({writing})
+        logs.close()
+
+
+async def test_what_nobody_thought_of_is_shown_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    states: list[dict[str, Any]] = []
+
+    async def follow(self: LogWriter, relay: object) -> None:
+        states.append(self.log.note("writer"))
+        if len(states) < 3:
+            raise RuntimeError("can't start new thread")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(writer_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(LogWriter, "_follow", follow)
+    config = BootstrapConfig(data_dir=tmp_path, databases=("shop",))
+    logs, stop = OpenLogs(writes=True), asyncio.Event()
+    writing = asyncio.create_task(write_logs(config, logs, stop))
+    try:
+        await eventually(lambda: writing.done() or len(states) == 3)
+        assert not writing.done()
+        assert states[-1]["state"] == "failing"
+        assert states[-1]["error"] == "internal_error: RuntimeError: can't start new thread"
+        assert "Traceback" in caplog.text
+    finally:
+        stop.set()
+        await asyncio.wait({writing})
         logs.close()

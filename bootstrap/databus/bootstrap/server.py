@@ -70,8 +70,10 @@ class BootstrapServer:
         self.registry.register(BootstrapCollector(self.databases))
 
     def databases(self) -> dict[str, ServedDatabase]:
-        """All databases that a writer has begun, by name."""
-        for name, folder in database_folders(Path(self.config.data_dir)).items():
+        """All databases that a writer has begun, or in this process cannot begin, by name."""
+        folders = {log.parent.name: log.parent for log in list(self.logs.words)}
+        folders |= database_folders(Path(self.config.data_dir))
+        for name, folder in folders.items():
             if name not in self._databases:
                 store = self._stores.store(name)
                 self._databases[name] = ServedDatabase(name, folder, self.logs, store)

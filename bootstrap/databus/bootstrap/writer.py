@@ -94,29 +94,55 @@ class LogWriter:
             self._log = self._logs.to_write(self.folder / FOLDER)
         return self._log
 
-    async def run(self) -> None:
+    async def run(self, *, patient: bool = False) -> None:
         """Write until cancelled; what fails is shown in the status and tried again.
 
+        With ``patient`` that goes for the first steps too.
+
         Raises:
+            StoreError: the store cannot be had.
             StoreBusy: another process writes this log.
         """
-        local = Store(self.folder)
-        local.create()
         with contextlib.ExitStack() as held:
-            held.enter_context(local.lease("writer"))
-            if self.store.storage.folder is None:
-                self.store.create()
-                # While we hold the log's folder, nobody else can be the owner that it names.
-                owner = _owner(self.folder)
-                held.enter_context(self.store.lease("writer", owner))
+            while True:
+                try:
+                    await self._in_thread(self._begin, held)
+                    break
+                except Exception as error:
+                    if not patient:
+                        raise
+                    # The log is not ours: nothing is written there.
+                    word = self._word("failing", self._told(error))
+                    self._logs.words[self.folder / FOLDER] = word
+                await asyncio.sleep(RETRY_S)
             async with RelayApi(self.config.relays) as relay:
                 while True:
                     try:
                         await self._follow(relay)
-                    except DatabusError as error:
-                        _LOG.warning("log of %s: %s", self.database, error.message)
-                        self._note("failing", f"{error.code}: {error.message}")
+                    except Exception as error:
+                        self._note("failing", self._told(error))
                     await asyncio.sleep(RETRY_S)
+
+    def _begin(self, held: contextlib.ExitStack) -> None:
+        """Become the one who writes, as long as ``held`` is; all of it or nothing."""
+        local = Store(self.folder)
+        local.create()
+        with contextlib.ExitStack() as taken:
+            taken.enter_context(local.lease("writer"))
+            if self.store.storage.folder is None:
+                self.store.create()
+                # While we hold the log's folder, nobody else can be the owner that it names.
+                owner = _owner(self.folder)
+                taken.enter_context(self.store.lease("writer", owner))
+            held.push(taken.pop_all())
+
+    def _told(self, error: Exception) -> str:
+        """What has failed, in words for the status; it is logged."""
+        if isinstance(error, DatabusError):
+            _LOG.warning("log of %s: %s", self.database, error.message)
+            return f"{error.code}: {error.message}"
+        _LOG.error("log of %s: %s", self.database, error, exc_info=error)
+        return f"{DatabusError.code}: {type(error).__name__}: {error}"
 
     async def _follow(self, relay: RelayApi) -> None:
         """Bind, tidy up, and read until the stream fails or a gap opens."""
@@ -276,16 +302,18 @@ class LogWriter:
         if (state, error) == self._noted and now_s - self._noted_s < NOTE_EVERY_S:
             return
         self._noted, self._noted_s = (state, error), now_s
-        document: dict[str, Any] = {"state": state, "at_us": self._now_us()}
-        if error:
-            document["error"] = error
+        document = self._word(state, error)
         words = self._logs.words
         try:
             self.log.put_note("writer", document)
             words.pop(self.folder / FOLDER, None)
-        except StoreError as refused:
+        except (StoreError, OSError) as refused:
             # A full disk takes no note either; the server in this process still tells.
-            words[self.folder / FOLDER] = {"error": refused.message, **document, "state": "failing"}
+            words[self.folder / FOLDER] = {"error": str(refused), **document, "state": "failing"}
+
+    def _word(self, state: str, error: str) -> dict[str, Any]:
+        said = {"error": error} if error else {}
+        return {"state": state, "at_us": self._now_us(), **said}
 
 
 async def _first_answer(
@@ -313,9 +341,11 @@ def _owner(folder: Path) -> str:
 async def write_logs(config: BootstrapConfig, logs: OpenLogs, stop: asyncio.Event) -> None:
     """Keep the logs of all configured databases, all of the relays' if none is named.
 
-    Databases that a relay begins to serve later are taken in as well.
+    Databases that a relay begins to serve later are taken in as well.  What keeps one of them
+    from its store is tried again: the others are at work by then.
 
     Raises:
+        StoreError: a store cannot be had at the start.
         StoreBusy: another process writes one of the logs.
     """
     writers: dict[str, asyncio.Task[None]] = {}
@@ -324,10 +354,11 @@ async def write_logs(config: BootstrapConfig, logs: OpenLogs, stop: asyncio.Even
     try:
         async with RelayApi(config.relays) as relay:
             while not stop.is_set():
+                patient = bool(writers)
                 for name in await _databases(config, relay):
                     if name not in writers:
                         writer = LogWriter(config, name, logs, stores.store(name))
-                        writers[name] = asyncio.create_task(writer.run())
+                        writers[name] = asyncio.create_task(writer.run(patient=patient))
                 done, _ = await asyncio.wait(
                     {stopping, *writers.values()},
                     timeout=SEEDED_POLL_S if writers else RETRY_S,
@@ -348,4 +379,6 @@ async def _databases(config: BootstrapConfig, relay: RelayApi) -> tuple[str, ...
         return tuple(await relay.databases())
     except DatabusError as error:
         _LOG.warning("waiting for a relay: %s", error.message)
-        return ()
+    except Exception:
+        _LOG.exception("asking a relay for its databases")
+    return ()
