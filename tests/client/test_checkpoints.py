@@ -182,6 +182,18 @@ def test_lmdb_keeps_many_consumers_apart(tmp_path: Path) -> None:
     again.close()
 
 
+def test_lmdb_opens_again_after_its_client_has_closed_it(tmp_path: Path) -> None:
+    store = LmdbCheckpoints(tmp_path, "one")
+    store.save(at(1))
+    store.close()
+    store.close()
+    assert store.load() == at(1)
+    store.close()
+    store.save(at(2))
+    assert store.load() == at(2)
+    store.close()
+
+
 @pytest.mark.parametrize("stored", [None, at(3), encode_checkpoint(at(3))])
 async def test_the_application_gives_back_what_it_stored(stored: str | None) -> None:
     expected = at(3) if stored else None

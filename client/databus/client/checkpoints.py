@@ -208,31 +208,42 @@ class LmdbCheckpoints:
             raise MissingDependency(
                 "LmdbCheckpoints needs lmdb: pip install 'databus-cdc[bootstrap]'"
             ) from error
-        self._name = name.encode()
-        self._errors: type[Exception] = lmdb.Error
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        try:
-            self._store: Any = lmdb.open(str(folder), map_size=16 << 20)
-        except lmdb.Error as error:
-            raise StoreError(f"{folder} cannot be opened: {error}") from error
+        self._folder, self._name = Path(folder), name.encode()
+        self._lmdb: Any = lmdb
+        self._store: Any = None
+        self._open()
 
     def load(self) -> Checkpoint | None:
         """The checkpoint under our name."""
-        with self._store.begin() as transaction:
-            text = transaction.get(self._name)
+        try:
+            with self._open().begin() as transaction:
+                text = transaction.get(self._name)
+        except self._lmdb.Error as error:
+            raise StoreError(f"the checkpoint cannot be read: {error}") from error
         return None if text is None else decode(text)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Put the checkpoint under our name."""
         try:
-            with self._store.begin(write=True) as transaction:
+            with self._open().begin(write=True) as transaction:
                 transaction.put(self._name, encode(checkpoint).encode())
-        except self._errors as error:
+        except self._lmdb.Error as error:
             raise StoreError(f"the checkpoint cannot be written: {error}") from error
 
     def close(self) -> None:
-        """Close the environment."""
-        self._store.close()
+        """Close the environment; the next use opens it again."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _open(self) -> Any:
+        if self._store is None:
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._store = self._lmdb.open(str(self._folder), map_size=16 << 20)
+            except (OSError, self._lmdb.Error) as error:
+                raise StoreError(f"{self._folder} cannot be opened: {error}") from error
+        return self._store
 
 
 class ApplicationCheckpoints:
