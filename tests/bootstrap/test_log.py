@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import lmdb
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -289,3 +290,28 @@ def test_any_cutting_of_a_stream_gives_the_same_log(
 def test_columns_of_an_empty_block_append_nothing(log: HotLog) -> None:
     assert log.append(b"", 1) == START
     assert len(frame.scan(b"")) == 0
+
+
+def test_a_log_that_could_not_be_opened_again_at_once_is_opened_by_the_next_step(
+    log: HotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_log, failures = log._open, [OSError("no descriptor"), lmdb.DiskError("no disk")]
+
+    def opening() -> None:
+        if failures:
+            raise failures.pop(0)
+        open_log()
+
+    def panic(transaction: object) -> None:
+        raise lmdb.PanicError("the disk failed")
+
+    monkeypatch.setattr(log, "_open", opening)
+    log.put_note("before", 1)
+    with pytest.raises(StoreError, match="the disk failed"):
+        log._write(panic)
+    with pytest.raises(StoreError, match="no disk"):
+        log.put_note("writer", 2)
+    with pytest.raises(StoreError):
+        log.note("before")
+    log.put_note("writer", 3)
+    assert (log.note("before"), log.note("writer")) == (1, 3)

@@ -135,6 +135,7 @@ class HotLog:
         self.folder = folder
         self._gate = _Gate()
         self._read_only = read_only
+        self._is_broken = False
         self.append_count = 0
         self.window_count = 0
         try:
@@ -160,6 +161,15 @@ class HotLog:
         self._facts = self._env.open_db(b"facts", create=create)
         self._schemas = self._env.open_db(b"schemas", create=create)
 
+    def _open_again(self) -> None:
+        try:
+            with self._gate.alone():
+                self._env.close()
+                self._open()
+                self._is_broken = False
+        except (OSError, lmdb.Error) as error:
+            raise StoreError(f"{self.folder} cannot be opened again: {error}") from error
+
     def close(self) -> None:
         """Let go of the environment."""
         self._env.close()
@@ -183,6 +193,8 @@ class HotLog:
 
     def _write(self, change: Any) -> None:
         """Run ``change(transaction)`` and commit; the map grows until it fits."""
+        if self._is_broken:
+            self._open_again()
         while True:
             try:
                 with self._gate.passing(), self._env.begin(write=True) as transaction:
@@ -196,10 +208,10 @@ class HotLog:
             except lmdb.Error as error:
                 if isinstance(error, lmdb.PanicError):
                     # A disk that failed in a commit's very last page: LMDB wants to be opened
-                    # again, and then has what it had before.
-                    with self._gate.alone(), contextlib.suppress(lmdb.Error):
-                        self._env.close()
-                        self._open()
+                    # again, and then has what it had before.  What fails now the next step tries.
+                    self._is_broken = True
+                    with contextlib.suppress(StoreError):
+                        self._open_again()
                 # LMDB calls a write that a full disk cut short an input/output error.
                 free_bytes = shutil.disk_usage(self.folder).free
                 raise StoreError(
