@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -547,3 +548,28 @@ async def test_what_nobody_thought_of_is_shown_and_tried_again(
         stop.set()
         await asyncio.wait({writing})
         logs.close()
+
+
+@pytest.mark.parametrize("left", [None, b"", b"log-1\n"])
+def test_a_log_has_one_name_though_a_killed_writer_may_have_left_it_empty(
+    tmp_path: Path, left: bytes | None
+) -> None:
+    owners: list[str | None] = []
+
+    def lease(role: str, owner: str | None) -> contextlib.AbstractContextManager[None]:
+        owners.append(owner)
+        return contextlib.nullcontext()
+
+    far: Any = SimpleNamespace(
+        storage=SimpleNamespace(folder=None), create=lambda: None, lease=lease
+    )
+    Store(tmp_path / "shop").create()
+    if left is not None:
+        (tmp_path / "shop" / "owner").write_bytes(left)
+    for _ in range(2):
+        writer = LogWriter(BootstrapConfig(data_dir=tmp_path), "shop", OpenLogs(), far)
+        with contextlib.ExitStack() as held:
+            writer._begin(held)
+    assert owners[0]
+    assert owners == [owners[0]] * 2
+    assert owners[0] == "log-1" or not left

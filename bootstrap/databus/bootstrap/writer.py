@@ -132,7 +132,7 @@ class LogWriter:
             if self.store.storage.folder is None:
                 self.store.create()
                 # While we hold the log's folder, nobody else can be the owner that it names.
-                owner = _owner(self.folder)
+                owner = _owner(local)
                 taken.enter_context(self.store.lease("writer", owner))
             held.push(taken.pop_all())
 
@@ -330,12 +330,13 @@ async def _first_answer(
     raise ServerUnavailable("; ".join(errors) or "no relay is configured")
 
 
-def _owner(folder: Path) -> str:
-    """The name of the log in ``folder``, which it keeps."""
-    path = folder / OWNER
-    if not path.exists():
-        path.write_text(f"{uuid.uuid4().hex}\n")
-    return path.read_text().strip()
+def _owner(local: Store) -> str:
+    """The name of the log in this folder, which it keeps."""
+    name = (local.storage.read_note(OWNER) or b"").decode().strip()
+    if not name:
+        name = uuid.uuid4().hex
+        local.storage.write_note(OWNER, f"{name}\n".encode())
+    return name
 
 
 async def write_logs(config: BootstrapConfig, logs: OpenLogs, stop: asyncio.Event) -> None:
