@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from databus.client import DatabusClient, FileCheckpoints, Position
-from databus.common.errors import ScnTooOld
+from databus.common.errors import InternalError, ScnTooOld
 from tests.client.conftest import StartServer
 from tests.client.scripted_server import Fault
 from tests.client.shop import orders
@@ -185,3 +187,34 @@ async def test_leaving_the_loop_closes_every_connection(scripted: StartServer) -
 
     await asyncio.to_thread(read)
     assert not [thread for thread in threading.enumerate() if thread.name == "databus-loop"]
+
+
+async def test_windows_that_are_kept_can_be_read_when_the_iteration_has_ended(
+    scripted: StartServer,
+) -> None:
+    server = await scripted(orders(1, 1), orders(2, *range(5000)))
+    client = make(server.url, buffer_bytes=30_000)
+
+    def read() -> None:
+        kept = list(itertools.islice(client.windows(), 2))
+        assert [event.seq for event in kept[0]] == [0]
+        for late in (kept[0].commit, lambda: list(kept[1])):
+            with pytest.raises(InternalError, match="the iteration has ended"):
+                late()
+
+    await asyncio.to_thread(read)
+
+
+async def test_awindows_that_are_kept_can_be_read_when_the_iteration_has_ended(
+    scripted: StartServer,
+) -> None:
+    server = await scripted(orders(1, 1), orders(2, *range(5000)))
+    kept = []
+    async with contextlib.aclosing(make(server.url, buffer_bytes=30_000).awindows()) as windows:
+        async for one in windows:
+            kept.append(one)
+            if one.scn == 2:
+                break
+    assert [event.seq async for event in kept[0]] == [0]
+    with pytest.raises(InternalError, match="the iteration has ended"):
+        _ = [event async for event in kept[1]]

@@ -23,6 +23,10 @@ from databus.common.errors import DatabusError, InternalError
 T = TypeVar("T")
 _BATCH_EVENTS = 4096
 _LOOK_AGAIN_S = 0.05
+_ENDED = (
+    "the iteration has ended: what was not in memory of its last window cannot be read, and nothing "
+    "be committed; commit a window within the loop"
+)
 
 
 class PulledWindow:
@@ -33,6 +37,9 @@ class PulledWindow:
     ``commit`` stores the checkpoint behind the window: the next start begins after it.  To
     commit a window commits all windows before it.  A window that ``stop`` met before its end has
     no more events and commits nothing: the next start begins before it.
+
+    A window may be kept when the iteration has ended: events in memory can still be read.  More
+    of it is not to be had then, and ``commit`` is too late: either is an InternalError.
     """
 
     def __init__(self, reader: WindowReader, window: Window) -> None:
@@ -74,8 +81,8 @@ class PulledWindow:
 
     def __iter__(self) -> Iterator[Event]:
         while (run := self._next_loaded()) is not None or (
-            run := self._reader.wait(self._reader.run_of(self))
-        ) is not None:
+            not self.is_whole and (run := self._reader.wait(self._reader.run_of(self))) is not None
+        ):
             yield from run
 
     async def __aiter__(self) -> AsyncIterator[Event]:
@@ -247,6 +254,8 @@ class WindowReader:
         """Wait for frames; False when the time is over or the client was stopped."""
         if self._is_stopping:
             return False
+        if self._pulling.cancelled():
+            raise InternalError(_ENDED)
         if self._pulling.done():
             error = self._pulling.exception()
             if isinstance(error, DatabusError):
@@ -297,4 +306,7 @@ class LoopThread:
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine there and wait for its result."""
+        if self.loop.is_closed():
+            coroutine.close()
+            raise InternalError(_ENDED)
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
