@@ -235,11 +235,12 @@ async def test_nothing_goes_out_where_the_watermarks_are_not_as_they_should_be(
     assert read_ids(tmp_path) == []
 
 
+@pytest.mark.parametrize("error", [SourceUnavailable("gone"), asyncio.CancelledError()])
 async def test_a_source_that_is_lost_for_a_moment_costs_a_lane_one_more_read(
-    tmp_path: Path,
+    tmp_path: Path, error: BaseException
 ) -> None:
     database = rows_of(45)
-    database.chunk_error = SourceUnavailable("gone")
+    database.chunk_error = error
     async with running(database, tmp_path) as fetcher:
         dump = await ended(await start(fetcher, chunk_rows=10, parallel=3))
     assert (dump.state, dump.reread_chunks) == (DumpState.COMPLETED, 1)

@@ -50,7 +50,7 @@ class ScriptedDatabase:
         self.chunk_reads: list[ChunkRequest] = []
         self.open_error: Exception | None = None
         self.stream_error: Exception | None = None
-        self.chunk_error: Exception | None = None
+        self.chunk_error: BaseException | None = None
         self.chunk_gate: asyncio.Event | None = None
         self.batch_bytes = 1 << 20
         self.held_after_batches = 1 << 30

@@ -362,7 +362,8 @@ class TableDump:
             return True
         if head.task is None or not head.task.done():
             return False
-        problem = head.task.exception()
+        cut = head.task.cancelled()
+        problem = SourceUnavailable("the read was cut off") if cut else head.task.exception()
         if isinstance(problem, SourceUnavailable):
             self._read_again(head, problem.message)
             return False

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from databus.common import frame
 from databus.common.checkpoint import Position
@@ -20,6 +22,7 @@ from databus.common.errors import (
     DumpFailed,
     FormatError,
     ScnTooOld,
+    ServerUnavailable,
     SourcePositionLost,
     SourceUnavailable,
     UnknownDatabase,
@@ -411,3 +414,29 @@ def test_rules_belong_to_the_relay_that_reads_the_database(rule: dict[str, objec
     config = DatabaseConfig.model_validate({"name": "a", "url": "relay+http://h:1/a"} | rule)
     with pytest.raises(ConfigError, match=next(iter(rule))):
         create_source(config)
+
+
+# -- releasing
+
+PROBLEM = '{"code": "server_unavailable", "title": "the fetcher does not answer"}'
+
+
+@pytest.mark.parametrize("refusal", [PROBLEM, "<html>502 Bad Gateway</html>", "[]"])
+async def test_a_release_that_a_parent_does_not_take_is_told_again(refusal: str) -> None:
+    answers = [web.Response(status=503, text=refusal), web.json_response({})]
+    told: list[object] = []
+
+    async def release(request: web.Request) -> web.Response:
+        told.append(await request.json())
+        return answers[len(told) - 1]
+
+    app = web.Application()
+    app.router.add_post("/v1/shop/release", release)
+    async with TestServer(app) as server:
+        source = RelaySource(config(str(server.make_url("")).rstrip("/"), release=True))
+        with pytest.raises(ServerUnavailable):
+            await source.release(Position(7, 1))
+        await source.release(Position(7, 1))
+        await source.release(Position(7, 1))
+        assert told == [{"scn": 7, "seq": 1}] * 2
+        await source.close()

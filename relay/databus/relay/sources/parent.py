@@ -249,14 +249,22 @@ class Parent:
     async def _refusal(self, response: aiohttp.ClientResponse) -> DatabusError:
         try:
             text = await response.content.read(_PROBLEM_BYTES)
-            problem = json.loads(text)
-        except (aiohttp.ClientError, OSError, ValueError):
-            problem = None
-        if isinstance(problem, dict) and "code" in problem:
-            return from_problem(problem)
-        said = f"{response.url} answered {response.status}"
-        is_passing = response.status >= 500 or response.status == 429
-        return ServerUnavailable(said) if is_passing else BadRequest(said)
+        except (aiohttp.ClientError, OSError):
+            text = b""
+        return refusal_of(str(response.url), response.status, text)
+
+
+def refusal_of(url: str, status: int, body: bytes) -> DatabusError:
+    """What an answer means that is none: its problem, or its status where it holds no problem."""
+    try:
+        problem = json.loads(body)
+    except ValueError:
+        problem = None
+    if isinstance(problem, dict) and "code" in problem:
+        return from_problem(problem)
+    said = f"{url} answered {status}"
+    is_passing = status >= 500 or status == 429
+    return ServerUnavailable(said) if is_passing else BadRequest(said)
 
 
 def _reason(error: BaseException) -> str:

@@ -27,10 +27,9 @@ from databus.common.errors import (
     SourcePositionLost,
     SourceUnavailable,
     UnknownSchema,
-    from_problem,
 )
 from databus.common.schema import SourceSchema
-from databus.relay.sources.parent import Following, Parent, Received, Registration
+from databus.relay.sources.parent import Following, Parent, Received, Registration, refusal_of
 from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding, TableSize
 
 DEFAULT_PORT = 8700
@@ -333,11 +332,11 @@ class RelaySource:
         told = (self._parent.url, position)
         if not self._settings.release or told == self._released:
             return
-        self._released = told
-        body = json.dumps(position.to_json()).encode()
-        status, answer = await self._parent.forward(self._connections(), "POST", "/release", body)
+        parent, body = self._parent, json.dumps(position.to_json()).encode()
+        status, answer = await parent.forward(self._connections(), "POST", "/release", body)
         if status >= 400:
-            raise from_problem(json.loads(answer))
+            raise refusal_of(parent.url, status, answer)
+        self._released = told  # Not before: what it did not take it is told again.
 
     async def ack(self, scn: int) -> None:
         """Nothing to do: a parent keeps no account of its readers."""

@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from databus.common.config import DatabaseConfig
@@ -62,6 +63,7 @@ _SILENCE_S = 10.0
 _BATCH_AT_LEAST_EVERY_S = 0.4
 _STREAM_COMES_BY_S = 0.5
 _TAKEN_UP_EVERY_S = 0.02
+_MOST_READERS = 32  # more than a dump has lanes
 _WHICH_SERVER = "CONCAT_WS(':', @@hostname, @@port, @@server_id)"
 
 
@@ -89,6 +91,8 @@ class MySqlSource:
         self._settings = read_settings(config)
         self._lock = asyncio.Lock()
         self._idle: list[Connection] = []
+        # Not the loop's own pool, whose few threads sync the ring.  They end with the source.
+        self._readers = ThreadPoolExecutor(_MOST_READERS, "databus-mysql")
         self._connection: Connection | None = None
         self._stream_connection: Connection | None = None
         self._charsets: Charsets | None = None
@@ -442,11 +446,12 @@ class MySqlSource:
 
     async def _read(self, question: Callable[[Connection], _T]) -> _T:
         """Put a question about rows on a connection of its own, in a thread."""
+        loop = asyncio.get_running_loop()
         connection = self._idle.pop() if self._idle else None
         if connection is None:
-            connection = await asyncio.to_thread(Connection, self._settings)
+            connection = await loop.run_in_executor(self._readers, Connection, self._settings)
         try:
-            answer = await asyncio.to_thread(question, connection)
+            answer = await loop.run_in_executor(self._readers, question, connection)
         except (SourceUnavailable, asyncio.CancelledError):
             connection.close()
             raise
