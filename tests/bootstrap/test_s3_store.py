@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -332,6 +334,30 @@ def test_a_renewal_whose_answer_is_lost_does_not_lose_the_lease(
         lease.renew()
     shop.assert_whole()
     shop.log.close()
+
+
+def test_a_renewal_that_fails_in_a_way_nobody_thought_of_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    written: list[str] = []
+
+    def put(key: str, content: bytes, tag: str | None) -> str:
+        written.append(json.loads(content)["state"])
+        if len(written) == 2:
+            raise RuntimeError("can't start new thread")
+        return str(len(written))
+
+    bucket: Any = SimpleNamespace(
+        name="lake", options=SimpleNamespace(lease_ttl=0.03), get=lambda key: None, put=put
+    )
+    lease = S3Lease(bucket, "shop/writer.lease", "writer", "log-1")
+    try:
+        eventually_sync(lambda: len(written) > 3, 2.0)
+    finally:
+        lease.release()
+    assert set(written[:-1]) == {"held"}
+    assert written[-1] == "free"
+    assert "can't start new thread" in caplog.text
 
 
 class NoRenewals(Bucket):

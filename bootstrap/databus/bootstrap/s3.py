@@ -258,6 +258,8 @@ class S3Lease:
                 return
             except StoreError as error:
                 _LOG.warning("renewing a lease: %s", error.message)
+            except Exception:
+                _LOG.exception("renewing a lease")
 
     def release(self) -> None:
         """Give it up, so that the next one need not wait."""
