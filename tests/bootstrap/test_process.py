@@ -20,9 +20,11 @@ import psutil
 import pytest
 
 from databus.bootstrap import process
+from databus.bootstrap.manifest import Store
 from databus.bootstrap.process import APPLIER_CHILD, bootstrap_config, run_applier, run_bootstrap
+from databus.bootstrap.stores import Stores
 from databus.common.config import BootstrapConfig, Config, parse
-from databus.common.errors import ConfigError, ServerUnavailable
+from databus.common.errors import BucketError, ConfigError, ServerUnavailable
 from tests.bootstrap.test_writer import relay_of
 from tests.support.processes import wait_process_gone
 from tests.support.waiting import PATIENCE, eventually
@@ -284,6 +286,33 @@ def test_the_applier_keeps_what_the_configuration_says(
         (1 << 30, None, None, 2_000_000),
         (64 << 30, 60_000_000, 7, 600_000_000),
     ]
+
+
+def test_an_applier_of_many_rounds_outlives_a_store_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from databus.bootstrap import applier
+
+    away = BucketError("s3://lake: SlowDown")
+    answers: list[Exception] = [away, OSError(errno.EMFILE, "Too many open files")]
+
+    class NextRound(Exception):
+        """Ends an applier that otherwise goes on for ever."""
+
+    def begun(stores: Stores) -> dict[str, Store]:
+        raise answers.pop(0) if answers else NextRound
+
+    session = SimpleNamespace(stop=lambda: None)
+    monkeypatch.setattr(applier, "start_spark", lambda *_, scratch: session)
+    monkeypatch.setattr(Stores, "begun", begun)
+    config = BootstrapConfig(data_dir=tmp_path)
+    with pytest.raises(NextRound):
+        run_applier(config, every_s=0.0)
+    assert "apply: s3://lake: SlowDown" in caplog.text
+    assert "Too many open files" in caplog.text
+    answers.append(away)
+    with pytest.raises(BucketError, match="SlowDown"):
+        run_applier(config)
 
 
 def test_an_address_that_is_taken_is_one_clear_error(

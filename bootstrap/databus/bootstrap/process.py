@@ -153,7 +153,8 @@ def run_applier(
     """The applier: one round, or with ``every_s`` round after round with a warm session.
 
     Databases are merged side by side, and one that fails does not stop the others: its error
-    is raised (the first, if there are more) when all are done, or logged with ``every_s``.
+    is raised (the first, if there are more) when all are done, or logged with ``every_s``.  So
+    is a store that does not tell which databases there are.
     ``report`` is called after each merge.  With ``full`` every base is rewritten.
 
     Raises:
@@ -170,7 +171,14 @@ def run_applier(
         try:
             while True:
                 began_s = time.monotonic()
-                errors = apply_round(section, stores.begun(), spark, full=full, report=report)
+                try:
+                    begun = stores.begun()
+                except (DatabusError, OSError) as refused:
+                    if every_s is None:
+                        raise
+                    _LOG.warning("apply: %s", refused)
+                    begun = {}
+                errors = apply_round(section, begun, spark, full=full, report=report)
                 for name, error in errors.items():
                     _LOG.warning("apply of %s: %s", name, error.message)
                 if every_s is None and errors:
