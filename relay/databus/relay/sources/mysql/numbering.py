@@ -23,7 +23,7 @@ from databus.relay.sources.mysql.turns import Turn, is_replicating
 from databus.relay.sources.source import Snapshot
 
 # A commit takes milliseconds; a number that is owned for longer a session has taken for later.
-_COMMITTED_WITHIN_S = 1.0
+_COMMITTED_WITHIN_S = 5.0
 _ASKED_EVERY_S = 0.01
 
 

@@ -148,15 +148,14 @@ class MySqlSource:
             self._connection.close()
             self._connection = None
 
-    def _try_position(self) -> None:
+    def _try_position(self, connection: Connection) -> None:
         """Whether this server could go on where we are."""
         recalled = self._recalled
         if recalled is not None:
             memo = recalled.memo(recalled.after_scn)
-            self._numbering.dump_after(self._query_connection(), self._settings, memo)
+            self._numbering.dump_after(connection, self._settings, memo)
 
-    def _examine(self) -> list[Finding]:
-        connection = self._query_connection()
+    def _examine(self, connection: Connection) -> list[Finding]:
         settings = self._settings
         findings = server_findings(connection, settings)
         if any(finding.fatal for finding in findings):
@@ -170,19 +169,16 @@ class MySqlSource:
             *table_findings(self._catalogue, self._charsets, settings),
         ]
 
-    def _query_connection(self) -> Connection:
-        if self._connection is None:
-            self._connection = Connection(self._settings)
-        return self._connection
-
-    async def _ask(self, question: Callable[[], _T]) -> _T:
+    async def _ask(self, question: Callable[[Connection], _T]) -> _T:
         """Put a question to the server on the shared connection, in a thread.
 
         A connection that failed, or whose question was abandoned, is not used again.
         """
         async with self._lock:
             try:
-                return await asyncio.to_thread(question)
+                if self._connection is None:
+                    self._connection = await asyncio.to_thread(Connection, self._settings)
+                return await asyncio.to_thread(question, self._connection)
             except (SourceUnavailable, asyncio.CancelledError):
                 self._leave()
                 raise
@@ -208,18 +204,14 @@ class MySqlSource:
 
     async def first_scn(self) -> int:
         """The scn of the server's last transaction."""
-        self._beginning = await self._ask(
-            lambda: self._numbering.beginning(self._query_connection())
-        )
+        self._beginning = await self._ask(self._numbering.beginning)
         return self._beginning.scn
 
     async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """All windows after ``after_scn``; see ``Source.stream``."""
         settings = self._settings
         memo = await self._memo_for(after_scn)
-        start = await self._ask(
-            lambda: self._numbering.dump_after(self._query_connection(), settings, memo)
-        )
+        start = await self._ask(lambda c: self._numbering.dump_after(c, settings, memo))
         assert self._charsets is not None, "open() comes before stream()"
         decoder = self._numbering.decoder(settings, self._charsets, self._catalogue, memo)
         decoder.expected, decoder.ends = start.expected, start.ends
@@ -274,7 +266,7 @@ class MySqlSource:
         recalled = self._recalled
         if recalled is not None and recalled.kept is not None and recalled.kept.scn <= after_scn:
             return recalled.memo(after_scn)
-        prepared = await self._ask(lambda: has_prepared(self._query_connection()))
+        prepared = await self._ask(has_prepared)
         memo = recalled.memo(after_scn) if recalled is not None else Memo(after_scn)
         if after_scn == self._beginning.scn:
             began = self._beginning
@@ -372,9 +364,7 @@ class MySqlSource:
         self._catalogue = decoder.known.catalogue
 
     async def _fresh_catalogue(self) -> Catalogue:
-        self._catalogue = await self._ask(
-            lambda: load_catalogue(self._query_connection(), self._settings)
-        )
+        self._catalogue = await self._ask(lambda c: load_catalogue(c, self._settings))
         return self._catalogue
 
     async def ack(self, scn: int) -> None:
@@ -509,9 +499,8 @@ class MySqlSource:
             if finding.fatal and finding.table not in self._stopped.stops
         ]
 
-    def _server_facts(self) -> tuple[dict[str, Any], str, Place]:
+    def _server_facts(self, connection: Connection) -> tuple[dict[str, Any], str, Place]:
         """What is told of the server, which one it is, and where its binlog ends."""
-        connection = self._query_connection()
         files = connection.query("SHOW BINARY LOGS")
         facts = {
             "version": connection.row("SELECT VERSION()")[0],
