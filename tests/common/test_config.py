@@ -91,6 +91,12 @@ def test_two_databases_of_one_name_are_refused() -> None:
         config.parse("[relay]\n" + one + one)
 
 
+def test_a_file_in_another_encoding_is_named_with_the_place(tmp_path: Path) -> None:
+    (tmp_path / "relay.toml").write_bytes("# Größe".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"relay.toml: not UTF-8 at byte 4"):
+        config.load(tmp_path / "relay.toml")
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml: No such file"):
         config.load(tmp_path / "nowhere.toml")

@@ -364,9 +364,11 @@ def load(path: str | Path) -> Config:
         ConfigError: the file cannot be read or a key is wrong; the message names the key.
     """
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from error
     return parse(text, str(path), Path(path).resolve().parent)
 
 
