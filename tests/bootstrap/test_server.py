@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 
 from databus.bootstrap import gaps, sending, stream
 from databus.bootstrap import server as server_module
+from databus.bootstrap.log import HotLog
 from databus.bootstrap.openapi import ENDPOINTS
 from databus.bootstrap.runs import RunKind
-from databus.bootstrap.served import OpenLogs
+from databus.bootstrap.served import OpenLogs, ServedDatabase
 from databus.bootstrap.server import bootstrap_app, serve_bootstrap
 from databus.common import checkpoint as checkpoints
 from databus.common.checkpoint import (
@@ -435,3 +437,31 @@ def test_every_route_is_described_and_nothing_else_is(tmp_path: Path) -> None:
         if route.resource is not None and route.method != "HEAD"
     }
     assert routes == {(one.method, one.path) for one in ENDPOINTS}
+
+
+@pytest.mark.parametrize(
+    ("path", "document"),
+    [("/v1/databases", "range_document"), ("/v1/status", "status_document")],
+)
+async def test_a_database_that_begins_while_the_others_are_listed_fails_no_list(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, path: str, document: str
+) -> None:
+    bench.bind()
+    shown = getattr(ServedDatabase, document)
+
+    def showing(database: ServedDatabase) -> Any:
+        """In a thread: another request finds a database that has just begun."""
+        other = HotLog(bench.data_dir / "other" / "log")
+        other.bind("other", CLOCK, START)
+        other.close()
+        with urllib.request.urlopen(f"{bench.url}/v1/other/targetSCN") as answer:
+            assert answer.status == 200
+        return shown(database)
+
+    monkeypatch.setattr(ServedDatabase, document, showing)
+    status, listed = await bench.get(path)
+    assert status == 200, listed
+    assert [one["name"] for one in listed["databases"]] == ["shop"]
+    monkeypatch.undo()
+    _, listed = await bench.get(path)
+    assert [one["name"] for one in listed["databases"]] == ["shop", "other"]

@@ -77,7 +77,7 @@ class BootstrapServer:
             if name not in self._databases:
                 store = self._stores.store(name)
                 self._databases[name] = ServedDatabase(name, folder, self.logs, store)
-        return self._databases
+        return dict(self._databases)  # another request may add one meanwhile
 
     def routes(self) -> Iterator[web.AbstractRouteDef]:
         """What the server answers to."""
