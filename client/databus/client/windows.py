@@ -24,8 +24,8 @@ T = TypeVar("T")
 _BATCH_EVENTS = 4096
 _LOOK_AGAIN_S = 0.05
 _ENDED = (
-    "the iteration has ended: what was not in memory of its last window cannot be read, and nothing "
-    "be committed; commit a window within the loop"
+    "the iteration has ended: what was not in memory of its last window cannot be read, and "
+    "nothing be committed; commit a window within the loop"
 )
 
 
