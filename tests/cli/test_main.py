@@ -19,6 +19,7 @@ from databus.common.errors import (
     PreflightFailed,
     ServerUnavailable,
 )
+from tests.support.broken_body import breaking_off
 
 COMMANDS = ("relay", "bootstrap", "apply", "check", "tail", "dump", "status", "demo", "inspect")
 INSPECTIONS = ("ring", "log", "runs", "checkpoint")
@@ -159,6 +160,11 @@ def test_nobody_listening_is_one_line_with_the_address_and_exit_code_1(
     url = f"http://127.0.0.1:{free_port()}"
     done = databus(*(word.format(url) for word in words))
     assert_one_clear_line(done, 1, "server_unavailable", url, "Connection refused")
+
+
+def test_an_error_answer_that_breaks_off_is_one_line_with_the_address(databus: Any) -> None:
+    with breaking_off(503) as url:
+        assert_one_clear_line(databus("status", url), 1, "server_unavailable", url, "answered 503")
 
 
 def test_status_shows_the_error_of_every_server_that_does_not_answer(

@@ -37,7 +37,10 @@ def call(url: str, *, method: str = "GET", body: dict[str, Any] | None = None) -
 
 
 def _problem(url: str, error: urllib.error.HTTPError) -> DatabusError:
-    text = error.read()
+    try:
+        text = error.read()
+    except (OSError, http.client.HTTPException):  # it broke off
+        text = b""
     try:
         return from_problem(json.loads(text))
     except (ValueError, AttributeError):

@@ -41,6 +41,7 @@ from databus.common.errors import (
     LogTooYoung,
     ScnTooOld,
     ServerUnavailable,
+    StoreError,
     UnknownSource,
     from_problem,
 )
@@ -97,7 +98,8 @@ class TableReader:
         I2. No row is handed out of an answer that did not come to its end.
 
     Owner: one thread.
-    Raises: the errors of the tree; ServerUnavailable when no server answered for ``give_up_s``.
+    Raises: the errors of the tree; ServerUnavailable when no server answered for ``give_up_s``,
+        StoreError at once where the spool's disk is full.
     """
 
     def __init__(self, address: TableAddress) -> None:
@@ -308,10 +310,16 @@ class Spool:
     """Frames of one table in a temporary file, in the order they came.
 
     ``folds``: partial updates are to be put together with what they change.
+
+    Raises: StoreError where the disk does not take them.
     """
 
     def __init__(self, source_id: int, *, folds: bool) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        # Without a buffer: nothing is left to be written when it is read or closed.
+        try:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise StoreError(f"no temporary file can be made: {error}") from error
         self._source_id = source_id
         self._lengths: list[int] = []
         self._upto: Position | None = None
@@ -362,7 +370,15 @@ class Spool:
             self._add(b"".join(view[at : at + length] for at, length in pairs))
 
     def _add(self, data: bytes) -> None:
-        self._file.write(data)
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            # An OSError would pass for one of the connection, and the answer be asked for again.
+            raise StoreError(
+                f"{tempfile.gettempdir()} does not take the {len(data)} bytes of an answer: {error}"
+            ) from error
         self._lengths.append(len(data))
 
     def blocks(
@@ -459,8 +475,12 @@ def _check_clock(theirs: str | None, ours: str) -> None:
 
 
 def _failure(server: str, error: urllib.error.HTTPError) -> DatabusError:
-    text = error.read()
-    error.close()
+    try:
+        text = error.read()
+    except (http.client.HTTPException, OSError) as broken:
+        return ServerUnavailable(f"{server} answered {error.code} and broke off: {broken}")
+    finally:
+        error.close()
     try:
         return from_problem(json.loads(text))
     except (ValueError, AttributeError):
