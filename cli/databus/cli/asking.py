@@ -24,6 +24,7 @@ from databus.common.errors import (
 
 _ENDED = ("completed", "failed", "cancelled")
 _POLL_S = 0.3
+_GIVE_UP_S = 60.0
 
 
 async def check(config: Config) -> None:
@@ -110,7 +111,7 @@ def _watch(place: str, dump: dict[str, Any]) -> None:
                 pace=_pace(progress),
             )
             time.sleep(_POLL_S)
-            dump = call(place)
+            dump = _asked_until_answered(place)
     print(_dump_line(dump))
     missing = dump.get("missing") or []
     if missing:
@@ -118,6 +119,29 @@ def _watch(place: str, dump: dict[str, Any]) -> None:
         print(f"no row has the key {', '.join(map(str, missing[:10]))}{others}")
     if dump["state"] != "completed":
         raise DumpFailed(f"dump {dump['id']} is {dump['state']}: {dump.get('error')}")
+
+
+def _asked_until_answered(place: str) -> dict[str, Any]:
+    """The dump; a relay that does not answer, as while its worker starts anew, is asked again.
+
+    Raises:
+        ServerUnavailable: it has not answered for ``_GIVE_UP_S``.
+    """
+    deadline_s = time.monotonic() + _GIVE_UP_S
+    while True:
+        try:
+            return call(place)
+        except DatabusError as error:
+            if not error.retry:
+                raise
+            if time.monotonic() >= deadline_s:
+                dumps, _, dump = place.rpartition("/dumps/")
+                raise ServerUnavailable(
+                    f"{error.message}; it has been asked for {_GIVE_UP_S:g} s. The dump goes on "
+                    f"when its relay does; look at it with: databus dump "
+                    f"{dumps.replace('/v1/', '/')} --watch {dump}"
+                ) from error
+        time.sleep(_POLL_S)
 
 
 def _pace(progress: dict[str, Any]) -> str:
