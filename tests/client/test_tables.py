@@ -40,7 +40,7 @@ async def test_a_full_disk_is_an_error_at_once_and_not_a_server_that_fails(
     monkeypatch.setattr(
         tempfile,
         "TemporaryFile",
-        lambda **_: Path("/dev/full").open("r+b", buffering=0),
+        lambda **_: Path("/dev/full").open("r+b", buffering=0),  # noqa: SIM115 - the spool closes it
     )
     with pytest.raises(StoreError, match="No space left on device"):
         await asyncio.to_thread(read, server.url)
