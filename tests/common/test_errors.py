@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from databus.common import errors
 
 CODES = Path(__file__).parents[1] / "golden" / "v1" / "error_codes.txt"
@@ -36,3 +38,22 @@ def test_an_error_comes_back_from_its_problem_document() -> None:
 def test_an_unknown_code_gives_the_root_class_with_its_text() -> None:
     back = errors.from_problem({"code": "from_the_future", "detail": "what"})
     assert type(back) is errors.DatabusError and back.message == "what"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (404, b'{"code": "scn_too_old", "detail": "gone"}', errors.ScnTooOld),
+        (502, b"<html>Bad Gateway</html>", errors.ServerUnavailable),
+        (429, b"[]", errors.ServerUnavailable),
+        (400, b"\xff", errors.BadRequest),
+        (404, b'{"title": "of somebody else"}', errors.BadRequest),
+    ],
+)
+def test_an_answer_is_its_problem_or_its_status(
+    status: int, body: bytes, kind: type[errors.DatabusError]
+) -> None:
+    error = errors.from_answer("http://relay/v1", status, body)
+    assert type(error) is kind
+    if kind is not errors.ScnTooOld:
+        assert error.message.startswith(f"http://relay/v1 answered {status}: ")

@@ -16,7 +16,7 @@ from databus.bootstrap.ranges import FrameRange, Starts, changes_from, state_fro
 from databus.bootstrap.served import ServedDatabase
 from databus.common import frame
 from databus.common.checkpoint import ORIGIN, Position, decode_position
-from databus.common.errors import DatabusError, ServerUnavailable, from_problem
+from databus.common.errors import ServerUnavailable, from_answer, from_problem
 from databus.common.filters import StreamFilter
 from databus.common.formats import FRAMES_TYPE
 from databus.common.frame import FIRST_CONTROL_OP, FrameSplitter, Op
@@ -81,7 +81,7 @@ class HttpPeer:
                 method, url, json=body, params=query, headers=headers
             ) as answer:
                 if answer.status >= 400:
-                    raise _problem(await answer.read(), url, answer.status)
+                    raise from_answer(url, answer.status, await answer.read())
                 yield answer
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
@@ -100,13 +100,6 @@ class HttpPeer:
         if not isinstance(found, dict):
             raise ServerUnavailable(f"{self.url}/{path} answered {str(found)[:100]}, no object")
         return found
-
-
-def _problem(text: bytes, url: str, status: int) -> DatabusError:
-    try:
-        return from_problem(json.loads(text))
-    except (ValueError, TypeError, KeyError):
-        return ServerUnavailable(f"{url} answered {status}: {text[:200]!r}")
 
 
 class ServedCopy:

@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from databus.common.errors import BadRequest, DatabusError, ServerUnavailable, from_problem
+from databus.common.errors import BadRequest, DatabusError, ServerUnavailable, from_answer
 
 _TIMEOUT_S = 10.0
 
@@ -41,10 +41,7 @@ def _problem(url: str, error: urllib.error.HTTPError) -> DatabusError:
         text = error.read()
     except (OSError, http.client.HTTPException):  # it broke off
         text = b""
-    try:
-        return from_problem(json.loads(text))
-    except (ValueError, AttributeError):
-        return ServerUnavailable(f"{url} answered {error.code}: {text[:200]!r}")
+    return from_answer(url, error.code, text)
 
 
 def _object(url: str, text: bytes) -> dict[str, Any]:

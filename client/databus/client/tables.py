@@ -43,6 +43,7 @@ from databus.common.errors import (
     ServerUnavailable,
     StoreError,
     UnknownSource,
+    from_answer,
     from_problem,
 )
 from databus.common.frame import FIRST_CONTROL_OP, Flag, FrameColumns, FrameSplitter, Op
@@ -481,8 +482,4 @@ def _failure(server: str, error: urllib.error.HTTPError) -> DatabusError:
         return ServerUnavailable(f"{server} answered {error.code} and broke off: {broken}")
     finally:
         error.close()
-    try:
-        return from_problem(json.loads(text))
-    except (ValueError, AttributeError):
-        words = f"{server} answered {error.code}: {text[:200].decode(errors='replace')}"
-        return ServerUnavailable(words) if error.code >= 500 else BadRequest(words)
+    return from_answer(server, error.code, text)

@@ -21,7 +21,7 @@ from databus.common.errors import (
     DatabusError,
     FormatError,
     ServerUnavailable,
-    from_problem,
+    from_answer,
 )
 from databus.common.query import CLIENT_HEADER
 from databus.common.schema import SourceSchema
@@ -199,16 +199,7 @@ async def _failure(server: str, path: str, response: aiohttp.ClientResponse) -> 
         text = await response.content.read(_PROBLEM_BYTES)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         return ServerUnavailable(f"{server} broke off: {_reason(error)}")
-    try:
-        problem = json.loads(text)
-    except ValueError:
-        problem = None
-    if isinstance(problem, dict) and "code" in problem:
-        return from_problem(problem)
-    message = f"{server}{path} answered {response.status}: {text[:200].decode(errors='replace')}"
-    if response.status >= 500 or response.status == 429:
-        return ServerUnavailable(message)
-    return BadRequest(message)
+    return from_answer(f"{server}{path}", response.status, text)
 
 
 def _reason(error: BaseException) -> str:

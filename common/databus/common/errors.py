@@ -8,6 +8,7 @@ document (RFC 9457) whose ``code`` picks the class again on the other side.
 
 from __future__ import annotations
 
+import json
 from typing import Any, ClassVar
 
 
@@ -298,3 +299,18 @@ def from_problem(problem: dict[str, Any]) -> DatabusError:
     cls = registry().get(str(problem.get("code")), DatabusError)
     details = {key: value for key, value in problem.items() if key not in _PROBLEM_KEYS}
     return cls(str(problem.get("detail", problem.get("title", "no detail given"))), **details)
+
+
+def from_answer(url: str, status: int, body: bytes) -> DatabusError:
+    """The error that an HTTP answer stands for: its problem, or its status where it has none.
+
+    A status of 5xx, or 429, may pass; what any other one refuses is the request.
+    """
+    try:
+        problem = json.loads(body)
+    except ValueError:
+        problem = None
+    if isinstance(problem, dict) and "code" in problem:
+        return from_problem(problem)
+    said = f"{url} answered {status}: {body[:200].decode(errors='replace')}"
+    return ServerUnavailable(said) if status >= 500 or status == 429 else BadRequest(said)

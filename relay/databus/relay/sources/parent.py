@@ -17,10 +17,10 @@ import numpy as np
 
 from databus.common.checkpoint import Position
 from databus.common.errors import (
-    BadRequest,
     DatabusError,
     FormatError,
     ServerUnavailable,
+    from_answer,
     from_problem,
 )
 from databus.common.formats import FRAMES_TYPE
@@ -251,20 +251,7 @@ class Parent:
             text = await response.content.read(_PROBLEM_BYTES)
         except (aiohttp.ClientError, OSError):
             text = b""
-        return refusal_of(str(response.url), response.status, text)
-
-
-def refusal_of(url: str, status: int, body: bytes) -> DatabusError:
-    """What an answer means that is none: its problem, or its status where it holds no problem."""
-    try:
-        problem = json.loads(body)
-    except ValueError:
-        problem = None
-    if isinstance(problem, dict) and "code" in problem:
-        return from_problem(problem)
-    said = f"{url} answered {status}"
-    is_passing = status >= 500 or status == 429
-    return ServerUnavailable(said) if is_passing else BadRequest(said)
+        return from_answer(str(response.url), response.status, text)
 
 
 def _reason(error: BaseException) -> str:

@@ -27,9 +27,10 @@ from databus.common.errors import (
     SourcePositionLost,
     SourceUnavailable,
     UnknownSchema,
+    from_answer,
 )
 from databus.common.schema import SourceSchema
-from databus.relay.sources.parent import Following, Parent, Received, Registration, refusal_of
+from databus.relay.sources.parent import Following, Parent, Received, Registration
 from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding, TableSize
 
 DEFAULT_PORT = 8700
@@ -335,7 +336,7 @@ class RelaySource:
         parent, body = self._parent, json.dumps(position.to_json()).encode()
         status, answer = await parent.forward(self._connections(), "POST", "/release", body)
         if status >= 400:
-            raise refusal_of(parent.url, status, answer)
+            raise from_answer(parent.url, status, answer)
         self._released = told  # Not before: what it did not take it is told again.
 
     async def ack(self, scn: int) -> None:
