@@ -68,7 +68,10 @@ async def test_answers_hold_what_their_schemas_require(tmp_path: Path) -> None:
     async with live.served(), aiohttp.ClientSession() as http:
         async with http.get(f"{live.url}/v1/openapi.json") as answer:
             assert await answer.json() == document()
-        described = [e for e in ENDPOINTS if e.method == "GET" and "dumps" not in e.path]
+        fetchers = ("dumps", "tables")  # no fetcher answers here
+        described = [
+            e for e in ENDPOINTS if e.method == "GET" and not any(n in e.path for n in fetchers)
+        ]
         assert len(described) > 8
         for endpoint in described:
             path = re.sub(r"{\w+}", "shop", endpoint.path)

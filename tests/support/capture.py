@@ -14,6 +14,7 @@ from databus.common.config import DatabaseConfig
 from databus.common.frame import Op
 from databus.relay.fetcher import Fetcher, Pace
 from databus.relay.registry import RegistryReader
+from databus.relay.resync import ResyncPace
 from tests.support.relay_process import ring_frames
 from tests.support.waiting import eventually
 
@@ -24,11 +25,12 @@ PACE = Pace(
     backoff_first_s=0.02,
     backoff_most_s=0.2,
     failed_retry_s=0.2,
+    resync=ResyncPace(alone_s=0.1, accompanied_s=60.0, first_pause_s=0.1),
 )
 
 
 def database_config(name: str, url: str, *sources: str, **settings: Any) -> DatabaseConfig:
-    """A ``[[database]]`` that is synced, and so acknowledged, often."""
+    """A ``[[database]]`` that is synced often, and has suspended tables left to the test."""
     return DatabaseConfig.model_validate(
         {
             "name": name,
@@ -36,6 +38,7 @@ def database_config(name: str, url: str, *sources: str, **settings: Any) -> Data
             "sources": sources,
             "ring_bytes": "32MiB",
             "sync_every": 0.05,
+            "resync": "manual",
             "options": settings,
         }
     )

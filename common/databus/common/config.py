@@ -179,6 +179,8 @@ class DatabaseConfig(_Model):
     The rules for columns and operations are told in docs/columns.md; ``keys`` names the key
     columns, "*" for all, of tables that have no key of their own.  ``retention`` is how long a
     window is served after its commit, where ``ring_bytes`` would keep it longer.
+    ``resync`` says whether a suspended table is resynchronised automatically, or only after an
+    operator has confirmed it.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
@@ -202,6 +204,7 @@ class DatabaseConfig(_Model):
     )
     ring_bytes: Bytes = Field(default=256 << 20, ge=64 << 10)
     retention: Seconds | None = Field(default=None, gt=0)
+    resync: Literal["auto", "manual"] = "auto"
     sync_every: Seconds = 0.5
     options: dict[str, str | int | float | bool] = Field(default_factory=dict)
 

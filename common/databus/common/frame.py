@@ -45,6 +45,7 @@ class Op(enum.IntEnum):
     CHECKPOINT = 67
     ERROR = 68
     SPAN = 69
+    TABLE_STATE = 70
 
 
 FIRST_CONTROL_OP = 64
@@ -64,6 +65,7 @@ CONTROL_NAMES: dict[int, str] = {
     Op.CHECKPOINT: "checkpoint",
     Op.ERROR: "error",
     Op.SPAN: "span",
+    Op.TABLE_STATE: "table_state",
 }
 
 

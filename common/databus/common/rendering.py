@@ -128,4 +128,6 @@ class Renderer:
             return {"control": name, **content}
         if frame.op == Op.CHECKPOINT:
             return {"control": name, "checkpoint": content}
+        if frame.op == Op.TABLE_STATE:
+            return {"control": name, **content, **place}
         return {"control": name, "source": content["source"], **place, "schema": content}

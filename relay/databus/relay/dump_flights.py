@@ -33,6 +33,7 @@ from databus.relay.dumps import (
     TableProgress,
 )
 from databus.relay.intake import Intake
+from databus.relay.resync import Resync
 from databus.relay.sources.source import Chunk, ChunkRequest, Source, WatermarkingSource
 from databus.relay.watermark import ChunkWindow, ReadAgain, Ready, Waiting
 
@@ -81,6 +82,10 @@ class DumpHost(Protocol):
 
     async def make_durable(self) -> None:
         """Sync the ring, then call ``DumpRunner.settle`` for what was emitted before."""
+
+    @property
+    def tables(self) -> Resync:
+        """The tables that are not followed: whole dumps of them resynchronise them."""
 
     async def save_dumps(self) -> None:
         """Put the dumps' records on disk."""

@@ -20,7 +20,15 @@ from databus.common.errors import (
 from databus.common.filters import matches
 from databus.relay.dump_flights import DumpHost, Emission, TableDump
 from databus.relay.dump_progress import Progress
-from databus.relay.dumps import ACTIVE, KEPT_MISSING, Dump, DumpBook, DumpState, TableProgress
+from databus.relay.dumps import (
+    ACTIVE,
+    FINISHED,
+    KEPT_MISSING,
+    Dump,
+    DumpBook,
+    DumpState,
+    TableProgress,
+)
 from databus.relay.sources.source import Source, WatermarkingSource
 
 _log = logging.getLogger(__name__)
@@ -86,6 +94,8 @@ class DumpRunner:
                 await self._fail(dump, InternalError(f"{type(error).__name__}: {error}"))
             finally:
                 self.progress.rest(dump)
+            if dump.state in FINISHED:
+                self._host.tables.dump_ended(dump)
 
     async def _fail(self, dump: Dump, error: DatabusError) -> None:
         _log.error("dump %s failed: %s", dump.id, error.message)
@@ -123,7 +133,8 @@ class DumpRunner:
         await self._host.save_dumps()
 
     async def _plan(self, dump: Dump, source: Source) -> list[TableProgress]:
-        names = [schema.source for schema in await source.schemas()]
+        schemas = {schema.source: schema for schema in await source.schemas()}
+        names = list(schemas)
         if dump.watermark_table is not None:
             if not isinstance(source, WatermarkingSource):
                 raise DumpFailed("this source writes no watermarks; leave watermark_table out")
@@ -146,6 +157,8 @@ class DumpRunner:
             return [TableProgress(wanted[0], estimated_rows=len(dump.keys))]
         tables = []
         for name in wanted:
+            if dump.where is None:
+                await self._host.tables.before_dump(dump, source, schemas[name])
             upto, size = await source.largest_key(name), await source.table_size(name)
             # Empty when the dump began: whatever comes later is in the stream.
             tables.append(

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import random
-import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from databus.common.checkpoint import SEQ_END, Position
+from databus.common.checkpoint import Position
 from databus.common.config import DatabaseConfig, RelayConfig
 from databus.common.errors import (
-    BadRequest,
     ConfigError,
     DatabusError,
     InternalError,
@@ -37,6 +34,7 @@ from databus.common.errors import (
 from databus.relay.dump_runner import DumpRunner
 from databus.relay.dumps import ACTIVE, Dump, DumpBook
 from databus.relay.fetcher_api import FetcherApi
+from databus.relay.fetcher_process import serve_until_told
 from databus.relay.fetcher_status import FetcherState, FetcherStatus
 from databus.relay.gathering import Gathering
 from databus.relay.handover import take_over
@@ -44,6 +42,9 @@ from databus.relay.intake import Intake
 from databus.relay.layout import DatabaseFolder, replace_file
 from databus.relay.recent import RecentBatches
 from databus.relay.registry import Registry
+from databus.relay.release import release
+from databus.relay.resync import Resync, ResyncPace
+from databus.relay.resync_requests import states_of
 from databus.relay.ring import Ring
 from databus.relay.ring_format import RING_NAME
 from databus.relay.sources.catalogue import create_source
@@ -56,7 +57,9 @@ from databus.relay.sources.source import (
     RelayingSource,
     RememberingSource,
     Source,
+    SuspendingSource,
 )
+from databus.relay.sources.stops import Stop
 from databus.relay.wakeup import WakeupSender
 
 SWITCH_INTERVAL_S = 0.0005
@@ -74,6 +77,7 @@ class Pace:
     backoff_first_s: float = 0.1
     backoff_most_s: float = 10.0
     failed_retry_s: float = 30.0
+    resync: ResyncPace = field(default_factory=ResyncPace)
 
 
 class Fetcher:
@@ -105,11 +109,11 @@ class Fetcher:
         self.folder.path.mkdir(parents=True, exist_ok=True)
         self.status = FetcherStatus(config, self.folder)
         self.intake: Intake | None = None
-        self.book = self._open_book()
+        self._pace = pace or Pace()
+        self.book, self.tables = self._open_books()
         self.dumps = DumpRunner(self.book, self)
         self._wakeup = wakeup or WakeupSender()
         self._make_source = make_source
-        self._pace = pace or Pace()
         self._jitter = jitter or random.Random()
         self._registry: Registry | None = None
         self._source: Source | None = None
@@ -129,9 +133,10 @@ class Fetcher:
         self._asked_scn = -1
         self._status_due = asyncio.Event()
 
-    def _open_book(self) -> DumpBook:
+    def _open_books(self) -> tuple[DumpBook, Resync]:
         try:
-            return DumpBook(self.folder.dumps)
+            resync = Resync(self.config, self.folder.tables, self, self._pace.resync)
+            return DumpBook(self.folder.dumps), resync
         except DatabusError as error:
             self.status.enter(FetcherState.FAILED, error)
             self.status.write(self.status.document(None, {}))
@@ -155,7 +160,7 @@ class Fetcher:
             await api.start()
             loops = (
                 self._capture_loop, self._sync_loop, self._ask_loop, self._status_loop,
-                self.dumps.run,
+                self.dumps.run, self.tables.run,
             )  # fmt: skip
             tasks = [asyncio.create_task(loop()) for loop in loops]
             stopping = asyncio.create_task(self._wait_stop())
@@ -243,6 +248,8 @@ class Fetcher:
                 intake = self.intake
                 intake.ring.require_clock(source.clock)
             intake.registry.add(await source.schemas())
+            if isinstance(source, RelayingSource):
+                self.tables.parents(await states_of(source))
             self._source, self._acked_scn = source, -1
             gathering = Gathering()
             async with contextlib.aclosing(_stream(source, intake)) as batches:
@@ -305,6 +312,9 @@ class Fetcher:
             self._appended_s = time.monotonic()
         took = intake.take(batch)
         self._memo = batch.memo or self._memo
+        if self._is_relaying:
+            self.tables.relayed(batch.data)
+        took |= self.tables.took(intake, batch.schemas)
         if took:
             self._wakeup.wake()
         elif self._wants_idle_window(intake):
@@ -348,21 +358,9 @@ class Fetcher:
             BadRequest: the ring is not in block mode, or has not come as far.
             ScnTooOld: it was released before, and is gone.
         """
-        intake = self.intake
-        if intake is None or not intake.ring.blocks:
-            raise BadRequest(
-                f"{self.config.name} is not in block mode: nothing waits for a release; "
-                "only a ring that another relay fills, with url = relay+http://.. and "
-                "options = { block = true } when it is made, waits"
-            )
-        state = intake.ring.state
-        if position > Position(state.max.scn, SEQ_END):
-            raise BadRequest(f"{position} was never served: the newest frame is {state.max}")
-        with Ring.open_reader(self.folder.path) as reader:
-            place = reader.find(position)
-        intake.ring.release(place)
+        released = release(self.intake, self.config, self.folder, position)
         self._released.set()
-        return {"prev": state.prev.to_json(), "max": state.max.to_json()}
+        return released
 
     # -- durability --
 
@@ -391,12 +389,17 @@ class Fetcher:
         async with self._sync_lock:
             intake, emitted = self.intake, self.dumps.emitted
             memo = self._memo.encode() if self._memo is not None else self._kept_memo
+            tables = self.tables.unwritten()
             if intake is None:
                 return
             tail, complete = intake.ring.state.tail, intake.complete
             if tail != self._synced_tail:
                 self._durable = await asyncio.to_thread(intake.ring.sync)
                 self._synced_tail = tail
+            if tables is not None:
+                # Before the memo: a table that the source reads again is still named in here.
+                await asyncio.to_thread(self.tables.book.keep, tables)
+                self.tables.written(tables)
             if memo != self._kept_memo:
                 # Not before the ring: the memo must not be ahead of it.
                 await asyncio.to_thread(replace_file, self.folder.memo, memo.encode(), durable=True)
@@ -440,6 +443,7 @@ class Fetcher:
         if source is None or intake is None or not self._streaming.is_set():
             raise ServerUnavailable(f"the source of {self.config.name} is not connected now")
         low = intake.complete
+        self.tables.touch(request.source)
         chunk = await source.read_chunk(request)
         self._asked_scn = max(self._asked_scn, chunk.snapshot.high)
         return low, chunk
@@ -475,6 +479,18 @@ class Fetcher:
         self.dumps.poke()
         await self.save_dumps()
 
+    def suspended(self) -> Mapping[str, Stop] | None:
+        """The tables that the source suspends now; None while it is not connected."""
+        source = self._source
+        if source is None:
+            return None
+        return source.suspended() if isinstance(source, SuspendingSource) else {}
+
+    async def start_dump(self, dump: Dump) -> None:
+        """Put a dump into the queue."""
+        self.book.add(dump)
+        await self.dumps_changed()
+
     def origin(self) -> RelayingSource | None:
         """Who runs this database's dumps instead of us; None where they are run here."""
         if not self._is_relaying:
@@ -495,7 +511,8 @@ class Fetcher:
 
     def status_document(self) -> dict[str, Any]:
         """The live status."""
-        return self.status.document(self.intake, self.dumps.counts())
+        document = self.status.document(self.intake, self.dumps.counts())
+        return {**document, "tables": self.tables.document()}
 
     def dump_document(self, dump: Dump) -> dict[str, Any]:
         """A dump as it is served, and what it waits for while the stream is off."""
@@ -555,24 +572,6 @@ def _stream(source: Source, intake: Intake) -> AsyncGenerator[Batch, None]:
     return source.stream(intake.resume())
 
 
-async def _serve(fetcher: Fetcher) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, fetcher.stop)
-    settling = asyncio.create_task(settle_heap(fetcher))
-    try:
-        await fetcher.run()
-    finally:
-        settling.cancel()
-
-
-async def settle_heap(fetcher: Fetcher) -> None:
-    """What the modules and the compiled kernels have left is walked over by no collection any
-    more: it is for good, and each walk would hold up the stream for a tenth of a second."""
-    await fetcher.connected()
-    gc.freeze()  # without a collection before, which would be such a walk
-
-
 def main(arguments: list[str]) -> int:
     """The fetcher's process; the relay's supervisor starts it."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -585,7 +584,7 @@ def main(arguments: list[str]) -> int:
         wakeup = WakeupSender(handover.wakeup_fds)
 
         async def serve() -> None:
-            await _serve(Fetcher(config, relay.data_dir, wakeup=wakeup))
+            await serve_until_told(Fetcher(config, relay.data_dir, wakeup=wakeup))
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve())

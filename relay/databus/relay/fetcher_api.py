@@ -16,6 +16,8 @@ from databus.common.http import PROBLEM_TYPE, Handler, json_body, json_response,
 from databus.relay.chunk_reads import CHUNK_TYPE, pack_answer, parse_question
 from databus.relay.dumps import FINISHED, Dump, DumpBook, DumpState, change_dump, new_dump
 from databus.relay.layout import DatabaseFolder, SocketName
+from databus.relay.resync import Resync
+from databus.relay.resync_requests import change_table
 from databus.relay.sources.source import Chunk, ChunkRequest, RelayingSource
 
 
@@ -25,6 +27,10 @@ class Fetching(Protocol):
     @property
     def book(self) -> DumpBook:
         """The dumps."""
+
+    @property
+    def tables(self) -> Resync:
+        """The tables that are not followed."""
 
     @property
     def skipped_operations(self) -> tuple[str, ...]:
@@ -81,6 +87,8 @@ class FetcherApi:
         for prefix in ("", "/v1/{db}"):
             yield web.post(f"{prefix}/release", self._release)
             yield web.post(f"{prefix}/chunks", self._at_origin(self._chunk))
+            yield web.get(f"{prefix}/tables", self._at_origin(self._tables))
+            yield web.post(f"{prefix}/tables", self._at_origin(self._change_table))
             yield web.get(f"{prefix}/dumps", self._at_origin(self._list))
             yield web.post(f"{prefix}/dumps", self._at_origin(self._create))
             yield web.get(f"{prefix}/dumps/{{id}}", self._at_origin(self._one))
@@ -96,6 +104,8 @@ class FetcherApi:
                 return await handler(request)
             if handler == self._chunk:
                 path, kind = "/chunks", CHUNK_TYPE
+            elif handler in (self._tables, self._change_table):
+                path, kind = "/tables", "application/json"
             else:
                 dump_id = request.match_info.get("id")
                 path = f"/dumps/{quote(dump_id, safe='')}" if dump_id else "/dumps"
@@ -127,6 +137,13 @@ class FetcherApi:
                 'a release is {"scn": N, "seq": N}: the reader has everything up to there'
             )
         return json_response(self._fetching.release(Position(scn, seq)))
+
+    async def _tables(self, request: web.Request) -> web.Response:
+        return json_response({"tables": self._fetching.tables.document()})
+
+    async def _change_table(self, request: web.Request) -> web.Response:
+        answer = change_table(self._fetching.tables, await json_body(request))
+        return json_response({**answer, "tables": self._fetching.tables.document()})
 
     async def _list(self, request: web.Request) -> web.Response:
         return json_response(

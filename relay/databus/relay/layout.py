@@ -38,6 +38,11 @@ class DatabaseFolder:
         return self.path / "dumps.json"
 
     @property
+    def tables(self) -> Path:
+        """The tables that are not followed, as far as that is on disk in the ring."""
+        return self.path / "tables.json"
+
+    @property
     def open_window(self) -> Path:
         """What stood before a window that readers have seen a part of; see ``Intake``."""
         return self.path / "window.json"

@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from databus.common.table_state import CaptureState
 from databus.relay.clients import read_clients
 from databus.relay.served import ServedDatabase
 from databus.relay.tallies import read_tallies
@@ -52,6 +53,7 @@ class RelayCollector(Collector):
         yield from self._rings()
         yield from self._fetchers()
         yield from self._dumps()
+        yield from self._tables()
 
     def _tallies(self) -> Iterator[Metric]:
         sums = {
@@ -142,6 +144,20 @@ class RelayCollector(Collector):
             if isinstance(lag_us, int | float):
                 lag.add_metric([database.name], lag_us / 1e6)
         yield from (up, lag, retained, safe, warnings)
+
+    def _tables(self) -> Iterator[Metric]:
+        """One for each captured table: 1 for the state that it is in."""
+        family = GaugeMetricFamily(
+            "databus_relay_table_state",
+            "1 for the state of a captured table: followed, suspended, resynchronising.",
+            labels=["database", "table", "state"],
+        )
+        for database in self.databases:
+            database.refresh_schemas()
+            states = {name: str(CaptureState.FOLLOWED) for name in database.schemas.sources}
+            for name, state in {**states, **database.table_states()}.items():
+                family.add_metric([database.name, name, state], 1)
+        yield family
 
     def _dumps(self) -> Iterator[Metric]:
         states = GaugeMetricFamily(

@@ -22,7 +22,9 @@ from databus.common.errors import (
 from databus.common.formats import FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE
 from databus.common.openapi import INTEGER, POSITION, TEXT, Endpoint, whole_object
 from databus.common.query import SOURCES
+from databus.common.table_state import CaptureState
 from databus.relay.chunk_reads import CHUNK_TYPE, CONTENTS
+from databus.relay.resync_requests import ACTIONS
 from databus.relay.stream_request import COLUMNS, STREAM_PARAMETERS
 
 _RANGE = {
@@ -41,6 +43,7 @@ _SOURCE = {
     "source_id": INTEGER,
     "fingerprint": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
     "version": INTEGER,
+    "state": {"type": "string", "enum": [str(state) for state in CaptureState]},
 }
 _RELEASE = {"type": "object", "required": ["scn"], "properties": POSITION["properties"]}
 _DUMP = {
@@ -112,6 +115,31 @@ _CHUNK_REQUEST = {
     },
     "additionalProperties": False,
 }
+_TABLE = {
+    "source": TEXT,
+    "state": {"type": "string", "enum": [str(state) for state in CaptureState]},
+    "since_scn": INTEGER,
+    "reason": TEXT,
+    "cure": TEXT,
+    "by": TEXT,
+    "dump": TEXT,
+    "tries": INTEGER,
+    "again_us": INTEGER,
+}
+_TABLE_REQUEST = {
+    "type": "object",
+    "required": ["action"],
+    "properties": {
+        "action": {"type": "string", "enum": list(ACTIONS)},
+        "source": TEXT,
+        "by": TEXT,
+        "sources": {"type": "array", "items": TEXT},
+        "reason": TEXT,
+        "is_operator": {"type": "boolean"},
+        "for_good": {"type": "boolean"},
+    },
+    "additionalProperties": False,
+}
 _HEADERS = {
     "Databus-Clock": "Identity of the stream's clock.",
     "Databus-Prev": "SCN:SEQ just before the oldest event; the oldest start point served.",
@@ -132,7 +160,7 @@ def _list(name: str, properties: dict[str, Any]) -> dict[str, Any]:
 _DATABASE = (UnknownDatabase, SourceUnavailable)
 _DUMPS = (UnknownDatabase, ServerUnavailable)
 _SCHEMA = {**_SOURCE, "schema": {"type": "object"}}
-del _SCHEMA["name"]
+del _SCHEMA["name"], _SCHEMA["state"]
 _SCHEMA["source"] = TEXT
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -195,6 +223,26 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         body=_CHUNK_REQUEST,
         produces=(CHUNK_TYPE,),
         errors=(*_DUMPS, UnknownSource),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/tables",
+        "tables",
+        "The tables that are not followed, with the reasons.",
+        answer=_list("tables", _TABLE),
+        errors=_DUMPS,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/{db}/tables",
+        "change_table",
+        "Have a suspended table resynchronised, or claim it in order to compare and repair it.",
+        body=_TABLE_REQUEST,
+        answer={
+            **_list("tables", _TABLE),
+            "properties": {**_list("tables", _TABLE)["properties"], "granted": {"type": "boolean"}},
+        },
+        errors=_DUMPS,
     ),
     Endpoint(
         "POST",

@@ -31,6 +31,7 @@ from databus.common.filters import StreamFilter, matches, matching_ids
 from databus.common.frame import source_id
 from databus.common.query import nearest
 from databus.common.schema import SchemaSet, SourceSchema
+from databus.common.table_state import CaptureState
 from databus.relay.directory import Directory
 from databus.relay.dumps import DumpBook
 from databus.relay.extents import Extents
@@ -256,6 +257,7 @@ class ServedDatabase:
     def sources_document(self) -> list[dict[str, Any]]:
         """Each source with its number and newest schema."""
         self.refresh_schemas()
+        states = self.table_states()
         found = []
         for name in self.schemas.sources:
             latest = self.schemas.latest(name)
@@ -266,9 +268,15 @@ class ServedDatabase:
                         "source_id": source_id(name),
                         "fingerprint": f"{latest.fingerprint:016x}",
                         "version": self.schemas.version(latest),
+                        "state": states.get(name, str(CaptureState.FOLLOWED)),
                     }
                 )
         return found
+
+    def table_states(self) -> dict[str, str]:
+        """The states of the tables that are not followed, by name."""
+        tables = self.fetcher_state().document.get("tables") or ()
+        return {str(one["source"]): str(one["state"]) for one in tables}
 
     def register_document(
         self, patterns: tuple[str, ...], columns: frozenset[str] | None = None

@@ -125,6 +125,8 @@ class RelayServer:
         yield web.get("/v1/{db}/register", self.register)
         yield web.get("/v1/{db}/stream", self.stream, allow_head=False)
         yield web.post("/v1/{db}/chunks", self.chunks)
+        for method in ("GET", "POST"):
+            yield web.route(method, "/v1/{db}/tables", self.tables)
         yield web.post("/v1/{db}/release", self.release)
         for method in ("GET", "POST"):
             yield web.route(method, "/v1/{db}/dumps", self.dumps)
@@ -205,6 +207,11 @@ class RelayServer:
 
     async def dumps(self, request: web.Request) -> web.Response:
         """/v1/{db}/dumps and below"""
+        query_of(request)
+        return await pass_on(request, self._database(request))
+
+    async def tables(self, request: web.Request) -> web.Response:
+        """/v1/{db}/tables"""
         query_of(request)
         return await pass_on(request, self._database(request))
 

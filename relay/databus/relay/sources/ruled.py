@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
 from databus.common.config import DatabaseConfig
-from databus.common.errors import BadRequest, DumpFailed, SourceUnavailable, UnsupportedChange
+from databus.common.errors import BadRequest, DumpFailed, UnsupportedChange
 from databus.common.frame import Op
 from databus.common.schema import SourceSchema
 from databus.relay.column_rules import ColumnRules, effective_columns
@@ -33,6 +33,7 @@ from databus.relay.sources.source import (
     RelayingSource,
     RememberingSource,
     Source,
+    SuspendingSource,
     TableSize,
     Transaction,
     WatermarkingSource,
@@ -40,7 +41,6 @@ from databus.relay.sources.source import (
 )
 from databus.relay.sources.stops import Stop
 
-_TAKEN_UP_EVERY_S = 0.01
 _LOOK_AGAIN_S = 30.0
 """How often the status asks for tables that have no row yet which a rule does not fit."""
 
@@ -72,7 +72,7 @@ class RuledSource:
         self._taken_up: set[str] = set()
         self._stop_next: dict[str, str] = {}
         self._resolved, self._looked_s = 0, 0.0
-        self._goes_on = self._is_streaming = False
+        self._goes_on = False
         self._sealing = Sealing(config.hash_salt.reveal if config.hash_salt else "")
         self._sealed: set[str] = set()
         self._name = config.name
@@ -155,7 +155,7 @@ class RuledSource:
     async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """The source's windows, rewritten, without those tables that have stopped."""
         self._unfit.in_window, self._resolved = False, after_scn
-        self._is_streaming = True
+        self._unfit.tables.begin()
         try:
             async with contextlib.aclosing(self._inner.stream(after_scn)) as batches:
                 async for batch in batches:
@@ -173,7 +173,7 @@ class RuledSource:
         except UnsupportedChange as error:
             raise self._without_value(error) from None
         finally:
-            self._is_streaming = False
+            self._unfit.tables.end()
 
     def _settle(self) -> bool:
         """Between two transactions: tables begin again, or stop, that were asked for.
@@ -233,11 +233,7 @@ class RuledSource:
             self._require_fit(source)
         if source not in stops:
             return
-        self._unfit.tables.ask_for(source)
-        while source in stops:
-            if not self._is_streaming:
-                raise SourceUnavailable(f"{source} begins again with the stream, which is not on")
-            await asyncio.sleep(_TAKEN_UP_EVERY_S)
+        await self._unfit.tables.resumption(source)
         self._taken_up.add(source)
 
     def _require_fit(self, source: str) -> None:
@@ -248,6 +244,12 @@ class RuledSource:
         """See ``Source.chunk_end``; sealed where a key column is hashed."""
         self._require_fit(request.source)
         return self._seal(request.source, await self._inner.chunk_end(self._opened(request)))
+
+    def suspended(self) -> Mapping[str, Stop]:
+        """See ``SuspendingSource``: the tables of the source's, and those of the rules."""
+        inner = self._inner
+        stops = inner.suspended() if isinstance(inner, SuspendingSource) else {}
+        return {**stops, **self._unfit.tables.stops}
 
     async def table_size(self, source: str) -> TableSize:
         """See ``Source.table_size``."""

@@ -9,7 +9,7 @@ class that fulfils ``Source`` and name its URL scheme in ``catalogue.py``.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +18,7 @@ from databus.common.errors import PreflightFailed
 from databus.common.schema import SourceSchema
 from databus.relay.sources.rows import Row as Row
 from databus.relay.sources.rows import Rows
+from databus.relay.sources.stops import Stop
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +82,8 @@ class ChunkRequest:
 
     ``upto`` is the largest key when the dump began (rows above it are the log's business),
     ``where`` an SQL condition of the operator's, ``keys`` an explicit list of keys instead.
-    Keys are JSON-able values in key order.
+    Keys are JSON-able values in key order.  With ``is_probe`` the rows are wanted only to see
+    whether they can be read.
     """
 
     source: str
@@ -90,11 +92,13 @@ class ChunkRequest:
     upto: list[Any] | None = None
     where: str | None = None
     keys: list[list[Any]] | None = None
+    is_probe: bool = False
 
     @property
     def is_of_whole_table(self) -> bool:
-        """Whether this is the first question of somebody who reads all of the table."""
-        return self.after is None and self.where is None and self.keys is None
+        """Whether this is the first question of a reader of all of the table."""
+        is_whole = self.after is None and self.where is None and self.keys is None
+        return is_whole and not self.is_probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +257,18 @@ class WatermarkingSource(Protocol):
         Raises:
             DumpFailed: it cannot be written; the message has the statement that makes the table.
         """
+
+
+@runtime_checkable
+class SuspendingSource(Protocol):
+    """What a source offers besides ``Source`` if it can suspend a table and go on with the others.
+
+    ``read_chunk`` and ``largest_key`` of a whole table let the stream read a suspended table
+    again, between two transactions and before its first row is read.
+    """
+
+    def suspended(self) -> Mapping[str, Stop]:
+        """The tables of which the stream now carries nothing, by name; cheap."""
 
 
 @dataclass(frozen=True, slots=True)

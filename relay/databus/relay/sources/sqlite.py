@@ -43,7 +43,7 @@ from databus.relay.sources.source import (
 )
 from databus.relay.sources.sqlite_chunks import ChunkReader
 from databus.relay.sources.sqlite_pack import LogBlock, LogPacker, LogRow, read_block
-from databus.relay.sources.stops import StoppedTables, StopsMemo, decode_stops
+from databus.relay.sources.stops import Stop, StoppedTables, StopsMemo, decode_stops
 
 _T = TypeVar("_T")
 
@@ -110,7 +110,7 @@ class SqliteSource:
         self._packer = LogPacker()
         self._schema_version = -1
         self._position = self._last_scn = 0
-        self._goes_on = self._is_streaming = self._is_closed = False
+        self._goes_on = self._is_closed = False
         self._stopped = StoppedTables({})
         self._memo = StopsMemo()
         self._passed_over: dict[str, str] = {}
@@ -179,7 +179,7 @@ class SqliteSource:
         loop = asyncio.get_running_loop()
         idle_since = loop.time()
         data_version = -1
-        self._is_streaming = True
+        self._stopped.begin()
         try:
             while True:
                 data_version, poll = await self._run(partial(self._poll, data_version))
@@ -197,7 +197,7 @@ class SqliteSource:
                     yield Batch(b"", resolved=self._position, memo=self._memo)
                 await asyncio.sleep(self._poll_s)
         finally:
-            self._is_streaming = False
+            self._stopped.end()
 
     async def ack(self, scn: int) -> None:
         """Delete the log up to ``scn``, in large steps."""
@@ -228,6 +228,10 @@ class SqliteSource:
         """See ``Source.chunk_end``."""
         return await self._run(partial(self._chunks.chunk_end, request), self._chunk_thread)
 
+    def suspended(self) -> Mapping[str, Stop]:
+        """See ``SuspendingSource``."""
+        return self._stopped.stops
+
     async def table_size(self, source: str) -> TableSize:
         """The largest rowid, or else the number of rows."""
         return await self._run(partial(self._chunks.size, source), self._chunk_thread)
@@ -247,11 +251,7 @@ class SqliteSource:
         """All of a table is about to be read: if it has stopped, the stream takes it up before."""
         if source not in self._stopped.stops:
             return
-        self._stopped.ask_for(source)
-        while source in self._stopped.stops:
-            if not self._is_streaming:
-                raise SourceUnavailable(f"{source} begins again with the stream, which is not on")
-            await asyncio.sleep(self._poll_s)
+        await self._stopped.resumption(source)
         self._taken_up.add(source)
 
     async def status(self) -> dict[str, Any]:

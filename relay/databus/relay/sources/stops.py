@@ -7,12 +7,13 @@ a dump brings its rows, or a comparison with repair also deletes what is gone.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from databus.common.errors import FormatError
+from databus.common.errors import FormatError, SourceUnavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class StoppedTables:
         self.stops = dict(stops)
         self._asked: set[str] = set()
         self._taken_up: dict[str, Stop] = {}
+        self._waiting: list[asyncio.Future[None]] = []
+        self._is_streamed = False
 
     def passes_over(self, source: str, scn: int) -> bool:
         """Whether the table's changes at ``scn`` are not to be read.
@@ -103,6 +106,38 @@ class StoppedTables:
             if source in self.stops:
                 self._taken_up[source] = self.stops.pop(source)
         self._asked.clear()
+        self._wake()
+
+    async def resumption(self, source: str) -> None:
+        """Ask for a table, and return once the stream reads it again.
+
+        Raises:
+            SourceUnavailable: the stream is not connected, or has ended before.
+        """
+        self.ask_for(source)
+        while source in self.stops:
+            if not self._is_streamed:
+                raise SourceUnavailable(
+                    f"{source} resumes with the stream, which is not connected now"
+                )
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting
+
+    def end(self) -> None:
+        """The stream has ended: nothing resumes with it any more."""
+        self._is_streamed = False
+        self._wake()
+
+    def begin(self) -> None:
+        """The stream begins: what is asked for can resume."""
+        self._is_streamed = True
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
     def document(self) -> dict[str, dict[str, Any]]:
         """For the status: since when and why, by table."""

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -52,7 +52,7 @@ from databus.relay.sources.source import (
     left_out,
     raise_findings,
 )
-from databus.relay.sources.stops import StoppedTables
+from databus.relay.sources.stops import Stop, StoppedTables
 from databus.relay.sources.told import ToldSchemas
 
 _T = TypeVar("_T")
@@ -62,7 +62,6 @@ _HEARTBEAT_S = 0.5
 _SILENCE_S = 10.0
 _BATCH_AT_LEAST_EVERY_S = 0.4
 _STREAM_COMES_BY_S = 0.5
-_TAKEN_UP_EVERY_S = 0.02
 _MOST_READERS = 32  # more than a dump has lanes
 _WHICH_SERVER = "CONCAT_WS(':', @@hostname, @@port, @@server_id)"
 
@@ -228,10 +227,12 @@ class MySqlSource:
         self._places = Places() if isinstance(self._numbering, DomainNumbering) else None
         connection = await asyncio.to_thread(Connection, settings)
         self._stream_connection = connection
+        decoder.stopped.begin()
         try:
             async for batch in self._batches(connection, decoder, start.request):
                 yield batch
         finally:
+            decoder.stopped.end()
             self._places = self._stream_connection = None
             connection.close()
             decoder.prepared.close()
@@ -391,6 +392,10 @@ class MySqlSource:
         settings = self._table_settings(request.source)
         return await self._read(lambda c: chunks.chunk_end(c, settings, request))
 
+    def suspended(self) -> Mapping[str, Stop]:
+        """See ``SuspendingSource``."""
+        return self._stopped.stops
+
     async def table_size(self, source: str) -> TableSize:
         """What the engine's statistics say."""
         return await self._read(lambda c: chunks.table_size(c, source))
@@ -417,11 +422,7 @@ class MySqlSource:
         table = (await self._fresh_catalogue()).get(source)
         if table is not None:
             table.source_schema(self._settings.zero_dates)
-        stopped.ask_for(source)
-        while source in stopped.stops:
-            if self._stream_connection is None:
-                raise SourceUnavailable(f"{source} begins again with the stream, which is not on")
-            await asyncio.sleep(_TAKEN_UP_EVERY_S)
+        await stopped.resumption(source)
 
     async def _located(self, snapshot: PlacedSnapshot) -> Snapshot:
         """What a snapshot shows: the stream, which is about to pass its place, knows best."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import asyncpg
@@ -41,10 +41,9 @@ from databus.relay.sources.source import (
     Transaction,
     raise_findings,
 )
-from databus.relay.sources.stops import StoppedTables
+from databus.relay.sources.stops import Stop, StoppedTables
 from databus.relay.sources.told import ToldSchemas
 
-_TAKEN_UP_EVERY_S = 0.01
 _BINARY_SINCE = 14_00_00
 
 _log = logging.getLogger(__name__)
@@ -180,11 +179,13 @@ class PostgresSource:
             binary=after_scn >= memo.as_text and await self._is_all_binary(),
         )  # fmt: skip
         self._stream = running
+        self._stopped.begin()
         running.ack(self._acked_scn)
         try:
             async for batch in running.batches(after_scn):
                 yield batch
         finally:
+            self._stopped.end()
             await running.close()
             self._stream = None
 
@@ -241,16 +242,16 @@ class PostgresSource:
         if source not in self._stopped.stops:
             return
         table.schema(self._settings.special_values)
-        self._stopped.ask_for(source)
-        while source in self._stopped.stops:
-            if self._stream is None:
-                raise SourceUnavailable(f"{source} begins again with the stream, which is not on")
-            await asyncio.sleep(_TAKEN_UP_EVERY_S)
+        await self._stopped.resumption(source)
         self._taken_up.add(source)
 
     async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
         """See chunks.py."""
         return await self._chunks.chunk_end(await self._table(request.source), request)
+
+    def suspended(self) -> Mapping[str, Stop]:
+        """See ``SuspendingSource``."""
+        return self._stopped.stops
 
     async def table_size(self, source: str) -> TableSize:
         """See chunks.py."""

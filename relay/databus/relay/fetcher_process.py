@@ -1,0 +1,40 @@
+"""What a fetcher's own process does around it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+from typing import Protocol
+
+
+class Running(Protocol):
+    """The fetcher."""
+
+    def stop(self) -> None:
+        """Let ``run`` come to its end."""
+
+    async def run(self) -> None:
+        """Fetch until ``stop``."""
+
+    async def connected(self) -> object:
+        """Return once it is streaming."""
+
+
+async def serve_until_told(fetcher: Running) -> None:
+    """Run until SIGTERM or SIGHUP."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, fetcher.stop)
+    settling = asyncio.create_task(settle_heap(fetcher))
+    try:
+        await fetcher.run()
+    finally:
+        settling.cancel()
+
+
+async def settle_heap(fetcher: Running) -> None:
+    """What the modules and the compiled kernels have left is walked over by no collection any
+    more: it is for good, and each walk would hold up the stream for a tenth of a second."""
+    await fetcher.connected()
+    gc.freeze()  # without a collection before, which would be such a walk
