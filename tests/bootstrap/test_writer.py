@@ -25,7 +25,7 @@ from databus.common.checkpoint import OnlineCheckpoint, Position
 from databus.common.config import BootstrapConfig, parse
 from databus.common.errors import FormatError, LogTooYoung, ScnTooOld, StoreError
 from databus.common.frame import Op, iter_frames
-from databus.common.schema import Column, Kind, SourceSchema
+from databus.common.schema import Column, Kind, SchemaSet, SourceSchema
 from databus.common.window import WindowBuilder
 from databus.relay.relay import LocalRelay
 from tests.bootstrap.model import CLOCK, START, History
@@ -422,7 +422,7 @@ async def test_what_cannot_be_kept_leaves_no_connection(
     closed: list[str] = []
 
     class Client:
-        schemas: tuple[SourceSchema, ...] = ()
+        schemas = SchemaSet()
 
         def __init__(self, **options: Any) -> None:
             pass
@@ -456,7 +456,7 @@ async def test_the_schemas_of_another_relay_are_kept_though_it_has_as_many(
 
     class Client:
         def __init__(self, **options: Any) -> None:
-            self.schemas = (next(known),)
+            self.schemas = SchemaSet((next(known),))
 
         async def raw_windows(self, start: OnlineCheckpoint) -> AsyncIterator[RawWindows]:
             yield RawWindows(b"", START, complete=True)

@@ -20,8 +20,9 @@ from databus.cli.main import cli
 from databus.common.checkpoint import decode_position
 from databus.common.errors import BadRequest
 from tests.support.exports import FORMATS, assert_equal, export, exported
+from tests.support.fixtures import FreshDatabase
 from tests.support.processes import Processes
-from tests.support.system import System, sqlite_shop
+from tests.support.system import System, server_shop, sqlite_shop
 from tests.support.tables import name_of, settled, source_rows, started, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -81,6 +82,30 @@ def test_a_column_that_is_added_appears(system: System, tmp_path: Path, form: st
     found = exported(system, form, tmp_path, "stock")
     assert found == source_rows(system, "stock")
     assert found[("SKU-001",)][column] == 7
+
+
+def test_a_table_that_returns_to_an_earlier_shape_is_exported_in_it(
+    tmp_path_factory: pytest.TempPathFactory, postgres_database: FreshDatabase
+) -> None:
+    folder = tmp_path_factory.mktemp("returning")
+    processes = Processes(folder)
+    shop, url = server_shop("postgres", postgres_database)
+    try:
+        system = started(folder, processes, shop, url)
+        for statement in (
+            "ALTER TABLE stock ADD COLUMN c BIGINT",
+            "UPDATE stock SET c = 7 WHERE sku = 'SKU-001'",
+            "ALTER TABLE stock DROP COLUMN c",
+            "UPDATE stock SET on_hand = 3 WHERE sku = 'SKU-002'",
+        ):
+            postgres_database.execute(statement)
+        settled(system)
+        assert export(system, "parquet", folder / "to", "--source", "*.stock") == ["whole"]
+        found = exported(system, "parquet", folder / "to", "stock")
+        assert found == source_rows(system, "stock")
+        assert all("c" not in row for row in found.values())
+    finally:
+        processes.end_all()
 
 
 def test_plain_readers_need_nothing_of_ours(system: System, tmp_path: Path) -> None:

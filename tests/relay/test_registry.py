@@ -38,6 +38,24 @@ def test_a_reader_sees_versions_as_they_are_added(tmp_path: Path) -> None:
     registry.close()
 
 
+def test_a_version_that_a_table_returns_to_is_the_current_one_again(tmp_path: Path) -> None:
+    path = tmp_path / "schemas.jsonl"
+    registry, reader = Registry(path), RegistryReader(path)
+    registry.announce([version(0), version(1), version(0)])
+    registry.announce([version(0)])
+    assert registry.add([version(1)]) == []
+    reader.refresh()
+    for schemas in (registry.schemas, reader.schemas):
+        assert schemas.latest("shop.items") == version(0)
+        assert list(schemas) == [version(1), version(0)]
+        assert [schemas.version(one) for one in schemas] == [2, 1]
+    assert len(path.read_bytes().splitlines()) == 3
+    registry.close()
+    again = Registry(path)
+    assert again.schemas.latest("shop.items") == version(0)
+    again.close()
+
+
 def test_a_reopened_registry_knows_its_versions_and_adds_none_twice(tmp_path: Path) -> None:
     path = tmp_path / "schemas.jsonl"
     first = Registry(path)
@@ -82,7 +100,7 @@ def test_what_a_full_disk_left_of_a_line_is_cut_off_before_the_next_one(
         assert list(registry.schemas) == [version(0)], "the others are not on disk"
     registry.add([version(2), version(1)])
     reader.refresh()
-    assert list(reader.schemas) == [version(0), version(1), version(2)]
+    assert list(reader.schemas) == [version(0), version(2), version(1)]
     registry.close()
     again = Registry(path)
     assert len(again.schemas) == 3

@@ -32,7 +32,7 @@ from databus.common.errors import (
     StoreError,
 )
 from databus.common.frame import Op
-from databus.common.schema import SourceSchema
+from databus.common.schema import SchemaSet, SourceSchema
 
 FORMAT = 1
 FOLDER = "log"
@@ -320,18 +320,27 @@ class HotLog:
         self._write(lambda txn: txn.put(b"note." + name.encode(), data, db=self._facts))
 
     def schemas(self) -> list[SourceSchema]:
-        """All schema versions that frames of this log may name, in the order of arrival."""
+        """All schema versions that frames of this log may name, in the order of announcement.
+
+        A version that a table returned to is listed again; the last one of a source is current.
+        """
         with self._reading() as transaction:
             rows = [bytes(value) for _, value in transaction.cursor(self._schemas)]
         return [SourceSchema.from_json(json.loads(row)) for row in rows]
 
     def add_schemas(self, schemas: Iterable[SourceSchema]) -> None:
-        """Keep versions that are not there yet."""
-        kept = {schema.fingerprint for schema in self.schemas()}
-        new = {s.fingerprint: s for s in schemas if s.fingerprint not in kept}
+        """Store versions that are not there yet, and those that a table has returned to."""
+        stored, announced = self.schemas(), SchemaSet(schemas)
+        known = SchemaSet(stored)
+        new = [schema for schema in announced if schema.fingerprint not in known]
+        known = SchemaSet([*stored, *new])
+        for source in announced.sources:
+            current = announced.latest(source)
+            if current is not None and current != known.latest(source):
+                new.append(current)
 
         def change(transaction: Any) -> None:
-            for number, schema in enumerate(new.values(), len(kept)):
+            for number, schema in enumerate(new, len(stored)):
                 text = json.dumps(schema.to_json()).encode()
                 transaction.put(struct.pack(">Q", number), text, db=self._schemas)
 

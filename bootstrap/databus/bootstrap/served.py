@@ -109,7 +109,7 @@ class ServedDatabase:
     def schemas(self) -> SchemaSet:
         """All versions, read again from the log."""
         for schema in self.log.schemas():
-            self._schemas.add(schema)
+            self._schemas.announce(schema)
         return self._schemas
 
     def schema_of(self, fingerprint: int) -> SourceSchema:

@@ -187,7 +187,7 @@ class LogWriter:
             sources=() if "*" in self.config.sources else self.config.sources,
             client_name="bootstrap",
         )
-        self._known_schemas = 0  # another relay may know other versions, and as many
+        self._known_schemas = 0
         checkpoint = self.log.state().checkpoint
         async with contextlib.aclosing(client.raw_windows(checkpoint)) as parts:
             async for part in parts:
@@ -195,9 +195,9 @@ class LogWriter:
                 self._note("running", "")
 
     def _append(self, client: DatabusClient, part: RawWindows) -> None:
-        if len(client.schemas) != self._known_schemas:
+        if client.schemas.revision != self._known_schemas:
             self.log.add_schemas(client.schemas)
-            self._known_schemas = len(client.schemas)
+            self._known_schemas = client.schemas.revision
         if part.data:
             # The client has checked every frame.
             self.log.append(part.data, self._now_us(), verify=False)

@@ -24,9 +24,10 @@ class Decoding:
     """How rows become values: all schema versions, and the versions that values come in.
 
     Invariants:
-        I1. A reader that the application chose is used always; otherwise values come in the
-            latest known version of their source, or in the version they were written with
-            where Avro cannot resolve one into the other.
+        I1. A reader that the application chose is used always.  Otherwise values of a bootstrap
+            come in the current version of their source; values of a relay in the current one if
+            it has all columns of the version that they were written with.  In all other cases,
+            and where Avro cannot resolve one into the other, they come as they were written.
 
     Owner: the client; one for all events.
     """
@@ -53,7 +54,7 @@ class Decoding:
             raise UnknownSchema(f"no schema of {source} is known in database {self.database}")
         return reader
 
-    def row(self, writer: SourceSchema, data: memoryview) -> dict[str, Any]:
+    def row(self, writer: SourceSchema, data: memoryview, mode: Mode) -> dict[str, Any]:
         """A row's values by column name."""
         reader = self.reader_of(writer.source)
         if reader.fingerprint == writer.fingerprint:
@@ -61,12 +62,17 @@ class Decoding:
         pair = (writer.fingerprint, reader.fingerprint)
         if writer.source in self._chosen:
             return writer.decode_row(data, reader)
-        if pair not in self._unresolvable:
+        if pair not in self._unresolvable and (mode == "bootstrap" or _has_all(reader, writer)):
             try:
                 return writer.decode_row(data, reader)
             except FormatError:
                 self._unresolvable.add(pair)
         return writer.decode_row(data)
+
+
+def _has_all(reader: SourceSchema, writer: SourceSchema) -> bool:
+    names = {column.name for column in reader.columns}
+    return all(column.name in names for column in writer.columns)
 
 
 class Window:
@@ -208,7 +214,7 @@ class Event:
         after = view.after
         if after is None:
             return None
-        row = self.window.decoding.row(self.schema, after)
+        row = self.window.decoding.row(self.schema, after, self.window.mode)
         if view.absent_len:
             for name in self.absent:
                 row.pop(name, None)
@@ -218,7 +224,9 @@ class Event:
     def before(self) -> dict[str, Any] | None:
         """The row before the change, where the source gives it."""
         before = self._view.before
-        return None if before is None else self.window.decoding.row(self.schema, before)
+        if before is None:
+            return None
+        return self.window.decoding.row(self.schema, before, self.window.mode)
 
     @property
     def absent(self) -> frozenset[str]:

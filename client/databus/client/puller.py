@@ -179,7 +179,7 @@ class Puller:
         answer = await self._transport.register(server, subscription.database, subscription.sources)
         self._machine.met_clock(answer.clock)
         for schema in answer.schemas:
-            self._schemas.add(schema)
+            self._schemas.announce(schema)
 
     async def _stream(self, step: Step) -> Outcome:
         resume = self._begin(step)
@@ -355,7 +355,7 @@ class Puller:
         for index in block.all_of(Op.SCHEMA_CHANGE):
             after = block.frame(index).after
             if after is not None:
-                self._schemas.add(_schema_of(bytes(after)))
+                self._schemas.announce(_schema_of(bytes(after)))
         missing = [fp for fp in block.row_schemas() if fp not in self._schemas]
         if not missing:
             return

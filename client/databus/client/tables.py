@@ -136,7 +136,7 @@ class TableReader:
         document = self._from_any(servers, lambda s: self._json(s, "register", query))
         self.clock = str(document["clock"])
         for item in document["schemas"]:
-            self.schemas.add(SourceSchema.from_json(item["schema"]))
+            self.schemas.announce(SourceSchema.from_json(item["schema"]))
         return self.schemas.latest(self.address.source)
 
     def target(self) -> Position:

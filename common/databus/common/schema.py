@@ -359,6 +359,12 @@ class SchemaSet:
         I1. A version that was added is never dropped or changed.
         I2. Versions of one source are numbered 1, 2, ... in the order of arrival.
         I3. No two sources have one number on the wire.
+        I4. The current version of a source is the one that was announced last, or a new one that
+            was added since.  A table can return to a version that it had before.
+        I5. Iteration gives the versions in the order of their last announcement, so that a copy
+            that announces them in this order has the same current versions.
+
+    ``revision`` grows with every change.
 
     Owner: one task writes; readers in the same task.
     """
@@ -366,9 +372,11 @@ class SchemaSet:
     def __init__(self, schemas: Iterable[SourceSchema] = ()) -> None:
         self._by_fingerprint: dict[int, SourceSchema] = {}
         self._versions: dict[str, list[SourceSchema]] = {}
+        self._current: dict[str, SourceSchema] = {}
         self._names: dict[int, str] = {}
+        self.revision = 0
         for schema in schemas:
-            self.add(schema)
+            self.announce(schema)
 
     def __iter__(self) -> Iterator[SourceSchema]:
         return iter(self._by_fingerprint.values())
@@ -395,6 +403,23 @@ class SchemaSet:
             )
         self._by_fingerprint[schema.fingerprint] = schema
         self._versions.setdefault(schema.source, []).append(schema)
+        self._current[schema.source] = schema
+        self.revision += 1
+        return True
+
+    def announce(self, schema: SourceSchema) -> bool:
+        """Make a version the current one of its source; False if it was that already.
+
+        Raises:
+            UnsupportedChange: another source has the same number on the wire.
+        """
+        if self.add(schema):
+            return True
+        if self._current[schema.source].fingerprint == schema.fingerprint:
+            return False
+        known = self._by_fingerprint.pop(schema.fingerprint)
+        self._by_fingerprint[schema.fingerprint] = self._current[schema.source] = known
+        self.revision += 1
         return True
 
     def by_fingerprint(self, fingerprint: int) -> SourceSchema:
@@ -411,9 +436,8 @@ class SchemaSet:
             ) from None
 
     def latest(self, source: str) -> SourceSchema | None:
-        """The newest version of a source, or None."""
-        versions = self._versions.get(source)
-        return versions[-1] if versions else None
+        """The current version of a source, or None."""
+        return self._current.get(source)
 
     def version(self, schema: SourceSchema) -> int:
         """The number of a version within its source, from 1 on."""

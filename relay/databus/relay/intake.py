@@ -181,7 +181,7 @@ class Intake:
     def take(self, batch: Batch) -> bool:
         """Append what is new in ``batch``; True if readers can see more than before."""
         tail = self.ring.state.tail
-        self.registry.add(batch.schemas)
+        self.registry.announce(batch.schemas)
         if batch.data:
             self._append(memoryview(batch.data))
         if self._torn is not None and batch.resolved >= self._torn.scn:
@@ -257,6 +257,11 @@ class Intake:
             self._torn = None
 
     def _put(self, columns: FrameColumns, data: memoryview) -> None:
+        changes = np.flatnonzero(columns.op == Op.SCHEMA_CHANGE)
+        if len(changes):
+            known = self.registry.schemas
+            prints = columns.schema_fp[changes].tolist()
+            self.registry.announce(known.by_fingerprint(one) for one in prints if one in known)
         self.ring.append(data)
         self._last_is_row_of_dump = int(columns.op[-1]) == Op.READ
 

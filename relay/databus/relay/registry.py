@@ -1,7 +1,8 @@
 """The registry: every schema version of a database, on disk before the first frame uses it.
 
 A file of JSON lines, ``{"fingerprint": "<16 hex>", "schema": {...}}``, that only grows.  The
-fetcher appends; HTTP workers read it and read on when it has grown.
+fetcher appends; HTTP workers read it and read on when it has grown.  The last line of a source is
+its current version: a table that returns to an earlier version gets that version's line again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from databus.common.errors import FormatError, StoreError
@@ -78,7 +79,7 @@ class RegistryReader:
         synced = grown.partition(b"\0")[0]
         for line in synced[: synced.rfind(b"\n") + 1].splitlines(keepends=True):
             origin = f"{self.path} line {self._line_count + 1}, offset {self.read_bytes}"
-            self.schemas.add(read_line(line, origin))
+            self.schemas.announce(read_line(line, origin))
             self.read_bytes += len(line)
             self._line_count += 1
         return self.read_bytes > before
@@ -131,8 +132,24 @@ class Registry:
         """Append the versions that are not there yet and sync; returns those."""
         wanted = {schema.fingerprint: schema for schema in schemas}
         new = [schema for fp, schema in wanted.items() if fp not in self.schemas]
+        self._append(new)
+        return new
+
+    def announce(self, schemas: Iterable[SourceSchema]) -> None:
+        """Make each of these versions the current one of its source, in this order, and sync."""
+        current: dict[str, int] = {}
+        new = []
+        for schema in schemas:
+            latest = self.schemas.latest(schema.source)
+            before = current.get(schema.source, latest.fingerprint if latest else None)
+            if before != schema.fingerprint:
+                new.append(schema)
+            current[schema.source] = schema.fingerprint
+        self._append(new)
+
+    def _append(self, new: Sequence[SourceSchema]) -> None:
         if not new:
-            return []
+            return
         lines = b"".join(registry_line(schema) for schema in new)
         try:
             # Whole lines stay, for a reader may have them already: twice is no harm.
@@ -145,8 +162,7 @@ class Registry:
         except OSError as error:
             raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
         for schema in new:
-            self.schemas.add(schema)
-        return new
+            self.schemas.announce(schema)
 
     def close(self) -> None:
         """Let go of the file."""

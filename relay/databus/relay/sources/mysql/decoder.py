@@ -524,11 +524,12 @@ class BinlogDecoder:
         return True
 
     def _use(self, schema: SourceSchema) -> None:
+        returns = self.told.get(schema.source) not in (None, schema.fingerprint)
         self.told.put(schema)
-        self._need(schema)
+        self._need(schema, again=returns)
 
-    def _need(self, schema: SourceSchema) -> None:
-        if schema.fingerprint not in self._used:
+    def _need(self, schema: SourceSchema, *, again: bool = False) -> None:
+        if again or schema.fingerprint not in self._used:
             self._used.add(schema.fingerprint)
             self._new_schemas.append(schema)
 

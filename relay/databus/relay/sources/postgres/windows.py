@@ -398,7 +398,7 @@ class WindowAssembler:
         schema = codec.schema
         previous = self._by_source.get(schema.source, self.announced.get(schema.source))
         self._by_source[schema.source] = schema.fingerprint
-        if schema.fingerprint not in self._told:
+        if schema.fingerprint not in self._told or previous not in (None, schema.fingerprint):
             self._told.add(schema.fingerprint)
             self._schemas.append(schema)
         if previous is None:
