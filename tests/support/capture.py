@@ -11,7 +11,7 @@ from typing import Any
 
 from databus.common.checkpoint import Position
 from databus.common.config import DatabaseConfig
-from databus.common.frame import Op
+from databus.common.frame import OP_LETTERS, Op
 from databus.relay.fetcher import Fetcher, Pace
 from databus.relay.registry import RegistryReader
 from databus.relay.resync import ResyncPace
@@ -130,3 +130,31 @@ def ring_state(folder: Path) -> RingState:
             row[name] = rows[key][name]
         rows[key] = row
     return state
+
+
+def upserted(folder: Path, source: str) -> tuple[dict[tuple[Any, ...], dict[str, Any]], str]:
+    """A table as a consumer has it that upserts, and the letters of the ring's events.
+
+    A repair sends rows that the consumer may have, and deletions of rows that it may not.
+    """
+    reader = RegistryReader(folder / "schemas.jsonl")
+    reader.refresh()
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    letters = ""
+    for view in ring_frames(folder):
+        if view.is_control:
+            continue
+        schema = reader.schemas.by_fingerprint(view.schema_fp)
+        letters += OP_LETTERS[view.op]
+        if schema.source != source:
+            continue
+        if view.op == Op.TRUNCATE:
+            rows.clear()
+            continue
+        key = tuple(schema.decode_key(view.key).values())
+        if view.op == Op.DELETE:
+            rows.pop(key, None)
+        else:
+            assert view.after is not None
+            rows[key] = schema.decode_row(view.after)
+    return rows, letters

@@ -12,6 +12,7 @@ import aiohttp
 from databus.common.checkpoint import Position
 from databus.common.errors import DatabusError, ServerUnavailable, from_problem
 
+BOOTSTRAP = "bootstrap"
 _TIMEOUT = aiohttp.ClientTimeout(total=15.0, sock_connect=5.0)
 
 
@@ -51,6 +52,16 @@ class RelayApi:
     async def sources(self, database: str) -> Mapping[str, Any]:
         """The sources with the range and clock of the stream."""
         return await self._ask("GET", f"/v1/{database}/sources")
+
+    @property
+    def current(self) -> str:
+        """The relay that answered last."""
+        return self._relays[self._first]
+
+    async def report(self, database: str, patterns: Sequence[str]) -> Mapping[str, Any]:
+        """Report that suspended tables are repaired from here, and learn which there are."""
+        body = {"action": "present", "by": BOOTSTRAP, "sources": list(patterns)}
+        return await self._ask("POST", f"/v1/{database}/tables", body)
 
     async def start_dump(
         self, database: str, sources: Sequence[str], reader: Position

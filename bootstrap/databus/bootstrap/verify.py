@@ -19,14 +19,17 @@ from typing import Any
 
 import numpy as np
 
+from databus.bootstrap.claims import OPERATOR, TableClaim
 from databus.bootstrap.comparison import KeyRange, TableDigests, Verdict, WantedFrames, judge
 from databus.bootstrap.copies import Copy, HttpPeer
 from databus.common import frame
 from databus.common.checkpoint import Position, decode_position
 from databus.common.errors import (
+    DatabusError,
     DumpFailed,
     FormatError,
     ServerUnavailable,
+    UnsupportedChange,
 )
 from databus.common.schema import SourceSchema
 from databus.common.values import to_json_value
@@ -37,6 +40,9 @@ ROUNDS = 6
 POLL_S = 0.1
 REACH_S = 60.0
 DUMP_S = 3600.0
+KEYS_OF_DUMP = 20_000
+MOST_REPAIRED = 200_000
+"""Keys that may differ, beyond which a table is dumped rather than repaired."""
 
 Progress = Callable[[str, int], None]
 
@@ -65,6 +71,8 @@ class Report:
     kept: int = 0
     """Rows that the source has deleted and the copy keeps: ``skipped_operations`` has "d"."""
     repaired: bool = False
+    is_followed: bool = True
+    """False: the relay has suspended the table again while it was repaired."""
     seconds: float = 0.0
 
     @property
@@ -135,19 +143,41 @@ class Verifier:
         *,
         chunk_rows: int = CHUNK_ROWS,
         progress: Progress | None = None,
+        by: str = OPERATOR,
     ) -> None:
         self._relay = relay
         self._copy = copy
         self._chunk_rows = chunk_rows
         self._progress = progress or (lambda _source, _rows: None)
+        self._by = by
 
     async def verify(self, source: str, *, repair: bool = False) -> Report:
         """Compare one table; with ``repair`` make the copy equal and compare those keys again.
 
+        A suspended table is claimed for its repair, and is followed after it.
+
         Raises:
             FormatError: the source does not find by key what it has listed.
-            DumpFailed: the repair's dump did not end well.
+            DumpFailed: the repair's dump did not end well, or too many rows differ.
+            ServerUnavailable: another resynchronises the table.
         """
+        if not repair:
+            return await self._verify(source, repair=False)
+        claim = TableClaim(self._relay, source, self._by)
+        await claim.take()
+        try:
+            report = await self._verify(source, repair=True)
+        except DatabusError as error:
+            for_good = isinstance(error, UnsupportedChange) or "candidates" in error.details
+            await claim.give_up(error.message, for_good=for_good)
+            raise
+        if report.is_equal:
+            report.is_followed = await claim.done()
+        else:
+            await claim.give_up(f"{len(report.differences)} rows differ after their repair")
+        return report
+
+    async def _verify(self, source: str, *, repair: bool) -> Report:
         started_s = time.monotonic()
         report = Report(source)
         digests, high = await self._scan_source(source)
@@ -156,9 +186,15 @@ class Verifier:
         async for block in self._copy.state(source):
             digests.observe(frame.scan(block, verify=False), memoryview(block))
         keys = digests.candidates | await self._only_at_source(source, digests)
-        await self._judge(keys, digests, report)
-        if repair and report.differences:
-            report.at = await self._repair(source, report.differences)
+        if repair and len(keys) > MOST_REPAIRED:
+            raise DumpFailed(
+                f"{len(keys)} rows of {source} may differ, more than the {MOST_REPAIRED} that are "
+                f"repaired one by one; dump the table",
+                candidates=len(keys),
+            )
+        moving = await self._judge(keys, digests, report)
+        if repair and (report.differences or moving):
+            report.at = await self._repair(source, report.differences, moving)
             again = Report(source)
             await self._judge({one.key for one in report.differences}, digests, again)
             report.repaired = not again.differences
@@ -201,14 +237,15 @@ class Verifier:
 
     # -- the candidates, key by key --
 
-    async def _judge(self, keys: set[bytes], digests: TableDigests, report: Report) -> None:
-        """Find out which keys really differ; what keeps changing is left as in flux."""
+    async def _judge(self, keys: set[bytes], digests: TableDigests, report: Report) -> set[bytes]:
+        """Find out which keys really differ; returns those that keep changing, in flux."""
         undecided = keys
         for _ in range(ROUNDS):
             if not undecided:
                 break
             undecided = await self._judge_once(sorted(undecided), digests, report)
         report.in_flux = len(undecided)
+        return undecided
 
     async def _judge_once(
         self, keys: list[bytes], digests: TableDigests, report: Report
@@ -263,11 +300,23 @@ class Verifier:
 
     # -- repair --
 
-    async def _repair(self, source: str, differences: Sequence[Difference]) -> Position:
-        """Dump the rows that differ, and have those deleted that the source has not."""
+    async def _repair(
+        self, source: str, differences: Sequence[Difference], moving: set[bytes]
+    ) -> Position:
+        """Dump the rows that differ or keep changing; those that the source has not are deleted."""
+        keys = [one.shown_key for one in differences]
+        schema = (await self._copy.schemas(source)).latest(source) if moving else None
+        if schema is not None:
+            keys += [_shown(schema, key) for key in sorted(moving)]
+        end = await self._copy.end()
+        for at in range(0, len(keys), KEYS_OF_DUMP):
+            end = await self._dump(source, keys[at : at + KEYS_OF_DUMP])
+        return end
+
+    async def _dump(self, source: str, keys: list[list[Any]]) -> Position:
         request = {
             "sources": [source],
-            "keys": [one.shown_key for one in differences],
+            "keys": keys,
             "delete_missing": True,
             "reader": (await self._copy.end()).to_json(),
         }

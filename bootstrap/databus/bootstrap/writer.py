@@ -21,7 +21,8 @@ from databus.bootstrap import gaps, seeding, segments
 from databus.bootstrap.copies import HttpPeer, LocalCopy
 from databus.bootstrap.log import FOLDER, HotLog
 from databus.bootstrap.manifest import Store
-from databus.bootstrap.relays import RelayApi
+from databus.bootstrap.relays import BOOTSTRAP, RelayApi
+from databus.bootstrap.resync import TableRepairs
 from databus.bootstrap.seeding import Seeder
 from databus.bootstrap.served import OpenLogs, ServedDatabase
 from databus.bootstrap.stores import Stores
@@ -36,6 +37,7 @@ from databus.common.errors import (
     StoreError,
     UnsupportedChange,
 )
+from databus.common.frame import Op, scan
 
 _LOG = logging.getLogger("databus.bootstrap.writer")
 
@@ -80,6 +82,7 @@ class LogWriter:
         self.store = Stores(config).store(database) if store is None else store
         self._logs = logs
         self._lock = asyncio.Lock()
+        self._table_state = asyncio.Event()
         self._known_schemas = 0
         self._state = "starting"
         self._error = ""
@@ -151,7 +154,14 @@ class LogWriter:
         self._note("running", "")
         seeder = Seeder(self.log, relay, self.database, self.config.sources, self._repair)
         seeds = asyncio.create_task(self._keep_seeding(seeder))
-        helpers = [asyncio.create_task(self._keep_sealing()), seeds]
+        repairs = TableRepairs(
+            self.log, relay, self.database, self.config.sources, partial(self._compare, relay)
+        )
+        helpers = [
+            asyncio.create_task(self._keep_sealing()),
+            asyncio.create_task(self._keep_repairing(repairs)),
+            seeds,
+        ]
         reading = asyncio.create_task(self._read())
         try:
             await asyncio.wait({reading, *helpers}, return_when=asyncio.FIRST_COMPLETED)
@@ -192,6 +202,8 @@ class LogWriter:
         async with contextlib.aclosing(client.raw_windows(checkpoint)) as parts:
             async for part in parts:
                 await self._in_thread(self._append, client, part)
+                if part.data and (scan(part.data, verify=False).op == Op.TABLE_STATE).any():
+                    self._table_state.set()
                 self._note("running", "")
 
     def _append(self, client: DatabusClient, part: RawWindows) -> None:
@@ -228,6 +240,19 @@ class LogWriter:
                 gaps.close_gaps(self.log, self._now_us())
             pause_s = DUMP_POLL_S if seeder.is_dumping() else SEED_POLL_S
             await asyncio.sleep(SEEDED_POLL_S if whole else pause_s)
+
+    async def _keep_repairing(self, repairs: TableRepairs) -> None:
+        """Repair tables that the relay suspends; a frame about one is followed at once."""
+        while True:
+            self._table_state.clear()
+            try:
+                is_idle = await repairs.step()
+            except DatabusError as error:
+                _LOG.warning("suspended tables of %s: %s", self.database, error.message)
+                is_idle = True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SEEDED_POLL_S if is_idle else SEED_POLL_S):
+                    await self._table_state.wait()
 
     async def _record_gap(self, relay: RelayApi, cause: ScnTooOld) -> None:
         document = await relay.sources(self.database)
@@ -276,10 +301,25 @@ class LogWriter:
             if reason := cancelled or failed:
                 raise reason
 
+    async def _compare(self, relay: RelayApi, source: str) -> bool:
+        """Make a suspended table's copy equal to the database; see ``resync.Compare``."""
+        copy = LocalCopy(ServedDatabase(self.database, self.folder, self._logs, self.store))
+        async with HttpPeer(relay.current, self.database) as peer:
+            report = await Verifier(peer, copy, by=BOOTSTRAP).verify(source, repair=True)
+        self._tell_repaired(report)
+        return report.is_equal and report.is_followed
+
+    def _tell_repaired(self, report: Report) -> None:
+        _LOG.info(
+            "%s of %s: %d of %d rows were not as in the database, and are now",
+            report.source, self.database, len(report.differences), report.rows,
+        )  # fmt: skip
+
     async def _repair(self, source: str) -> Position | None:
         """Make a source's copy equal to the database again; see ``seeding.Repair``."""
         verifier_of = partial(
             Verifier,
+            by=BOOTSTRAP,
             copy=LocalCopy(ServedDatabase(self.database, self.folder, self._logs, self.store)),
         )
         try:
@@ -288,12 +328,9 @@ class LogWriter:
             _LOG.warning("%s; %s is dumped anew", error.message, self.database)
             await self._in_thread(self._begin_anew)
             return None
-        if not report.is_equal or report.in_flux:
+        if not report.is_equal or not report.is_followed:
             return None
-        _LOG.info(
-            "%s of %s: %d of %d rows were not as in the database, and are now",
-            source, self.database, len(report.differences), report.rows,
-        )  # fmt: skip
+        self._tell_repaired(report)
         return report.at
 
     def _note(self, state: str, error: str) -> None:

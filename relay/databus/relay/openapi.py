@@ -125,6 +125,7 @@ _TABLE = {
     "dump": TEXT,
     "tries": INTEGER,
     "again_us": INTEGER,
+    "is_free": {"type": "boolean"},
 }
 _TABLE_REQUEST = {
     "type": "object",

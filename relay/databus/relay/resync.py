@@ -417,6 +417,16 @@ class Resync:
             record.again_us = 0
         self._publish_now()
 
+    def _is_free(self, record: TableRecord) -> bool:
+        """Whether a bootstrap server may claim it now."""
+        return (
+            record.state == CaptureState.SUSPENDED
+            and not record.by
+            and not record.is_declined
+            and (self._is_automatic or record.is_confirmed)
+            and record.again_us <= _now_us()
+        )
+
     def _record(self, source: str) -> TableRecord:
         record = self.book.get(source)
         if record is None:
@@ -434,6 +444,7 @@ class Resync:
                 "dump": record.dump,
                 "tries": record.tries,
                 "again_us": record.again_us,
+                "is_free": self._is_free(record),
             }
             for record in self.book
             if record.state != CaptureState.FOLLOWED
