@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from databus.common.config import DatabaseConfig, SourceUrl
 from databus.common.errors import SourceUnavailable
-from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.configured_keys import NO_KEYS
+from databus.relay.sources.mysql import MySqlSource, chunks
 from databus.relay.sources.mysql.connection import Connection
 from databus.relay.sources.mysql.settings import read_settings
-from databus.relay.sources.source import ChunkRequest
+from databus.relay.sources.postgres.chunk_session import ChunkSession, SessionLoop
+from databus.relay.sources.postgres.settings import read_settings as postgres_settings
+from databus.relay.sources.source import Chunk, ChunkRequest
+from databus.relay.sources.sqlite_chunks import ChunkReader
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config
 from tests.support.waiting import eventually, eventually_sync
@@ -70,22 +79,91 @@ def test_a_close_ends_the_wait_of_another_thread(database: FreshDatabase, url: s
         asking.join()
 
 
-async def test_a_chunk_that_is_given_up_holds_up_nothing(database: FreshDatabase, url: str) -> None:
+async def test_a_chunk_that_is_given_up_ends_at_the_server(
+    database: FreshDatabase, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds up nothing here, and the server does not go on with a query for nobody."""
     database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
     database.execute("INSERT INTO t VALUES (1)")
     source = MySqlSource(mariadb_config(url, f"{database.name}.*"))
     await source.open()
-    slow = f"SLEEP({SLOW_S}) = 0 OR '{database.name}' = ''"
-    request = ChunkRequest(f"{database.name}.t", 10, where=slow)
+    read_chunk = chunks.read_chunk
+
+    def slow(connection: Connection, *rest: Any) -> Chunk:
+        connection.query(f"SELECT SLEEP({SLOW_S}) AS {database.name}")
+        return read_chunk(connection, *rest)
+
     try:
-        reading = asyncio.ensure_future(source.read_chunk(request))
+        monkeypatch.setattr(chunks, "read_chunk", slow)
+        reading = asyncio.ensure_future(source.read_chunk(ChunkRequest(f"{database.name}.t", 10)))
         await eventually(lambda: asyncio.to_thread(thinking, database))
         reading.cancel()
-        await asyncio.wait([reading])
-        assert reading.cancelled()
-        assert await asyncio.to_thread(thinking, database), "it was waited for"
+        await asyncio.wait([reading], timeout=SLOW_S / 3)
+        assert reading.cancelled(), "it was waited for"
+        monkeypatch.undo()
         chunk = await source.read_chunk(ChunkRequest(f"{database.name}.t", 10))
         assert len(chunk.rows) == 1
+
+        async def ended() -> bool:
+            return not await asyncio.to_thread(thinking, database)
+
+        await eventually(ended, SLOW_S / 3, "the query was ended at the server")
     finally:
         await asyncio.to_thread(end, database)
         await source.close()
+
+
+async def test_a_query_that_nobody_waits_for_ends_at_postgresql(
+    postgres_database: FreshDatabase,
+) -> None:
+    """A connection alone that is closed leaves it running."""
+    running = (
+        "SELECT pid FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%' "
+        "AND datname = current_database() AND state = 'active'"
+    )
+    config = DatabaseConfig(name="d", url=SourceUrl(postgres_database.url))
+    loop, session = SessionLoop(), ChunkSession(postgres_settings(config))
+    await loop.run(session.begin("SELECT 1"))
+    try:
+        asking = asyncio.ensure_future(loop.run(session.query(f"SELECT pg_sleep({SLOW_S})")))
+        await eventually(lambda: asyncio.to_thread(postgres_database.execute, running))
+        asking.cancel()
+        loop.drop(session)
+
+        async def ended() -> bool:
+            return not await asyncio.to_thread(postgres_database.execute, running)
+
+        await eventually(ended, SLOW_S / 3, "the query was ended at the server")
+    finally:
+        loop.close()
+
+
+async def test_a_chunk_of_an_sqlite_file_is_interrupted(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "db")) as db:
+        db.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+        db.execute("INSERT INTO t VALUES (1)")
+        db.commit()
+    endless = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(n) FROM c"
+    began, outcomes = threading.Event(), list[BaseException]()
+    reader = ChunkReader(str(tmp_path / "db"), NO_KEYS)
+    connection = reader._db
+
+    def ask() -> None:
+        began.set()
+        try:
+            connection.execute(endless)
+        except sqlite3.OperationalError as error:
+            outcomes.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    began.wait(SLOW_S)
+
+    def interrupted() -> bool:
+        reader.interrupt()
+        return bool(outcomes)
+
+    await eventually(interrupted)
+    asking.join(SLOW_S)
+    assert "interrupted" in str(outcomes[0])
+    reader.close()

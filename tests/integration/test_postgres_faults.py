@@ -126,19 +126,19 @@ async def test_a_slot_whose_log_was_given_up_is_a_lost_position(own: FreshDataba
 async def test_a_stream_that_ends_under_the_read_of_a_chunk_ends_no_dump(
     postgres_database: FreshDatabase, tmp_path: Path
 ) -> None:
-    db, lock = postgres_database, 42
+    db = postgres_database
     db.execute(ORDERS)
     db.execute("INSERT INTO orders SELECT n, 'row', 0 FROM generate_series(1, 10) n")
     waiting = (
-        "SELECT pid FROM pg_stat_activity WHERE wait_event = 'advisory' "
+        "SELECT pid FROM pg_stat_activity WHERE wait_event = 'relation' "
         "AND datname = current_database()"
     )
     async with capturing(database_config("shop", db.url, "public.orders"), tmp_path) as fetcher:
         await streaming(fetcher)
         with contextlib.closing(db.server.connect(db.name)) as holder:
-            holder.execute(f"SELECT pg_advisory_lock({lock})")
-            where = f"pg_advisory_xact_lock_shared({lock})::text = ''"
-            dump = new_dump({"sources": ["public.orders"], "where": where})
+            holder.execute("BEGIN")
+            holder.execute("LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
+            dump = new_dump({"sources": ["public.orders"], "keys": list(range(1, 11))})
             fetcher.book.add(dump)
             await fetcher.dumps_changed()
             (first,) = await eventually(lambda: db.execute(waiting), 30, "the chunk is being read")

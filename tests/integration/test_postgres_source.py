@@ -450,12 +450,10 @@ async def test_chunks_page_by_composite_keys_in_the_databases_order(
         keys: list[tuple[Any, ...]] = []
         after, done = None, False
         while not done:
-            chunk = await source.read_chunk(
-                ChunkRequest("public.items", 9, after=after, upto=upto, where="a <> 3 -- not three")
-            )
+            chunk = await source.read_chunk(ChunkRequest("public.items", 9, after=after, upto=upto))
             keys += [tuple(chunk.schema.decode_key(row.key).values()) for row in chunk.rows]
             after, done = chunk.last_key, chunk.done
-        expected = db.execute("SELECT b, a FROM items WHERE a <> 3 AND v = 'v' ORDER BY b, a")
+        expected = db.execute("SELECT b, a FROM items WHERE v = 'v' ORDER BY b, a")
         assert keys == expected
 
 

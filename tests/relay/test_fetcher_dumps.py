@@ -18,7 +18,9 @@ from databus.common.errors import (
 from databus.common.frame import Op
 from databus.relay.dumps import DumpBook
 from databus.relay.ring import Ring
+from databus.relay.sources.ruled import RuledSource
 from tests.support.scripted_fetcher import (
+    DATABASE,
     ask,
     ended,
     frames,
@@ -27,7 +29,7 @@ from tests.support.scripted_fetcher import (
     running,
     told,
 )
-from tests.support.scripted_source import ScriptedDatabase
+from tests.support.scripted_source import ITEMS, ScriptedDatabase
 from tests.support.waiting import eventually
 
 
@@ -242,6 +244,53 @@ async def test_a_dump_of_keys_names_the_keys_without_a_row(
     assert sorted(replayed(tmp_path)) == [3, 5]
 
 
+async def test_a_condition_chooses_rows_as_consumers_see_them_and_never_reaches_the_source(
+    database: ScriptedDatabase, tmp_path: Path
+) -> None:
+    database.rows = {key: f"note {key}" for key in range(20)}
+    async with running(database, tmp_path):
+        await eventually(lambda: (tmp_path / "shop" / "ring").exists())
+        some = {"sources": ["shop.items"], "chunk_rows": 4}
+        for where, wanted in (
+            ("id % 10 = 7 OR note = 'note 2'", [2, 7, 17]), ("id > 100", []), ("id < 2", [0, 1])
+        ):  # fmt: skip
+            _, dump = await ask(tmp_path, "POST", "/dumps", {**some, "where": where})
+            dump = await ended(tmp_path, dump["id"], "completed")
+            assert dump["rows"] == len(wanted)
+            sent = [view for view in frames(tmp_path) if view.op == Op.READ]
+            ids = [ITEMS.decode_key(view.key)["id"] for view in sent]
+            assert ids[len(ids) - len(wanted) :] == wanted
+        _, dump = await ask(tmp_path, "POST", "/dumps", {**some, "where": "no_such = 1"})
+        dump = await ended(tmp_path, dump["id"], "failed")
+        assert dump["error"]["code"] == "bad_filter"
+        assert "'no_such'" in dump["error"]["detail"] and "shop.items" in dump["error"]["detail"]
+        keys = {"keys": [1, 5, 99], "delete_missing": True, "where": "id = 5"}
+        _, dump = await ask(tmp_path, "POST", "/dumps", {**some, **keys})
+        dump = await ended(tmp_path, dump["id"], "completed")
+        assert dump["missing"] == [[99]], "a row that is there is not deleted"
+    asked = {(request.is_filtered, request.is_of_whole_table) for request in database.chunk_reads}
+    assert asked == {(True, False), (False, False)}
+
+
+async def test_a_condition_tells_nothing_of_an_excluded_column(
+    database: ScriptedDatabase, tmp_path: Path
+) -> None:
+    database.rows = {1: "secret"}
+    config = DATABASE.model_copy(update={"exclude_columns": ("shop.items.note",)})
+
+    def ruled(_: object) -> RuledSource:
+        return RuledSource(database.source(), config)
+
+    async with running(database, tmp_path, make_source=ruled):
+        await eventually(lambda: (tmp_path / "shop" / "ring").exists())
+        _, dump = await ask(
+            tmp_path, "POST", "/dumps", {"sources": ["*"], "where": "note LIKE 's%'"}
+        )
+        dump = await ended(tmp_path, dump["id"], "failed")
+    assert dump["error"]["code"] == "bad_filter"
+    assert "known are: id" in dump["error"]["detail"]
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [
@@ -250,6 +299,10 @@ async def test_a_dump_of_keys_names_the_keys_without_a_row(
         ({"sources": ["*"], "chunk_row": 1}, "bad_request"),
         ({"sources": ["*"], "chunk_rows": 0}, "bad_request"),
         ({"sources": ["*"], "where": " "}, "bad_request"),
+        ({"sources": ["*"], "where": "id IN (SELECT id FROM secrets)"}, "bad_filter"),
+        ({"sources": ["*"], "where": "1 = 1) UNION SELECT 1, 2 --"}, "bad_filter"),
+        ({"sources": ["*"], "where": "pg_sleep(10) IS NULL"}, "bad_filter"),
+        ({"sources": ["*"], "where": "secrets.id = 1"}, "bad_filter"),
         ([], "bad_request"),
     ],
 )

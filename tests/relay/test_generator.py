@@ -14,7 +14,7 @@ import xxhash
 
 from databus.common import frame
 from databus.common.config import DatabaseConfig, SourceUrl
-from databus.common.errors import BadRequest, ConfigError, PreflightFailed
+from databus.common.errors import ConfigError, PreflightFailed
 from databus.common.frame import FrameView, Op
 from databus.relay.sources import generator_kernels as kernels
 from databus.relay.sources.generator import SCHEMA, GeneratorSource, Shape, parse_url
@@ -130,14 +130,12 @@ async def test_a_chunk_shows_exactly_the_state_that_the_stream_has_produced() ->
         assert await made.largest_key("gen.events") == [max(rows)]
 
 
-async def test_a_chunk_of_keys_tells_which_have_no_row_and_where_is_refused() -> None:
+async def test_a_chunk_of_keys_tells_which_have_no_row() -> None:
     made = source(BASE)
     await stream(made, 0, 100)
     keys = [[1], [99]]
     chunk = await made.read_chunk(ChunkRequest("gen.events", 10, keys=keys))
     assert (len(chunk.rows), chunk.missing) == (1, [[99]])
-    with pytest.raises(BadRequest, match="where"):
-        await made.read_chunk(ChunkRequest("gen.events", 10, where="id > 1"))
 
 
 async def test_the_rate_is_kept_and_an_ended_stream_stays_resolved() -> None:

@@ -39,8 +39,8 @@ async def running(
     database: ScriptedDatabase, folder: Path, **options: Any
 ) -> AsyncIterator[Fetcher]:
     """A fetcher of the scripted database, at ``PACE``, until the block ends."""
-    options = {"pace": PACE, **options}
-    fetcher = Fetcher(DATABASE, folder, make_source=database.source, **options)
+    options = {"pace": PACE, "make_source": database.source, **options}
+    fetcher = Fetcher(DATABASE, folder, **options)
     task = asyncio.create_task(fetcher.run())
     try:
         yield fetcher

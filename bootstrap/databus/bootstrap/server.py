@@ -45,6 +45,7 @@ from databus.common.http import json_response, make_app, operation_routes, query
 from databus.common.openapi import version
 from databus.common.query import SOURCES, nearest, parse_checkpoint
 from databus.common.rendering import Renderer
+from databus.common.request_guard import RequestGuard
 
 AHEAD_WAIT_S = 5.0
 AHEAD_POLL_S = 0.1
@@ -330,7 +331,8 @@ def _range_stream(
 
 def bootstrap_app(config: BootstrapConfig, logs: OpenLogs | None = None) -> web.Application:
     """The application of a bootstrap server."""
-    return make_app(BootstrapServer(config, logs).routes())
+    guard = RequestGuard(config.listen, config.allowed_hosts)
+    return make_app(BootstrapServer(config, logs).routes(), guard)
 
 
 async def serve_bootstrap(
@@ -340,4 +342,5 @@ async def serve_bootstrap(
     logs: OpenLogs | None = None,
 ) -> None:
     """Serve until ``stop`` is set."""
-    await serve(bootstrap_app(config, logs), listener, stop)
+    app = bootstrap_app(config, logs)
+    await serve(app, listener, stop, max_connections=config.max_connections)

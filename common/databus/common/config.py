@@ -164,11 +164,19 @@ Address = Annotated[str, BeforeValidator(_address)]
 
 
 class RelayConfig(_Model):
-    """``[relay]``: the HTTP workers and where the rings lie."""
+    """``[relay]``: the HTTP workers and where the rings lie.
+
+    ``allowed_hosts`` are names, globs allowed, by which clients reach the relay, besides its
+    ``listen`` address, addresses in numbers, localhost and the machine's own names: a request
+    that changes something and names another host is refused.  ``max_connections`` is each
+    worker's.
+    """
 
     listen: Address = "127.0.0.1:8700"
     data_dir: Path = Path("var/relay")
     workers: int = Field(default=1, ge=1, le=64)
+    allowed_hosts: tuple[str, ...] = ()
+    max_connections: int = Field(default=20_000, ge=1)
     heartbeat: Seconds = 1.0
     max_wait: Seconds = 60.0
 
@@ -298,6 +306,8 @@ class BootstrapConfig(_Model):
     """
 
     listen: Address = "127.0.0.1:8701"
+    allowed_hosts: tuple[str, ...] = ()
+    max_connections: int = Field(default=20_000, ge=1)
     data_dir: Path = Path("var/bootstrap")
     store: str = Field(default="", pattern=r"^(s3://[^/?#]+[^?#]*)?$")
     s3: S3Options = S3Options()

@@ -91,6 +91,38 @@ class NotAcceptable(DatabusError):
     hint = "Leave Accept out, or choose with format=frames, ndjson or sse."
 
 
+class RequestTimeout(DatabusError):
+    """The request's body did not come in time."""
+
+    code = "request_timeout"
+    status = 408
+    hint = "Send the whole body at once."
+
+
+class UnsupportedMediaType(DatabusError):
+    """The body is not of a type that is understood."""
+
+    code = "unsupported_media_type"
+    status = 415
+    hint = "Send JSON in UTF-8, with Content-Type: application/json and no Content-Encoding."
+
+
+class ForeignHost(DatabusError):
+    """A request that changes something names another host than this server."""
+
+    code = "foreign_host"
+    status = 403
+    hint = 'Name the host in the configuration: allowed_hosts = ["relay.example.com"].'
+
+
+class ForeignOrigin(DatabusError):
+    """A page of another site asks to change something."""
+
+    code = "foreign_origin"
+    status = 403
+    hint = "Send the request from a program, or from a page of this server."
+
+
 class ClockMismatch(DatabusError):
     """A checkpoint belongs to another clock than the stream's."""
 

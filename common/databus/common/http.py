@@ -14,23 +14,36 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from databus.common.connections import (
+    MAX_CONNECTIONS,
+    SILENCE_S,
+    Acceptor,
+    bounded_server,
+    most_connections,
+)
 from databus.common.errors import (
     BadRequest,
     DatabusError,
     InternalError,
     MethodNotAllowed,
     NotFound,
+    RequestTimeout,
     ServerUnavailable,
     to_problem,
 )
+from databus.common.json_reading import read_json
 from databus.common.query import Parameter, check_names
 from databus.common.rendering import to_line
+from databus.common.request_guard import RequestGuard
 
 PROBLEM_TYPE = "application/problem+json"
 SHUTDOWN_S = 1.0
+BODY_S = 30.0
+MAX_HEADER_BYTES = 8190
 STOPPING: web.AppKey[asyncio.Event] = web.AppKey("stopping", asyncio.Event)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -41,7 +54,7 @@ _log = logging.getLogger("databus.http")
 def json_response(document: Any, *, status: int = 200) -> web.Response:
     """A JSON answer that no cache keeps."""
     return web.Response(
-        body=to_line(document).encode(),
+        body=to_line(document).encode(errors="replace"),
         status=status,
         content_type="application/json",
         headers={"Cache-Control": "no-store"},
@@ -51,7 +64,7 @@ def json_response(document: Any, *, status: int = 200) -> web.Response:
 def problem_response(error: DatabusError, headers: Mapping[str, str] | None = None) -> web.Response:
     """The answer to a request that failed with ``error``."""
     return web.Response(
-        body=to_line(to_problem(error)).encode(),
+        body=to_line(to_problem(error)).encode(errors="replace"),
         status=error.status,
         headers={
             "Content-Type": PROBLEM_TYPE,
@@ -107,16 +120,30 @@ def query_of(request: web.Request, parameters: Iterable[Parameter] = ()) -> Mapp
     return request.query
 
 
+async def body_of(request: web.Request) -> bytes:
+    """The request's whole body.
+
+    Raises:
+        BadRequest: it is not what its headers say, or too long.
+        RequestTimeout: it does not come.
+    """
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise RequestTimeout(f"the body did not come within {BODY_S:g} s") from None
+    except web.RequestPayloadError as error:
+        raise BadRequest(f"the body cannot be read: {error}") from None
+
+
 async def json_body(request: web.Request) -> dict[str, Any]:
     """The request's body, a JSON object.
 
     Raises:
         BadRequest: it is something else.
+        RequestTimeout: it does not come.
     """
-    try:
-        document = await request.json()
-    except ValueError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
+    document = read_json(await body_of(request), "the body")
     if not isinstance(document, dict):
         raise BadRequest(f"the body is a {type(document).__name__}, not an object")
     return document
@@ -165,9 +192,23 @@ def operation_routes(
     ]
 
 
-def make_app(routes: Iterable[web.AbstractRouteDef]) -> web.Application:
+def _guarding(guard: RequestGuard) -> Middleware:
+    @web.middleware
+    async def guard_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        await guard.check(request)
+        return await handler(request)
+
+    return guard_middleware
+
+
+def make_app(
+    routes: Iterable[web.AbstractRouteDef], guard: RequestGuard | None = None
+) -> web.Application:
     """An application with these routes, problem documents and ``STOPPING``."""
-    app = web.Application(middlewares=[problem_middleware])
+    middlewares: list[Middleware] = [problem_middleware]
+    if guard is not None:
+        middlewares.append(_guarding(guard))
+    app = web.Application(middlewares=middlewares)
     app.add_routes(routes)
 
     async def add_stopping(running: web.Application) -> None:
@@ -187,16 +228,31 @@ async def serve(
     stop: asyncio.Event,
     *,
     started: Callable[[], None] = lambda: None,
+    max_connections: int = MAX_CONNECTIONS,
 ) -> None:
     """Run ``app`` on ``listener`` until ``stop`` is set, then end what is open and return.
 
     ``started`` is called once connections are accepted.
     """
-    runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    runner = web.AppRunner(
+        app,
+        handle_signals=False,
+        access_log=None,
+        shutdown_timeout=SHUTDOWN_S,
+        keepalive_timeout=SILENCE_S,
+        max_line_size=MAX_HEADER_BYTES,
+        max_field_size=MAX_HEADER_BYTES,
+    )
     await runner.setup()
+    assert runner.server is not None
+    server = bounded_server(runner.server, problem_response)
+    refusal = ServerUnavailable("too many connections are open")
+    acceptor = Acceptor(
+        listener, server, to_line(to_problem(refusal)).encode(), most_connections(max_connections)
+    )
     try:
-        await web.SockSite(runner, listener).start()
         started()
         await stop.wait()
     finally:
+        acceptor.close()
         await runner.cleanup()

@@ -7,14 +7,18 @@ import socket
 from databus.common.errors import ServerUnavailable
 
 
+def host_of(address: str) -> str:
+    """The host in HOST:PORT, an IPv6 address without its brackets."""
+    return address.rpartition(":")[0].strip("[]")
+
+
 def listening_socket(address: str, *, reuse_port: bool = False) -> socket.socket:
     """A socket that listens at HOST:PORT; port 0 chooses a free one.
 
     Raises:
         ServerUnavailable: the address is taken or not ours.
     """
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
+    host, port = host_of(address), address.rpartition(":")[2]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

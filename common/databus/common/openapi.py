@@ -11,8 +11,12 @@ from typing import Any
 from databus.common.errors import (
     BadRequest,
     DatabusError,
+    ForeignHost,
+    ForeignOrigin,
     InternalError,
+    RequestTimeout,
     ServerUnavailable,
+    UnsupportedMediaType,
     registry,
 )
 from databus.common.query import Parameter
@@ -134,6 +138,10 @@ def _answer(endpoint: Endpoint) -> dict[str, Any]:
 def _problems(endpoint: Endpoint) -> dict[str, Any]:
     by_status: dict[int, list[type[DatabusError]]] = {}
     errors: tuple[type[DatabusError], ...] = (BadRequest, *endpoint.errors, InternalError)
+    if endpoint.method != "GET":
+        errors += (ForeignHost, ForeignOrigin)
+    if endpoint.body is not None:
+        errors += (RequestTimeout, UnsupportedMediaType)
     for error in errors:
         by_status.setdefault(error.status, []).append(error)
     return {

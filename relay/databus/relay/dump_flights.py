@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import secrets
 import time
@@ -24,6 +25,7 @@ from databus.common.checkpoint import Position
 from databus.common.errors import DumpFailed, SourceUnavailable
 from databus.common.frame import FrameColumns, Op
 from databus.relay.brackets import Bracket, Brackets
+from databus.relay.dump_filter import filtered
 from databus.relay.dump_pack import pack_window, with_deletions
 from databus.relay.dumps import (
     DEFAULT_CHUNK_ROWS,
@@ -311,7 +313,11 @@ class TableDump:
         if dump.keys is None:
             upto = table.upto if flight.bound is None else flight.bound
             request = ChunkRequest(
-                table.source, limit, after=flight.after, upto=upto, where=dump.where
+                table.source,
+                limit,
+                after=flight.after,
+                upto=upto,
+                is_filtered=dump.where is not None,
             )
         if not flight.bound_known:
             flight.bound = await source.chunk_end(request)
@@ -319,9 +325,7 @@ class TableDump:
             self._changed.set()
         if flight.bound is not None:
             # Some room for rows that are new in it; what does not fit is a chunk of its own.
-            request = ChunkRequest(
-                table.source, limit + limit // 8 + 1, request.after, flight.bound, dump.where
-            )
+            request = dataclasses.replace(request, limit=limit + limit // 8 + 1, upto=flight.bound)
         flight.key_count = len(request.keys or ())
         if self._brackets is not None:
             flight.bracket = self._brackets.begin()
@@ -333,9 +337,11 @@ class TableDump:
             await self._mark(source, flight.bracket.high)
         gone = chunk.schema, chunk.missing
         chunk = await self._host.shaped(chunk)
+        self._adapt(flight, limit, chunk)
+        if dump.where is not None:
+            chunk = await asyncio.to_thread(filtered, chunk, dump.where)
         if dump.delete_missing and chunk.missing and "d" not in self._host.skipped_operations:
             chunk = with_deletions(chunk, *gone)
-        self._adapt(flight, limit, chunk)
         self._read_end_s = time.monotonic()
         self._read_took_s = flight.took_s if self._is_careful else 0.0
         self._window.arrived(flight.waiting, chunk)

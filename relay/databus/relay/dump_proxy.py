@@ -6,6 +6,7 @@ import aiohttp
 from aiohttp import web
 
 from databus.common.errors import ServerUnavailable, StoreError
+from databus.common.http import body_of
 from databus.relay.layout import SocketName
 from databus.relay.served import ServedDatabase
 
@@ -19,9 +20,10 @@ async def pass_on(request: web.Request, database: ServedDatabase) -> web.Respons
     Raises:
         ServerUnavailable: the fetcher does not answer.
     """
+    body = await body_of(request)
     try:
         with SocketName(database.folder.socket) as socket:
-            return await _ask(request, socket.path)
+            return await _ask(request, body, socket.path)
     except (aiohttp.ClientError, OSError, TimeoutError, StoreError) as error:
         raise ServerUnavailable(
             f"the fetcher of {database.name} does not answer ({type(error).__name__}: {error}); "
@@ -30,8 +32,7 @@ async def pass_on(request: web.Request, database: ServedDatabase) -> web.Respons
         ) from error
 
 
-async def _ask(request: web.Request, socket_path: str) -> web.Response:
-    body = await request.read()
+async def _ask(request: web.Request, body: bytes, socket_path: str) -> web.Response:
     async with (
         aiohttp.ClientSession(
             connector=aiohttp.UnixConnector(path=socket_path),

@@ -16,6 +16,7 @@ from typing import Any
 from databus.common.checkpoint import Position, decode_position
 from databus.common.errors import BadCheckpoint, BadRequest, FormatError, NotFound, StoreError
 from databus.relay.layout import replace_file
+from databus.relay.predicate import parse_where
 
 DEFAULT_CHUNK_ROWS = 2000
 MAX_CHUNK_ROWS = 1_000_000
@@ -158,6 +159,7 @@ def new_dump(request: Any) -> Dump:
 
     Raises:
         BadRequest: a key is unknown or its value not of its form.
+        BadFilter: ``where`` is no predicate.
     """
     document = _object(
         request, ("sources", "where", "keys", "delete_missing", "watermark_table", "reader", *_PACE)
@@ -167,7 +169,9 @@ def new_dump(request: Any) -> Dump:
         raise BadRequest(f"sources is {sources!r}; give a list of globs such as ['shop.*']")
     where = document.get("where")
     if where is not None and (not isinstance(where, str) or not where.strip()):
-        raise BadRequest(f"where is {where!r}; give an SQL condition, or leave it out")
+        raise BadRequest(f"where is {where!r}; give a condition over columns, or leave it out")
+    if where is not None:
+        parse_where(where)
     keys = document.get("keys")
     if keys is not None:
         if not isinstance(keys, list) or not 1 <= len(keys) <= MAX_KEYS:

@@ -82,7 +82,15 @@ class LocalRelay:
         app = make_relay_app(self.config, wakeups=wakeups)
         self._server = app[SERVER]
         started = asyncio.Event()
-        self._serving = asyncio.create_task(serve(app, listener, self._stop, started=started.set))
+        self._serving = asyncio.create_task(
+            serve(
+                app,
+                listener,
+                self._stop,
+                started=started.set,
+                max_connections=self.relay_config.max_connections,
+            )
+        )
         for database in self.config.database:
             self._start_fetcher(database.name)
         await started.wait()

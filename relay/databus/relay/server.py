@@ -33,6 +33,7 @@ from databus.common.http import (
 from databus.common.loading import loading
 from databus.common.openapi import version
 from databus.common.query import SOURCES, nearest
+from databus.common.request_guard import RequestGuard
 from databus.relay import column_kernels, openapi
 from databus.relay.clients import ClientTallies, read_clients
 from databus.relay.dump_proxy import pass_on
@@ -282,7 +283,8 @@ def make_relay_app(
     To be called in the event loop that runs it.
     """
     server = RelayServer(config, worker, wakeups)
-    app = make_app(server.routes())
+    guard = RequestGuard(server.config.listen, server.config.allowed_hosts)
+    app = make_app(server.routes(), guard)
     app[SERVER] = server
 
     async def wake_readers(_: web.Application) -> None:
@@ -305,7 +307,12 @@ async def run_worker(handover: Handover) -> None:
         loop.add_signal_handler(number, stop.set)
     app = make_relay_app(handover.config, worker=handover.worker, wakeups=handover.wakeups)
     with WorkerChannel(handover.channel_fd, app[SERVER]):
-        await serve(app, handover.listening_socket(), stop)
+        await serve(
+            app,
+            handover.listening_socket(),
+            stop,
+            max_connections=app[SERVER].config.max_connections,
+        )
 
 
 def allow_connections() -> None:

@@ -255,14 +255,8 @@ class GeneratorSource:
         return TableSize(min(self.shape.keys, count))
 
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
-        """Rows as they are after the last window that was yielded whole.
-
-        Raises:
-            BadRequest: there is a ``where``; the generator has no SQL.
-        """
+        """Rows as they are after the last window that was yielded whole."""
         self._require(request.source)
-        if request.where is not None:
-            raise BadRequest("the generator source cannot evaluate where; leave it out")
         scn = self.shape.last_scn(self._next_event)
         count = self.shape.event_count(scn)
         if request.keys is not None:

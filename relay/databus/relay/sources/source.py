@@ -81,24 +81,24 @@ class ChunkRequest:
     """What to read: at most ``limit`` rows of ``source`` after the key ``after``.
 
     ``upto`` is the largest key when the dump began (rows above it are the log's business),
-    ``where`` an SQL condition of the operator's, ``keys`` an explicit list of keys instead.
-    Keys are JSON-able values in key order.  With ``is_probe`` the rows are wanted only to see
-    whether they can be read.
+    ``keys`` an explicit list of keys instead.  Keys are JSON-able values in key order.  With
+    ``is_filtered`` the caller uses only some of the rows; with ``is_probe`` the rows are wanted
+    only to see whether they can be read.
     """
 
     source: str
     limit: int
     after: list[Any] | None = None
     upto: list[Any] | None = None
-    where: str | None = None
     keys: list[list[Any]] | None = None
+    is_filtered: bool = False
     is_probe: bool = False
 
     @property
     def is_of_whole_table(self) -> bool:
         """Whether this is the first question of a reader of all of the table."""
-        is_whole = self.after is None and self.where is None and self.keys is None
-        return is_whole and not self.is_probe
+        is_whole = self.after is None and self.keys is None
+        return is_whole and not (self.is_filtered or self.is_probe)
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,6 +242,9 @@ class SqliteSource:
             await self._begin_again(request.source)
         try:
             return await self._run(partial(self._chunks.read, request), self._chunk_thread)
+        except asyncio.CancelledError:
+            self._chunks.interrupt()
+            raise
         except UnsupportedChange as error:
             if request.source in self._taken_up:
                 self._stop_next[request.source] = error.message

@@ -48,7 +48,7 @@ def read_chunk(
 
     Raises:
         UnknownSource: there is no such table.
-        BadRequest: the ``where`` condition or a key is not one.
+        BadRequest: a key is not one.
         UnsupportedChange: the table's engine has no snapshots, or its definition kept
             changing.
     """
@@ -165,11 +165,9 @@ class _Reader:
             self._key = [Column(ORDER_NAME, Kind.STRING, nullable=False)]
 
     def chunk(self, request: ChunkRequest, snapshot: Snapshot) -> Chunk:
-        conditions = [f"(\n{request.where}\n)"] if request.where else []
         if request.keys is not None:
-            return self._by_keys(request.keys, conditions, snapshot)
-        conditions += self._bounds(request)
-        rows, last_key, count = self._rows(conditions, request.limit)
+            return self._by_keys(request.keys, snapshot)
+        rows, last_key, count = self._rows(self._bounds(request), request.limit)
         return Chunk(
             self._schema,
             rows,
@@ -232,7 +230,7 @@ class _Reader:
             conditions.append(self._compared(request.upto, "<", or_same=True))
         return conditions
 
-    def _by_keys(self, keys: list[list[Any]], conditions: list[str], snapshot: Snapshot) -> Chunk:
+    def _by_keys(self, keys: list[list[Any]], snapshot: Snapshot) -> Chunk:
         rows: dict[bytes, Row] = {}
         missing = []
         for key in keys:
@@ -240,9 +238,7 @@ class _Reader:
                 f"{quoted(column.name)} <=> {self._literal(column, value)}"
                 for column, value in zip(self._asked, self._checked(key, self._asked), strict=True)
             )
-            found = self._select(
-                [*conditions, f"({equal})"], 1000 if self._schema.nullable_key else 1
-            )
+            found = self._select([f"({equal})"], 1000 if self._schema.nullable_key else 1)
             if not found:
                 missing.append(key)
             for row in map(self._row, found):

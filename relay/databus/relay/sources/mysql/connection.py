@@ -6,8 +6,9 @@ import contextlib
 import socket
 import ssl
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pymysql
@@ -134,6 +135,26 @@ class BinaryResult:
         return True
 
 
+def _end_session(settings: Settings, number: int, client_port: int) -> None:
+    """KILL a session of ours, from a second connection.
+
+    It must be ours by user and client port: a number that a proxy or another server behind the
+    same name has given must not end a session of the application.
+    """
+    with contextlib.suppress(SourceUnavailable, PreflightFailed, ServerError):
+        second = Connection(settings)
+        try:
+            ours = second.query(
+                "SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = %s AND HOST LIKE %s "
+                "AND USER = SUBSTRING_INDEX(USER(), '@', 1)",
+                (number, f"%:{client_port}"),
+            )
+            if ours:
+                second.query(f"KILL {number}")
+        finally:
+            second.close()
+
+
 class Connection:
     """A blocking connection for queries; used from a worker thread.
 
@@ -238,6 +259,19 @@ class Connection:
                 socket.socket.shutdown(raw, socket.SHUT_RDWR)
         with contextlib.suppress(Exception):
             self._connection._force_close()
+
+    def abandon(self) -> Callable[[], None]:
+        """Close at once; what is returned ends the session, and its query, at the server.
+
+        The close alone does not: the server notices it when it next writes.
+        """
+        try:
+            port = int(self._connection._sock.getsockname()[1])
+        except (AttributeError, OSError, TypeError, IndexError):
+            port = 0  # closed before
+        number = int(self._connection.thread_id())
+        self.close()
+        return partial(_end_session, self._settings, number, port)
 
     def start_binlog(
         self, request: BinlogRequest, server_id: int, heartbeat_s: float

@@ -443,7 +443,11 @@ class MySqlSource:
             connection = await loop.run_in_executor(self._readers, Connection, self._settings)
         try:
             answer = await loop.run_in_executor(self._readers, question, connection)
-        except (SourceUnavailable, asyncio.CancelledError):
+        except asyncio.CancelledError:
+            # Not among the readers, all of which may be waiting for such queries.
+            loop.run_in_executor(None, connection.abandon())
+            raise
+        except SourceUnavailable:
             connection.close()
             raise
         except BaseException:

@@ -75,9 +75,9 @@ class SessionLoop:
             raise
 
     def drop(self, session: Connection) -> None:
-        """Close a session whose work was given up; nobody waits for it."""
+        """Close a session whose work was given up, and end its query; the caller does not wait."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(session.close)
+            asyncio.run_coroutine_threadsafe(_abandon(session), self._loop)
 
     def close(self) -> None:
         """Let the thread end; what still runs there is cut off."""
@@ -86,6 +86,11 @@ class SessionLoop:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop = self._thread = None
+
+
+async def _abandon(session: Connection) -> None:
+    session.close()
+    await session.cancel()
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

@@ -169,7 +169,7 @@ class ChunkReader:
 
     async def _read(self, session: ChunkSession, table: Table, request: ChunkRequest) -> Chunk:
         """In the sessions' loop."""
-        in_order = request.where is None and request.keys is None
+        in_order = request.keys is None
         await session.begin(f"{_BEGIN}; {_BY_INDEX}" if in_order else _BEGIN)
         snapshot_text = (await session.query(_SNAPSHOT))[0][0] or b""
         missing: list[list[Any]] = []
@@ -273,9 +273,6 @@ def _select(table: Table, request: ChunkRequest, last_of: int = 0) -> tuple[str,
     if request.keys is not None:
         wanted = [_same_key(table, key, parameters) for key in request.keys]
         conditions.append(f"({' OR '.join(wanted)})" if wanted else "false")
-    if request.where:
-        # On lines of its own: a comment in it ends there.
-        conditions.append(f"(\n{request.where}\n)")
     order = ", ".join(quote(name) for name in table.chunk_key)
     columns = order if last_of else ", ".join(quote(column.name) for column in table.columns)
     wanted_rows = f"OFFSET {last_of - 1} LIMIT 1" if last_of else f"LIMIT {request.limit}"

@@ -28,6 +28,7 @@ _INT = struct.Struct("!I")
 _SHORT = struct.Struct("!H")
 _STATUS = struct.Struct("!cIcQQQqB")
 _PROTOCOL = 196608
+_CANCEL = 80877102
 _SSL_REQUEST = struct.pack("!II", 8, 80877103)
 _BUFFER_BYTES = 1 << 20
 # Faster than 3 MB/s is a backlog; five thousand small transactions a second are below it.
@@ -156,6 +157,7 @@ class Connection:
         self._recent_bytes = 0
         self._recent_since_s = 0.0
         self.encrypted = False
+        self._cancel_key = b""
 
     # -- life
 
@@ -187,6 +189,24 @@ class Connection:
                 # Not close(): that waits for what TLS has to say at the end, and for a server
                 # that takes nothing any more; the event loop may have ended before.
                 transport.abort()
+
+    async def cancel(self) -> None:
+        """End what this session runs at the server, over a connection of its own.
+
+        The close of a connection alone does not: the server notices it when it next writes.
+        """
+        if not self._cancel_key:
+            return
+        other = Connection(self._settings)
+        with contextlib.suppress(OSError, TimeoutError, SourceUnavailable):
+            try:
+                async with asyncio.timeout(self._settings.connect_timeout_s):
+                    await other._dial()
+                    size = 8 + len(self._cancel_key)
+                    other._transport.write(struct.pack("!II", size, _CANCEL) + self._cancel_key)
+                    await other._more(None)  # the server closes when it has taken it
+            finally:
+                other.close()
 
     @property
     def is_closed(self) -> bool:
@@ -237,6 +257,8 @@ class Connection:
             kind, payload = await self._message()
             if kind == b"R":
                 self._answer_challenge(scram, payload)
+            elif kind == b"K":
+                self._cancel_key = payload
             elif kind == b"Z":
                 return
 

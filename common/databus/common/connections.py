@@ -1,0 +1,200 @@
+"""Accepts HTTP connections, within bounds, and answers what is no HTTP.
+
+aiohttp and the event loops accept without a bound, and at the descriptor limit they spin or drop
+connections in silence.  What is here: how many connections there may be, how long a silent one
+may stay, and the answer to a request that aiohttp refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import resource
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from databus.common.errors import (
+    BadRequest,
+    DatabusError,
+    InternalError,
+    ServerUnavailable,
+)
+
+SILENCE_S = 60.0
+"""How long a connection may take for the headers of a request, and may idle before it."""
+STALLED_S = 900.0
+"""How long a reader may take no byte of what is sent to it.  The client library reads on while
+its buffer has room; it resumes at its position."""
+MAX_CONNECTIONS = 20_000
+_SPARE_DESCRIPTORS = 64
+_ACCEPTED_AT_ONCE = 100
+_LOG_EVERY_S = 60.0
+_RETRY_S = 0.2
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
+    b"Content-Type: application/problem+json\r\nContent-Length: %d\r\n\r\n%b"
+)
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+_log = logging.getLogger("databus.http")
+
+Respond = Callable[[DatabusError], web.Response]
+
+
+class Acceptor:
+    """Accepts connections at a listening socket and hands them to a protocol.
+
+    Invariants:
+        I1. There are at most ``most`` connections; a further one gets a 503 and is closed.
+        I2. At the descriptor limit it waits ``_RETRY_S`` before it tries again, and the log says
+            so once in ``_LOG_EVERY_S``.
+
+    Owner: one event loop.  It closes the listener.
+    """
+
+    def __init__(
+        self, listener: socket.socket, server: web.Server, refusal: bytes, most: int
+    ) -> None:
+        self._listener = listener
+        self._server = server
+        self._refusal = _REFUSAL % (len(refusal), refusal)
+        self._most = most
+        self._loop = asyncio.get_running_loop()
+        self._connecting: set[asyncio.Task[Any]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._logged_s: dict[str, float] = {}
+        self._listen()
+
+    def _listen(self) -> None:
+        self._retry = None
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Accept no more."""
+        if self._retry is not None:
+            self._retry.cancel()
+        self._loop.remove_reader(self._listener.fileno())
+        self._listener.close()
+        for task in self._connecting:
+            task.cancel()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                self._pause(error)
+                return
+            if len(self._server.connections) + len(self._connecting) >= self._most:
+                self._refuse(connection)
+                continue
+            with contextlib.suppress(OSError):
+                connection.setblocking(False)
+                if connection.family != socket.AF_UNIX:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    # Whoever writes to the socket: aiohttp, or a thread of ours.
+                    connection.setsockopt(
+                        socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALLED_S * 1000)
+                    )
+            task = self._loop.create_task(self._connect(connection))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._server, connection)
+        except OSError as error:
+            connection.close()
+            if error.errno in _NO_ROOM:
+                self._say(f"a connection was dropped: {error.strerror}")
+
+    def _refuse(self, connection: socket.socket) -> None:
+        self._say(f"there are {self._most} connections, the most allowed; more are refused")
+        with contextlib.suppress(OSError), connection:
+            connection.setblocking(False)
+            connection.send(self._refusal)
+
+    def _pause(self, error: OSError) -> None:
+        """The connections that wait stay in the kernel's queue, and open ones are served."""
+        self._loop.remove_reader(self._listener.fileno())
+        self._retry = self._loop.call_later(_RETRY_S, self._listen)
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._say(
+            f"no connection can be accepted: {error.strerror} (the limit is {limit} descriptors, "
+            f"and {len(self._server.connections)} connections are open); raise it with ulimit -n"
+        )
+
+    def _say(self, what: str) -> None:
+        now_s, kind = time.monotonic(), what[:20]
+        if now_s >= self._logged_s.get(kind, -_LOG_EVERY_S) + _LOG_EVERY_S:
+            self._logged_s[kind] = now_s
+            _log.warning("%s", what)
+
+
+def most_connections(configured: int = MAX_CONNECTIONS) -> int:
+    """As configured, but no more than the process may have descriptors, a few of which are ours."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(configured, limit - _SPARE_DESCRIPTORS))
+
+
+def bounded_server(server: web.Server, respond: Respond) -> web.Server:
+    """``server``, whose connections are ``_Connection``s: the one place that meets its insides."""
+    server.__class__ = _Server
+    assert isinstance(server, _Server)
+    server.respond = respond
+    return server
+
+
+class _Server(web.Server):
+    respond: Respond
+
+    def __call__(self) -> RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Connection(RequestHandler):
+    """aiohttp's, but what it refuses is one line of log and a problem document."""
+
+    __slots__ = ("_respond",)
+
+    def __init__(self, manager: _Server, **settings: Any) -> None:
+        super().__init__(manager, **settings)
+        self._respond = manager.respond
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what never came to a handler, or came out of one against the rules."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun; there can be no other")
+        if status < 500:
+            said = " ".join((message or str(exc)).split())[:200]
+            _log.info("no HTTP request from %s: %r", request.remote, said)
+            response = self._respond(BadRequest(f"this is no HTTP request: {said!r}"))
+        elif status == 504:
+            response = self._respond(ServerUnavailable("the request was not answered in time"))
+        else:
+            _log.error("%s %s failed: %r", request.method, request.path, exc)
+            response = self._respond(InternalError(f"{request.method} {request.path} failed"))
+        response.force_close()
+        return response
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """One line."""
+        error = kw.get("exc_info")
+        _log.warning("a connection ended: %s: %s", type(error).__name__, error)
