@@ -11,10 +11,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from databus.common.frame import Op
+from databus.common.frame import Op, iter_frames
 from databus.relay.fetcher import Fetcher
 from databus.relay.layout import SocketName
 from databus.relay.registry import RegistryReader
+from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.source import Transaction
 from tests.support.capture import (
     capturing,
     database_config,
@@ -23,6 +25,7 @@ from tests.support.capture import (
     streaming,
 )
 from tests.support.fixtures import FreshDatabase
+from tests.support.mariadb_stream import mariadb_config, read_to_end
 from tests.support.relay_process import ring_frames
 from tests.support.waiting import eventually
 
@@ -147,6 +150,40 @@ async def test_a_table_whose_changes_were_hidden_stops_alone_and_a_dump_takes_it
         database.execute("UPDATE hidden SET v = v + 10")
         await eventually(lambda: equal("hidden"), 60, "its changes are streamed again")
         await eventually(lambda: not fetcher.status.source.get("warnings"), 60)
+
+
+async def test_a_suspension_outlives_a_kill_right_behind_the_window_that_it_was_found_in(
+    database: FreshDatabase,
+) -> None:
+    for table in ("calm", "hidden"):
+        database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)")
+    config, hidden = mariadb_config(database.url, f"{database.name}.*"), f"{database.name}.hidden"
+    source = MySqlSource(config)
+    await source.open()
+    first = await source.first_scn()
+    session(
+        database, "SET binlog_format = STATEMENT", "INSERT INTO hidden VALUES (1, 1)",
+        "SET binlog_format = ROW", "INSERT INTO calm VALUES (1, 1)",
+    )  # fmt: skip
+    kept, ring = "", b""
+    async with contextlib.aclosing(source.stream(first)) as stream:
+        async for batch in stream:
+            ring += batch.data
+            if ring:
+                break  # Killed: the ring's pages outlive it, a memo that was not kept does not.
+            if batch.keep and batch.memo is not None:
+                kept = batch.memo.encode()
+    await source.close()
+    (end,) = [view for view in iter_frames(ring) if view.op == Op.END_OF_WINDOW]
+    last = Transaction(end.scn, bytes(end.key).decode(), end.commit_us)
+    again = MySqlSource(config)
+    again.recall(kept, last, end.scn)
+    await again.open()
+    session(database, "INSERT INTO hidden VALUES (2, 2)", "INSERT INTO calm VALUES (2, 2)")
+    streamed = await read_to_end(again, end.scn)
+    assert {event.source for event in streamed.events()} == {f"{database.name}.calm"}
+    assert hidden in (await again.status())["stopped_tables"]
+    await again.close()
 
 
 async def test_a_table_created_or_altered_into_what_cannot_be_read_stops_alone(

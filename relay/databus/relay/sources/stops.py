@@ -59,12 +59,14 @@ class StoppedTables:
     Invariants:
         I1. Of a table in ``stops`` nothing is packed that was committed after ``since_scn``.
         I2. What is to begin again does so between two transactions.
+        I3. ``suspended_count`` grows with every table that is suspended.
 
     Owner: the task that reads the stream; ``ask_for`` may be called beside it.
     """
 
     def __init__(self, stops: Mapping[str, Stop]) -> None:
         self.stops = dict(stops)
+        self.suspended_count = 0
         self._asked: set[str] = set()
         self._taken_up: dict[str, Stop] = {}
         self._waiting: list[asyncio.Future[None]] = []
@@ -80,7 +82,9 @@ class StoppedTables:
 
     def stop(self, source: str, scn: int, why: str) -> None:
         """Pass over a table from here on; the first reason counts."""
-        self.stops.setdefault(source, Stop(scn, why))
+        if source not in self.stops:
+            self.stops[source] = Stop(scn, why)
+            self.suspended_count += 1
 
     def stop_again(self, source: str, scn: int, why: str) -> None:
         """Pass over a table that began again, for nobody could read all of it.

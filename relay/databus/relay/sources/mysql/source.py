@@ -102,7 +102,8 @@ class MySqlSource:
         self._stopped = StoppedTables({})
         self._places: Places | None = None
         self._scout = Scout()
-        self._beginning = Memo(-1)
+        self._beginning = self._memo = Memo(-1)
+        self._resolved = 0
         self._streams_from = self._reset = ""
 
     @property
@@ -220,6 +221,7 @@ class MySqlSource:
         decoder.told = ToldSchemas(memo.told)
         decoder.told.assume([*self._tracked_schemas(tracked), *await self.schemas()])
         self._decoder = decoder
+        self._resolved, self._memo = after_scn, memo
         self._streams_from = self._reset = ""
         if after_scn == self._beginning.scn:
             # No later start can know it; with nothing missed yet, it is what that is counted from.
@@ -289,6 +291,7 @@ class MySqlSource:
         packets = PacketBuffer(where)
         fast = FastPath(decoder) if COMPILED and self.use_kernels else None
         told_at_s = time.monotonic()
+        suspended_count = decoder.stopped.suspended_count
         while True:
             try:
                 async with asyncio.timeout(_SILENCE_S):
@@ -324,11 +327,15 @@ class MySqlSource:
                     elif decoder.pending_bytes >= PART_BYTES:
                         yield self._batch(decoder)
                     continue
-                if not decoder.feed(event):
+                looks_ahead = not decoder.feed(event)
+                if looks_ahead:
                     await self._look_ahead(decoder)
                     decoder.feed(event, fresh=True)
-                    if decoder.known.tracked.is_needed:
-                        yield self._batch(decoder, keep=True)
+                if decoder.stopped.suspended_count != suspended_count:
+                    suspended_count = decoder.stopped.suspended_count
+                    yield self._suspension(decoder)
+                if looks_ahead and decoder.known.tracked.is_needed:
+                    yield self._batch(decoder, keep=True)
                 current.used()
                 decoder.spill()
                 while decoder.replaying:
@@ -347,7 +354,17 @@ class MySqlSource:
 
     def _batch(self, decoder: BinlogDecoder, *, keep: bool = False) -> Batch:
         data, schemas = decoder.take()
-        return Batch(data, schemas, decoder.resolved, decoder.memo(), keep)
+        self._resolved, self._memo = decoder.resolved, decoder.memo()
+        return Batch(data, schemas, self._resolved, self._memo, keep)
+
+    def _suspension(self, decoder: BinlogDecoder) -> Batch:
+        """The suspended tables, on disk before the window in which a table was suspended.
+
+        A window that is in the ring is not read again after a kill, so the memo must not lack
+        what was found in it.  Of all else the memo is as of the last batch.
+        """
+        memo = dataclasses.replace(self._memo, stopped=dict(decoder.stopped.stops))
+        return Batch(b"", resolved=self._resolved, memo=memo, keep=True)
 
     async def _look_ahead(self, decoder: BinlogDecoder) -> None:
         """The catalogue as it is now, and how far it holds for where the stream is."""
