@@ -32,6 +32,6 @@ async def test_who_waits_for_a_stopped_table_is_told_that_the_stream_has_ended(
     source = MySqlSource(CONFIG)
     source.recall(Memo(7, stopped={"shop.odd": Stop(5, "why")}).encode(), None, 7)
     async with asyncio.timeout(10):
-        with pytest.raises(SourceUnavailable, match=r"shop\.odd begins again with the stream"):
+        with pytest.raises(SourceUnavailable, match=r"shop\.odd resumes with the stream"):
             await source.largest_key("shop.odd")
     await source.close()
