@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from collections import deque
 
+from databus.common.table_state import TableState
 from databus.client.blocks import Block
 
 
@@ -38,6 +40,8 @@ class ReplayBuffer:
         self.wake = asyncio.Event()
         """Set when ``here`` may give something that it did not give before."""
         self._room = asyncio.Event()
+        self.reported: Sequence[TableState] | None = None
+        """What a server has said at last of tables that are not followed; the dispatcher's."""
         self._replays = True
         self.is_cut = False
         """Frames that were dispatched come again: the dispatcher has to go back."""
@@ -50,6 +54,11 @@ class ReplayBuffer:
     def never_replay(self) -> None:
         """Continue broken windows in the middle instead."""
         self._replays = False
+
+    def report(self, states: Sequence[TableState]) -> None:
+        """A server says which tables are not followed."""
+        self.reported = states
+        self.wake.set()
 
     async def put(self, block: Block) -> None:
         """Append a block, waiting until there is room."""

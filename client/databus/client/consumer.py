@@ -10,6 +10,7 @@ from databus.client.events import Event, Window
 from databus.common.checkpoint import Checkpoint
 from databus.common.errors import DatabusError
 from databus.common.schema import SourceSchema
+from databus.common.table_state import TableState
 
 
 class Result(enum.Enum):
@@ -59,6 +60,13 @@ class Consumer:
             the snapshot or of the log behind it, cut at the bootstrap's checkpoints.  The state
             of all tables together is a state that the database had only from the checkpoint
             with ``mode`` online on.
+
+    Tables:
+        T1. A table is followed until ``onTableState`` says otherwise.  While it is suspended or
+            resynchronising, what you have been given is not its content.  When it is followed
+            again your copy is equal again, by the rows, deletions and truncates between.  The
+            call comes between sequences, at least once for each change, and at the start for
+            each table that is not followed then.
 
     Durability:
         D1. ``onCheckpoint(checkpoint)`` asks for a recovery point: make durable what you have
@@ -122,6 +130,10 @@ class Consumer:
 
     def onEndDataEventSequence(self, window: Window) -> Answer:
         """The window ends; ``window.txid`` and ``window.event_count`` are known now."""
+        return None
+
+    def onTableState(self, source: str, state: TableState) -> Answer:
+        """A table is followed, suspended or resynchronising from here on; see T1."""
         return None
 
     def onCheckpoint(self, checkpoint: Checkpoint) -> Answer:

@@ -25,7 +25,13 @@ from databus.common.errors import ConsumerFailed, DatabusError, InternalError, S
 
 log = logging.getLogger("databus.client")
 
-_ANNOUNCEMENTS = (Call.START_SEQUENCE, Call.START_SOURCE, Call.END_SOURCE, Call.END_SEQUENCE)
+_ANNOUNCEMENTS = (
+    Call.START_SEQUENCE,
+    Call.START_SOURCE,
+    Call.END_SOURCE,
+    Call.END_SEQUENCE,
+    Call.TABLE_STATE,
+)
 _YIELD_S = 0.02
 _MOST_FLYING = 10_000
 Pulling = asyncio.Task[None]
@@ -224,6 +230,14 @@ class Delivery:
         if due.call is Call.END_SEQUENCE:
             assert due.window is not None
             return await self._call(consumer.onEndDataEventSequence, due.window)
+        if due.call is Call.TABLE_STATE:
+            assert due.table_state is not None
+            await self._lanes.drain()
+            if self._lanes.failure is not None:
+                raise self._lanes.failure
+            return await self._call(
+                consumer.onTableState, due.table_state.source, due.table_state
+            )
         function = consumer.onStartSource if due.call is Call.START_SOURCE else consumer.onEndSource
         return await self._call(function, due.source, due.schema)
 

@@ -7,7 +7,8 @@ It calls nothing, waits for nothing and knows no clock but the time it is given.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from databus.client.blocks import Block
@@ -24,6 +25,7 @@ from databus.common.checkpoint import (
 )
 from databus.common.frame import FIRST_CONTROL_OP, Op
 from databus.common.schema import SourceSchema
+from databus.common.table_state import CaptureState, TableState, decode_table_state
 
 
 class Call(enum.Enum):
@@ -36,6 +38,7 @@ class Call(enum.Enum):
     END_SEQUENCE = "onEndDataEventSequence"
     CHECKPOINT = "onCheckpoint"
     ROLLBACK = "onRollback"
+    TABLE_STATE = "onTableState"
     RESTREAM = "restream"
     """Nothing to call: the frames after the checkpoint are gone here, read them again."""
 
@@ -53,7 +56,8 @@ class Due:
     """One thing that is due, with what it needs.
 
     For EVENTS: the rows ``start`` .. ``stop`` - 1 of ``block``.  For CHECKPOINT, ROLLBACK and
-    RESTREAM: ``mark``; for ROLLBACK also the cause, None where only a server was lost.
+    RESTREAM: ``mark``; for ROLLBACK also the cause, None where only a server was lost.  For
+    TABLE_STATE: ``table_state``, and ``block`` where a frame of the stream has it.
     """
 
     call: Call
@@ -65,6 +69,7 @@ class Due:
     stop: int = 0
     mark: Mark | None = None
     cause: BaseException | None = None
+    table_state: TableState | None = None
 
     def events(self) -> list[Event]:
         """The events of an EVENTS."""
@@ -84,6 +89,8 @@ class Dispatcher:
         I3. ``mark`` is the last accepted checkpoint; after a rollback the events behind it
             are given out again, none is left out.
         I4. ``attempt`` counts the failures since ``mark`` moved.
+        I5. A table's state is due between windows, once unless it changes; after a rollback
+            again.
 
     Owner: one task.  ``next`` and then one of ``done`` and ``failed``, in turn.
     Raises: BadCheckpoint, UnknownSchema and FormatError for frames that make no sense.
@@ -108,6 +115,8 @@ class Dispatcher:
         self.window_count = 0
         self.position: Position | None = checkpoint.position if checkpoint else None
         self.mode: Mode = _mode(isinstance(checkpoint, BootstrapCheckpoint))
+        self._states: dict[str, TableState] = {}
+        self._unreported: deque[TableState] = deque()
         self._failure: Due | None = None
         self._restream = False
         self._window: Window | None = None
@@ -137,6 +146,11 @@ class Dispatcher:
             return Due(Call.RESTREAM, mark=self.mark)
         if self._buffer.is_cut:
             return self._roll_back(None)
+        if self._buffer.reported is not None:
+            self._compare_reported(self._buffer.reported)
+            self._buffer.reported = None
+        if self._unreported and self._window is None:
+            return Due(Call.TABLE_STATE, table_state=self._unreported[0])
         while True:
             if self._candidate is not None and self._is_due(now_s, idle=False):
                 return self._due_mark()
@@ -194,6 +208,13 @@ class Dispatcher:
             self._checkpoint_done(due, now_s, result)
         elif call is Call.ROLLBACK:
             self._rolled_back()
+        elif call is Call.TABLE_STATE:
+            assert due.table_state is not None
+            self._states[due.table_state.source] = due.table_state
+            if due.block is None:
+                self._unreported.popleft()
+            else:
+                self._buffer.advance(1)
         else:
             self._restream = False
 
@@ -228,6 +249,8 @@ class Dispatcher:
     def _rolled_back(self) -> None:
         self._failure = None
         self._windows_since = 0
+        self._unreported.extendleft(self._states.values())
+        self._states.clear()
         checkpoint = self.mark.checkpoint
         self.position = checkpoint.position if checkpoint else None
         self._bootstrap_at = checkpoint
@@ -285,6 +308,8 @@ class Dispatcher:
     def _control(self, block: Block, index: int) -> Due | None:
         """What a control frame makes due; None if it was passed over."""
         op, window = block.ops[index], self._window
+        if op == Op.TABLE_STATE:
+            return self._table_state(block, index)
         if block.bootstrap:
             if op == Op.CHECKPOINT:
                 return self._bootstrap_checkpoint(block, index)
@@ -307,6 +332,25 @@ class Dispatcher:
         else:
             self._buffer.advance(1)
         return None
+
+    def _table_state(self, block: Block, index: int) -> Due | None:
+        if self._window is not None:
+            return self._close(self._window)
+        state = decode_table_state(bytes(block.frame(index).after or b""))
+        if self._states.get(state.source) == state:
+            self._buffer.advance(1)
+            return None
+        return Due(Call.TABLE_STATE, table_state=state, block=block)
+
+    def _compare_reported(self, reported: Sequence[TableState]) -> None:
+        """A server has said which tables are not followed: note what is new to the consumer."""
+        named = {state.source for state in reported}
+        self._unreported.extend(s for s in reported if self._states.get(s.source) != s)
+        self._unreported.extend(
+            TableState(source, CaptureState.FOLLOWED)
+            for source, state in self._states.items()
+            if source not in named and state.state != CaptureState.FOLLOWED
+        )
 
     def _pass_end(self) -> None:
         """Go over the end of the window that was closed: who stops now has its checkpoint."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 import json
 import logging
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from databus.common.errors import (
 )
 from databus.common.frame import FIRST_CONTROL_OP, FrameSplitter, Op
 from databus.common.schema import SchemaSet, SourceSchema
+from databus.common.table_state import TableState
 from databus.common.spans import SpanSplitter
 
 log = logging.getLogger("databus.client")
@@ -71,6 +73,9 @@ class Sink(Protocol):
 
     async def put(self, block: Block) -> None:
         """Take a block, waiting until there is room."""
+
+    def report(self, states: Sequence[TableState]) -> None:
+        """A server says which tables are not followed."""
 
     def cut(self, frame_count: int) -> None:
         """Forget all frames but the first ``frame_count``: they will come again."""
@@ -180,6 +185,8 @@ class Puller:
         self._machine.met_clock(answer.clock)
         for schema in answer.schemas:
             self._schemas.announce(schema)
+        if answer.tables is not None:
+            self._sink.report(answer.tables)
 
     async def _stream(self, step: Step) -> Outcome:
         resume = self._begin(step)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from databus.client.blocks import Block
 from databus.common.checkpoint import Position
+from databus.common.table_state import TableState
 from databus.common.frame import Op
 
 
@@ -54,6 +55,9 @@ class RawSink:
     def replays(self) -> bool:
         """Frames are stored as they come, so a window is continued where it broke off."""
         return False
+
+    def report(self, states: Sequence[TableState]) -> None:
+        """Nobody here is notified: the frames are."""
 
     def cut(self, frame_count: int) -> None:
         """Never called, because nothing is replayed."""

@@ -11,6 +11,7 @@ from databus.client.events import Event, Window
 from databus.common.checkpoint import BootstrapCheckpoint, Checkpoint, OnlineCheckpoint, Position
 from databus.common.errors import DatabusError
 from databus.common.schema import SourceSchema
+from databus.common.table_state import TableState
 
 
 class Step(NamedTuple):
@@ -81,6 +82,10 @@ class Recorder(Consumer):
         what = (event.source, event.op, event.position, tuple(event.key.values()))
         return self._note("onDataEvent", what)
 
+    def onTableState(self, source: str, state: TableState) -> Answer:
+        """Recorded with the source and its state."""
+        return self._note("onTableState", (source, str(state.state)))
+
     def onEndSource(self, source: str, schema: SourceSchema) -> Answer:
         """Recorded with the source."""
         return self._note("onEndSource", source)
@@ -109,18 +114,27 @@ class Recorder(Consumer):
         return self._note("onStopConsumption")
 
 
+_BETWEEN = frozenset({"onCheckpoint", "onTableState", "onStartDataEventSequence"})
 _NEXT: dict[str, frozenset[str]] = {
     "": frozenset({"onStartConsumption"}),
     "onStartConsumption": frozenset(
-        {"onStartDataEventSequence", "onCheckpoint", "onRollback", "onError", "onStopConsumption"}
+        {
+            "onStartDataEventSequence",
+            "onTableState",
+            "onCheckpoint",
+            "onRollback",
+            "onError",
+            "onStopConsumption",
+        }
     ),
     "onStartDataEventSequence": frozenset({"onStartSource", "onEndDataEventSequence"}),
     "onStartSource": frozenset({"onDataEvent"}),
     "onDataEvent": frozenset({"onDataEvent", "onEndSource"}),
     "onEndSource": frozenset({"onStartSource", "onEndDataEventSequence"}),
-    "onEndDataEventSequence": frozenset({"onCheckpoint", "onStartDataEventSequence"}),
-    "onCheckpoint": frozenset({"onCheckpoint", "onStartDataEventSequence"}),
-    "onRollback": frozenset({"onCheckpoint", "onStartDataEventSequence"}),
+    "onEndDataEventSequence": _BETWEEN,
+    "onTableState": _BETWEEN,
+    "onCheckpoint": _BETWEEN,
+    "onRollback": _BETWEEN,
     "onError": frozenset({"onStopConsumption"}),
     "onStopConsumption": frozenset(),
 }

@@ -25,6 +25,7 @@ from databus.common.errors import (
 )
 from databus.common.query import CLIENT_HEADER
 from databus.common.schema import SourceSchema
+from databus.common.table_state import TableState, table_state_of
 
 FRAMES_TYPE = "application/vnd.databus.frames;spans=1"
 _PROBLEM_BYTES = 1 << 16
@@ -36,6 +37,8 @@ class Registration:
 
     clock: str
     schemas: tuple[SourceSchema, ...]
+    tables: tuple[TableState, ...] | None = None
+    """Those that are not followed; None where the server does not say."""
 
 
 class Body:
@@ -127,7 +130,9 @@ class Transport:
         document = await self.get_json(server, f"/v1/{database}/register", query)
         try:
             schemas = tuple(SourceSchema.from_json(item["schema"]) for item in document["schemas"])
-            return Registration(str(document["clock"]), schemas)
+            tables = document.get("tables")
+            states = None if tables is None else tuple(map(table_state_of, tables))
+            return Registration(str(document["clock"]), schemas, states)
         except (KeyError, TypeError) as error:
             raise FormatError(
                 f"{server} gave a registration without {error} for database {database}"

@@ -19,6 +19,7 @@ from databus.client.events import Event, Mode, Window
 from databus.client.raw import wait_for_either
 from databus.common.checkpoint import Checkpoint
 from databus.common.errors import DatabusError, InternalError
+from databus.common.table_state import TableState
 
 T = TypeVar("T")
 _BATCH_EVENTS = 4096
@@ -42,9 +43,13 @@ class PulledWindow:
     of it is not to be had then, and ``commit`` is too late: either is an InternalError.
     """
 
-    def __init__(self, reader: WindowReader, window: Window) -> None:
+    def __init__(
+        self, reader: WindowReader, window: Window, table_states: tuple[TableState, ...] = ()
+    ) -> None:
         self._reader = reader
         self._window = window
+        self.table_states = table_states
+        """Tables whose state has changed since the window before."""
         self._loaded: deque[list[Event]] = deque()
         self.is_whole = False
         self.checkpoint: Checkpoint | None = None
@@ -141,6 +146,7 @@ class WindowReader:
         self._open: PulledWindow | None = None
         self._last: PulledWindow | None = None
         self._is_committed = True
+        self._table_states: list[TableState] = []
         self._is_stopping = False
 
     def stop(self) -> None:
@@ -227,7 +233,11 @@ class WindowReader:
         dispatcher.done(due, now_s, Result.CHECKPOINT if is_end else Result.SUCCESS)
         if due.call is Call.START_SEQUENCE:
             assert due.window is not None
-            self._open = PulledWindow(self, due.window)
+            self._open = PulledWindow(self, due.window, tuple(self._table_states))
+            self._table_states.clear()
+        elif due.call is Call.TABLE_STATE:
+            assert due.table_state is not None
+            self._table_states.append(due.table_state)
         elif due.call is Call.EVENTS:
             return True, due.events()
         elif is_end:

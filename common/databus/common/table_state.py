@@ -54,13 +54,25 @@ class TableState:
 
 
 def decode_table_state(content: bytes) -> TableState:
-    """The state in the content of a TABLE_STATE frame; fields that are unknown are ignored.
+    """The state in the content of a TABLE_STATE frame.
 
     Raises:
         FormatError: it is none.
     """
     try:
         document = json.loads(content)
+    except ValueError as error:
+        raise FormatError(f"{content[:200]!r} is no state of a table: {error}") from error
+    return table_state_of(document)
+
+
+def table_state_of(document: Any) -> TableState:
+    """The state in a JSON object; keys that are unknown are ignored.
+
+    Raises:
+        FormatError: it is none.
+    """
+    try:
         return TableState(
             str(document["source"]),
             CaptureState(document["state"]),
@@ -69,4 +81,4 @@ def decode_table_state(content: bytes) -> TableState:
             str(document["cure"]),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{content[:200]!r} is no state of a table: {error}") from error
+        raise FormatError(f"{str(document)[:200]!r} is no state of a table: {error}") from error

@@ -192,6 +192,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             {
                 "database": TEXT,
                 "clock": TEXT,
+                "tables": {"type": "array", "items": {"type": "object", "properties": _TABLE}},
                 "schemas": {"type": "array", "items": whole_object(_SCHEMA)},
             }
         ),

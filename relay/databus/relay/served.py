@@ -31,7 +31,7 @@ from databus.common.filters import StreamFilter, matches, matching_ids
 from databus.common.frame import source_id
 from databus.common.query import nearest
 from databus.common.schema import SchemaSet, SourceSchema
-from databus.common.table_state import CaptureState
+from databus.common.table_state import CaptureState, table_state_of
 from databus.relay.directory import Directory
 from databus.relay.dumps import DumpBook
 from databus.relay.extents import Extents
@@ -275,8 +275,16 @@ class ServedDatabase:
 
     def table_states(self) -> dict[str, str]:
         """The states of the tables that are not followed, by name."""
+        return {one["source"]: one["state"] for one in self.tables_not_followed(())}
+
+    def tables_not_followed(self, patterns: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Those of them that match, all without patterns, with the reasons."""
         tables = self.fetcher_state().document.get("tables") or ()
-        return {str(one["source"]): str(one["state"]) for one in tables}
+        return [
+            table_state_of(one).to_json()
+            for one in tables
+            if not patterns or matches(one["source"], patterns)
+        ]
 
     def register_document(
         self, patterns: tuple[str, ...], columns: frozenset[str] | None = None
@@ -299,6 +307,7 @@ class ServedDatabase:
         return {
             "database": self.name,
             "clock": self.ring.clock,
+            "tables": self.tables_not_followed(patterns),
             "schemas": [
                 {
                     "source": schema.source,
