@@ -296,6 +296,7 @@ class ServedDatabase:
             "applier": applier_document(self.store.storage),
             "store": self.store.url,
             "seeding": dict(self.seeding()),
+            "suspended": self.log.note("suspended") or {},
             "gaps": self.log.note("gaps") or [],
             "writer": self.writer_document(),
             "served": {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -216,6 +216,8 @@ def status(urls: Iterable[str], *, as_json: bool) -> None:
             print(json.dumps({"url": url, **document}))
         else:
             Console().print(_status_table(url, document))
+            for line in _tables_not_followed(document):
+                Console(soft_wrap=True).print(line, markup=False)
     if failures[1:]:
         raise ServerUnavailable("; ".join(failure.message for failure in failures))
     if failures:
@@ -229,6 +231,31 @@ def _status_table(url: str, document: dict[str, Any]) -> Table:
     for database in document.get("databases", []):
         table.add_row(*map(escape, _status_row(database)))
     return table
+
+
+def _tables_not_followed(document: dict[str, Any]) -> Iterator[str]:
+    """Of a relay's status, and of a bootstrap server's."""
+    for database in document.get("databases", []):
+        named = database.get("suspended") or {}
+        tables = [*database.get("tables", []), *({"source": n, **named[n]} for n in named)]
+        for one in tables:
+            yield (
+                f"{database['name']}: {one['source']} is {one['state']} since scn "
+                f"{one['since_scn']}: {one['reason']}. {one['cure']}"
+            )
+
+
+def resync(url: str, source: str) -> None:
+    """Have a suspended table resynchronised now.
+
+    Raises:
+        DatabusError: the relay does not answer, or the table is followed.
+    """
+    base, database = split_database(url)
+    body = {"action": "resync", "source": source}
+    answer = call(f"{base}/v1/{database}/tables", method="POST", body=body)
+    state = next((one for one in answer["tables"] if one["source"] == source), None)
+    print(f"{source}: {state['state'] if state else 'followed'}")
 
 
 _SHOWN = ("name", "state", "prev", "min", "max", "lag_us", "clock", "url")

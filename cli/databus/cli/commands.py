@@ -269,6 +269,21 @@ def dump(
         asking.start_dump(url, sources, options, wait=wait)
 
 
+def resync(
+    url: Annotated[str, typer.Argument(metavar="RELAY_URL/DATABASE")],
+    table: Annotated[str, typer.Argument(metavar="SCHEMA.TABLE")],
+) -> None:
+    """Have a suspended table resynchronised now; with resync = "manual" this confirms it.
+
+    Example:
+
+        databus resync http://127.0.0.1:8700/shop shop.orders
+    """
+    from databus.cli import asking
+
+    asking.resync(url, table)
+
+
 def status(
     urls: Annotated[list[str], typer.Argument(metavar="URL...", help="Relays and bootstraps.")],
     json_: Annotated[bool, typer.Option("--json", help="As JSON, one object a server.")] = False,
@@ -286,7 +301,7 @@ def status(
 
 def add_to(cli: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (relay, reload, bootstrap, apply, check, tail, dump, status):
+    for command in (relay, reload, bootstrap, apply, check, tail, dump, resync, status):
         cli.command()(command)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from collections import deque
+from collections.abc import Sequence
 
-from databus.common.table_state import TableState
 from databus.client.blocks import Block
+from databus.common.table_state import TableState
 
 
 class ReplayBuffer:

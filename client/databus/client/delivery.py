@@ -235,9 +235,7 @@ class Delivery:
             await self._lanes.drain()
             if self._lanes.failure is not None:
                 raise self._lanes.failure
-            return await self._call(
-                consumer.onTableState, due.table_state.source, due.table_state
-            )
+            return await self._call(consumer.onTableState, due.table_state.source, due.table_state)
         function = consumer.onStartSource if due.call is Call.START_SOURCE else consumer.onEndSource
         return await self._call(function, due.source, due.schema)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn, Protocol, Self
@@ -34,8 +34,8 @@ from databus.common.errors import (
 )
 from databus.common.frame import FIRST_CONTROL_OP, FrameSplitter, Op
 from databus.common.schema import SchemaSet, SourceSchema
-from databus.common.table_state import TableState
 from databus.common.spans import SpanSplitter
+from databus.common.table_state import TableState
 
 log = logging.getLogger("databus.client")
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from databus.client.blocks import Block
 from databus.common.checkpoint import Position
-from databus.common.table_state import TableState
 from databus.common.frame import Op
+from databus.common.table_state import TableState
 
 
 @dataclass(frozen=True, slots=True)

@@ -265,6 +265,7 @@ class RelayServer:
             {"name": name, **client.to_json(newest_us)} for name, client in clients.items()
         ]
         document["dumps"] = database.dumps_document()
+        document["tables"] = database.tables_not_followed(())
         document["fetcher"] = {**fetcher.document, "age_s": round(fetcher.age_s, 3)}
         return document
 

@@ -128,11 +128,12 @@ def _cure(record: TableRecord, database: str, *, is_automatic: bool) -> str:
         return record.cure
     if record.state == CaptureState.RESYNCHRONISING:
         return "Wait until it is followed."
+    command = f"databus resync RELAY_URL/{database} {record.source}"
     if not is_automatic and not record.is_confirmed:
-        return f"Remove the cause, then run: databus resync {database} {record.source}"
+        return f"Remove the cause, then run: {command}"
     if record.tries:
         return (
             f"Remove the cause: {record.tries} attempts to resynchronise it have failed. The next "
-            f"comes by itself, or at once with: databus resync {database} {record.source}"
+            f"comes by itself, or at once with: {command}"
         )
     return "The table is resynchronised automatically."
