@@ -80,6 +80,12 @@ format: setup ## Format the code and mend what ruff can mend
 bench: setup ## Run the benchmarks in full (minutes) and draw their plots
 	@for figure in $(FIGURES); do echo "== $$figure"; $(BIN)/python -m benchmarks.$$figure; done
 
+SEED ?= 0
+MINUTES ?= 1
+.PHONY: storm
+storm: setup-test ## Random statements against a real server, compared: DB=mariadb|mysql SEED=0 MINUTES=1
+	@$(BIN)/python -m tests.storm --db $(if $(filter command environment,$(origin DB)),$(DB),mariadb) --seed $(SEED) --minutes $(MINUTES)
+
 .PHONY: coverage
 coverage: setup-test ## The whole suite under branch coverage; report in htmlcov/
 	@$(MAKE) --no-print-directory run-compile

@@ -1,0 +1,48 @@
+"""``python -m tests.storm --db mariadb --seed 1 --minutes 2``: statements at random, compared."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.storm import script
+from tests.storm.storm import Storm, replayed
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 1: something differed, or the stream stalled."""
+    parser = argparse.ArgumentParser(prog="storm", description=__doc__)
+    parser.add_argument(
+        "--db", default="mariadb", choices=["mariadb", "mysql", "postgres", "sqlite"]
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the first case; 0: a fresh one")
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--statements", type=int, default=150, help="in one case")
+    parser.add_argument("--keep", type=Path, default=Path("var/storm"), help="minimal scripts")
+    parser.add_argument("--failures", type=int, default=1000, help="end after so many")
+    parser.add_argument("--shrink-s", type=float, default=60.0, help="spent on a failed case")
+    parser.add_argument("--no-restarts", action="store_true", help="leave the server running")
+    parser.add_argument("--without", default="", help="productions, with commas between them")
+    parser.add_argument("--replay", type=Path, help="run a script that was kept")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.ERROR)
+    with tempfile.TemporaryDirectory(prefix="storm-") as folder:
+        Path(folder).chmod(0o755)
+        if options.replay:
+            return replayed(options.db, Path(folder), script.read(options.replay))
+        seed = options.seed or secrets.randbelow(10**9) + 1
+        with Storm(options.db, Path(folder), options.keep) as storm:
+            storm.most_failures, storm.shrink_s = options.failures, options.shrink_s
+            storm.without = {name.strip() for name in options.without.split(",")}
+            storm.restarts = not options.no_restarts
+            storm.run(seed, options.minutes * 60, options.statements)
+            print(storm.report())
+            return 1 if storm.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,238 @@
+"""Runs the steps of one case over a fresh database, relay and replicas, and compares."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tests.storm import script
+from tests.storm.live import LiveFetcher, Loop, Stalled
+from tests.storm.replica import Replica, differences
+from tests.storm.script import Step
+from tests.storm.site import Session, Site, TableFacts
+
+NAMED_WITHIN_S = 3.0
+HEALED_WITHIN_S = 20.0
+SESSIONS = 3
+
+
+@dataclasses.dataclass
+class Tally:
+    """What was done; the report adds them up."""
+
+    successes: Counter[str] = dataclasses.field(default_factory=Counter)
+    failures: Counter[str] = dataclasses.field(default_factory=Counter)
+    refusals: Counter[str] = dataclasses.field(default_factory=Counter)
+    suspensions: Counter[str] = dataclasses.field(default_factory=Counter)
+    comparisons: int = 0
+    unequal_but_named: int = 0
+    unhealed: Counter[str] = dataclasses.field(default_factory=Counter)
+    events: int = 0
+
+    def add(self, other: Tally) -> None:
+        for field in dataclasses.fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            else:
+                setattr(self, field.name, mine + theirs)
+
+
+class Difference(Exception):
+    """A table that is followed is not what the source has, or the stream stalls.
+
+    ``kind``: "content", "stalled", "fault" or "unhealed".
+    """
+
+    def __init__(self, kind: str, table: str, details: list[str]) -> None:
+        super().__init__(f"{kind}: {table}: " + "; ".join(details[:3]))
+        self.kind, self.table, self.details = kind, table, details
+
+
+class Case:
+    """One fresh world.
+
+    Invariants:
+        I1. The same steps send the same statements in the same order over the same sessions.
+
+    Owner: the driver's thread.
+    """
+
+    def __init__(
+        self, site: Site, loop: Loop, folder: Path, *, named_within_s: float = NAMED_WITHIN_S
+    ) -> None:
+        self.site = site
+        self.tally = Tally()
+        self.steps: list[Step] = []
+        self._loop, self._folder = loop, folder
+        self._named_within_s = named_within_s
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        site.fresh()
+        self.sessions: list[Session] = []
+        self.fetchers = {"stream": self._fetcher("stream")}
+        try:
+            self.sessions = [site.session() for _ in range(SESSIONS)]
+        except BaseException:
+            self.close()
+            raise
+
+    def _fetcher(self, name: str) -> LiveFetcher:
+        return LiveFetcher(self._loop, self.site.config(), self._folder / name, self.site.mark)
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.close()
+        for fetcher in self.fetchers.values():
+            self.tally.events += fetcher.replica.event_count if fetcher.has_replica else 0
+            fetcher.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def run(self, step: Step) -> bool:
+        """Send a statement; False if the server refused it.
+
+        Raises:
+            Difference: from a comparison.
+        """
+        self.steps.append(step)
+        if step.is_action:
+            self._act(step.sql)
+            self.tally.successes[step.production] += 1
+            return True
+        try:
+            self.sessions[step.session].execute(step.sql)
+        except Exception as error:
+            self.tally.failures[step.production] += 1
+            self.tally.refusals[f"{step.production}: {error.args}"[:160]] += 1
+            return False
+        self.tally.successes[step.production] += 1
+        return True
+
+    def _act(self, action: str) -> None:
+        if action == script.CHECK:
+            self.check()
+        elif action == script.RESTART_RELAY:
+            for fetcher in self.fetchers.values():
+                self._stalled_is_a_difference(fetcher.restart)
+        elif action == script.START_LATE:
+            self._stalled_is_a_difference(self._start_late)
+        else:
+            self.site.restart(kill=action == script.KILL_SERVER)
+
+    def _start_late(self) -> None:
+        if "dump" in self.fetchers:
+            return
+        self.fetchers["dump"] = late = self._fetcher("dump")
+        late.dump(["*.*"])
+
+    @staticmethod
+    def _stalled_is_a_difference(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Stalled as error:
+            raise Difference("stalled", "", [str(error)]) from error
+
+    def check(self) -> None:
+        """Every followed table of every replica is what a SELECT gives.
+
+        Raises:
+            Difference: one is not.
+        """
+        number = self.site.put_mark()
+        tables = self.site.tables()
+        is_open = any(session.in_transaction for session in self.sessions)
+        for name, fetcher in self.fetchers.items():
+            self._stalled_is_a_difference(partial(fetcher.wait_mark, number))
+            for table in tables:
+                if table.kind != "table" or not self.site.is_captured(table.schema):
+                    continue
+                if is_open and not table.is_transactional:
+                    continue  # Its rows are visible before they are logged.
+                self._compare(name, fetcher, table)
+            if fetcher.replica.faults and name == "stream":
+                raise Difference("fault", name, fetcher.replica.faults)
+
+    def _compare(self, name: str, fetcher: LiveFetcher, table: TableFacts) -> None:
+        try:
+            rows = self.site.rows(table)
+        except Exception:
+            return  # Locked by a session.
+        self.tally.comparisons += 1
+        columns = [column.name for column in table.columns]
+
+        def unequal() -> list[str]:
+            held = fetcher.replica.tables.get(table.source)
+            if held is None:
+                return [f"no event of it, {len(rows)} rows at the source"] if rows else []
+            key = table.key or (held.schema.key if held.schema else ())
+            return differences(columns, list(key), rows, held)
+
+        found = unequal()
+        if not found:
+            return
+        deadline_s = time.monotonic() + self._named_within_s
+        while found and not self._is_named(fetcher, table):
+            if time.monotonic() > deadline_s:
+                raise Difference("content", f"{table.source} of {name}", found)
+            time.sleep(0.01)
+            fetcher.replica.read()
+            found = unequal()
+        if found:
+            self.tally.unequal_but_named += 1
+
+    @staticmethod
+    def _is_named(fetcher: LiveFetcher, table: TableFacts) -> bool:
+        return fetcher.replica.state(table.source) is not None or table.source in fetcher.named()
+
+    def finish(self) -> None:
+        """All sessions rest: compare everything, and let suspended tables come back.
+
+        Raises:
+            Difference: something is unequal, or does not come back though nothing hinders it.
+        """
+        for number, session in enumerate(self.sessions):
+            if session.in_transaction:
+                self.run(Step(number, "ROLLBACK", "rollback"))
+        self.run(script.check())
+        for fetcher in self.fetchers.values():
+            self._wait_healed(fetcher)
+            self.tally.suspensions.update(reasons(fetcher.replica))
+        self.check()
+
+    def _wait_healed(self, fetcher: LiveFetcher) -> None:
+        """Tables with a key that are suspended are followed again, after a while."""
+        deadline_s = time.monotonic() + HEALED_WITHIN_S
+        captured = {
+            table.source
+            for table in self.site.tables()
+            if table.kind == "table" and table.key and self.site.is_captured(table.schema)
+        }
+        while True:
+            fetcher.replica.read()
+            left = {s for s in fetcher.replica.states if fetcher.replica.state(s)} & captured
+            if not left:
+                return
+            if time.monotonic() > deadline_s:
+                named = fetcher.named()
+                for source in left:
+                    self.tally.unhealed[general(named.get(source, "?"))] += 1
+                return
+            time.sleep(0.02)
+
+
+def reasons(replica: Replica) -> Counter[str]:
+    return Counter(general(state.reason) for state in replica.suspensions)
+
+
+def general(reason: str) -> str:
+    """A reason without the numbers and names of one case."""
+    words = [
+        "~" if any(letter.isdigit() or letter in "`'\"" for letter in word) else word
+        for word in reason.split()
+    ]
+    return " ".join(words)[:140]

@@ -1,0 +1,152 @@
+"""A fetcher in a thread of its own, for a driver that is not asynchronous."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from databus.common.config import DatabaseConfig
+from databus.relay.dumps import new_dump
+from databus.relay.fetcher import Fetcher, Pace
+from databus.relay.fetcher_status import FetcherState
+from databus.relay.resync import ResyncPace
+from tests.storm.replica import Replica
+
+PATIENCE_S = 30.0
+MANY_RECONNECTS = 12
+PACE = Pace(
+    idle_window_s=0.2,
+    status_s=0.2,
+    source_status_s=0.5,
+    backoff_first_s=0.02,
+    backoff_most_s=0.3,
+    failed_retry_s=1.0,
+    resync=ResyncPace(alone_s=0.0, accompanied_s=0.0, first_pause_s=0.05),
+)
+_T = TypeVar("_T")
+
+
+class Stalled(Exception):
+    """The stream does not come to where the source is."""
+
+
+class Loop:
+    """An event loop in a thread, for all fetchers of a process."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S * 4)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class LiveFetcher:
+    """Captures one database into a folder; its replica reads the ring there.
+
+    Owner: the driver's thread; the fetcher itself belongs to ``loop``.
+    """
+
+    def __init__(self, loop: Loop, config: DatabaseConfig, folder: Path, mark: str) -> None:
+        self._loop, self._config, self._folder, self._mark = loop, config, folder, mark
+        self._replica: Replica | None = None
+        self.start()
+
+    @property
+    def replica(self) -> Replica:
+        if self._replica is None:
+            self._replica = Replica(self._folder / self._config.name)
+        return self._replica
+
+    @property
+    def has_replica(self) -> bool:
+        return self._replica is not None
+
+    def start(self) -> None:
+        """Begin, or resume where the ring ends; returns when it streams."""
+        self._loop.run(self._start())
+        self._wait(lambda: self.fetcher.status.state == FetcherState.STREAMING, "it streams")
+
+    async def _start(self) -> None:
+        self.fetcher = Fetcher(self._config, self._folder, pace=PACE)
+        self._task = asyncio.create_task(self.fetcher.run())
+
+    def stop(self) -> None:
+        """End the fetcher; the ring stays."""
+        self._loop.run(self._stop())
+
+    async def _stop(self) -> None:
+        self.fetcher.stop()
+        await self._task
+
+    def restart(self) -> None:
+        """Another fetcher on the same folder."""
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """End it and release the files."""
+        try:
+            self.stop()
+        finally:
+            if self._replica is not None:
+                self._replica.close()
+
+    def dump(self, sources: list[str]) -> None:
+        """Have these tables dumped."""
+        self._loop.run(self._dump(sources))
+
+    async def _dump(self, sources: list[str]) -> None:
+        dump = new_dump({"sources": sources})
+        await self.fetcher.start_dump(dump)
+
+    def wait_mark(self, number: int) -> None:
+        """Return when everything that was committed before mark ``number`` is in the replica.
+
+        Raises:
+            Stalled: it does not come; the message has the relay's error.
+        """
+        self._wait(lambda: self._marked() >= number, f"mark {number}")
+
+    def _marked(self) -> int:
+        self.replica.read()
+        table = self.replica.tables.get(self._mark)
+        held = table.rows.get((1,)) if table is not None else None
+        return held.values["n"] if held is not None else 0
+
+    def _wait(self, condition: Any, what: str) -> None:
+        began_s, reconnects = time.monotonic(), self.fetcher.status.reconnect_count
+        while not condition():
+            status = self.fetcher.status
+            tries = status.reconnect_count - reconnects
+            waited_s = time.monotonic() - began_s
+            is_lost = status.state == FetcherState.FAILED and tries > 1
+            if is_lost or tries > MANY_RECONNECTS or waited_s > PATIENCE_S:
+                error = status.error
+                raise Stalled(
+                    f"not within {waited_s:.1f} s: {what}; the relay is {status.state} after "
+                    f"{tries} attempts: {error.message if error else 'no error'}"
+                )
+            time.sleep(0.001)
+
+    def named(self) -> dict[str, str]:
+        """Sources that the status names as not followed, and why."""
+        document = self.fetcher.status_document()
+        found = {table["source"]: table["reason"] for table in document.get("tables", [])}
+        source = document["source"]
+        for warning in source.get("warnings") or []:
+            name, _, why = str(warning).partition(" has stopped: ")
+            if not why:
+                name, _, why = str(warning).partition(" cannot be captured: ")
+            found.setdefault(name, why)
+        return found

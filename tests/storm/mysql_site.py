@@ -1,0 +1,217 @@
+"""MariaDB and MySQL as sites of the storm."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pymysql
+from pymysql.constants import CLIENT, SERVER_STATUS
+
+from databus.cli.servers import PASSWORD, USER, MariaDBServer
+from databus.common.config import DatabaseConfig
+from tests.storm.replica import Row
+from tests.storm.site import Column, Session, Site, TableFacts
+from tests.support.mysql_server import MySQLServer
+
+CAPTURED = ("storm", "storm_b")
+OUTSIDE = "storm_out"
+MARK = "storm_mark"
+_SYSTEM = {"mysql", "information_schema", "performance_schema", "sys"}
+LOADED = "1\tone\n2\ttwo, `t1`\n3\tTRUNCATE TABLE t1\n"
+
+
+class MySqlSession(Session):
+    """A pymysql connection; it may be lost with its server, and is then opened again."""
+
+    def __init__(self, site: MySqlSite) -> None:
+        self._site = site
+        self._connection = site.connect()
+
+    def execute(self, sql: str) -> None:
+        if not self._connection.open:
+            self._connection = self._site.connect()
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(sql)
+                while True:
+                    cursor.fetchall()
+                    if not cursor.nextset():
+                        break
+        except (pymysql.err.OperationalError, pymysql.err.InterfaceError) as error:
+            if error.args[0] in (0, 2006, 2013):
+                with contextlib.suppress(pymysql.err.Error):
+                    self._connection.close()
+            raise
+
+    @property
+    def in_transaction(self) -> bool:
+        flag: int = SERVER_STATUS.SERVER_STATUS_IN_TRANS
+        return bool(self._connection.open and self._connection.server_status & flag)
+
+    def close(self) -> None:
+        with contextlib.suppress(pymysql.err.Error, OSError):
+            self._connection.close()
+
+
+class MySqlSite(Site):
+    """A private server; ``storm`` and ``storm_b`` are captured, ``storm_out`` is not."""
+
+    mark = f"{MARK}.mark"
+
+    def __init__(self, product: str, folder: Path) -> None:
+        self.product = product  # type: ignore[misc]  # one class for both
+        (folder / "rows.tsv").write_text(LOADED)
+        self._file = folder / "rows.tsv"
+        kind: type[MariaDBServer] = MariaDBServer if product == "mariadb" else MySQLServer
+        options = ["--local-infile=1", "--max-statement-time=8"]
+        if product == "mysql":
+            options = ["--local-infile=1", "--log-bin-trust-function-creators=1"]
+        waits = 0 if product == "mariadb" else 1
+        options += [f"--innodb-lock-wait-timeout={waits}", f"--lock-wait-timeout={waits}"]
+        self._server = kind(folder / "server", options=options).start()
+        self.version = self._server.version
+        self._own = self.connect()
+        self._number = 0
+
+    def connect(self) -> Any:
+        return pymysql.connect(
+            host="127.0.0.1", port=self._server.port, user=USER, password=PASSWORD,
+            charset="utf8mb4", autocommit=True, connect_timeout=10, read_timeout=30,
+            local_infile=True, client_flag=CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
+            ssl_disabled=self.product == "mariadb",
+        )  # fmt: skip
+
+    def _ask(self, sql: str) -> list[tuple[Any, ...]]:
+        if not self._own.open:
+            self._own = self.connect()
+        with self._own.cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall())
+
+    def fresh(self) -> None:
+        with contextlib.suppress(pymysql.err.Error):
+            self._own.close()
+        self._own = self.connect()
+        ask = self._ask
+        for (data, *_), length in ((row, row[2]) for row in self._prepared()):
+            ask(f"XA ROLLBACK '{data[:length]}'")
+        kept = _SYSTEM | {MARK}
+        ask("SET foreign_key_checks = 0")
+        for (name,) in ask("SHOW DATABASES"):
+            if name not in kept:
+                ask(f"DROP DATABASE `{name}`")
+        for user, host in ask("SELECT user, host FROM mysql.user WHERE user LIKE 'app%'"):
+            ask(f"DROP USER '{user}'@'{host}'")
+        for variable in ("binlog_format = ROW", "binlog_row_image = FULL"):
+            ask(f"SET GLOBAL {variable}")
+        for name in (*CAPTURED, OUTSIDE):
+            ask(f"CREATE DATABASE `{name}` CHARACTER SET utf8mb4")
+        ask(f"CREATE DATABASE IF NOT EXISTS {MARK}")
+        ask(f"CREATE TABLE IF NOT EXISTS {self.mark} (id INT PRIMARY KEY, n BIGINT)")
+        ask(f"DELETE FROM {self.mark}")
+
+    def _prepared(self) -> list[tuple[Any, ...]]:
+        return [(row[3], row[0], row[1]) for row in self._ask("XA RECOVER")]
+
+    def config(self) -> DatabaseConfig:
+        return DatabaseConfig.model_validate(
+            {
+                "name": "shop",
+                "url": self._server.url("storm"),
+                "sources": [f"{name}.*" for name in (*CAPTURED, MARK)],
+                "ring_bytes": "8MiB",
+                "sync_every": 0.1,
+            }
+        )
+
+    def session(self) -> MySqlSession:
+        session = MySqlSession(self)
+        session.execute(f"USE {CAPTURED[0]}")
+        return session
+
+    def put_mark(self) -> int:
+        self._number += 1
+        self._ask(f"REPLACE INTO {self.mark} VALUES (1, {self._number})")
+        return self._number
+
+    def tables(self) -> list[TableFacts]:
+        names = ", ".join(f"'{name}'" for name in (*CAPTURED, OUTSIDE))
+        kinds = {
+            (schema, name): (str(kind), str(engine or ""))
+            for schema, name, kind, engine in self._ask(
+                "SELECT table_schema, table_name, table_type, engine FROM "
+                f"information_schema.tables WHERE table_schema IN ({names}) "
+                "ORDER BY table_schema, table_name"
+            )
+        }
+        keys: dict[tuple[str, str], list[str]] = {}
+        for schema, name, column in self._ask(
+            "SELECT table_schema, table_name, column_name FROM information_schema.statistics "
+            f"WHERE table_schema IN ({names}) AND index_name = 'PRIMARY' "
+            "ORDER BY table_schema, table_name, seq_in_index"
+        ):
+            keys.setdefault((schema, name), []).append(column)
+        columns: dict[tuple[str, str], list[Column]] = {}
+        for schema, name, column, type_, full, nullable, extra in self._ask(
+            "SELECT table_schema, table_name, column_name, data_type, column_type, is_nullable, "
+            f"extra FROM information_schema.columns WHERE table_schema IN ({names}) "
+            "ORDER BY table_schema, table_name, ordinal_position"
+        ):
+            extra = str(extra).upper()
+            columns.setdefault((schema, name), []).append(
+                Column(
+                    column, str(type_), nullable == "YES",
+                    "GENERATED" in extra and "DEFAULT_GENERATED" not in extra,
+                    column in keys.get((schema, name), []), "AUTO_INCREMENT" in extra,
+                    _text(full),
+                )
+            )  # fmt: skip
+        return [
+            TableFacts(
+                schema, name, tuple(columns.get((schema, name), ())),
+                tuple(keys.get((schema, name), ())), engine, _kind(kind),
+                engine in ("InnoDB", ""),
+            )
+            for (schema, name), (kind, engine) in kinds.items()
+        ]  # fmt: skip
+
+    def rows(self, table: TableFacts) -> list[Row]:
+        names = [column.name for column in table.columns]
+        asked = ", ".join(quoted(name) for name in names)
+        found = self._ask(f"SELECT {asked} FROM {quoted(table.schema)}.{quoted(table.name)}")
+        return [dict(zip(names, row, strict=True)) for row in found]
+
+    def is_captured(self, schema: str) -> bool:
+        return schema in CAPTURED
+
+    def restart(self, *, kill: bool) -> None:
+        with contextlib.suppress(pymysql.err.Error):
+            self._own.close()
+        if kill:
+            self._server.kill9()
+        self._server.restart()
+        self._own = self.connect()
+
+    def close(self) -> None:
+        with contextlib.suppress(pymysql.err.Error):
+            self._own.close()
+        self._server.remove()
+
+    @property
+    def file(self) -> Path:
+        """What LOAD DATA reads."""
+        return self._file
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _kind(kind: str) -> str:
+    return {"VIEW": "view", "SEQUENCE": "sequence"}.get(kind, "table")

@@ -1,0 +1,101 @@
+"""What the storm needs of a kind of database: schemas to work in, sessions, and plain SELECTs."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from databus.common.config import DatabaseConfig
+from tests.storm.replica import Row
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column as the catalogue has it."""
+
+    name: str
+    type: str
+    nullable: bool = True
+    generated: bool = False
+    is_key: bool = False
+    is_automatic: bool = False
+    full_type: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class TableFacts:
+    """A table, as the generator and the comparison need it."""
+
+    schema: str
+    name: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    engine: str = ""
+    kind: str = "table"
+    is_transactional: bool = True
+
+    @property
+    def source(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+class Session(ABC):
+    """A connection of an application."""
+
+    @abstractmethod
+    def execute(self, sql: str) -> None:
+        """Send one statement and read everything that comes back."""
+
+    @property
+    @abstractmethod
+    def in_transaction(self) -> bool:
+        """Whether something is open."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Disconnect."""
+
+
+class Site(ABC):
+    """A server with nothing on it but the storm."""
+
+    product: ClassVar[str]
+    mark: ClassVar[str]
+    version = ""
+
+    @abstractmethod
+    def fresh(self) -> None:
+        """Leave nothing of the case before."""
+
+    @abstractmethod
+    def config(self) -> DatabaseConfig:
+        """The ``[[database]]`` of the relay."""
+
+    @abstractmethod
+    def session(self) -> Session:
+        """Another connection."""
+
+    @abstractmethod
+    def put_mark(self) -> int:
+        """Commit the next number in the marking table."""
+
+    @abstractmethod
+    def tables(self) -> list[TableFacts]:
+        """Every table and view that there is, captured or not."""
+
+    @abstractmethod
+    def rows(self, table: TableFacts) -> list[Row]:
+        """SELECT all that is committed."""
+
+    @abstractmethod
+    def is_captured(self, schema: str) -> bool:
+        """Whether the relay's sources have the tables of a schema in them."""
+
+    def restart(self, *, kill: bool) -> None:
+        """End the server, in order or with kill -9, and start it again."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the server."""

@@ -1,0 +1,190 @@
+"""Case after case over one server: run, compare, shrink what failed, and count."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.storm import script
+from tests.storm.case import Case, Difference, Tally
+from tests.storm.generator import Generator, Grammar
+from tests.storm.grammar.mysql_tables import MySqlGrammar
+from tests.storm.live import Loop
+from tests.storm.mysql_site import MySqlSite
+from tests.storm.script import Step
+from tests.storm.shrinking import shrunk
+from tests.storm.site import Site
+
+
+@dataclasses.dataclass
+class Failure:
+    """A case that failed, and the smallest script that fails as it did."""
+
+    seed: int
+    number: int
+    found: Difference
+    steps: list[Step]
+    path: Path | None = None
+
+    @property
+    def signature(self) -> str:
+        names = list(dict.fromkeys(step.production for step in self.steps if not step.is_action))
+        return f"{self.found.kind}: {' + '.join(names)}"
+
+
+def make_site(product: str, folder: Path) -> Site:
+    return MySqlSite(product, folder)
+
+
+def make_grammar(rng: random.Random, site: Site) -> Grammar:
+    return MySqlGrammar(rng, site)
+
+
+PRODUCTS = ("mariadb", "mysql")
+
+
+class Storm:
+    """One server, and the cases that were run over it.
+
+    Owner: the main thread.
+    """
+
+    def __init__(self, product: str, folder: Path, keep: Path) -> None:
+        self.most_failures, self.shrink_s, self.restarts = 1000, 60.0, True
+        self.without: set[str] = set()
+        self.failures: list[Failure] = []
+        self.tally = Tally()
+        self.seeds: list[int] = []
+        self.seconds = 0.0
+        self._folder, self._keep = folder, keep
+        self._loop = Loop()
+        self.site = make_site(product, folder)
+        self.grammar_rules = [
+            rule.name for rule, _ in make_grammar(random.Random(0), self.site).productions
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.site.close()
+        self._loop.close()
+
+    def run(self, seed: int, seconds: float, statements: int) -> None:
+        """Cases with the seeds ``seed``, ``seed`` + 1 and so on, until the time is over."""
+        deadline_s = time.monotonic() + seconds
+        for number in itertools.count(seed):
+            if time.monotonic() > deadline_s or len(self.failures) >= self.most_failures:
+                return
+            self.seeds.append(number)
+            began_s = time.monotonic()
+            failure = self._one(number, statements, deadline_s)
+            self.seconds += time.monotonic() - began_s
+            if failure is not None:
+                self._keep_failure(failure)
+
+    def _one(self, seed: int, statements: int, deadline_s: float) -> Failure | None:
+        case = Case(self.site, self._loop, self._folder / "case")
+        rng = random.Random(seed)
+        grammar = make_grammar(rng, self.site)
+        grammar.leave_out(self.without)
+        generator = Generator(rng, grammar, restarts=self.restarts)
+        try:
+            for _ in range(statements):
+                if time.monotonic() > deadline_s:
+                    break
+                case.run(generator.next())
+            case.finish()
+        except Difference as error:
+            return Failure(seed, len(case.steps), error, case.steps)
+        finally:
+            case.close()
+            self.tally.add(case.tally)
+        return None
+
+    def _keep_failure(self, failure: Failure) -> None:
+        kind = failure.found.kind
+        last: list[Difference] = []
+
+        def fails(steps: list[Step]) -> bool:
+            found = self.replay(steps)
+            if found is not None and found.kind == kind:
+                last.append(found)
+                return True
+            return False
+
+        steps = [step for step in failure.steps if step.sql != script.CHECK]
+        if fails([*steps, script.check()]):
+            failure.steps = shrunk(steps, lambda s: fails([*s, script.check()]), self.shrink_s)
+            failure.found = last[-1]
+        elif fails(failure.steps):
+            failure.steps = shrunk(failure.steps, fails, self.shrink_s)
+            failure.found = last[-1]
+        failure.path = self._keep / f"{self.site.product}-{failure.seed}.jsonl"
+        script.written([*failure.steps, script.check()], failure.path)
+        self.failures.append(failure)
+        print(told(failure), flush=True)
+
+    def replay(self, steps: list[Step]) -> Difference | None:
+        """What a script gives over a fresh database."""
+        case = Case(self.site, self._loop, self._folder / "replay", named_within_s=1.0)
+        try:
+            for step in steps:
+                case.run(step)
+        except Difference as error:
+            return error
+        finally:
+            case.close()
+        return None
+
+    def report(self) -> str:
+        """Numbers and coverage, for people."""
+        tally = self.tally
+        done = sum(n for name, n in tally.successes.items() if name not in script.ACTIONS)
+        lines = [
+            f"{self.site.product} {self.site.version}: {len(self.seeds)} cases, seeds "
+            f"{self.seeds[0]} to {self.seeds[-1]}, {done} statements that succeeded, "
+            f"{sum(tally.failures.values())} refused, {done / max(self.seconds, 1):.0f} a second",
+            f"{tally.events} row events, {tally.comparisons} comparisons of tables, "
+            f"{tally.unequal_but_named} unequal and named, {len(self.failures)} failures",
+            "suspended: " + "; ".join(f"{n} x {why}" for why, n in tally.suspensions.most_common()),
+            "not resynchronised in time: "
+            + "; ".join(f"{n} x {why}" for why, n in tally.unhealed.most_common()),
+            "coverage (statements that succeeded, refused, by production):",
+        ]
+        for name in sorted({*self.grammar_rules, *tally.successes, *tally.failures}):
+            lines.append(f"  {tally.successes[name]:6} {tally.failures[name]:6}  {name}")
+        never = [name for name in self.grammar_rules if not tally.successes[name]]
+        lines.append(f"never: {', '.join(never) or 'none'}")
+        signatures = Counter(failure.signature for failure in self.failures)
+        lines += [f"{n} x {signature}" for signature, n in signatures.most_common()]
+        return "\n".join(lines)
+
+
+def told(failure: Failure) -> str:
+    """A failure for people."""
+    steps = "\n".join(f"    {step}" for step in failure.steps)
+    details = "\n".join(f"    {line}" for line in failure.found.details[:4])
+    return (
+        f"FAILED seed {failure.seed}, step {failure.number}: {failure.found.kind}: "
+        f"{failure.found.table}\n{details}\n  {failure.signature}\n{steps}\n  in {failure.path}"
+    )
+
+
+def replayed(product: str, folder: Path, steps: list[Step]) -> int:
+    """Run a script that was kept; 1 if it fails still."""
+    with Storm(product, folder, folder) as storm:
+        found = storm.replay(steps)
+        print(found or "no difference")
+        return 1 if found else 0

@@ -1,0 +1,57 @@
+"""The storm's own parts: spelling, shrinking, comparing."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from tests.storm import script
+from tests.storm.replica import Held, Table, alike, differences
+from tests.storm.script import Step
+from tests.storm.shrinking import shrunk
+from tests.storm.spelling import Dialect, Modes, respell
+
+
+def test_a_statement_is_spelt_in_many_ways_and_equally_for_equal_seeds() -> None:
+    sql = "TRUNCATE TABLE `a``b`"
+    spelt = {respell(random.Random(seed), sql, Dialect(), Modes()) for seed in range(300)}
+    assert len(spelt) > 50
+    assert {"TRUNCATE TABLE `a``b`", "truncate table`a``b`"} & spelt
+    assert any(one.startswith("/*!") for one in spelt)
+    assert all("`a``b`" in one for one in spelt)
+    again = {respell(random.Random(seed), sql, Dialect(), Modes()) for seed in range(300)}
+    assert again == spelt
+    quoted = respell(random.Random(1), "DROP TABLE `t1`", Dialect(), Modes(ansi_quotes=True))
+    assert "`" not in quoted
+
+
+def test_literals_keep_their_text_however_a_statement_is_spelt() -> None:
+    literal = r"'it\'s  TRUNCATE `t1` -- x'"
+    for seed in range(100):
+        found = respell(
+            random.Random(seed), f"INSERT INTO `t1` VALUES ({literal})", Dialect(), Modes()
+        )
+        assert literal in found
+
+
+def test_a_failing_script_is_shrunk_to_the_steps_that_matter() -> None:
+    steps = [Step(0, str(number), "p") for number in range(100)]
+    found = shrunk(steps, lambda s: {"17", "63", "64"} <= {step.sql for step in s}, 10)
+    assert [step.sql for step in found] == ["17", "63", "64"]
+
+
+def test_a_script_is_read_as_it_was_written(tmp_path: Path) -> None:
+    steps = [Step(1, "SELECT 'ü'", "p"), script.check()]
+    script.written(steps, tmp_path / "keep" / "one.jsonl")
+    assert script.read(tmp_path / "keep" / "one.jsonl") == steps
+
+
+def test_a_difference_is_found_in_rows_keys_and_values() -> None:
+    table = Table(None, {(1,): Held({"id": 1, "a": "x"}, 0), (3,): Held({"id": 3, "a": "z"}, 0)})
+    rows = [{"id": 1, "a": "y"}, {"id": 2, "a": "x"}]
+    found = differences(["id", "a"], ["id"], rows, table)
+    assert [line.split()[0] for line in found] == ["row"] * 3
+    assert "a = 'x', not 'y'" in found[0] and "missing" in found[1] and "no more" in found[2]
+    assert not differences(["id", "a"], ["id"], [{"id": 1, "a": "x"}, {"id": 3, "a": "z"}], table)
+    assert alike(1, True) and alike('{"a": 1}', '{"a":1}')
+    assert not alike("1", 1) and alike("1", 1, loosely=True) and not alike(None, 0, loosely=True)
