@@ -160,11 +160,11 @@ async def test_a_backlog_tells_each_definition_where_it_begins_and_not_todays(
     before = await read_to_end(source, start)
     # Nobody reads meanwhile.
     for statement in (
-        "ALTER TABLE t ADD COLUMN b VARCHAR(10) DEFAULT 'new'",
+        "ALTER TABLE t ADD COLUMN b VARCHAR(10)",
         "ALTER TABLE still ADD COLUMN c INT",
         "INSERT INTO t VALUES (2, 2, 'two')",
-        "ALTER TABLE t RENAME COLUMN a TO z",
-        "ALTER TABLE t MODIFY z BIGINT",
+        "ALTER TABLE t COMMENT = 'soon of other columns'",
+        "ALTER TABLE t ADD COLUMN z BIGINT AFTER id, DROP COLUMN a",
         "UPDATE t SET z = 3",
         "ALTER TABLE t COMMENT = 'the same columns'",
         "ALTER TABLE t DROP COLUMN b",

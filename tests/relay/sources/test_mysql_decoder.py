@@ -25,8 +25,9 @@ from databus.relay.sources.mysql.columns import catalogue_type, column_of, inet6
 from databus.relay.sources.mysql.decoder import BinlogDecoder
 from databus.relay.sources.mysql.packets import SLACK_BYTES, PacketBuffer
 from databus.relay.sources.mysql.settings import Settings, read_settings
+from databus.relay.sources.mysql.statements import Statement
 from databus.relay.sources.mysql.tables import Table, TableColumn
-from databus.relay.sources.mysql.tracked import Outlook, Statement
+from databus.relay.sources.mysql.tracked import Outlook
 from databus.relay.sources.mysql.values import put_inet4, put_inet6
 from tests.support.mariadb_stream import mariadb_config
 

@@ -10,9 +10,10 @@ from databus.relay.sources.mysql.charsets import Charset, Charsets
 from databus.relay.sources.mysql.events import TableMap
 from databus.relay.sources.mysql.lineage import Memo, Recalled, decode_memo
 from databus.relay.sources.mysql.mapped import resolve_nameless
+from databus.relay.sources.mysql.statements import Statement
 from databus.relay.sources.mysql.stops import TableUncertain
 from databus.relay.sources.mysql.tables import Table, TableColumn
-from databus.relay.sources.mysql.tracked import Outlook, Statement, TrackedTables
+from databus.relay.sources.mysql.tracked import Outlook, TrackedTables
 
 CHARSETS = Charsets({45: Charset("utf8mb4", 4), 63: Charset("binary", 1)})
 ORDERS = Table(

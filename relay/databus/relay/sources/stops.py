@@ -94,6 +94,12 @@ class StoppedTables:
         first = self._taken_up.get(source)
         self.stop(source, first.since_scn if first is not None else scn, why)
 
+    def follow_again(self, source: str) -> None:
+        """A table was emptied: from here on the stream has all of it."""
+        self.stops.pop(source, None)
+        self._taken_up.pop(source, None)
+        self._asked.discard(source)
+
     def ask_for(self, source: str) -> None:
         """Let a table begin again after the transaction that is being read."""
         if source in self.stops:

@@ -31,6 +31,27 @@ class ToldSchemas:
         found = json.loads(kept) if kept else {}
         self._told = {str(source): int(fingerprint, 16) for source, fingerprint in found.items()}
         self._encoded: str | None = kept
+        self._schemas: dict[str, SourceSchema] = {}
+
+    @property
+    def sources(self) -> Iterable[str]:
+        """The tables of which a definition was told."""
+        return self._told.keys()
+
+    def schema(self, source: str) -> SourceSchema | None:
+        """The definition that was told last; None where only its fingerprint is known."""
+        found = self._schemas.get(source)
+        known = found is not None and found.fingerprint == self._told.get(source)
+        return found if known else None
+
+    def schemas(self) -> dict[str, SourceSchema]:
+        """All definitions that were told last, as far as they are known."""
+        found = ((source, self.schema(source)) for source in self._told)
+        return {source: schema for source, schema in found if schema is not None}
+
+    def forget_schema(self, source: str) -> None:
+        """No row is there any more that has the definition which was told last."""
+        self._schemas.pop(source, None)
 
     def get(self, source: str) -> int | None:
         """The fingerprint that was told last."""
@@ -38,6 +59,7 @@ class ToldSchemas:
 
     def put(self, schema: SourceSchema) -> None:
         """Consumers know this one from here on."""
+        self._schemas[schema.source] = schema
         if self._told.get(schema.source) != schema.fingerprint:
             self._told[schema.source] = schema.fingerprint
             self._encoded = None
@@ -45,7 +67,7 @@ class ToldSchemas:
     def assume(self, schemas: Iterable[SourceSchema]) -> None:
         """For tables of which nothing was kept: they are known as they are now."""
         for schema in schemas:
-            if schema.source not in self._told:
+            if self._told.get(schema.source, schema.fingerprint) == schema.fingerprint:
                 self.put(schema)
 
     def encode(self) -> str:

@@ -18,34 +18,43 @@ from databus.common.schema import SourceSchema
 from databus.common.window import end_of_window
 from databus.relay.sources.mysql import events
 from databus.relay.sources.mysql.cells import GROUPS_MARIADB
+from databus.relay.sources.mysql.changed_tables import (
+    captured_names,
+    changed_key,
+    changed_unseen,
+    sources_of,
+)
 from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.compressed import PLAIN_ROWS, PlainRows, plain_query
 from databus.relay.sources.mysql.events import EventType, GtidFlag
 from databus.relay.sources.mysql.groups import PART_BYTES as PART_BYTES
-from databus.relay.sources.mysql.groups import FrameBuffer, Group, row_change, schema_change
+from databus.relay.sources.mysql.groups import (
+    FrameBuffer,
+    Group,
+    row_change,
+    schema_change,
+    truncation,
+)
 from databus.relay.sources.mysql.known_tables import KnownTables
 from databus.relay.sources.mysql.lineage import Mark, Memo, require_same
+from databus.relay.sources.mysql.logged import logged_statement
 from databus.relay.sources.mysql.mapped import CatalogueDiffers
 from databus.relay.sources.mysql.payload import Payload
 from databus.relay.sources.mysql.rolled_back import Savepoints, undone
 from databus.relay.sources.mysql.settings import Settings
-from databus.relay.sources.mysql.statements import truncated_table
-from databus.relay.sources.mysql.stops import TableUncertain, named_in
+from databus.relay.sources.mysql.statements import Dialect, Statement, effects_of
+from databus.relay.sources.mysql.statements.reader import TableName
+from databus.relay.sources.mysql.stops import TableUncertain
 from databus.relay.sources.mysql.tables import Catalogue
-from databus.relay.sources.mysql.tracked import Statement
-from databus.relay.sources.mysql.xa import (
-    PreparedTransactions,
-    read_completion,
-    read_prepare,
-    xid_text,
-)
+from databus.relay.sources.mysql.xa import PreparedTransactions
+from databus.relay.sources.mysql.xa_groups import XaGroups
 from databus.relay.sources.stops import StoppedTables
 from databus.relay.sources.told import ToldSchemas
 
 _log = logging.getLogger(__name__)
 
 
-class BinlogDecoder:
+class BinlogDecoder(XaGroups):
     """The reader's state between two events.
 
     Invariants:
@@ -71,6 +80,7 @@ class BinlogDecoder:
     groups_in_kernel = GROUPS_MARIADB
 
     textual = events.TEXT_OF_MARIADB
+    is_mysql = False
 
     def __init__(
         self,
@@ -89,6 +99,8 @@ class BinlogDecoder:
         self.group: Group | None = None
         self.foreign_groups = 0
         self.other_groups = 0
+        self.dialect = Dialect(is_mysql=self.is_mysql)
+        self._charsets = charsets
         self.known = KnownTables(settings, charsets, catalogue, self.textual)
         self.last_seq_no = self.begins_after = 0
         self.ends: tuple[int, ...] = ()
@@ -105,7 +117,7 @@ class BinlogDecoder:
         self.payload: Payload | PlainRows | None = None
         self._outside = False, 0
         self.told = ToldSchemas()
-        self.looks_ahead = False
+        self.looks_ahead = self.wants_knowledge = False
         self.looks_for: Statement | None = None
         self._used: set[int] = set()
         self._new_schemas: list[SourceSchema] = []
@@ -121,6 +133,7 @@ class BinlogDecoder:
             EventType.HEARTBEAT_V2: self._heartbeat,
             EventType.INCIDENT: self._incident,
             EventType.QUERY_COMPRESSED: self._packed_query,
+            EventType.EXECUTE_LOAD_QUERY: self._load_query,
             **dict.fromkeys(PLAIN_ROWS, self._packed_rows),
         }
 
@@ -181,7 +194,7 @@ class BinlogDecoder:
         if not done:
             self.looks_from = self.offset if self.payload else header.end_offset
         else:
-            self.looks_ahead, self.looks_for = False, None
+            self.looks_ahead, self.looks_for, self.wants_knowledge = False, None, False
         artificial = header.flags & events.ARTIFICIAL or header.type == EventType.ROTATE
         if done and header.end_offset and not artificial:
             self.offset = header.end_offset
@@ -307,89 +320,22 @@ class BinlogDecoder:
             self._end_group()
         return True
 
-    # -- XA transactions
-
-    def _xa_prepare(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
-        group = self.group
-        if group is None or not group.wanted:
-            return self._xid(header, body, fresh)
-        self.prepared.put(group.scn, self.out.cut_open())
-        xid = read_prepare(body)
-        if xid is None:
-            self._start_replay()
-            return True
-        self.prepared.keep(xid)
-        self.other_groups += 1
-        self._passed(group)
-        self.group = None
-        return True
-
-    def spill(self) -> None:
-        """Put the frames of a large transaction aside that is being prepared."""
-        group = self.group
-        if group is not None and group.prepares and self.out.open_bytes >= PART_BYTES:
-            self.prepared.put(group.scn, self.out.cut_open())
-
-    def _complete(self, statement: str) -> bool:
-        """Whether this is XA COMMIT or XA ROLLBACK; the group then ends, or is replayed."""
-        completion = read_completion(statement)
-        group = self.group
-        assert group is not None
-        if completion is None:
-            return False
-        if group.domain_id != self.domain_id and self.prepared.holds(completion.xid):
-            raise UnsupportedChange(
-                f"XA transaction {xid_text(completion.xid)} was prepared in what is captured and "
-                "completed in another domain or by another server, which is passed over"
-            )
-        if not (group.wanted and completion.commits):
-            self.prepared.drop(completion.xid)
-            self._end_group()
-            return True
-        if not self.prepared.reopen(completion.xid):
-            raise SourcePositionLost(
-                f"GTID {self.txid(group)} is XA COMMIT {xid_text(completion.xid)}, which was "
-                "prepared before the binlog that we could read"
-            )
-        self._start_replay()
-        return True
-
-    def _start_replay(self) -> None:
-        group = self.group
-        assert group is not None
-        group.flags &= ~GtidFlag.PREPARED_XA
-        group.seq = group.event_count = 0
-        self.replaying = True
-
-    def replay(self) -> None:
-        """Put a part of a committed XA transaction into its window."""
-        group = self.group
-        assert group is not None
-        while self.out.open_bytes < PART_BYTES:
-            found = self.prepared.next_frame(group.scn, group.seq, group.commit_us)
-            if found is None:
-                self.replaying = False
-                self._end_group()
-                return
-            self.out.append(found)
-            group.seq += 1
-            group.event_count += 1
-
     # -- statements
 
     def _query(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
         group = self.group
         if group is None:
             return True
-        schema, statement = events.read_query(body)
-        self._pass(group, Statement(schema, statement))
+        told = logged_statement(header, body, self._charsets)
+        statement = told.text
+        self._pass(group, told)
         if self._complete(statement):
             return True
         if not group.wanted:
             self._end_if_over(statement)
             return True
         if group.standalone:
-            return self._standalone(header, schema, statement, fresh)
+            return self._standalone(told, fresh)
         word = statement.strip().upper()
         if word == "COMMIT":
             self._end_group()
@@ -404,8 +350,11 @@ class BinlogDecoder:
         elif word.startswith("SAVEPOINT"):
             self.savepoints.set(statement, group.scn, group.seq)
         elif word != "BEGIN" and not word.startswith(("RELEASE SAVEPOINT", "XA ")):
-            self._stop_named(group, statement)
+            return self._take_effects(told, fresh)
         return True
+
+    def _load_query(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
+        return self._query(header, events.load_query(body), fresh)
 
     def _roll_back(self, group: Group, statement: str) -> None:
         """Rows of tables with transactions are undone; those of the others stay."""
@@ -422,24 +371,35 @@ class BinlogDecoder:
         if self.group.standalone or statement.strip().upper() in ("COMMIT", "ROLLBACK"):
             self._end_group()
 
-    def _standalone(self, header: events.Header, schema: str, statement: str, fresh: bool) -> bool:
-        group = self.group
-        assert group is not None
-        emptied = truncated_table(schema, statement)
-        truncated = ".".join(emptied) if emptied and self.settings.captures(*emptied) else None
-        if truncated is None and not group.flags & GtidFlag.DDL:
-            self._end_group()
-            return True
-        told = Statement(schema, statement)
-        if not fresh:
-            self.looks_ahead, self.looks_for = truncated is None, told
+    def _standalone(self, statement: Statement, fresh: bool) -> bool:
+        if not self._take_effects(statement, fresh):
             return False
-        if truncated is not None:
-            self._truncate(truncated)
-        else:
-            self._announce_changes(told)
         self._end_group()
         return True
+
+    def _take_effects(self, statement: Statement, fresh: bool) -> bool:
+        """Whatever a statement does to captured tables becomes an event, or suspends them."""
+        group = self.group
+        assert group is not None
+        captured = self._captured()
+        found = effects_of(statement, self.dialect, captured)
+        if not fresh and (found.needs_knowledge or (found.defined and group.standalone)):
+            self.looks_ahead, self.wants_knowledge = True, found.needs_knowledge
+            self.looks_for = None if found.needs_knowledge else statement
+            return False
+        if found.needs_knowledge:
+            found = effects_of(statement, self.dialect, captured, self.known.knowledge())
+        for source in sources_of(found.emptied, self.settings):
+            self._truncate(source)
+            self.told.forget_schema(source)
+        before = self.told.schemas()
+        left = self._announce_changes(statement) if found.defined and group.standalone else {}
+        for source, why in changed_unseen(found, self._captured(), before, left):
+            self._stop(source, f"GTID {self.txid(group)}, {statement}: {why}")
+        return True
+
+    def _captured(self) -> list[TableName]:
+        return captured_names(self.settings, self.known.catalogue, self.told)
 
     def _pass(self, group: Group, statement: Statement) -> None:
         """Tell of a statement, unless it is read again and what is tracked already has it."""
@@ -449,40 +409,38 @@ class BinlogDecoder:
             self.known.passed(statement)
 
     def _truncate(self, source: str) -> None:
-        """TRUNCATE as an event of its own; its schema is the table's present one."""
-        group = self.group
-        assert group is not None
-        if self.stopped.passes_over(source, group.scn):
-            return
-        try:
-            schema = self.known.present(source)
-        except UnsupportedChange as error:
-            return self._stop(source, error.message)
-        if schema is None:
-            return
-        self._need(schema)
-        self._event(Op.TRUNCATE, schema, b"", None, None)
+        """The table has no rows any more, whatever it had: an event of its own.
 
-    def _announce_changes(self, statement: Statement) -> None:
-        """A schema-change frame for every table that it has made another one, stopped ones too."""
+        Its schema is the one that consumers know, so that a table that is gone by now has it too.
+        A suspended table is followed again, for its content is known.
+        """
         group = self.group
         assert group is not None
-        for schema in self.known.left_by(statement):
+        fingerprint = self.told.get(source)
+        if self.stopped.passes_over(source, group.scn):
+            self.stopped.follow_again(source)
+            self.known.forget_maps()
+        if fingerprint is None:
+            return
+        self.out.append(truncation(source, fingerprint, group))
+        group.seq += 1
+        group.event_count += 1
+
+    def _announce_changes(self, statement: Statement) -> dict[str, SourceSchema]:
+        """A schema-change frame for every table that it has made another one, stopped ones too.
+
+        Returns the definitions that are certain behind it.
+        """
+        group = self.group
+        assert group is not None
+        certain = {schema.source: schema for schema in self.known.left_by(statement)}
+        for schema in certain.values():
             if self.told.get(schema.source) == schema.fingerprint:
                 continue
             self._use(schema)
             self.out.append(schema_change(schema, group))
             group.seq += 1
-
-    def _stop_named(self, group: Group, statement: str) -> None:
-        """A change logged as a statement is lost to us: whatever of ours it can mean stops."""
-        tables = ((source, table.name) for source, table in self.known.catalogue.items())
-        for source in named_in(statement, tables):
-            self._stop(
-                source,
-                f"GTID {self.txid(group)} changes {source} by a statement instead of rows "
-                f"({statement[:80]!r}); a session wrote with binlog_format other than ROW",
-            )
+        return certain
 
     def _stop(self, source: str, why: str) -> None:
         """Pass over this table from here on, and go on with the others."""
@@ -519,7 +477,11 @@ class BinlogDecoder:
             except UnsupportedChange as error:
                 self._stop(source, error.message)
             else:
+                known_by = self.told.schema(source)
                 self._use(mapped.schema)
+                if why := changed_key(known_by, mapped.schema):
+                    self._stop(source, why)
+                    mapped = None
         self.known.put(table_id, bytes(body), mapped)
         return True
 
@@ -594,7 +556,14 @@ class BinlogDecoder:
         elif header.type not in events.PASSED_OVER and (
             header.type in events.OTHER_ROWS_EVENTS or not header.flags & 0x80
         ):
-            raise UnsupportedChange(
-                f"{self._place(header)}: an event of type {header.type}, which is unknown"
-            )
+            self._unknown(header)
         return True
+
+    def _unknown(self, header: events.Header) -> None:
+        """An event that is not known may change any captured table of its group."""
+        why = f"{self._place(header)}: an event of type {header.type}, which is unknown"
+        if self.group is None:
+            raise UnsupportedChange(why)
+        if self.group.wanted:
+            for source in sources_of(self._captured(), self.settings):
+                self._stop(source, why)

@@ -26,10 +26,14 @@ class EventType(IntEnum):
     STOP = 3
     ROTATE = 4
     INTVAR = 5
+    APPEND_BLOCK = 9
+    DELETE_FILE = 11
     RAND = 13
     USER_VAR = 14
     FORMAT_DESCRIPTION = 15
     XID = 16
+    BEGIN_LOAD_QUERY = 17
+    EXECUTE_LOAD_QUERY = 18
     TABLE_MAP = 19
     WRITE_ROWS = 23
     UPDATE_ROWS = 24
@@ -149,6 +153,59 @@ def read_query(body: memoryview) -> tuple[str, str]:
     at = 13 + status_bytes
     schema = bytes(body[at : at + schema_bytes]).decode("utf-8", "replace")
     return schema, bytes(body[at + schema_bytes + 1 :]).decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryEvent:
+    """A QUERY event with what it has of its session; ``collation`` of the text is 0 if unknown."""
+
+    schema: str
+    text: bytes
+    sql_mode: int
+    collation: int
+
+
+_STATUS_BYTES = {0: 4, 1: 8, 3: 4, 4: 6, 7: 2, 8: 2, 9: 8, 10: 4}
+"""Status variables of a fixed size, in front of which or behind which the wanted ones lie."""
+_SQL_MODE, _CATALOG, _CHARSET, _TIME_ZONE, _CATALOG_NZ = 1, 2, 4, 5, 6
+
+
+def read_query_event(body: memoryview) -> QueryEvent:
+    """A QUERY event's body with the status variables that say how its text is read.
+
+    The server writes them in the order of their numbers; behind an unknown one nothing is wanted.
+    """
+    (status_bytes,) = struct.unpack_from("<H", body, 11)
+    status = body[13 : 13 + status_bytes]
+    sql_mode = collation = at = 0
+    while at < len(status):
+        kind = status[at]
+        at += 1
+        if kind == _SQL_MODE:
+            (sql_mode,) = struct.unpack_from("<Q", status, at)
+        elif kind == _CHARSET:
+            (collation,) = struct.unpack_from("<H", status, at)
+        if kind in _STATUS_BYTES:
+            at += _STATUS_BYTES[kind]
+        elif kind in (_CATALOG, _TIME_ZONE, _CATALOG_NZ):
+            at += 1 + status[at] + (kind == _CATALOG)
+        else:
+            break
+    end = 13 + status_bytes + body[8]
+    schema = bytes(body[13 + status_bytes : end]).decode("utf-8", "replace")
+    return QueryEvent(schema, bytes(body[end + 1 :]), sql_mode, collation)
+
+
+_LOAD_FILE_BYTES = 13
+
+
+def load_query(body: memoryview) -> memoryview:
+    """An EXECUTE_LOAD_QUERY event's body as that of a QUERY event: without the file's fields."""
+    return memoryview(bytes(body[:13]) + bytes(body[13 + _LOAD_FILE_BYTES :]))
+
+
+THREAD_SPECIFIC = 0x4
+"""The flag of a statement that used something of its session alone, as a temporary table."""
 
 
 def read_rotate(body: memoryview) -> tuple[str, int]:
@@ -381,6 +438,9 @@ PASSED_OVER = frozenset(
     {
         EventType.STOP,
         EventType.INTVAR,
+        EventType.APPEND_BLOCK,
+        EventType.DELETE_FILE,
+        EventType.BEGIN_LOAD_QUERY,
         EventType.RAND,
         EventType.USER_VAR,
         EventType.ANNOTATE_ROWS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from databus.common.frame import Op, pack_frame
+from databus.common.frame import Op, pack_frame, source_id
 from databus.common.schema import SourceSchema
 from databus.relay.sources.mysql.events import GtidFlag
 
@@ -49,6 +49,18 @@ def schema_change(schema: SourceSchema, group: Group) -> bytes:
         schema_fp=schema.fingerprint,
         commit_us=group.commit_us,
         after=json.dumps(schema.to_json(), separators=(",", ":")).encode(),
+    )
+
+
+def truncation(source: str, schema_fp: int, group: Group) -> bytes:
+    """The frame of a table that was emptied, at the group's present place."""
+    return pack_frame(
+        op=Op.TRUNCATE,
+        scn=group.scn,
+        seq=group.seq,
+        source=source_id(source),
+        schema_fp=schema_fp,
+        commit_us=group.commit_us,
     )
 
 

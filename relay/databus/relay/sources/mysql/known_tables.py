@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from databus.common.errors import UnsupportedChange
 from databus.common.schema import SourceSchema
@@ -16,8 +17,17 @@ from databus.relay.sources.mysql.mapped import (
     resolve_nameless,
 )
 from databus.relay.sources.mysql.settings import Settings
+from databus.relay.sources.mysql.statements import Knowledge, Statement, names_in
+from databus.relay.sources.mysql.statements.reader import keywords
 from databus.relay.sources.mysql.tables import Catalogue, Table
-from databus.relay.sources.mysql.tracked import Outlook, Statement, TrackedTables
+from databus.relay.sources.mysql.tracked import Outlook, TrackedTables
+
+_OBJECTS = keywords(
+    """
+    trigger view function procedure package event references union database schema
+    """
+)
+"""Words of statements that may change what a change of rows reaches."""
 
 
 class KnownTables:
@@ -128,19 +138,13 @@ class KnownTables:
         if self.tracked.forget(statement):
             self.forget_maps()
 
-    def present(self, source: str) -> SourceSchema | None:
-        """A table as it is now; None if there is none, or it has no key.
-
-        Raises:
-            TableUncertain: it cannot be known.
-            UnsupportedChange: a type cannot be carried.
-        """
-        table = self.catalogue.get(source)
-        if self.tracked.is_needed and table is not None:
-            table = self.tracked.get(source) or self.tracked.learn(source, self.outlook)
-        if table is None or not table.key:
-            return None
-        return table.source_schema(self._settings.zero_dates)
+    def knowledge(self) -> Knowledge:
+        """What is known at the stream's place of views, triggers and what else a change reaches."""
+        known = self.outlook.knowledge
+        for statement in self.outlook.ahead:
+            if _OBJECTS & names_in(statement):
+                return replace(known, unseen=f"{statement} came before the catalogue was read")
+        return known
 
     def left_by(self, statement: Statement) -> Iterator[SourceSchema]:
         """What a statement has left behind, as far as that is certain: not what came later.

@@ -71,6 +71,7 @@ class MySqlDecoder(BinlogDecoder):
 
     groups_in_kernel = GROUPS_MYSQL
     textual = events.TEXT_OF_MYSQL
+    is_mysql = True
 
     def __init__(
         self,

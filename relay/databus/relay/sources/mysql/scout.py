@@ -14,12 +14,15 @@ from databus.relay.sources.mysql import events
 from databus.relay.sources.mysql.compressed import plain_query
 from databus.relay.sources.mysql.connection import BinlogRequest, Connection
 from databus.relay.sources.mysql.events import EventType
+from databus.relay.sources.mysql.logged import logged_statement
 from databus.relay.sources.mysql.packets import PacketBuffer
 from databus.relay.sources.mysql.payload import Payload
 from databus.relay.sources.mysql.places import Place
+from databus.relay.sources.mysql.reachable import load_knowledge
 from databus.relay.sources.mysql.settings import Settings
+from databus.relay.sources.mysql.statements import Statement
 from databus.relay.sources.mysql.tables import Catalogue, load_catalogue
-from databus.relay.sources.mysql.tracked import Outlook, Statement
+from databus.relay.sources.mysql.tracked import Outlook
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ _NOTED = frozenset(
     {
         EventType.QUERY,
         EventType.QUERY_COMPRESSED,
+        EventType.EXECUTE_LOAD_QUERY,
         EventType.TABLE_MAP,
         EventType.TRANSACTION_PAYLOAD,
     }
@@ -66,12 +70,15 @@ class Scout:
         offset: int,
         gtid: str,
         statement: Statement | None = None,
+        *,
+        with_knowledge: bool = False,
     ) -> Outlook:
         """The catalogue as it is now, and the statements behind a place in the binlog.
 
         ``gtid`` is the transaction at that place: what MySQL shows is older than its binlog
         until a transaction that is there already has been committed.  With ``statement``, which
-        ends there, only as far as is needed to know what it has left.
+        ends there, only as far as is needed to know what it has left.  ``with_knowledge`` asks for
+        views, triggers and what else a change of rows reaches.
 
         Raises:
             SourceUnavailable: the server does not answer, or does not commit the transaction.
@@ -93,7 +100,11 @@ class Scout:
             if not any(place > before for place, _ in self._seen):
                 break  # Nothing came in while the catalogue was read.
         ahead = tuple(statement for _, statement in self._seen)
-        return Outlook(catalogue, ahead, self._shown() if asked is not None else {})
+        if asked is not None:
+            return Outlook(catalogue, ahead, self._shown())
+        if with_knowledge:
+            return Outlook(catalogue, ahead, knowledge=load_knowledge(connection))
+        return Outlook(catalogue, ahead)
 
     def _shown(self) -> dict[str, bytes]:
         """The first maps of tables that no statement can have changed before."""
@@ -182,10 +193,13 @@ class Scout:
         self._upto = max(self._upto, Place(self._upto.file_number, header.end_offset))
         if header.type in _NOTED:
             body = events.checked_body(header, event, self._checksums, where)
-            self._note(header.type, body, where, settings)
+            self._note(header, body, where, settings)
         return False
 
-    def _note(self, kind: int, body: memoryview, where: str, settings: Settings) -> None:
+    def _note(
+        self, header: events.Header, body: memoryview, where: str, settings: Settings
+    ) -> None:
+        kind = header.type
         if kind == EventType.TABLE_MAP:
             self._note_map(body, settings)
         elif kind == EventType.TRANSACTION_PAYLOAD:
@@ -199,7 +213,9 @@ class Scout:
         else:
             if kind == EventType.QUERY_COMPRESSED:
                 body = plain_query(body, where)
-            statement = Statement(*events.read_query(body))
+            elif kind == EventType.EXECUTE_LOAD_QUERY:
+                body = events.load_query(body)
+            statement = logged_statement(header, body)
             if not statement.changes_nothing:
                 self._seen.append((self._upto, statement))
                 self._mapped = {name for name in self._mapped if not statement.may_change(*name)}

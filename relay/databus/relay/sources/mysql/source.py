@@ -36,6 +36,7 @@ from databus.relay.sources.mysql.preflight import (
     server_findings,
     table_findings,
 )
+from databus.relay.sources.mysql.reachable import read_dialect
 from databus.relay.sources.mysql.scout import Scout
 from databus.relay.sources.mysql.settings import read_settings
 from databus.relay.sources.mysql.tables import Catalogue, load_catalogue
@@ -218,6 +219,7 @@ class MySqlSource:
         decoder.last_seq_no, decoder.begins_after = start.after_scn, start.begins_after
         decoder.stopped = self._stopped = self._stops_of(memo)
         tracked = decoder.known.tracked = TrackedTables(memo.tracked_scn, memo.tracked)
+        decoder.dialect = await self._ask(read_dialect)
         decoder.told = ToldSchemas(memo.told)
         decoder.told.assume([*self._tracked_schemas(tracked), *await self.schemas()])
         self._decoder = decoder
@@ -370,6 +372,7 @@ class MySqlSource:
         """The catalogue as it is now, and how far it holds for where the stream is."""
         is_tracked = decoder.known.tracked.is_needed
         statement = None if is_tracked else decoder.looks_for
+        wants = decoder.wants_knowledge
         if not (is_tracked or decoder.looks_ahead):
             decoder.known.outlook = Outlook(await self._fresh_catalogue(), ())
             return
@@ -377,7 +380,9 @@ class MySqlSource:
         gtid = decoder.txid(group) if group is not None and group.wanted else ""
         file, offset = decoder.file, decoder.looks_from
         decoder.known.outlook = await self._read(
-            lambda c: self._scout.look(c, self._settings, file, offset, gtid, statement)
+            lambda c: self._scout.look(
+                c, self._settings, file, offset, gtid, statement, with_knowledge=wants
+            )
         )
         self._catalogue = decoder.known.catalogue
 

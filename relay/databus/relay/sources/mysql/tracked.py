@@ -16,52 +16,11 @@ from dataclasses import asdict, dataclass, field, replace
 
 from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.events import ENUM, SET, TableMap
+from databus.relay.sources.mysql.statements import Knowledge, Statement
 from databus.relay.sources.mysql.stops import TableUncertain
 from databus.relay.sources.mysql.tables import Catalogue, Table, TableColumn
 
-_CHANGE_NOTHING = (
-    "BEGIN",
-    "COMMIT",
-    "ROLLBACK",
-    "SAVEPOINT",
-    "RELEASE SAVEPOINT",
-    "XA ",
-    "TRUNCATE",
-)
-_TOLD_CHARACTERS = 80
-
-
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """A statement of the binlog, and the schema that it was run in."""
-
-    schema: str
-    text: str
-
-    @property
-    def changes_nothing(self) -> bool:
-        """Whether it leaves every definition as it is."""
-        return self.text.lstrip()[:20].upper().startswith(_CHANGE_NOTHING)
-
-    def may_change(self, schema: str, table: str) -> bool:
-        """Whether it can have changed what a table is: it names the table, or drops its schema.
-
-        Rather once too often: a name counts wherever it stands, in whatever schema.
-        """
-        text = self.text.lower()
-        if "\N{REPLACEMENT CHARACTER}" in text or _holds(text, table.lower()):
-            return True
-        drops = re.search(r"\bdrop\b.*\b(database|schema)\b", text, re.DOTALL)
-        return drops is not None and _holds(text, schema.lower())
-
-    def __str__(self) -> str:
-        return repr(self.text[:_TOLD_CHARACTERS])
-
-
-def _holds(text: str, name: str) -> bool:
-    if re.fullmatch(r"[\w$]+", name):
-        return re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", text) is not None
-    return any(form in text for form in (name, name.replace("`", "``"), name.replace('"', '""')))
+NOT_ASKED = Knowledge(unseen="the catalogue was not asked for views and triggers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +35,7 @@ class Outlook:
     catalogue: Catalogue
     ahead: tuple[Statement, ...]
     shown: Mapping[str, bytes] = field(default_factory=dict)
+    knowledge: Knowledge = NOT_ASKED
 
     def changes(self, source: str) -> list[Statement]:
         """The statements that can have changed a table."""

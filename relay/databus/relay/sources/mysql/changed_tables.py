@@ -1,0 +1,57 @@
+"""From the effects of a statement to the captured tables that it concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from databus.common.schema import SourceSchema
+from databus.relay.sources.mysql.settings import Settings
+from databus.relay.sources.mysql.statements import Effects
+from databus.relay.sources.mysql.statements.reader import TableName
+from databus.relay.sources.mysql.tables import Catalogue
+from databus.relay.sources.mysql.widening import keeps_values
+from databus.relay.sources.told import ToldSchemas
+
+
+def captured_names(settings: Settings, catalogue: Catalogue, told: ToldSchemas) -> list[TableName]:
+    """The captured tables that are there, or of which consumers have a definition."""
+    names = {(table.schema, table.name) for table in catalogue.values()}
+    for source in told.sources:
+        schema, _, table = source.partition(".")
+        names.add((schema, table))
+    return sorted(name for name in names if settings.captures(*name))
+
+
+def sources_of(names: Iterable[TableName], settings: Settings) -> list[str]:
+    """The captured ones among these tables, as consumers name them."""
+    return [".".join(name) for name in sorted(names) if settings.captures(*name)]
+
+
+def changed_unseen(
+    found: Effects,
+    captured: Iterable[TableName],
+    before: Mapping[str, SourceSchema],
+    left: Mapping[str, SourceSchema],
+) -> Iterator[tuple[str, str]]:
+    """The captured tables whose rows a statement changed without an event, and why.
+
+    ``captured`` are those that are there or that consumers have a definition of; others have no
+    rows that could differ.  ``before`` are the definitions in front of the statement, ``left``
+    those that are certain behind it.
+    """
+    for name in captured:
+        source = ".".join(name)
+        old, new = before.get(source), left.get(source)
+        if name in found.replaced:
+            yield source, found.replaced[name]
+        elif name in found.converted and not keeps_values(old, new):
+            yield source, found.converted[name]
+        elif new is not None and (why := changed_key(old, new)):
+            yield source, why
+
+
+def changed_key(old: SourceSchema | None, new: SourceSchema) -> str:
+    """Why rows that consumers hold under the old key cannot be found by the new one; "" if so."""
+    if old is None or old.key == new.key:
+        return ""
+    return f"its key was ({', '.join(old.key)}) and is ({', '.join(new.key)})"

@@ -1,0 +1,176 @@
+"""What statements do to captured tables, on real servers: an event, or the table is suspended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from databus.relay.fetcher import Fetcher
+from tests.integration.test_stopped_tables import in_database, rows_of
+from tests.support.capture import capturing, database_config, ring_state, streaming
+from tests.support.fixtures import FreshDatabase
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(params=["mariadb", "mysql"])
+def database(request: pytest.FixtureRequest) -> FreshDatabase:
+    found: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
+    return found
+
+
+class Session:
+    """One session of the application."""
+
+    def __init__(self, database: FreshDatabase) -> None:
+        self._connection = database.server.connect(database.name)
+
+    def run(self, *statements: str) -> None:
+        with self._connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@pytest.fixture
+def session(database: FreshDatabase) -> Iterator[Session]:
+    opened = Session(database)
+    yield opened
+    opened.close()
+
+
+def stopped(fetcher: Fetcher) -> dict[str, Any]:
+    return dict(fetcher.status.source.get("stopped_tables") or {})
+
+
+async def caught_up(folder: Path, database: FreshDatabase, number: int) -> None:
+    """The ring has a row that was written behind everything else."""
+    database.execute(f"INSERT INTO fence VALUES ({number}, 0)")
+    await eventually(
+        lambda: (number,) in rows_of(folder, f"{database.name}.fence"), 60, "the fence"
+    )
+
+
+def differing(folder: Path, database: FreshDatabase, tables: list[str]) -> list[str]:
+    return [
+        table
+        for table in tables
+        if rows_of(folder, f"{database.name}.{table}") != in_database(database, f"`{table}`")
+    ]
+
+
+TRUNCATIONS = {
+    "no space": "TRUNCATE TABLE`{t}`",
+    "no word": "TRUNCATE`{t}`",
+    "block comment": "TRUNCATE /* x */ TABLE {t}",
+    "comments around": "/* a */ # b\n-- c\nTRUNCATE/**/TABLE/*d*/{t} -- e",
+    "executed comment": "/*!40000 TRUNCATE TABLE {t} */",
+    "executed in part": "TRUNCATE /*!50000 TABLE */ {t}",
+    "dotted": "TRUNCATE TABLE {schema} . `{t}`",
+    "lower case": "truncate\ttable\n{t}",
+}
+MARIADB_TRUNCATIONS = {
+    "set statement": "SET STATEMENT max_statement_time = 60 FOR TRUNCATE TABLE {t}",
+    "mariadb comment": "/*M! TRUNCATE */ /*M!100100 TABLE {t} */",
+    "wait": "TRUNCATE TABLE {t} WAIT 3",
+    "immediate": "EXECUTE IMMEDIATE 'TRUNCATE TABLE {t}'",
+}
+
+
+async def test_every_spelling_of_truncate_is_an_event(
+    database: FreshDatabase, session: Session, tmp_path: Path
+) -> None:
+    spellings = dict(TRUNCATIONS)
+    if database.server.product == "mariadb":
+        spellings |= MARIADB_TRUNCATIONS
+    names = [f"t{number}" for number, _ in enumerate(spellings)]
+    others = ["fence", "ansi", "odd`-", "in_procedure", "dropped", "renamed", "calm"]
+    for table in [*names, *others]:
+        quoted = table.replace("`", "``")
+        database.execute(f"CREATE TABLE `{quoted}` (id INT PRIMARY KEY, v INT)")
+        database.execute(f"INSERT INTO `{quoted}` VALUES (1, 1)")
+    database.execute("CREATE PROCEDURE p() TRUNCATE TABLE in_procedure")
+    config = database_config("shop", database.url, f"{database.name}.*")
+    folder = tmp_path / "shop"
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        for table in [*names, *others]:
+            quoted = table.replace("`", "``")
+            database.execute(f"INSERT INTO `{quoted}` VALUES (2, 2)")
+        # Nobody but the words decides: the relay reads them after the tables are gone.
+        for table, spelling in zip(names, spellings.values(), strict=True):
+            session.run(spelling.format(t=table, schema=database.name))
+        session.run("TRUNCATE TABLE `odd``-`", "CALL p()")
+        session.run("SET sql_mode = 'ANSI_QUOTES'", 'TRUNCATE TABLE "ansi"')
+        session.run("TRUNCATE TABLE dropped", "DROP TABLE dropped")
+        session.run("TRUNCATE TABLE renamed", "RENAME TABLE renamed TO renamed_2")
+        await caught_up(folder, database, 9)
+        emptied = [source for op, source in ring_state(folder).ops if op == "t"]
+        wanted = [*names, "odd`-", "in_procedure", "ansi", "dropped", "renamed"]
+        assert set(emptied) == {f"{database.name}.{table}" for table in wanted}
+        assert [name for name in names if rows_of(folder, f"{database.name}.{name}")] == []
+        assert rows_of(folder, f"{database.name}.calm")
+
+
+async def test_exchanged_contents_suspend_their_table_by_name_and_drops_are_events(
+    database: FreshDatabase, session: Session, tmp_path: Path
+) -> None:
+    """As online schema change tools end, and what else puts other rows under a name."""
+    away = f"{database.name}_away"
+    database.server.create_database(away)
+    definition = "(id INT PRIMARY KEY, v INT)"
+    parted = f"{definition} PARTITION BY HASH (id) PARTITIONS 2"
+    tables = ["p", "swapped", "fetched", "gone", "again", "same", "calm", "fence", "widened"]
+    for table in tables:
+        database.execute(f"CREATE TABLE {table} {definition}")
+        database.execute(f"INSERT INTO {table} VALUES (1, 1)")
+    for table in ("exchanged", "cut", "dropped_part"):
+        database.execute(f"CREATE TABLE {table} {parted}".replace("HASH (id) PARTITIONS 2", RANGE))
+        database.execute(f"INSERT INTO {table} VALUES (1, 1), (101, 1)")
+    config = database_config("shop", database.url, f"{database.name}.*")
+    folder = tmp_path / "shop"
+    try:
+        async with capturing(config, tmp_path) as fetcher:
+            await streaming(fetcher)
+            for table in tables:
+                session.run(f"UPDATE {table} SET id = 3, v = 3")
+            session.run(
+                "CREATE TABLE p_new LIKE p",
+                "INSERT INTO p_new SELECT id, 7 FROM p",
+                "RENAME TABLE p TO p_old, p_new TO p",
+                f"CREATE TABLE {away}.fetched {definition}",
+                f"INSERT INTO {away}.fetched VALUES (3, 8)",
+                f"RENAME TABLE swapped TO {away}.swapped, {away}.fetched TO swapped",
+                "DROP TABLE gone",
+                "DROP TABLE again",
+                f"CREATE TABLE again {definition}",
+                "INSERT INTO again VALUES (5, 5)",
+                "CREATE TABLE twin LIKE same",
+                "RENAME TABLE same TO other, other TO same",
+                f"CREATE TABLE part {definition}",
+                "ALTER TABLE exchanged EXCHANGE PARTITION p0 WITH TABLE part",
+                "ALTER TABLE cut TRUNCATE PARTITION p0",
+                "ALTER TABLE dropped_part DROP PARTITION p0",
+                "ALTER TABLE fetched ADD COLUMN w INT DEFAULT 7",
+                "ALTER TABLE widened MODIFY v BIGINT, ADD INDEX (v), ADD COLUMN w INT",
+            )
+            await caught_up(folder, database, 9)
+            suspended = {"p", "p_old", "swapped", "exchanged", "part", "cut", "dropped_part"}
+            await eventually(lambda: len(stopped(fetcher)) > len(suspended), 30)
+            names = {source.partition(".")[2] for source in stopped(fetcher)}
+            assert names == suspended | {"fetched"}
+            assert "took this name" in stopped(fetcher)[f"{database.name}.p"]["why"]
+            assert rows_of(folder, f"{database.name}.gone") == {}
+            assert not differing(folder, database, ["again", "same", "calm"])
+            assert (3,) in rows_of(folder, f"{database.name}.widened")
+    finally:
+        database.server.drop_database(away)
+
+
+RANGE = "RANGE (id) (PARTITION p0 VALUES LESS THAN (100), PARTITION p1 VALUES LESS THAN MAXVALUE)"
