@@ -99,6 +99,7 @@ class StoppedTables:
         self.stops.pop(source, None)
         self._taken_up.pop(source, None)
         self._asked.discard(source)
+        self._wake()
 
     def ask_for(self, source: str) -> None:
         """Let a table begin again after the transaction that is being read."""
