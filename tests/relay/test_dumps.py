@@ -104,3 +104,12 @@ def test_only_the_newest_finished_dumps_are_kept(tmp_path: Path) -> None:
     assert book.get("waiting")
     with pytest.raises(NotFound, match="'4'"):
         book.get("4")
+
+
+def test_a_size_that_is_asked_for_stays() -> None:
+    dump = new_dump({"sources": ["t"]})
+    assert dump.chunk_ms > 0
+    change_dump(dump, {"chunk_rows": 5000})
+    assert (dump.chunk_rows, dump.chunk_ms) == (5000, 0)
+    change_dump(dump, {"chunk_ms": 100})
+    assert (dump.chunk_rows, dump.chunk_ms) == (5000, 100)

@@ -359,6 +359,8 @@ class TableDump:
             return
         wanted_ms = min(dump.chunk_ms, LIVE_CHUNK_MS) if self._is_careful else dump.chunk_ms
         factor = min(2.0, max(0.5, wanted_ms / 1000 / max(flight.took_s, 1e-4)))
+        if self._table.is_scanned:
+            factor = 2.0  # A smaller chunk takes as long, and there are more of them.
         size_bytes = chunk.rows.size_bytes
         if size_bytes:
             factor = min(factor, MAX_CHUNK_BYTES / size_bytes)

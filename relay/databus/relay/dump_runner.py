@@ -169,6 +169,7 @@ class DumpRunner:
                     # How many rows fulfil a condition nobody knows.
                     estimated_rows=size.rows if dump.where is None else None,
                     row_bytes=size.row_bytes,
+                    is_scanned=size.is_scanned,
                 )
             )
         return tables

@@ -69,6 +69,7 @@ class TableProgress:
     chunks: int = 0
     estimated_rows: int | None = None
     row_bytes: int | None = None
+    is_scanned: bool = False
 
 
 # What records had from the beginning; the others have their defaults in old files.
@@ -220,6 +221,8 @@ def change_dump(dump: Dump, request: Any) -> None:
     if state != DumpState.FAILED:
         dump.error = None
     dump.state = state
+    if "chunk_rows" in document and "chunk_ms" not in document:
+        changed.chunk_ms = 0  # As in ``new_dump``: that size is wanted, and not a time.
     for name in ("reader", *_PACE):
         setattr(dump, name, getattr(changed, name))
 

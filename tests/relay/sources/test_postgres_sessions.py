@@ -17,7 +17,10 @@ from databus.relay.sources.postgres.replication import Connection
 from databus.relay.sources.postgres.settings import read_settings
 from tests.support.waiting import eventually
 
-SIGNED_IN = b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I"
+READY = b"Z\0\0\0\x05I"
+# Then the answer to SHOW search_path.
+SIGNED_IN = b"R\0\0\0\x08\0\0\0\0" + READY
+SIGNED_IN += b"D\0\0\0\x1d\0\1\0\0\0\x13pg_catalog, pg_temp" + READY
 
 
 async def test_a_read_that_a_close_cuts_off_is_told_of_it_and_is_not_cancelled() -> None:

@@ -103,10 +103,14 @@ class ChunkRequest:
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """What the database believes of a table: its rows, and the bytes of one; None: no idea."""
+    """What the database believes of a table: its rows, and the bytes of one; None: no idea.
+
+    ``is_scanned``: no index has the order of its key, so that each chunk reads all of it.
+    """
 
     rows: int | None = None
     row_bytes: int | None = None
+    is_scanned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,10 +123,13 @@ class StoppedTables:
         """Ask for a table, and return once the stream reads it again.
 
         Raises:
-            SourceUnavailable: the stream is not connected, or has ended before.
+            SourceUnavailable: the stream is not connected, or has ended before, or the table
+                was suspended again.
         """
         self.ask_for(source)
         while source in self.stops:
+            if source not in self._asked:
+                raise SourceUnavailable(f"{source} was suspended again: {self.stops[source].why}")
             if not self._is_streamed:
                 raise SourceUnavailable(
                     f"{source} resumes with the stream, which is not connected now"
@@ -134,6 +137,11 @@ class StoppedTables:
             waiting = asyncio.get_running_loop().create_future()
             self._waiting.append(waiting)
             await waiting
+
+    def withdraw(self, source: str) -> None:
+        """What has asked for a table did not know what is known by now: it has to ask again."""
+        self._asked.discard(source)
+        self._wake()
 
     def end(self) -> None:
         """The stream has ended: nothing resumes with it any more."""

@@ -12,12 +12,13 @@ import numpy as np
 from databus.common import kernels
 from databus.common.kernels import U8Array, i64
 from databus.relay.sources.avro_kernels import put_bytes, put_long
-from databus.relay.sources.postgres.text_values import put_decimal
+from databus.relay.sources.postgres.text_values import all_bits, is_utf8, put_decimal
 
 # The forms in which a column's values come; TEXT is not for this module.
 (
     TEXT, BOOL, INTEGER, DOUBLE, DATE, TIME, TIMESTAMP, BYTES, UUID, UNSIGNED, REAL, NUMERIC, JSONB,
-) = range(13)  # fmt: skip
+    UTF8,
+) = range(14)  # fmt: skip
 
 _EPOCH_DAYS = 10_957
 _EPOCH_US = 946_684_800_000_000
@@ -36,6 +37,10 @@ def put_binary(
     if form == INTEGER and (length == 4 or length == 8 or length == 2):
         return put_long(out, at, _signed(buf, start, length))
     if form == BYTES:
+        return put_bytes(buf, start, length, out, at)
+    if form == UTF8:
+        if all_bits(buf, start, length) >= 128 and not is_utf8(buf, start, length):
+            return -1
         return put_bytes(buf, start, length, out, at)
     if form == TIMESTAMP and length == 8:
         value = _signed(buf, start, 8)
@@ -64,6 +69,8 @@ def put_binary(
         return _uuid(buf, start, out, at)
     if form == JSONB:
         if length < 1 or buf[start] != 1:  # the version
+            return -1
+        if not is_utf8(buf, start + 1, length - 1):
             return -1
         return put_bytes(buf, start + 1, length - 1, out, at)
     if form == UNSIGNED and length == 4:

@@ -1,6 +1,6 @@
 """SQL against the captured database: tables, slot, publication, facts for the status page.
 
-The only place that touches asyncpg.  It never reads a row of a user's table.
+The only place that touches asyncpg.  It reads no values of a user's table.
 """
 
 from __future__ import annotations
@@ -13,47 +13,74 @@ import asyncpg
 
 from databus.common.errors import SourceUnavailable
 from databus.relay.sources.postgres.lsn import parse_lsn
+from databus.relay.sources.postgres.publications import (
+    MEMBERS_SQL,
+    PUBLICATION_SQL,
+    TABLES_SQL,
+    Publication,
+    publication_of,
+)
 from databus.relay.sources.postgres.schema import (
     CATALOGUE_SQL,
-    DOMAINS_SQL,
+    TYPES_SQL,
     Table,
     literal,
     quote,
     tables_of,
 )
-from databus.relay.sources.postgres.settings import Settings
+from databus.relay.sources.postgres.settings import (
+    LOCK_TIMEOUT,
+    SEARCH_PATH,
+    Settings,
+    require_search_path,
+)
 
 SIGN_IN_STATES = ("28000", "28P01", "3D000", "42501")
 
 _FACTS_SQL = """
-SELECT current_setting('server_version') AS version,
-       current_setting('server_version_num')::int AS version_number,
-       current_setting('wal_level') AS wal_level,
-       current_setting('max_replication_slots')::int AS max_slots,
-       (SELECT count(*) FROM pg_replication_slots) AS slots,
-       current_setting('max_wal_senders')::int AS max_senders,
-       (SELECT count(*) FROM pg_stat_replication) AS senders,
-       current_setting('server_encoding') AS encoding,
-       pg_is_in_recovery() AS in_recovery,
+SELECT pg_catalog.current_setting('server_version') AS version,
+       pg_catalog.current_setting('server_version_num')::int AS version_number,
+       pg_catalog.current_setting('wal_level') AS wal_level,
+       pg_catalog.current_setting('max_replication_slots')::int AS max_slots,
+       (SELECT count(*) FROM pg_catalog.pg_replication_slots) AS slots,
+       pg_catalog.current_setting('max_wal_senders')::int AS max_senders,
+       (SELECT count(*) FROM pg_catalog.pg_stat_replication) AS senders,
+       pg_catalog.current_setting('server_encoding') AS encoding,
+       pg_catalog.pg_is_in_recovery() AS in_recovery,
        current_user AS "user",
        r.rolsuper AS is_superuser, r.rolreplication AS may_replicate,
-       has_database_privilege(current_database(), 'CREATE') AS may_create
-FROM pg_roles r WHERE r.rolname = current_user
+       pg_catalog.has_database_privilege(
+           pg_catalog.current_database(), 'CREATE') AS may_create
+FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """
 
 _SLOT_SQL = """
 SELECT slot_type, plugin, database, active_pid, wal_status, restart_lsn::text AS restart_lsn,
        confirmed_flush_lsn::text AS confirmed_lsn, safe_wal_size,
-       CASE WHEN pg_is_in_recovery() THEN NULL
-            ELSE pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::bigint
+       CASE WHEN pg_catalog.pg_is_in_recovery() THEN NULL
+            ELSE pg_catalog.pg_wal_lsn_diff(
+                pg_catalog.pg_current_wal_insert_lsn(), restart_lsn)::bigint
        END AS retained_bytes
-FROM pg_replication_slots WHERE slot_name = $1
+FROM pg_catalog.pg_replication_slots WHERE slot_name = $1
 """
 
-_PUBLICATION_SQL = """
-SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AS complete,
-       pg_has_role(pubowner, 'USAGE') AS is_owner
-FROM pg_publication WHERE pubname = $1
+# Transactions that have written to a table, or to one of its partitions, and have not ended.
+_WRITERS_SQL = """
+SELECT DISTINCT virtualtransaction AS writer FROM pg_catalog.pg_locks
+WHERE locktype = 'relation' AND granted AND pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
+AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+AND database = (SELECT d.oid FROM pg_catalog.pg_database d
+                WHERE d.datname = pg_catalog.current_database())
+AND relation IN (SELECT $1::bigint::oid
+                 UNION ALL SELECT relid FROM pg_catalog.pg_partition_tree($1::bigint::oid))
+"""
+
+_ROOT_SQL = """
+SELECT n.nspname || '.' || c.relname AS source
+FROM pg_catalog.pg_class p
+JOIN pg_catalog.pg_class c ON c.oid = pg_catalog.pg_partition_root(p.oid)
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE p.oid = $1::bigint::oid AND p.relispartition
 """
 
 
@@ -70,18 +97,6 @@ class Slot:
     confirmed_lsn: int | None
     safe_wal_bytes: int | None
     retained_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """A publication as the server shows it.
-
-    ``complete`` says that it publishes every kind of change; ``sources`` are its tables.
-    """
-
-    complete: bool
-    is_owner: bool
-    sources: frozenset[str]
 
 
 class Catalogue:
@@ -141,14 +156,14 @@ class Catalogue:
 
     async def tables(self) -> dict[int, Table]:
         """All tables of the database, by oid."""
-        domains = await self.fetch(DOMAINS_SQL)
-        return tables_of(await self.fetch(CATALOGUE_SQL, None), domains, self._settings.keys)
+        types = await self.fetch(TYPES_SQL)
+        return tables_of(await self.fetch(CATALOGUE_SQL, None), types, self._settings.keys)
 
     async def table(self, oid: int) -> Table | None:
         """One table as it is now; None if it is gone."""
-        domains = await self.fetch(DOMAINS_SQL)
+        types = await self.fetch(TYPES_SQL)
         rows = await self.fetch(CATALOGUE_SQL, oid)
-        return tables_of(rows, domains, self._settings.keys).get(oid)
+        return tables_of(rows, types, self._settings.keys).get(oid)
 
     async def facts(self) -> dict[str, Any]:
         """The server's settings and the role's rights."""
@@ -175,39 +190,59 @@ class Catalogue:
     async def publication(self) -> Publication | None:
         """Our publication; None if there is none of this name."""
         name = self._settings.publication
-        rows = await self.fetch(_PUBLICATION_SQL, name)
+        rows = await self.fetch(PUBLICATION_SQL, name)
         if not rows:
             return None
-        sources = await self.fetch(
-            "SELECT schemaname || '.' || tablename AS source FROM pg_publication_tables "
-            "WHERE pubname = $1",
+        return publication_of(
             name,
-        )
-        return Publication(
-            complete=rows[0]["complete"],
-            is_owner=rows[0]["is_owner"],
-            sources=frozenset(row["source"] for row in sources),
+            rows[0],
+            await self.fetch(TABLES_SQL, name),
+            await self.fetch(MEMBERS_SQL, rows[0]["oid"]),
         )
 
-    async def create_publication(self, tables: list[Table]) -> None:
-        """Publish these tables, and no other."""
-        await self.fetch(create_publication_sql(self._settings.publication, tables))
+    async def create_publication(self) -> None:
+        """Make ours, of no table yet.
 
-    async def extend_publication(self, tables: list[Table]) -> None:
-        """Publish these tables too."""
-        for table in tables:
-            await self.fetch(extend_publication_sql(self._settings.publication, table))
+        Tables are added one by one: so none is locked while another one is waited for.
+        """
+        await self.fetch(create_publication_sql(self._settings.publication, []))
+
+    async def extend_publication(self, table: Table) -> None:
+        """Publish this table too."""
+        await self.fetch(extend_publication_sql(self._settings.publication, table))
+
+    async def reduce_publication(self, table: Table) -> None:
+        """Publish this table no longer."""
+        name = quote(self._settings.publication)
+        await self.fetch(f"ALTER PUBLICATION {name} DROP TABLE {table.only}")
+
+    async def writers(self, table: Table) -> set[str]:
+        """The transactions under way that have written to the table."""
+        return {row["writer"] for row in await self.fetch(_WRITERS_SQL, table.oid)}
+
+    async def is_empty(self, table: Table) -> bool:
+        """Whether the table has no row that is committed, and none that will be by a transaction
+        that is under way."""
+        if await self.writers(table):
+            return False
+        rows = await self.fetch(f"SELECT EXISTS (SELECT FROM {table.only}) AS has_rows")
+        return not rows[0]["has_rows"]
+
+    async def root_of(self, oid: int) -> str | None:
+        """The source whose partition this table is; None if it is none."""
+        rows = await self.fetch(_ROOT_SQL, oid)
+        return rows[0]["source"] if rows else None
 
     async def drop_slot(self) -> None:
         """Give up our slot: the server need keep nothing for us."""
-        await self.fetch("SELECT pg_drop_replication_slot($1)", self._settings.slot)
+        await self.fetch("SELECT pg_catalog.pg_drop_replication_slot($1)", self._settings.slot)
 
     async def _connect(self) -> Any:
         settings = self._settings
         context: Any = settings.ssl_context()
         if settings.sslmode == "prefer":
             context = "prefer"
-        return await asyncpg.connect(
+        session = await asyncpg.connect(
             host=settings.host,
             port=settings.port,
             user=settings.user,
@@ -216,20 +251,33 @@ class Catalogue:
             ssl=context if context is not None else False,
             timeout=settings.connect_timeout_s,
             command_timeout=60,
-            server_settings={"application_name": "databus"},
+            server_settings={
+                "application_name": "databus",
+                "search_path": SEARCH_PATH,
+                "lock_timeout": LOCK_TIMEOUT,
+                "row_security": "off",
+            },
         )
+        found = await session.fetchval("SELECT pg_catalog.current_setting('search_path')")
+        try:
+            require_search_path(settings, found)
+        except SourceUnavailable:
+            session.terminate()
+            raise
+        return session
 
 
 def create_publication_sql(name: str, tables: list[Table]) -> str:
     """The statement that publishes exactly these tables."""
-    named = ", ".join(table.quoted for table in tables)
+    # ONLY: a table that inherits is published for itself, if it has a key.
+    named = ", ".join(table.only for table in tables)
     for_tables = f" FOR TABLE {named}" if tables else ""
     return f"CREATE PUBLICATION {quote(name)}{for_tables} WITH (publish_via_partition_root = true)"
 
 
 def extend_publication_sql(name: str, table: Table) -> str:
     """The statement that publishes one table more."""
-    return f"ALTER PUBLICATION {quote(name)} ADD TABLE {table.quoted}"
+    return f"ALTER PUBLICATION {quote(name)} ADD TABLE {table.only}"
 
 
 def start_replication_command(settings: Settings, lsn: str, *, binary: bool = False) -> str:

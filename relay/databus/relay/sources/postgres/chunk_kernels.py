@@ -2,7 +2,8 @@
 
 Values come in the text form that the stream has too, and are written by the same functions;
 those of a few types come in binary, which costs the server less.  At a row that it cannot
-write exactly as the reference path (``rows.py``) would, ``walk_rows`` stops in front of it.
+write exactly as the reference path (``rows.py``) would, ``walk_rows`` stops in front of it; so it
+does at a text that is not of its encoding.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from databus.common.kernels import COMPILED, I64Array
 from databus.relay.sources.postgres import chunk_kernels as k
 from databus.relay.sources.postgres.binary_kernels import TEXT
 from databus.relay.sources.postgres.binary_values import FORMS
+from databus.relay.sources.postgres.encodings import UTF8
 from databus.relay.sources.postgres.layout import KernelTables
 from databus.relay.sources.postgres.replication import Connection, PostgresError, error_of
 from databus.relay.sources.postgres.rows import RowCodec
@@ -121,12 +122,12 @@ class RowBuffer:
     @staticmethod
     def of(codec: RowCodec, table: Table, *, binary: bool) -> RowBuffer:
         """An empty one.  The key comes as text: it is needed as text for the next chunk."""
-        tables = KernelTables()
+        tables = KernelTables(codec.encoding)
         tables.put(1, codec.schema)
         _, _, columns, keys, _ = tables.arrays
         columns = np.array(columns[:, :4])
         columns[:, k.FORM] = TEXT
-        if binary:
+        if binary and codec.encoding == UTF8:
             for place, (known, column) in enumerate(
                 zip(table.columns, codec.schema.columns, strict=True)
             ):
@@ -199,8 +200,8 @@ class ChunkSession(Connection):
             TextNeeded: as ``RowBuffer.take``; the result was read to its end.
             PostgresError: the server refuses it.
         """
-        texts = [parameter.encode() for parameter in parameters]
-        self._send(b"P", b"\0" + sql.encode() + b"\0" + _SHORT.pack(0))
+        texts = [self._encoded(parameter) for parameter in parameters]
+        self._send(b"P", b"\0" + self._encoded(sql) + b"\0" + _SHORT.pack(0))
         bound = b"".join(_INT.pack(len(text)) + text for text in texts)
         forms = [0 if form == TEXT else 1 for form in rows.columns[:, k.FORM].tolist()]
         self._send(

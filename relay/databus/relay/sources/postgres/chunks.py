@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from databus.common.errors import BadRequest, DumpFailed, SourceUnavailable
+from databus.common.errors import BadRequest, DumpFailed, SourceUnavailable, UnsupportedChange
 from databus.common.schema import Kind
 from databus.relay.sources.postgres.catalogue import Catalogue
 from databus.relay.sources.postgres.chunk_session import (
@@ -20,7 +21,13 @@ from databus.relay.sources.postgres.chunk_session import (
 from databus.relay.sources.postgres.lsn import parse_lsn, parse_snapshot, scn_before, written_end
 from databus.relay.sources.postgres.replication import PostgresError
 from databus.relay.sources.postgres.rows import RowCodec
-from databus.relay.sources.postgres.schema import Table, literal, quote
+from databus.relay.sources.postgres.schema import (
+    BUILT_IN,
+    Table,
+    TableColumn,
+    literal,
+    quote,
+)
 from databus.relay.sources.postgres.settings import Settings
 from databus.relay.sources.rows import Rows
 from databus.relay.sources.source import Chunk, ChunkRequest, TableSize
@@ -32,10 +39,10 @@ _BEGIN = "START TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 # In key order off the key's index, also where a table has no statistics yet: a plan that sorts
 # what is left of the table would read all of it for each chunk.
 _BY_INDEX = "; ".join(f"SET LOCAL enable_{way} = off" for way in ("sort", "seqscan", "bitmapscan"))
-_SNAPSHOT = "SELECT pg_current_snapshot()"
+_SNAPSHOT = "SELECT pg_catalog.pg_current_snapshot()"
 _END = """
-SELECT pg_current_wal_insert_lsn(), current_setting('wal_block_size'),
-       (SELECT setting FROM pg_settings WHERE name = 'wal_segment_size')
+SELECT pg_catalog.pg_current_wal_insert_lsn(), pg_catalog.current_setting('wal_block_size'),
+       (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size')
 """
 
 _TextRow = tuple[bytes | None, ...]
@@ -100,20 +107,22 @@ class ChunkReader:
             self._loop.drop(session)
             raise
         self._idle.append(session)
-        return self._key_values(table, rows[0]) if rows else None
+        return self._key_values(table, rows[0], session.encoding) if rows else None
 
     async def size(self, table: Table) -> TableSize:
         """What the server's statistics say; nothing before the first ANALYZE or VACUUM."""
         (row,) = await self._catalogue.fetch(
-            "SELECT sum(reltuples)::bigint AS rows, sum(pg_table_size(c.oid))::bigint AS bytes, "
-            "min(reltuples) >= 0 AS known FROM pg_class c WHERE c.relkind = 'r' AND c.oid IN "
-            "(SELECT $1::bigint::oid UNION ALL "
-            "SELECT relid FROM pg_partition_tree($1::bigint::oid))",
+            "SELECT sum(reltuples)::bigint AS rows, "
+            "sum(pg_catalog.pg_table_size(c.oid))::bigint AS bytes, "
+            "min(reltuples) >= 0 AS known FROM pg_catalog.pg_class c "
+            "WHERE c.relkind = 'r' AND c.oid IN (SELECT $1::bigint::oid UNION ALL "
+            "SELECT relid FROM pg_catalog.pg_partition_tree($1::bigint::oid))",
             table.oid,
         )
         if not row["known"] or not row["rows"]:
-            return TableSize()
-        return TableSize(row["rows"], max(1, row["bytes"] // row["rows"]))
+            return TableSize(is_scanned=table.key_is_configured)
+        row_bytes = max(1, row["bytes"] // row["rows"])
+        return TableSize(row["rows"], row_bytes, table.key_is_configured)
 
     async def write_watermark(self, table: Table, token: str) -> None:
         """Commit a token in the row with the id 1."""
@@ -185,9 +194,10 @@ class ChunkReader:
             texts = texts_of(rows.last)
             if table.key_is_configured:
                 sql, parameters = _select(table, request, last_of=rows.space.count)
-                last = self._key_values(table, (await session.select(sql, parameters))[0])
+                texts = (await session.select(sql, parameters))[0]
             else:
-                last = self._key_values(table, tuple(texts[p] for p in rows.codec.key_places))
+                texts = tuple(texts[place] for place in rows.codec.key_places)
+            last = self._key_values(table, texts, session.encoding)
         return Chunk(
             schema=rows.codec.schema,
             rows=_distinct(rows.space.rows()) if table.key_is_configured else rows.space.rows(),
@@ -205,7 +215,7 @@ class ChunkReader:
         known = schema.fingerprint
         while True:
             rows = RowBuffer.of(
-                RowCodec(schema, special_values),
+                RowCodec(schema, special_values, session.encoding),
                 table,
                 binary=known not in self._as_text and not schema.nullable_key,
             )
@@ -223,20 +233,33 @@ class ChunkReader:
     ) -> list[list[Any]]:
         parameters: list[str] = []
         asked = " UNION ALL ".join(
-            f"SELECT {number} FROM {table.quoted} WHERE {_same_key(table, key, parameters)}"
+            f"SELECT {number} FROM {table.only} WHERE {_same_key(table, key, parameters)}"
             for number, key in enumerate(keys)
         )
         rows = await session.select(asked, parameters) if keys else []
         found = {int(row[0] or 0) for row in rows}
         return [key for number, key in enumerate(keys) if number not in found]
 
-    def _key_values(self, table: Table, texts: _TextRow) -> list[Any]:
-        """The key as JSON values: whole numbers as numbers, all else in PostgreSQL's text."""
+    def _key_values(self, table: Table, texts: _TextRow, encoding: str) -> list[Any]:
+        """The key as JSON values: whole numbers as numbers, all else in PostgreSQL's text.
+
+        Raises:
+            UnsupportedChange: a text is not of the encoding.
+        """
+        try:
+            return self._key_texts(table, texts, encoding)
+        except UnicodeDecodeError as error:
+            raise UnsupportedChange(
+                f"{table.source}: a text in its key ({', '.join(table.key)}): {error}",
+                source=table.source,
+            ) from None
+
+    def _key_texts(self, table: Table, texts: _TextRow, encoding: str) -> list[Any]:
         if table.key_is_configured:
-            return [(text or b"").decode() for text in texts]
+            return [(text or b"").decode(encoding) for text in texts]
         schema = table.schema(self._settings.special_values)
         return [
-            int(text or 0) if column.kind is Kind.INT else (text or b"").decode()
+            int(text or 0) if column.kind is Kind.INT else (text or b"").decode(encoding)
             for column, text in zip(schema.key_columns, texts, strict=True)
         ]
 
@@ -286,9 +309,9 @@ def _select(table: Table, request: ChunkRequest, last_of: int = 0) -> tuple[str,
 def _bounds(table: Table, request: ChunkRequest, parameters: list[str]) -> list[str]:
     conditions = []
     if request.after is not None:
-        conditions.append(_compare(table, ">", request.after, parameters))
+        conditions.append(_compare(table, _GREATER, request.after, parameters))
     if request.upto is not None:
-        conditions.append(_compare(table, "<=", request.upto, parameters))
+        conditions.append(_compare(table, _AT_MOST, request.upto, parameters))
     return conditions
 
 
@@ -296,15 +319,78 @@ def _where(conditions: Sequence[str]) -> str:
     return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
-def _compare(table: Table, operator: str, key: Sequence[Any], parameters: list[str]) -> str:
-    """A row-value comparison in the database's own order; the key's texts are parameters."""
-    columns = _checked(table, key, table.chunk_key)
+# Of ``TableColumn.operators``, behind the schema: the numbers that btree gives to its strategies.
+_LESS, _AT_MOST, _EQUAL, _AT_LEAST, _GREATER = 1, 2, 3, 4, 5
+
+
+def _compare(table: Table, operator: int, key: Sequence[Any], parameters: list[str]) -> str:
+    """A row-value comparison in the database's own order; the key's texts are parameters.
+
+    Each operator is named by its schema, and each parameter has the type of its column, domains
+    resolved: so there is one function that can be meant, and neither a cast nor a domain's
+    constraint runs.
+    """
     places = []
     for value in key:
         parameters.append(_text(table, value))
         places.append(f"${len(parameters)}")
-    names = ", ".join(quote(name) for name in columns)
-    return f"({names}) {operator} ({', '.join(places)})"
+    names = [quote(name) for name in _checked(table, key, table.chunk_key)]
+    if table.key_is_configured:
+        typed = [_Compared(name, f"{place}::pg_catalog.text", BUILT_IN)
+                 for name, place in zip(names, places, strict=True)]  # fmt: skip
+    else:
+        typed = [
+            _compared(_column_of(table, name), place)
+            for name, place in zip(table.chunk_key, places, strict=True)
+        ]
+    if len({each.operators for each in typed}) == 1:
+        left = ", ".join(each.left for each in typed)
+        right = ", ".join(each.right for each in typed)
+        return f"({left}) {typed[0].operator(operator)} ({right})"
+    if operator == _EQUAL:
+        return "(" + " AND ".join(each.sql(_EQUAL) for each in typed) + ")"
+    return _nested(typed, operator)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """A column and the value that it is compared with, in SQL."""
+
+    left: str
+    right: str
+    operators: tuple[str, ...]
+
+    def operator(self, operator: int) -> str:
+        """The operator with its schema."""
+        return f"OPERATOR({quote(self.operators[0])}.{self.operators[operator]})"
+
+    def sql(self, operator: int) -> str:
+        """The comparison."""
+        return f"{self.left} {self.operator(operator)} {self.right}"
+
+
+def _nested(typed: Sequence[_Compared], operator: int) -> str:
+    """A row-value comparison written out, for columns whose operators are not of one name."""
+    first, rest = typed[0], typed[1:]
+    if not rest:
+        return first.sql(operator)
+    bound, beyond = (_AT_LEAST, _GREATER) if operator == _GREATER else (_AT_MOST, _LESS)
+    # The first condition is one that the key's index takes.
+    return f"({first.sql(bound)} AND ({first.sql(beyond)} OR {_nested(rest, operator)}))"
+
+
+def _compared(column: TableColumn, place: str) -> _Compared:
+    return _Compared(
+        f"{quote(column.name)}::{column.sql_type}"
+        if column.operators is not BUILT_IN
+        else quote(column.name),
+        f"{place}::{column.sql_type}",
+        column.operators,
+    )
+
+
+def _column_of(table: Table, name: str) -> TableColumn:
+    return next(column for column in table.columns if column.name == name)
 
 
 def _same_key(table: Table, key: Sequence[Any], parameters: list[str]) -> str:
@@ -312,14 +398,15 @@ def _same_key(table: Table, key: Sequence[Any], parameters: list[str]) -> str:
     _checked(table, key, table.key)
     key = _with_bytes(table, key)
     if not table.key_is_configured:
-        return _compare(table, "=", key, parameters)
+        return _compare(table, _EQUAL, key, parameters)
     parts = []
     for name, value in zip(_checked(table, key, table.key), key, strict=True):
         if value is None:
             parts.append(f"{quote(name)} IS NULL")
         else:
             parameters.append(_text(table, value))
-            parts.append(f"{quote(name)} = ${len(parameters)}")
+            place = f"${len(parameters)}"
+            parts.append(_compared(_column_of(table, name), place).sql(_EQUAL))
     return f"({' AND '.join(parts)})"
 
 

@@ -5,7 +5,8 @@ tables whose values it can read.  At anything else it stops and says where; the 
 that one message by the reference path (``windows``, ``rows``) and calls again.  So this file
 may be simple where the reference path must be complete, and the two are compared in tests.
 
-The 64-bit arithmetic of hashes wraps on purpose.
+The 64-bit arithmetic of hashes wraps on purpose.  A text that is not of its encoding is left to
+the reference path, which names it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import numpy as np
 
 from databus.common.kernels import I64Array
 from databus.common.schema import Column, Kind, SourceSchema
-from databus.relay.sources.postgres import binary_kernels, kernels, text_values
+from databus.relay.sources.postgres import binary_kernels, encodings, kernels, text_values
 
 _KINDS: dict[Kind, int] = {
     Kind.BOOL: text_values.BOOL,
@@ -38,7 +38,9 @@ class KernelTables:
     Owner: the assembler.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, encoding: str = encodings.UTF8) -> None:
+        """``encoding`` is that of the texts."""
+        self._is_utf8 = encoding == encodings.UTF8
         self._schemas: dict[int, SourceSchema | None] = {}
         self._forms: dict[int, Sequence[int]] = {}
         self._arrays: Arrays | None = None
@@ -50,6 +52,12 @@ class KernelTables:
         """
         self._schemas[oid] = schema
         self._forms[oid] = forms
+        self._arrays = None
+
+    def forget(self, oid: int) -> None:
+        """The kernel stops at the table's changes."""
+        self._schemas.pop(oid, None)
+        self._forms.pop(oid, None)
         self._arrays = None
 
     @property
@@ -84,7 +92,7 @@ class KernelTables:
             )  # fmt: skip
             forms = self._forms[oid] or [binary_kernels.TEXT] * len(names)
             columns += [
-                _column(column, schema, form)
+                _column(column, schema, form, is_utf8=self._is_utf8)
                 for column, form in zip(schema.columns, forms, strict=True)
             ]
             keys += [names.index(name) for name in schema.key]
@@ -98,9 +106,14 @@ class KernelTables:
         )
 
 
-def _column(column: Column, schema: SourceSchema, form: int) -> tuple[int, int, int, int, int]:
+def _column(
+    column: Column, schema: SourceSchema, form: int, *, is_utf8: bool
+) -> tuple[int, int, int, int, int]:
+    kind = _KINDS[column.kind]
+    if not is_utf8 and column.kind in (Kind.STRING, Kind.JSON):
+        kind = text_values.ASCII
     return (
-        _KINDS[column.kind], int(column.nullable), column.scale, int(column.name in schema.key),
+        kind, int(column.nullable), column.scale, int(column.name in schema.key),
         form,
     )  # fmt: skip
 

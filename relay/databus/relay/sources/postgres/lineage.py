@@ -15,6 +15,7 @@ import asyncpg
 from databus.common.errors import FormatError, SourcePositionLost, SourceUnavailable
 from databus.relay.sources.postgres.catalogue import Catalogue
 from databus.relay.sources.postgres.lsn import flush_lsn, format_lsn, parse_lsn
+from databus.relay.sources.postgres.publications import GivenTables, given_of
 from databus.relay.sources.postgres.replication import Connection, PostgresError
 from databus.relay.sources.postgres.schema import quote
 from databus.relay.sources.postgres.settings import Settings
@@ -23,8 +24,20 @@ from databus.relay.sources.told import ToldSchemas
 
 LARGEST_GAP_BYTES = 1 << 30
 
+# The function may be in any schema, and another one of its name too: the extension's is meant.
+_INSPECTOR_SQL = """
+SELECT n.nspname AS schema_name FROM pg_catalog.pg_extension e
+JOIN pg_catalog.pg_depend d ON d.refobjid = e.oid AND d.deptype = 'e'
+     AND d.refclassid = 'pg_catalog.pg_extension'::regclass
+     AND d.classid = 'pg_catalog.pg_proc'::regclass
+JOIN pg_catalog.pg_proc p ON p.oid = d.objid AND p.proname = 'pg_get_wal_records_info'
+JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+WHERE e.extname = 'pg_walinspect'
+"""
+
 _COMMITS_SQL = """
-SELECT count(*) AS commits FROM pg_get_wal_records_info($1::text::pg_lsn, $2::text::pg_lsn)
+SELECT count(*) AS commits
+FROM {schema}.pg_get_wal_records_info($1::text::pg_lsn, $2::text::pg_lsn)
 WHERE resource_manager = 'Transaction' AND record_type LIKE 'COMMIT%'
 """
 
@@ -44,12 +57,15 @@ class Memo:
     ``timeline`` is the one that the stream was read on, ``stopped`` are the tables that are
     passed over, and ``announced`` are the schemas that consumers were told of last, as
     ``ToldSchemas`` encodes them.  Up to the scn ``as_text`` the stream has to be read in text form.
+    ``given`` is what the publication was when the tables in ``stopped`` were found to be all that
+    it does not give whole.
     """
 
     timeline: int
     stopped: Mapping[str, Stop] = field(default_factory=dict)
     announced: str = ""
     as_text: int = 0
+    given: GivenTables = field(default_factory=GivenTables)
 
     def encode(self) -> str:
         """As JSON."""
@@ -60,6 +76,7 @@ class Memo:
                 "stopped": {name: [stop.since_scn, stop.why] for name, stop in stopped},
                 "announced": self.announced,
                 "as_text": self.as_text,
+                "given": self.given.to_json(),
             }
         )
 
@@ -80,6 +97,7 @@ def decode_memo(text: str) -> Memo:
             },
             ToldSchemas(document.get("announced", "")).encode(),
             int(document.get("as_text", 0)),
+            given_of(document.get("given")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{text[:200]!r} is no memo of a slot: {error}") from error
@@ -152,7 +170,11 @@ async def commits_between(catalogue: Catalogue, start_lsn: int, stop_lsn: int) -
     if not 0 <= stop_lsn - start_lsn <= LARGEST_GAP_BYTES:
         return None
     try:
-        rows = await catalogue.fetch(_COMMITS_SQL, format_lsn(start_lsn), format_lsn(stop_lsn))
+        found = await catalogue.fetch(_INSPECTOR_SQL)
+        if not found:
+            return None
+        sql = _COMMITS_SQL.format(schema=quote(found[0]["schema_name"]))
+        rows = await catalogue.fetch(sql, format_lsn(start_lsn), format_lsn(stop_lsn))
     except asyncpg.PostgresError:
         return None
     return int(rows[0]["commits"])

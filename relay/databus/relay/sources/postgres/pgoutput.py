@@ -125,19 +125,19 @@ def read_keepalive(body: bytes) -> Keepalive:
     return Keepalive(wal_end, bool(reply))
 
 
-def read_relation(body: bytes) -> Relation:
-    """Message R."""
+def read_relation(body: bytes, encoding: str = "utf-8") -> Relation:
+    """Message R; ``encoding`` is that of the names."""
     try:
         (oid,) = _INT.unpack_from(body)
-        schema, at = _string(body, 4)
-        table, at = _string(body, at)
+        schema, at = _string(body, 4, encoding)
+        table, at = _string(body, at, encoding)
         identity = chr(body[at])
         (count,) = _SHORT.unpack_from(body, at + 1)
         at += 3
         columns = []
         for _ in range(count):
             is_key = bool(body[at] & 1)
-            name, at = _string(body, at + 1)
+            name, at = _string(body, at + 1, encoding)
             type_oid, modifier = _COLUMN.unpack_from(body, at)
             at += _COLUMN.size
             columns.append(RelationColumn(name, type_oid, modifier, is_key))
@@ -201,9 +201,10 @@ def _unpack(layout: struct.Struct, body: bytes, what: str) -> tuple[int, ...]:
     return layout.unpack(body)
 
 
-def _string(body: bytes, at: int) -> tuple[str, int]:
+def _string(body: bytes, at: int, encoding: str) -> tuple[str, int]:
     end = body.index(0, at)
-    return body[at:end].decode(), end + 1
+    # A name of no meaning is no reason to read nothing at all.
+    return body[at:end].decode(encoding, "backslashreplace"), end + 1
 
 
 def _tuple_after(body: bytes, at: int, marks: bytes) -> tuple[tuple[Value, ...], int]:

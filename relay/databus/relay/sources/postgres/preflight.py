@@ -11,7 +11,6 @@ from databus.relay.sources.postgres.catalogue import (
     SIGN_IN_STATES,
     Catalogue,
     create_publication_sql,
-    extend_publication_sql,
 )
 from databus.relay.sources.postgres.lineage import identify
 from databus.relay.sources.postgres.replication import PostgresError
@@ -72,8 +71,11 @@ def _server(settings: Settings, facts: dict[str, Any]) -> list[Finding]:
         found.append(
             Finding(
                 "server_encoding",
-                "it is SQL_ASCII; the database does not know what its texts mean",
-                "dump the database and restore it into one with ENCODING 'UTF8'",
+                "it is SQL_ASCII: the database does not know what its texts mean, and a table with "
+                f"one that is not in {settings.sql_ascii_encoding} is suspended",
+                "set options.sql_ascii_encoding to what they are in, or restore the database into "
+                "one with ENCODING 'UTF8'",
+                fatal=False,
             )
         )
     if facts["in_recovery"]:
@@ -153,7 +155,17 @@ def _tables(settings: Settings, globs: Sequence[str], tables: list[Table]) -> li
             )
         )
     for table in tables:
-        if not table.key and not table.primary_key and not table.configured_key:
+        if table.key_is_deferrable or table.unfit_partition:
+            problem = (
+                f"its partition {table.unfit_partition} could not be followed, or the server "
+                "would refuse the application's updates and deletes there"
+                if table.unfit_partition
+                else "its key is DEFERRABLE: the server would refuse the application's updates and "
+                "deletes of a published table"
+            )
+            setting = f"key of {table.source}"
+            found.append(Finding(setting, problem, key_remedy(table), table=table.source))
+        elif not table.key and not table.primary_key and not table.configured_key:
             names = [column.name for column in table.columns]
             found.append(settings.keys.finding(table.source, names, key_remedy(table)))
         elif not table.key:
@@ -174,13 +186,26 @@ def _tables(settings: Settings, globs: Sequence[str], tables: list[Table]) -> li
                     table=table.source,
                 )
             )
+        if table.is_row_secured:
+            found.append(
+                Finding(
+                    f"row security of {table.source}",
+                    f"its policies apply to {settings.user}, so that dumps would lack rows",
+                    f"ALTER ROLE {quote(settings.user)} BYPASSRLS",
+                    table=table.source,
+                )
+            )
     return found
 
 
 async def _publication(
     settings: Settings, catalogue: Catalogue, facts: dict[str, Any], tables: list[Table]
 ) -> list[Finding]:
-    """A publication that is missing or lacks tables is mended at ``open`` if we may."""
+    """A publication that is missing or lacks tables is made or extended at ``open`` if we may.
+
+    What somebody has altered in it stays as it is: the tables that it does not give whole are not
+    followed.
+    """
     publication = await catalogue.publication()
     name = settings.publication
     theirs = [t for t in tables if not (t.is_owner or facts["is_superuser"])]
@@ -194,26 +219,19 @@ async def _publication(
                 )
             ]
         return []
+    is_in_use = await catalogue.slot() is not None
     found = []
-    if not publication.complete:
-        found.append(
-            Finding(
-                "publication",
-                f"{name} leaves some kinds of changes out",
-                f"ALTER PUBLICATION {quote(name)} "
-                "SET (publish = 'insert, update, delete, truncate')",
-            )
-        )
-    missing = [t for t in tables if t.source not in publication.sources]
-    for table in missing:
-        if publication.is_owner and table not in theirs:
+    for table in tables:
+        problem = publication.problem(table)
+        if problem is None:
             continue
-        found.append(
-            Finding(
-                "publication",
-                f"{name} lacks {table.source} and {settings.user} may not add it",
-                extend_publication_sql(name, table),
-                table=table.source,
-            )
-        )
+        what, fatal = f"{table.source} does not come whole: {problem.what}", True
+        if problem.is_lack and publication.is_owner and table not in theirs:
+            if not is_in_use:
+                continue  # It will be added.
+            what = f"{problem.what}: it joins now if it is new, and not if somebody took it out"
+            what, fatal = what.replace("it:", f"{table.source}:"), False
+        elif problem.is_lack:
+            what = f"{name} lacks {table.source} and {settings.user} may not add it"
+        found.append(Finding("publication", what, problem.cure, fatal=fatal, table=table.source))
     return found

@@ -17,11 +17,17 @@ from typing import cast
 
 import numpy as np
 
-from databus.common.errors import SourceUnavailable
+from databus.common.errors import BadRequest, SourceUnavailable
 from databus.common.tcp import is_near
+from databus.relay.sources.postgres import encodings
 from databus.relay.sources.postgres.auth import MECHANISM, Scram, md5_password
 from databus.relay.sources.postgres.kernels import last_whole
-from databus.relay.sources.postgres.settings import Settings
+from databus.relay.sources.postgres.settings import (
+    LOCK_TIMEOUT,
+    SEARCH_PATH,
+    Settings,
+    require_search_path,
+)
 
 _HEADER = struct.Struct("!cI")
 _INT = struct.Struct("!I")
@@ -46,13 +52,20 @@ _PROBED_AFTER_S, _PROBED_EVERY_S = 10, 5
 _POSTGRES_EPOCH_US = 946_684_800_000_000
 # Values come in the same text form from the stream and from a SELECT, on every server.
 _SESSION = {
-    "client_encoding": "UTF8",
+    # As they are stored: see ``encodings``.
+    "client_encoding": "SQL_ASCII",
     "DateStyle": "ISO, YMD",
     "IntervalStyle": "postgres",
     "TimeZone": "UTC",
     "extra_float_digits": "3",
     "options": "-c bytea_output=hex -c xmloption=content",
     "application_name": "databus",
+    "search_path": SEARCH_PATH,
+    "lock_timeout": LOCK_TIMEOUT,
+    # Rows that a policy hides are an error, and not rows that are gone.
+    "row_security": "off",
+    # A relay that hangs in the middle of a chunk must not hold the table for ever.
+    "idle_in_transaction_session_timeout": "5min",
 }
 
 
@@ -158,6 +171,8 @@ class Connection:
         self._recent_since_s = 0.0
         self.encrypted = False
         self._cancel_key = b""
+        self.encoding = encodings.UTF8
+        self._is_converted = False
 
     # -- life
 
@@ -168,6 +183,10 @@ class Connection:
             async with asyncio.timeout(settings.connect_timeout_s):
                 await self._dial()
                 await self._startup()
+                if self._is_converted:
+                    await self.query("SET client_encoding = 'UTF8'")
+                ((found,),) = await self.query("SHOW search_path")
+                require_search_path(settings, (found or b"").decode())
         except TimeoutError:
             self.close()
             raise SourceUnavailable(
@@ -259,6 +278,10 @@ class Connection:
                 self._answer_challenge(scram, payload)
             elif kind == b"K":
                 self._cancel_key = payload
+            elif kind == b"S" and payload.startswith(b"server_encoding\0"):
+                name = payload.split(b"\0")[1].decode()
+                codec = encodings.codec_of(name, self._settings.sql_ascii_encoding)
+                self.encoding, self._is_converted = codec or encodings.UTF8, codec is None
             elif kind == b"Z":
                 return
 
@@ -288,7 +311,7 @@ class Connection:
 
     async def query(self, sql: str) -> list[tuple[bytes | None, ...]]:
         """Run SQL by the simple protocol; the rows, every value in its text form."""
-        self._send(b"Q", sql.encode() + b"\0")
+        self._send(b"Q", self._encoded(sql) + b"\0")
         return [_row(payload) async for payload in self._rows()]
 
     async def select(self, sql: str, parameters: Sequence[str]) -> list[tuple[bytes | None, ...]]:
@@ -297,14 +320,25 @@ class Connection:
         The server takes a parameter's type from where it stands; it refuses more than one
         statement.
         """
-        texts = [parameter.encode() for parameter in parameters]
-        self._send(b"P", b"\0" + sql.encode() + b"\0" + _SHORT.pack(0))
+        texts = [self._encoded(parameter) for parameter in parameters]
+        self._send(b"P", b"\0" + self._encoded(sql) + b"\0" + _SHORT.pack(0))
         bound = b"".join(_INT.pack(len(text)) + text for text in texts)
         # No names; all parameters as text; the parameters; all results as text.
         self._send(b"B", b"\0\0" + _SHORT.pack(0) + _SHORT.pack(len(texts)) + bound + b"\0\0")
         self._send(b"E", b"\0" + _INT.pack(0))
         self._send(b"S", b"")
         return [_row(payload) async for payload in self._rows()]
+
+    def _encoded(self, text: str) -> bytes:
+        """A text as the server has it.
+
+        Raises:
+            BadRequest: it holds what the server's encoding does not have.
+        """
+        try:
+            return text.encode(self.encoding)
+        except UnicodeEncodeError as error:
+            raise BadRequest(f"{self._settings.address} has no such text: {error}") from None
 
     async def _rows(self) -> AsyncIterator[bytes]:
         """The DataRow payloads of what was asked, as they come."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from databus.common import frame
 from databus.common.errors import FormatError, UnsupportedChange
 from databus.common.schema import SourceSchema
-from databus.relay.sources.postgres import values
+from databus.relay.sources.postgres import encodings, values
 from databus.relay.sources.postgres.pgoutput import UNCHANGED, Value
 from databus.relay.sources.postgres.schema import widened
 
@@ -26,10 +26,13 @@ class RowCodec:
     Raises: UnsupportedChange for a value that cannot be carried, with table and column.
     """
 
-    def __init__(self, schema: SourceSchema, special_values: str) -> None:
-        self.schema = schema
+    def __init__(
+        self, schema: SourceSchema, special_values: str, encoding: str = encodings.UTF8
+    ) -> None:
+        """``encoding`` is that of the texts."""
+        self.schema, self.encoding = schema, encoding
         self._special_is_null = special_values == "null"
-        self._parsers = [values.parser_of(column.kind) for column in schema.columns]
+        self._parsers = [values.parser_of(column.kind, encoding) for column in schema.columns]
         names = [column.name for column in schema.columns]
         self.key_places = [names.index(name) for name in schema.key]
         # Columns of a configured key may be null; those of a table's own may not.

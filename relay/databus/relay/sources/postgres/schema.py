@@ -8,7 +8,7 @@ order, domains' base types) where the two agree.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,38 +18,84 @@ from databus.relay.sources.configured_keys import NO_KEYS, ORDER_NAME, Configure
 from databus.relay.sources.postgres import values
 from databus.relay.sources.postgres.pgoutput import Relation
 
-CATALOGUE_SQL = """
+# Names are qualified, and the session's search_path is fixed (see ``settings.SEARCH_PATH``).
+# An index that is deferrable identifies no row: the server then refuses the application's updates
+# and deletes of a published table.  A partition has a replica identity of its own, which is the
+# one that counts.
+CATALOGUE_SQL = r"""
 SELECT c.oid::bigint AS oid, n.nspname || '.' || c.relname AS source,
-       n.nspname AS schema_name, c.relname AS table_name,
+       n.nspname AS schema_name, c.relname AS table_name, c.relkind = 'p' AS is_partitioned,
        c.relreplident::text AS identity, a.attname AS column_name, a.attnotnull AS not_null,
        a.atttypid::bigint AS type_oid, a.atttypmod AS modifier,
-       format_type(a.atttypid, a.atttypmod) AS type_name,
-       array_position((pk.indkey::int2[])[0:pk.indnkeyatts - 1], a.attnum) AS pk_place,
-       array_position((ri.indkey::int2[])[0:ri.indnkeyatts - 1], a.attnum) AS identity_place,
+       pg_catalog.format_type(a.atttypid, a.atttypmod) AS type_name,
+       pg_catalog.format_type(a.atttypid, -1) AS sql_type,
+       pg_catalog.array_position((pk.indkey::int2[])[0:pk.indnkeyatts - 1], a.attnum) AS pk_place,
+       pg_catalog.array_position(
+           (ri.indkey::int2[])[0:ri.indnkeyatts - 1], a.attnum) AS identity_place,
        pk.indnkeyatts AS pk_width, ri.indnkeyatts AS identity_width,
-       pg_has_role(c.relowner, 'USAGE') AS is_owner,
-       has_table_privilege(c.oid, 'SELECT') AS may_select
-FROM pg_class c
-JOIN pg_namespace n ON n.oid = c.relnamespace
-JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+       EXISTS (SELECT FROM pg_catalog.pg_index d WHERE d.indrelid = c.oid
+               AND (d.indisprimary OR d.indisreplident) AND NOT d.indimmediate) AS is_deferrable,
+       CASE WHEN c.relkind = 'p' THEN (
+           SELECT min(pg_catalog.format('%I.%I', ln.nspname, l.relname))
+           FROM pg_catalog.pg_partition_tree(c.oid) t
+           JOIN pg_catalog.pg_class l ON l.oid = t.relid
+           JOIN pg_catalog.pg_namespace ln ON ln.oid = l.relnamespace
+           WHERE t.isleaf AND NOT (l.relkind = 'r' AND l.relpersistence = 'p' AND (
+               l.relreplident = 'f' OR EXISTS (
+                   SELECT FROM pg_catalog.pg_index i
+                   WHERE i.indrelid = l.oid AND i.indisvalid AND i.indimmediate
+                   AND CASE l.relreplident WHEN 'd' THEN i.indisprimary
+                       WHEN 'i' THEN i.indisreplident ELSE false END)))
+       ) END AS unfit_partition,
+       pg_catalog.pg_has_role(c.relowner, 'USAGE') AS is_owner,
+       pg_catalog.has_table_privilege(c.oid, 'SELECT') AS may_select,
+       pg_catalog.row_security_active(c.oid) AS is_row_secured
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
      AND NOT a.attisdropped AND a.attgenerated = ''
-LEFT JOIN pg_index pk ON pk.indrelid = c.oid AND pk.indisprimary AND pk.indisvalid
-LEFT JOIN pg_index ri ON ri.indrelid = c.oid AND ri.indisreplident AND ri.indisvalid
+LEFT JOIN pg_catalog.pg_index pk ON pk.indrelid = c.oid AND pk.indisprimary AND pk.indisvalid
+     AND pk.indimmediate
+LEFT JOIN pg_catalog.pg_index ri ON ri.indrelid = c.oid AND ri.indisreplident AND ri.indisvalid
+     AND ri.indimmediate
 WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
-  AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg\\_toast%'
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg\_toast%'
   AND ($1::bigint IS NULL OR c.oid = $1::bigint::oid)
 ORDER BY c.oid, a.attnum
 """
 
-DOMAINS_SQL = """
-SELECT oid::bigint AS oid, typbasetype::bigint AS base, typtypmod AS modifier
-FROM pg_type WHERE typtype = 'd'
+# Domains with their base types, and types whose order is not one of pg_catalog's own: that of an
+# extension's type has to be named by its schema, for there may be another one of that name.
+TYPES_SQL = """
+SELECT t.oid::bigint AS oid, NULLIF(t.typbasetype, 0)::bigint AS base, t.typtypmod AS modifier,
+       pg_catalog.format_type(t.typbasetype, -1) AS sql_type,
+       o.operator_schema, o.operators
+FROM pg_catalog.pg_type t
+LEFT JOIN (
+    SELECT k.opcintype, min(n.nspname) AS operator_schema,
+           array_agg(p.oprname::text ORDER BY m.amopstrategy) AS operators
+    FROM pg_catalog.pg_opclass k
+    JOIN pg_catalog.pg_am a ON a.oid = k.opcmethod AND a.amname = 'btree'
+    JOIN pg_catalog.pg_amop m ON m.amopfamily = k.opcfamily
+         AND m.amoplefttype = k.opcintype AND m.amoprighttype = k.opcintype
+    JOIN pg_catalog.pg_operator p ON p.oid = m.amopopr
+    JOIN pg_catalog.pg_namespace n ON n.oid = p.oprnamespace AND n.nspname <> 'pg_catalog'
+    WHERE k.opcdefault GROUP BY k.opcintype HAVING count(*) = 5
+) o ON o.opcintype = t.oid
+WHERE t.typtype = 'd' OR o.opcintype IS NOT NULL
 """
+
+
+BUILT_IN = ("pg_catalog", "<", "<=", "=", ">=", ">")
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column as the catalogue has it; a domain's base type stands beside it."""
+    """A column as the catalogue has it; a domain's base type stands beside it.
+
+    ``sql_type`` is the base type as SQL names it, ``operators`` are the schema of
+    that type's operators, and those by which an index orders it: ``<  <=  =  >=  >``.
+    """
 
     name: str
     type_oid: int
@@ -58,6 +104,8 @@ class TableColumn:
     base_modifier: int
     not_null: bool
     type_name: str
+    sql_type: str = ""
+    operators: tuple[str, ...] = BUILT_IN
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +129,20 @@ class Table:
     may_select: bool
     configured_key: tuple[str, ...] = ()
     key_is_generated: bool = False
+    is_partitioned: bool = False
+    key_is_deferrable: bool = False
+    unfit_partition: str | None = None
+    is_row_secured: bool = False
 
     @property
     def quoted(self) -> str:
         """The table's name in SQL."""
         return f"{quote(self.schema_name)}.{quote(self.table_name)}"
+
+    @property
+    def only(self) -> str:
+        """The same without the tables that inherit from it; partitions are no such tables."""
+        return self.quoted if self.is_partitioned else f"ONLY {self.quoted}"
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -94,9 +151,11 @@ class Table:
         What the stream gives for an update or delete must hold them: the index of the
         replica identity if one is set, otherwise the primary key.
         """
+        if self.is_partitioned and (self.unfit_partition or not self.primary_key):
+            return ()
         if self.identity == "i":
             return self.identity_key
-        if self.identity == "n":
+        if self.identity == "n" or self.key_is_deferrable:
             return ()
         return self.primary_key or (self.configured_key if self.identity == "f" else ())
 
@@ -118,10 +177,11 @@ class Table:
         for SQL, so a digest of its text is the order.
         """
         if not self.key_is_configured:
-            return self.quoted
-        text = f"ROW({', '.join(quote(name) for name in self.key)})::text"
-        order = f"encode(sha256(convert_to({text}, 'UTF8')), 'hex') COLLATE \"C\""
-        return f"(SELECT *, {order} AS {quote(ORDER_NAME)} FROM {self.quoted}) AS t"
+            return self.only
+        text = f"ROW({', '.join(quote(name) for name in self.key)})::pg_catalog.text"
+        digest = f"pg_catalog.sha256(pg_catalog.textsend({text}))"
+        order = f"pg_catalog.encode({digest}, 'hex') COLLATE pg_catalog.\"C\""
+        return f"(SELECT *, {order} AS {quote(ORDER_NAME)} FROM {self.only}) AS t"
 
     def schema(self, special_values: str) -> SourceSchema:
         """The schema of the table's rows now.
@@ -159,9 +219,20 @@ def key_remedy(table: Table) -> str:
     """The statement that gives the table a key."""
     if table.key_is_generated:
         return "no generated column may be in its key: they are in no row of the stream"
+    if table.unfit_partition:
+        return (
+            f"see to its partition {table.unfit_partition}: each one must be a table that is "
+            "logged, with a primary key and REPLICA IDENTITY DEFAULT"
+        )
+    if table.key_is_deferrable:
+        return (
+            "its key is DEFERRABLE, and then the server refuses updates and deletes of a "
+            f"published table; CREATE UNIQUE INDEX name ON {table.quoted} (...) for columns that "
+            f"are NOT NULL, then ALTER TABLE {table.quoted} REPLICA IDENTITY USING INDEX name"
+        )
     if table.primary_key:
         return f"ALTER TABLE {table.quoted} REPLICA IDENTITY DEFAULT"
-    if table.configured_key:
+    if table.configured_key and not table.is_partitioned:
         return f"ALTER TABLE {table.quoted} REPLICA IDENTITY FULL"
     return f"ALTER TABLE {table.quoted} ADD PRIMARY KEY (...)"
 
@@ -174,17 +245,17 @@ def matches(source: str, globs: Sequence[str]) -> bool:
 
 
 def tables_of(
-    rows: Iterable[Any], domains: Iterable[Any], keys: ConfiguredKeys = NO_KEYS
+    rows: Iterable[Any], types: Iterable[Any], keys: ConfiguredKeys = NO_KEYS
 ) -> dict[int, Table]:
-    """The tables of CATALOGUE_SQL's and DOMAINS_SQL's rows, by oid."""
-    bases = {row["oid"]: (row["base"], row["modifier"]) for row in domains}
+    """The tables of CATALOGUE_SQL's and TYPES_SQL's rows, by oid."""
+    known = {row["oid"]: row for row in types}
     grouped: dict[int, list[Any]] = {}
     for row in rows:
         grouped.setdefault(row["oid"], []).append(row)
-    return {oid: _table(group, bases, keys) for oid, group in grouped.items()}
+    return {oid: _table(group, known, keys) for oid, group in grouped.items()}
 
 
-def _table(rows: list[Any], bases: dict[int, tuple[int, int]], keys: ConfiguredKeys) -> Table:
+def _table(rows: list[Any], types: Mapping[int, Any], keys: ConfiguredKeys) -> Table:
     first = rows[0]
     return Table(
         oid=first["oid"],
@@ -192,7 +263,7 @@ def _table(rows: list[Any], bases: dict[int, tuple[int, int]], keys: ConfiguredK
         schema_name=first["schema_name"],
         table_name=first["table_name"],
         identity=first["identity"],
-        columns=tuple(_table_column(row, bases) for row in rows),
+        columns=tuple(_table_column(row, types) for row in rows),
         primary_key=_in_place(rows, "pk_place", "pk_width"),
         identity_key=_in_place(rows, "identity_place", "identity_width"),
         is_owner=first["is_owner"],
@@ -202,6 +273,10 @@ def _table(rows: list[Any], bases: dict[int, tuple[int, int]], keys: ConfiguredK
             len([row for row in rows if row[place] is not None]) < (first[width] or 0)
             for place, width in (("pk_place", "pk_width"), ("identity_place", "identity_width"))
         ),
+        is_partitioned=first["is_partitioned"],
+        key_is_deferrable=first["is_deferrable"] and first["identity"] != "i",
+        unfit_partition=first["unfit_partition"],
+        is_row_secured=first["is_row_secured"],
     )
 
 
@@ -212,20 +287,28 @@ def _in_place(rows: list[Any], place: str, width: str) -> tuple[str, ...]:
     return tuple(row["column_name"] for row in sorted(indexed, key=lambda row: row[place]))
 
 
-def _table_column(row: Any, bases: dict[int, tuple[int, int]]) -> TableColumn:
-    base_oid, base_modifier = row["type_oid"], row["modifier"]
-    while base_oid in bases:
-        base_oid, inner = bases[base_oid]
+def _table_column(row: Any, types: Mapping[int, Any]) -> TableColumn:
+    oid, modifier, sql_type = row["type_oid"], row["modifier"], row["sql_type"]
+    while oid in types and types[oid]["base"] is not None:
+        domain = types[oid]
+        oid, sql_type = domain["base"], domain["sql_type"]
         # The outermost domain with a modifier decides, as it does in the server.
-        base_modifier = base_modifier if base_modifier >= 0 else inner
+        modifier = modifier if modifier >= 0 else domain["modifier"]
+    operators = BUILT_IN
+    if oid in types:
+        found = types[oid]
+        operators = (found["operator_schema"], *found["operators"])
     return TableColumn(
         name=row["column_name"],
         type_oid=row["type_oid"],
         modifier=row["modifier"],
-        base_oid=base_oid,
-        base_modifier=base_modifier,
+        base_oid=oid,
+        base_modifier=modifier,
         not_null=row["not_null"],
-        type_name=row["type_name"],
+        # As it is called where nothing is qualified, which is not the case in our sessions.
+        type_name=row["type_name"].removeprefix("public."),
+        sql_type=sql_type,
+        operators=operators,
     )
 
 
@@ -289,7 +372,7 @@ def _stream_key(
 ) -> tuple[tuple[str, ...], bool]:
     """The key, and whether it is a configured one."""
     names = {column.name for column in relation.columns}
-    if table and table.key_is_generated and not table.key:
+    if table and not table.key and (table.key_is_generated or table.key_is_deferrable):
         raise UnsupportedChange(f"{relation.source} has no key: {key_remedy(table)}")
     flagged = tuple(column.name for column in relation.columns if column.is_key)
     if relation.identity == "f":

@@ -13,9 +13,10 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from databus.common.config import DatabaseConfig, parse_bytes, parse_seconds
-from databus.common.errors import ConfigError
+from databus.common.errors import ConfigError, SourceUnavailable
 from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.hosts import Host, read_hosts
+from databus.relay.sources.postgres import encodings
 
 _OPTIONS = (
     "clock_name",
@@ -25,6 +26,7 @@ _OPTIONS = (
     "special_values",
     "binary",
     "discover_every",
+    "sql_ascii_encoding",
     "connect_timeout",
     "sslmode",
     "sslrootcert",
@@ -33,7 +35,18 @@ _OPTIONS = (
 )
 _SSL_MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
 _NAME_LIMIT = 63
+
+SEARCH_PATH = "pg_catalog, pg_temp"
+"""The search_path of every session, from its first statement on.
+
+Whoever may create in a schema of the search path could otherwise put a function, an operator or
+a type of the server's own name there, and it would run with this role's rights.  pg_temp is
+named so that it does not come first.
+"""
 _DEFAULT_PORT = 5432
+
+LOCK_TIMEOUT = "2s"
+"""How long a statement of ours waits for a table's lock: an application's wait behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +59,8 @@ class Settings:
     PostgreSQL's text form.  ``hosts`` are the servers that may be the
     primary, ``host`` and ``port`` the one in use.  ``clock_name`` tells streams of one cluster
     apart that have different histories.  ``binary`` asks for values in binary where all types
-    of the captured tables are known in that form.
+    of the captured tables are known in that form.  ``sql_ascii_encoding`` is what the texts of a
+    database are taken for that has no encoding.
     """
 
     name: str
@@ -69,6 +83,7 @@ class Settings:
     clock_name: str = ""
     binary: bool = False
     retained_wal_warning_bytes: int = 10 << 30
+    sql_ascii_encoding: str = "UTF8"
 
     def at(self, host: Host) -> Settings:
         """The same, with another of the servers."""
@@ -90,6 +105,20 @@ class Settings:
         if self.sslcert:
             context.load_cert_chain(self.sslcert, self.sslkey or None)
         return context
+
+
+def require_search_path(settings: Settings, found: str) -> None:
+    """See to it that a session has the search_path that it asked for.
+
+    Raises:
+        SourceUnavailable: something between us and the server has left it out.
+    """
+    if found != SEARCH_PATH:
+        raise SourceUnavailable(
+            f"{settings.address}: the session's search_path is {found!r} and not {SEARCH_PATH!r}, "
+            "so that others' functions could run with this role's rights; connect to the server "
+            "itself, or to a pooler that passes startup parameters on"
+        )
 
 
 def read_settings(config: DatabaseConfig) -> Settings:
@@ -138,6 +167,7 @@ def read_settings(config: DatabaseConfig) -> Settings:
         keys=ConfiguredKeys(config.keys),
         binary=_one_of(config.name, options, "binary", ("false", "true")) == "true",
         clock_name=str(options.get("clock_name", "")),
+        sql_ascii_encoding=_one_of(config.name, options, "sql_ascii_encoding", encodings.KNOWN),
         retained_wal_warning_bytes=_bytes(config.name, options, "retained_wal_warning", "10GiB"),
     )
 

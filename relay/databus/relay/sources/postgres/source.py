@@ -27,6 +27,7 @@ from databus.relay.sources.postgres.layout import warm_up
 from databus.relay.sources.postgres.lineage import Memo, decode_memo
 from databus.relay.sources.postgres.lsn import format_lsn, parse_lsn, scn_before
 from databus.relay.sources.postgres.preflight import STANDBY
+from databus.relay.sources.postgres.publications import GivenTables, Publication
 from databus.relay.sources.postgres.replication import PostgresError
 from databus.relay.sources.postgres.schema import Table, key_remedy, matches
 from databus.relay.sources.postgres.settings import read_settings
@@ -44,6 +45,7 @@ from databus.relay.sources.source import (
 from databus.relay.sources.stops import Stop, StoppedTables
 from databus.relay.sources.told import ToldSchemas
 
+_WRITERS_EVERY_S = 0.1
 _BINARY_SINCE = 14_00_00
 
 _log = logging.getLogger(__name__)
@@ -78,6 +80,8 @@ class PostgresSource:
         self._taken_up: set[str] = set()
         self._at_first: list[SourceSchema] = []
         self._stream: SlotStream | None = None
+        self._given = GivenTables()
+        self._stop_first: dict[str, str] = {}
         self._unpublished: dict[str, str] = {}
         self._warned = False
 
@@ -135,6 +139,7 @@ class PostgresSource:
         self._goes_on = True
         self._recalled = (decode_memo(memo), after_scn) if memo else None
         stops = self._recalled[0].stopped if self._recalled else {}
+        self._given = self._recalled[0].given if self._recalled else GivenTables()
         # One of a later transaction is found again, at the same place.
         self._stopped = StoppedTables(
             {
@@ -173,9 +178,18 @@ class PostgresSource:
         kept = self._recalled[0] if self._recalled else Memo(self._timeline)
         announced = ToldSchemas(kept.announced)
         announced.assume(self._at_first)
-        memo = Memo(self._timeline, self._stopped.stops, announced.encode(), kept.as_text)
+        for source, why in self._stop_first.items():
+            _log.warning("database %s: %s has stopped: %s", self._settings.name, source, why)
+            self._stopped.stop(source, after_scn, why)
+        memo = Memo(
+            self._timeline, dict(self._stopped.stops), announced.encode(), kept.as_text, self._given
+        )
+        if self._stop_first:
+            yield Batch(b"", resolved=after_scn, memo=memo, keep=True)
+            self._stop_first = {}
         running = SlotStream(
             self._settings, self._globs, self._catalogue, self._publish, memo, self._stopped,
+            given=lambda: self._given,
             binary=after_scn >= memo.as_text and await self._is_all_binary(),
         )  # fmt: skip
         self._stream = running
@@ -241,6 +255,12 @@ class PostgresSource:
         source = table.source
         if source not in self._stopped.stops:
             return
+        if source in self._unpublished:
+            raise UnsupportedChange(f"{source}: {self._unpublished[source]}", source=source)
+        # What they wrote before it was published has no events, and is not to be seen yet.
+        before = await self._catalogue.writers(table)
+        while before & await self._catalogue.writers(table):
+            await asyncio.sleep(_WRITERS_EVERY_S)
         table.schema(self._settings.special_values)
         await self._stopped.resumption(source)
         self._taken_up.add(source)
@@ -266,7 +286,9 @@ class PostgresSource:
         stopped."""
         facts = await self._catalogue.facts()
         slot = await self._catalogue.slot()
-        rows = await self._catalogue.fetch("SELECT pg_current_wal_insert_lsn()::text AS lsn")
+        rows = await self._catalogue.fetch(
+            "SELECT pg_catalog.pg_current_wal_insert_lsn()::text AS lsn"
+        )
         status: dict[str, Any] = {
             "server_version": facts["version"],
             "current_scn": scn_before(parse_lsn(rows[0]["lsn"])),
@@ -317,10 +339,10 @@ class PostgresSource:
         )
 
     async def _publish(self) -> None:
-        """Create the publication, or add the tables that it lacks and that have a key.
+        """See to the publication, and to what it gives: tables that it does not give whole stop.
 
         A table without a key must stay out: publishing it would make the application's own
-        updates and deletes fail.
+        updates and deletes fail.  One that had a key when it was added is taken out again.
         """
         tables = await self._tables()
         wanted = [table for table in tables if table.key]
@@ -329,21 +351,76 @@ class PostgresSource:
             for table in tables
             if not table.key
         }
+        before = self._unpublished
+        self._unpublished = {**before, **unpublished}
         publication = await self._catalogue.publication()
         if publication is None:
-            await self._catalogue.create_publication(wanted)
-        else:
-            for table in wanted:
-                if table.source in publication.sources:
-                    continue
-                try:
-                    await self._catalogue.extend_publication([table])
-                except asyncpg.InsufficientPrivilegeError as error:
-                    unpublished[table.source] = f"it is not in the publication: {error}"
-                except asyncpg.DuplicateObjectError:
-                    continue
+            await self._catalogue.create_publication()
+            publication = await self._required_publication()
+        if self._goes_on and self._given.tables is None:  # An earlier version did not look.
+            whole = [table for table in wanted if publication.problem(table) is None]
+            self._given = self._given.after(whole, publication)
+        for table in wanted:
+            if publication.has(table) or publication.all_tables or self._given.knows(table):
+                continue
+            try:
+                await self._catalogue.extend_publication(table)
+            except asyncpg.DuplicateObjectError:
+                continue
+            except (
+                asyncpg.InsufficientPrivilegeError,
+                asyncpg.LockNotAvailableError,
+                asyncpg.UndefinedTableError,
+            ) as error:
+                unpublished[table.source] = f"it is not in the publication: {error}"
+        unkeyed = [table for table in tables if not table.key and self._given.knows(table)]
+        for table in unkeyed:
+            if table.oid in publication.members:
+                await self._catalogue.reduce_publication(table)
+            self._suspend(table.source, unpublished[table.source])
+        if unkeyed:
+            self._given = self._given.without(unkeyed)
+        await self._look(wanted, await self._required_publication(), unpublished)
         name = self._settings.name
         for source, reason in unpublished.items():
-            if source not in self._unpublished:
+            if source not in before:
                 _log.warning("database %s: %s is not captured: %s", name, source, reason)
         self._unpublished = unpublished
+
+    async def _required_publication(self) -> Publication:
+        publication = await self._catalogue.publication()
+        if publication is None:
+            raise SourceUnavailable(f"the publication {self._settings.publication} is gone")
+        return publication
+
+    async def _look(
+        self, tables: list[Table], publication: Publication, unpublished: dict[str, str]
+    ) -> None:
+        """Stop the tables that the publication does not give whole, or has not all the time."""
+        is_new = not self._goes_on and self._stream is None
+        whole = []
+        for table in tables:
+            problem = publication.problem(table)
+            if problem is not None:
+                unpublished.setdefault(table.source, str(problem))
+                self._suspend(table.source, str(problem))
+                continue
+            whole.append(table)
+            gap = "" if is_new else self._given.gap(table, publication)
+            known = (self._given.tables or {}).get(table.source)
+            if gap and (known is not None or not await self._is_empty(table)):
+                self._suspend(table.source, gap)
+        if any(not self._given.knows(t) or self._given.gap(t, publication) for t in whole):
+            self._given = self._given.after(whole, publication)
+
+    async def _is_empty(self, table: Table) -> bool:
+        try:
+            return await self._catalogue.is_empty(table)
+        except asyncpg.PostgresError:
+            return False
+
+    def _suspend(self, source: str, why: str) -> None:
+        if self._stream is not None:
+            self._stream.stop_again(source, why)
+        else:
+            self._stop_first[source] = why

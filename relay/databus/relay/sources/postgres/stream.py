@@ -18,6 +18,7 @@ from databus.relay.sources.postgres import pgoutput
 from databus.relay.sources.postgres.catalogue import Catalogue, start_replication_command
 from databus.relay.sources.postgres.lineage import Memo, commits_between, create_slot
 from databus.relay.sources.postgres.lsn import flush_lsn, format_lsn
+from databus.relay.sources.postgres.publications import GivenTables
 from databus.relay.sources.postgres.replication import Connection, PostgresError, error_of
 from databus.relay.sources.postgres.settings import Settings
 from databus.relay.sources.postgres.windows import PART_BYTES, TextNeeded, WindowAssembler
@@ -73,6 +74,7 @@ class SlotStream:
         memo: Memo,
         stopped: StoppedTables,
         *,
+        given: Callable[[], GivenTables],
         binary: bool,
     ) -> None:
         self._settings = settings
@@ -81,7 +83,7 @@ class SlotStream:
         self._discover = discover
         self._connection = Connection(settings, replication=True)
         self._memo = memo
-        self._stopped, self._binary = stopped, binary
+        self._stopped, self._given, self._binary = stopped, given, binary
         self._windows = self._assembler(0)
         self._received_lsn = 0
         self._acked_lsn = 0
@@ -93,7 +95,8 @@ class SlotStream:
         return self._connection.encrypted
 
     def stop_again(self, source: str, why: str) -> None:
-        """Stop a table that had been taken up again: nobody could read all of it."""
+        """Stop a table between two transactions: one of which nobody could read all, or that the
+        publication does not give whole."""
         self._windows.stop_again(source, why)
 
     def ack(self, scn: int) -> None:
@@ -158,16 +161,18 @@ class SlotStream:
         return WindowAssembler(
             self._globs, self._settings.special_values, after_scn, keys=self._settings.keys,
             stopped=self._stopped, announced=ToldSchemas(self._memo.announced),
-            binary=self._binary,
+            binary=self._binary, encoding=self._connection.encoding,
         )  # fmt: skip
 
     def _batch(self) -> Batch:
         """What has gathered, with what is to be remembered of it."""
         windows, keep = self._windows, self._windows.stops_changed
         announced = windows.announced.encode()
-        if keep or announced != self._memo.announced:
+        # What a look at the publication has found is known when its tables have stopped.
+        given = self._memo.given if windows.is_to_stop else self._given()
+        if keep or announced != self._memo.announced or given is not self._memo.given:
             stops = dict(windows.stopped.stops)
-            self._memo = replace(self._memo, stopped=stops, announced=announced)
+            self._memo = replace(self._memo, stopped=stops, announced=announced, given=given)
         windows.stops_changed = False
         data, schemas = windows.take()
         return Batch(data, schemas, windows.resolved, self._memo, keep)
@@ -200,7 +205,12 @@ class SlotStream:
         if kind == _DATA and block[at + 5] == _XLOG:
             relation = self._windows.feed(block[at + _CHANGE], bytes(block[at + _CHANGE + 1 : end]))
             if relation is not None:
-                self._windows.learn(relation, await self._catalogue.table(relation.oid))
+                table = await self._catalogue.table(relation.oid)
+                root = None if table else await self._catalogue.root_of(relation.oid)
+                if root is None:
+                    self._windows.learn(relation, table)
+                else:
+                    self._windows.pass_over_partition(relation, root)
         elif kind == _DATA and block[at + 5] == _KEEPALIVE:
             self._on_keepalive(pgoutput.read_keepalive(bytes(block[at + _BODY : end])))
         elif kind == _ERROR:

@@ -12,9 +12,11 @@ from databus.common.kernels import U8Array, i64
 from databus.relay.sources.avro_kernels import put_bytes, put_long
 
 # The kinds of columns.
-BOOL, INT, FLOAT, DECIMAL, NUMERIC, STRING, BYTES, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, JSON = range(
-    12
-)
+(
+    BOOL, INT, FLOAT, DECIMAL, NUMERIC, STRING, BYTES, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, JSON,
+    ASCII,
+) = range(13)  # fmt: skip
+"""ASCII is for texts that are not in UTF-8: those that are in neither are."""
 
 _BAD = -(1 << 40)
 _DAY_US = 86_400_000_000
@@ -26,7 +28,10 @@ def put_value(
     buf: U8Array, start: int, length: int, kind: int, scale: int, out: U8Array, at: int
 ) -> int:
     """Write one value, not null, as its plain Avro type; where it ends, or -1."""
-    if kind in (STRING, JSON):
+    if kind in (STRING, JSON, ASCII):
+        high = all_bits(buf, start, length)
+        if high >= 128 and (kind == ASCII or not is_utf8(buf, start, length)):
+            return -1
         return put_bytes(buf, start, length, out, at)
     if length == 0:
         return -1
@@ -69,6 +74,41 @@ def put_value(
     if kind == BYTES:
         return _hex(buf, start, length, out, at)
     return -1
+
+
+@kernels.jit_uncounted
+def all_bits(buf: U8Array, start: int, length: int) -> int:
+    """All bits that are set in any of the bytes."""
+    found = np.uint8(0)
+    for place in range(start, start + length):
+        found |= buf[place]
+    return i64(found)
+
+
+@kernels.jit_uncounted
+def is_utf8(buf: U8Array, start: int, length: int) -> bool:
+    """Whether the bytes are a text in UTF-8, as RFC 3629 has it."""
+    place, stop = start, start + length
+    while place < stop:
+        first = i64(buf[place])
+        place += 1
+        if first < 0x80:
+            continue
+        if first < 0xC2 or first > 0xF4:
+            return False
+        more = 1 if first < 0xE0 else 2 if first < 0xF0 else 3
+        if place + more > stop:
+            return False
+        least = 0xA0 if first == 0xE0 else 0x90 if first == 0xF0 else 0x80
+        most = 0x9F if first == 0xED else 0x8F if first == 0xF4 else 0xBF
+        second = i64(buf[place])
+        if second < least or second > most:
+            return False
+        for offset in range(1, more):
+            if i64(buf[place + offset]) & 0xC0 != 0x80:
+                return False
+        place += more
+    return True
 
 
 @kernels.jit_uncounted

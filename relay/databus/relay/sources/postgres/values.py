@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from databus.common.schema import Column, Kind
+from databus.relay.sources.postgres.encodings import UTF8
 
 DATE_OID = 1082
 NUMERIC_OID = 1700
@@ -98,17 +99,15 @@ def column_of(name: str, type_oid: int, modifier: int, nullable: bool, type_name
     return Column(name, kind, nullable, precision, scale, type_name)
 
 
-def parser_of(kind: Kind) -> Callable[[bytes], Any]:
+def parser_of(kind: Kind, encoding: str = UTF8) -> Callable[[bytes], Any]:
     """The function that reads the text form of a value of this kind.
 
     It raises SpecialValue for what the kind cannot hold, ValueError for text that is not of
     the type at all.
     """
+    if kind in (Kind.STRING, Kind.JSON):
+        return lambda data: data.decode(encoding)
     return _PARSERS[kind]
-
-
-def _text(data: bytes) -> str:
-    return data.decode()
 
 
 def _bool(data: bytes) -> bool:
@@ -175,14 +174,12 @@ _PARSERS: dict[Kind, Callable[[bytes], Any]] = {
     Kind.FLOAT: float,
     Kind.DECIMAL: _decimal,
     Kind.NUMERIC: _numeric,
-    Kind.STRING: _text,
     Kind.BYTES: _bytea,
     Kind.DATE: _date,
     Kind.TIME: _time,
     Kind.TIMESTAMP: _timestamp,
     Kind.TIMESTAMPTZ: _timestamptz,
     Kind.UUID: lambda data: uuid.UUID(data.decode()),
-    Kind.JSON: _text,
 }
 
 _EPOCH = dt.datetime(1970, 1, 1)

@@ -24,6 +24,7 @@ from databus.common.window import WindowBuilder, end_of_window
 from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.postgres import kernels, pgoutput
 from databus.relay.sources.postgres.binary_values import FORMS, text_of
+from databus.relay.sources.postgres.encodings import UTF8
 from databus.relay.sources.postgres.kernels import (
     CHANGED_AFTER,
     COMMIT_US,
@@ -86,14 +87,16 @@ class WindowAssembler:
         stopped: StoppedTables | None = None,
         announced: ToldSchemas | None = None,
         binary: bool = False,
+        encoding: str = UTF8,
     ) -> None:
         self._globs = globs
         self._special_values = special_values
         self._keys = keys
         self._compiled = compiled
-        self._binary = binary
+        self._binary, self._encoding = binary, encoding
         self._base_oids: dict[int, tuple[int, ...]] = {}
         self._codecs: dict[int, RowCodec | None] = {}
+        self._partitions: dict[int, tuple[str, str]] = {}
         self.stopped = stopped or StoppedTables({})
         self.stops_changed = False
         self.announced = announced or ToldSchemas()
@@ -108,7 +111,7 @@ class WindowAssembler:
         self._ready_bytes = 0
         self._state = np.zeros(kernels.STATE_COUNT, dtype=np.int64)
         self._state[RESOLVED] = resolved
-        self._tables = KernelTables()
+        self._tables = KernelTables(encoding)
         self._out = np.empty(2 * PART_BYTES, dtype=np.uint8)
         self._handlers: dict[int, Callable[[bytes], None]] = {
             ord("B"): self._on_begin,
@@ -181,7 +184,7 @@ class WindowAssembler:
                 self._stop(codec.schema.source, error.message)
             return None
         if kind == ord("R"):
-            return pgoutput.read_relation(body)
+            return pgoutput.read_relation(body, self._encoding)
         if kind in b"YOM":  # types, origins and logical messages carry no row
             return None
         raise FormatError(f"pgoutput sent a message of unknown type {chr(kind)!r}")
@@ -203,6 +206,7 @@ class WindowAssembler:
                 codec = RowCodec(
                     schema_of(relation, table, self._special_values, self._keys),
                     self._special_values,
+                    self._encoding,
                 )
             except UnsupportedChange as error:
                 # A description comes because a change of its table does, which is passed over.
@@ -212,9 +216,32 @@ class WindowAssembler:
             require_forms(codec.schema, oids)
         self._use(relation.oid, codec)
 
+    def pass_over_partition(self, relation: Relation, root: str) -> None:
+        """Go on without a partition.  It is described together with its root, under whose name
+        its changes come; one that comes under its own is not in what its root is told of."""
+        self._codecs[relation.oid] = None
+        self._tables.forget(relation.oid)  # The kernel leaves its changes to ``_codec``.
+        self._partitions[relation.oid] = (relation.source, root)
+
+    def _stop_root(self, oid: int) -> None:
+        partition, root = self._partitions.pop(oid)
+        self._steer(oid)
+        if matches(root, self._globs):
+            why = (
+                f"changes of its partition {partition} came under that one's own name: the "
+                "publication was without publish_via_partition_root, or the table was attached"
+            )
+            self._stop(root, why)
+
     def stop_again(self, source: str, why: str) -> None:
-        """Stop a table after the transaction that is being read: nobody could read all of it."""
-        self._stop_next[source] = why
+        """Stop a table after the transaction that is being read."""
+        self._stop_next.setdefault(source, why)
+        self.stopped.withdraw(source)
+
+    @property
+    def is_to_stop(self) -> bool:
+        """Whether a table waits for the end of the transaction to be stopped."""
+        return bool(self._stop_next)
 
     def settle(self) -> bool:
         """Between two transactions: tables begin again, or stop, that were asked for.
@@ -223,17 +250,18 @@ class WindowAssembler:
         """
         if not self.is_idle:
             return False
-        if self.stopped.is_asked:
-            self.stopped.begin_again()
-            self.stops_changed = True
         for source, why in self._stop_next.items():
+            if source not in self.stopped.stops:
+                _log.warning("%s has stopped: %s", source, why)
             self.stopped.stop_again(source, self.resolved, why)
             self.stops_changed = True
         self._stop_next.clear()
+        if self.stopped.is_asked:
+            self.stopped.begin_again()
+            self.stops_changed = True
         if self._passed_over != set(self.stopped.stops):
             self._passed_over = set(self.stopped.stops)
-            for oid in self._codecs:
-                self._steer(oid)
+            self._steer_all()
         return True
 
     def _stop(self, source: str, why: str) -> None:
@@ -243,8 +271,7 @@ class WindowAssembler:
         self.stopped.stop(source, self._scn(), why)
         self.stops_changed = True
         self._passed_over.add(source)
-        for described in self._codecs:
-            self._steer(described)
+        self._steer_all()
 
     def take(self) -> tuple[bytes, tuple[SourceSchema, ...]]:
         """The frames packed so far, and the schemas first used in them."""
@@ -304,6 +331,14 @@ class WindowAssembler:
         old_key = codec.key(change.old) if change.old_kind else new_key
         if old_key == new_key:
             self._event(Op.UPDATE, change.oid, new_key, before=before, after=new)
+        elif UNCHANGED in new:
+            # Under its new key no consumer has what it could be filled from.
+            raise UnsupportedChange(
+                f"{codec.schema.source}.{codec.schema.columns[new.index(UNCHANGED)].name}: an "
+                "update changed a row's key and left this large value alone, which the server "
+                f"then does not send; ALTER TABLE {codec.schema.source} REPLICA IDENTITY FULL",
+                source=codec.schema.source,
+            )
         else:
             self._event(Op.DELETE, change.oid, old_key, before=before)
             self._event(Op.INSERT, change.oid, new_key, after=new)
@@ -329,6 +364,8 @@ class WindowAssembler:
 
     def _codec(self, oid: int) -> RowCodec | None:
         """How the table's rows are read; None where they are passed over."""
+        if oid in self._partitions:
+            self._stop_root(oid)
         try:
             codec = self._codecs[oid]
         except KeyError:
@@ -345,6 +382,10 @@ class WindowAssembler:
             old=_texts(change.old, oids),
             new=_texts(change.new, oids) if change.new is not None else None,
         )
+
+    def _steer_all(self) -> None:
+        for oid in self._codecs.keys() - self._partitions.keys():
+            self._steer(oid)
 
     def _steer(self, oid: int) -> None:
         """Let the kernel read the table's rows as ``_codec`` says."""
@@ -392,6 +433,7 @@ class WindowAssembler:
     def _use(self, oid: int, codec: RowCodec | None) -> None:
         """Read this table's rows so from now on; tell a schema that is not the one before."""
         self._codecs[oid] = codec
+        self._partitions.pop(oid, None)
         self._steer(oid)
         if codec is None:
             return

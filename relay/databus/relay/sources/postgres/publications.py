@@ -1,0 +1,193 @@
+"""What a publication gives of each table, and whether it has given all of it the whole time.
+
+A table that it does not give whole (a row filter, a list of columns, operations left out, taken
+out for a while) is not followed.  The catalogue says what the publication is now; that it was
+another one in between shows in the versions of its rows, for each ALTER PUBLICATION writes new
+ones.  Pure; ``catalogue`` asks the server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from databus.relay.sources.postgres.schema import Table, quote
+
+# xmin is the transaction that wrote the row.
+PUBLICATION_SQL = """
+SELECT p.oid::bigint AS oid, p.xmin::text AS version, p.puballtables AS all_tables,
+       p.pubviaroot AS via_root, pg_catalog.pg_has_role(p.pubowner, 'USAGE') AS is_owner,
+       p.pubinsert AS "insert", p.pubupdate AS "update", p.pubdelete AS "delete",
+       p.pubtruncate AS "truncate"
+FROM pg_catalog.pg_publication p WHERE p.pubname = $1
+"""
+
+# Row filters and lists of columns are of PostgreSQL 15 and later.
+TABLES_SQL = """
+SELECT t.schemaname AS schema_name, t.tablename AS table_name,
+       pg_catalog.to_jsonb(t)::text AS all_of_it
+FROM pg_catalog.pg_publication_tables t WHERE t.pubname = $1
+"""
+
+MEMBERS_SQL = """
+SELECT r.prrelid::bigint AS oid, r.oid::text || '.' || r.xmin::text AS version
+FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = $1::bigint::oid
+"""
+
+OPERATIONS = ("insert", "update", "delete", "truncate")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a table does not come whole, and the statement that mends it.
+
+    ``is_lack``: the table is not in the publication at all.
+    """
+
+    what: str
+    cure: str
+    is_lack: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.cure}"
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A publication as the server has it now.
+
+    ``tables`` are row filter and columns (None: all) by schema and name; ``members`` are the
+    versions of its tables' entries by oid, which those of FOR ALL TABLES do not have.
+    """
+
+    name: str
+    version: str
+    is_owner: bool
+    all_tables: bool
+    via_root: bool
+    left_out: tuple[str, ...]
+    tables: Mapping[tuple[str, str], tuple[str, frozenset[str] | None]]
+    members: Mapping[int, str] = field(default_factory=dict)
+
+    def has(self, table: Table) -> bool:
+        """Whether changes of the table come, be it not all of them, under its own name."""
+        return (table.schema_name, table.table_name) in self.tables
+
+    def version_of(self, table: Table) -> str:
+        """Another one after each change of what it gives of the table."""
+        return f"{self.version}/{self.members.get(table.oid, '')}"
+
+    def problem(self, table: Table) -> Problem | None:
+        """Why not all of the table's changes come; None if they do."""
+        alter = f"ALTER PUBLICATION {quote(self.name)}"
+        publication = f"the publication {self.name}"
+        if self.left_out:
+            return Problem(
+                f"{publication} leaves out every {' and '.join(self.left_out)}",
+                f"{alter} SET (publish = 'insert, update, delete, truncate')",
+            )
+        if table.is_partitioned and not self.via_root:
+            return Problem(
+                f"{publication} gives its partitions' changes under their own names",
+                f"{alter} SET (publish_via_partition_root = true)",
+            )
+        given = self.tables.get((table.schema_name, table.table_name))
+        if given is None:
+            return Problem(f"{publication} lacks it", f"{alter} ADD TABLE {table.only}", True)
+        row_filter, columns = given
+        again = f"{alter} DROP TABLE {table.only}; {alter} ADD TABLE {table.only}"
+        if row_filter:
+            return Problem(f"{publication} gives only its rows WHERE {row_filter}", again)
+        missing = [c.name for c in table.columns if columns is not None and c.name not in columns]
+        if missing:
+            return Problem(f"{publication} lacks its columns {', '.join(missing)}", again)
+        return None
+
+
+def publication_of(
+    name: str, row: Any, tables: Iterable[Any], members: Iterable[Any]
+) -> Publication:
+    """The publication in the rows of PUBLICATION_SQL, TABLES_SQL and MEMBERS_SQL."""
+    return Publication(
+        name=name,
+        version=f"{row['oid']}.{row['version']}",
+        is_owner=row["is_owner"],
+        all_tables=row["all_tables"],
+        via_root=row["via_root"],
+        left_out=tuple(operation for operation in OPERATIONS if not row[operation]),
+        tables={
+            (table["schema_name"], table["table_name"]): _given(json.loads(table["all_of_it"]))
+            for table in tables
+        },
+        members={member["oid"]: member["version"] for member in members},
+    )
+
+
+def _given(row: Mapping[str, Any]) -> tuple[str, frozenset[str] | None]:
+    columns = row.get("attnames")
+    return row.get("rowfilter") or "", None if columns is None else frozenset(columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A table that the publication gave whole when it was looked at: its oid, and the version."""
+
+    oid: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTables:
+    """What was known of the publication at the last look, by source; None: nothing yet."""
+
+    tables: Mapping[str, Given] | None = None
+
+    def knows(self, table: Table) -> bool:
+        """Whether this very table was given before."""
+        known = (self.tables or {}).get(table.source)
+        return known is not None and known.oid == table.oid
+
+    def gap(self, table: Table, publication: Publication) -> str:
+        """What may be missing of a table that comes whole now; "" if nothing is."""
+        if self.tables is None:
+            return ""
+        known, name = self.tables.get(table.source), publication.name
+        if known is None:
+            return f"rows that it had before it joined the publication {name} have no events"
+        if known.oid != table.oid:
+            return "it was dropped and created again: rows that went with it have no events"
+        if known.version != publication.version_of(table):
+            return f"the publication {name} was altered, and changes may not have been published"
+        return ""
+
+    def after(self, whole: Iterable[Table], publication: Publication) -> GivenTables:
+        """The same, with what these tables are given now."""
+        now = {t.source: Given(t.oid, publication.version_of(t)) for t in whole}
+        return replace(self, tables={**(self.tables or {}), **now})
+
+    def without(self, tables: Iterable[Table]) -> GivenTables:
+        """The same, as if these tables had never been published."""
+        gone = {table.source for table in tables}
+        left = {name: given for name, given in (self.tables or {}).items() if name not in gone}
+        return replace(self, tables=left)
+
+    def to_json(self) -> Any:
+        """For the memo."""
+        if self.tables is None:
+            return None
+        return {source: [given.oid, given.version] for source, given in self.tables.items()}
+
+
+def given_of(document: Any) -> GivenTables:
+    """What ``to_json`` gave.
+
+    Raises:
+        ValueError, TypeError, AttributeError: it is something else.
+    """
+    if document is None:
+        return GivenTables()
+    return GivenTables(
+        {str(source): Given(int(oid), str(version)) for source, (oid, version) in document.items()}
+    )

@@ -1,0 +1,110 @@
+"""No statement of ours runs what a database's users have made, whatever they have made."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from databus.common.errors import BadRequest
+from databus.relay.sources.postgres import PostgresSource
+from databus.relay.sources.source import ChunkRequest
+from tests.support.fixtures import FreshDatabase
+from tests.support.hostile_schema import MARK, occupy
+from tests.support.postgres_follower import config_of, follow_to, now_scn, opened, table_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+TABLES = [
+    "CREATE TABLE public.plain (id int PRIMARY KEY, v text)",
+    "CREATE TABLE public.moods (m public.mood, id int, PRIMARY KEY (m, id))",
+    "CREATE TYPE public.size AS ENUM ('small', 'large')",
+    "CREATE TABLE public.sizes (s public.size, n public.number, PRIMARY KEY (s, n))",
+    "INSERT INTO public.sizes VALUES ('large', 2), ('small', 1), ('large', 1)",
+    "CREATE EXTENSION citext SCHEMA public",
+    "CREATE DOMAIN public.mail AS public.citext CHECK (public.accept(1))",
+    "CREATE TABLE public.mails (id int, m public.mail, c public.citext, PRIMARY KEY (id, m, c))",
+    "INSERT INTO public.mails VALUES (1, 'b', 'A'), (1, 'B', 'b'), (1, 'a', 'z'), (2, 'A', 'a')",
+    "CREATE TABLE public.numbers (n public.number PRIMARY KEY, m public.mood)",
+    "CREATE TABLE public.words (w varchar(20), b char(3), t timestamptz, PRIMARY KEY (w, b, t))",
+    "CREATE TABLE public.keyless (a int, b text, m public.mood)",
+    "ALTER TABLE public.keyless REPLICA IDENTITY FULL",
+    "CREATE TABLE public.marks (id int PRIMARY KEY, token text NOT NULL)",
+    "CREATE TABLE public.days (id int, day int, PRIMARY KEY (id, day)) PARTITION BY RANGE (day)",
+    "CREATE TABLE public.days_0 PARTITION OF public.days FOR VALUES FROM (0) TO (10)",
+    "INSERT INTO public.plain VALUES (1, 'a'), (2, 'b'), (3, 'c')",
+    "INSERT INTO public.moods VALUES ('sad', 1), ('ok', 1), ('glad', 2)",
+    "INSERT INTO public.numbers VALUES (1, 'sad'), (2, 'ok'), (3, 'glad')",
+    "INSERT INTO public.words VALUES ('a', 'b', now()), ('c', 'd', now()), ('e', 'f', now())",
+    "INSERT INTO public.keyless VALUES (1, 'a', 'ok'), (2, 'b', 'sad'), (2, 'b', 'sad')",
+    "INSERT INTO public.days VALUES (1, 1), (2, 2)",
+]
+OURS = [
+    "plain", "sizes", "mails", "moods", "numbers", "words", "keyless", "days", "marks",
+]  # fmt: skip
+
+
+def calls(database: FreshDatabase, since: int) -> list[str]:
+    log = database.server.log_path.read_text(errors="replace")[since:]
+    return [line for line in log.splitlines() if MARK in line and "statement:" not in line]
+
+
+def log_end(database: FreshDatabase) -> int:
+    return len(database.server.log_path.read_text(errors="replace"))
+
+
+async def test_every_statement_runs_the_servers_own_functions_only(
+    postgres_database: FreshDatabase,
+) -> None:
+    db = postgres_database
+    url = occupy(db, *TABLES)
+    since = log_end(db)
+    with psycopg.connect(url, autocommit=True) as trusting:  # They do call, if they are found.
+        trusting.execute("SELECT array_position(ARRAY[1::int2], 1::int2), format_type(23::oid, 4)")
+        trusting.execute("SELECT relname FROM pg_class WHERE relname = 'plain'")
+        trusting.execute("SELECT * FROM public.moods WHERE m > $$ok$$::pg_catalog.text")
+    for called in ("array_position", "format_type", "view pg_class", "operator =", "a cast"):
+        assert any(called in line for line in calls(db, since)), called
+    since = log_end(db)
+    tables = [f"public.{name}" for name in OURS]
+    config = config_of(db, *tables, url=url)
+    config = config.model_copy(update={"keys": {"public.keyless": ("a", "b")}})
+    examined = PostgresSource(config)
+    assert await examined.preflight() == []  # databus check
+    await examined.close()
+    async with opened(config) as source:
+        start = await source.first_scn()
+        for name in tables:
+            last = await source.largest_key(name)
+            await source.table_size(name)
+            request = ChunkRequest(name, 2, upto=last)
+            if name == "public.moods":
+                # Whoever may cast could be meant by ">": that is refused, and not guessed.
+                with pytest.raises(BadRequest, match="operator is not unique"):
+                    await source.read_chunk(request)
+                continue
+            first = await source.read_chunk(request)
+            if len(first.rows):
+                assert last is not None
+                end = await source.chunk_end(request)
+                assert end == first.last_key or name == "public.keyless"
+                rest = await source.read_chunk(
+                    ChunkRequest(name, 9, after=first.last_key, upto=last)
+                )
+                keys = 1 if name == "public.keyless" else len(first.rows) + len(rest.rows)
+                whole = await table_of(source, name, limit=1)
+                assert len(whole) >= keys, name
+                key = list(next(iter(whole)))
+                if name != "public.words":  # whose time is not text in JSON's way
+                    found = await source.read_chunk(ChunkRequest(name, 5, keys=[key]))
+                    assert (len(found.rows), found.missing) == (1, []), name
+        await source.write_watermark("public.marks", "a token")
+        db.execute("INSERT INTO public.plain (id, v) VALUES (4, 'd')")
+        db.execute("CREATE TABLE public.later (id int PRIMARY KEY)")
+        seen = await follow_to(source, start, now_scn(db))
+        assert (4,) in seen.tables["public.plain"]
+        await source.status()
+        await source.schemas()
+    log = db.server.log_path.read_text(errors="replace")[since:]
+    for sent in ("pg_partition_tree", "START_REPLICATION", "pg_current_snapshot", "a token"):
+        assert sent in log, sent
+    assert calls(db, since) == []

@@ -1,0 +1,324 @@
+"""Publications as administrators make them: what they do not give whole is suspended by name, and
+no table is published whose updates the server would then refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import psycopg
+import pytest
+
+from databus.common.errors import PreflightFailed, UnsupportedChange
+from databus.relay.sources.postgres import PostgresSource
+from databus.relay.sources.source import ChunkRequest
+from tests.support.fixtures import FreshDatabase
+from tests.support.postgres_follower import Seen, config_of, now_scn, opened, table_of
+from tests.support.waiting import PATIENCE
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@dataclass
+class Following:
+    """A stream that is read beside the test."""
+
+    source: PostgresSource
+    seen: Seen = field(default_factory=Seen)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def read(self, after_scn: int) -> None:
+        async with contextlib.aclosing(self.source.stream(after_scn)) as batches:
+            async for batch in batches:
+                self.seen.take(batch)
+                self.changed.set()
+
+    async def until(self, fulfilled: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20 * PATIENCE):
+            while not fulfilled():
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def reaches(self, database: FreshDatabase) -> None:
+        scn = now_scn(database)
+        await self.until(lambda: self.seen.resolved >= scn)
+
+    async def why(self, source: str) -> str:
+        """Why the table is suspended; waits until it is."""
+        await self.until(lambda: source in self.source._stopped.stops)
+        return self.source._stopped.stops[source].why
+
+    async def equals(self, database: FreshDatabase, source: str) -> None:
+        """After a dump, and what comes then, the copy is the table."""
+        self.seen.tables[source] = await table_of(self.source, source)
+        await self.reaches(database)
+        assert self.seen.tables[source] == await table_of(self.source, source)
+        assert source not in self.source._stopped.stops
+
+
+@contextlib.asynccontextmanager
+async def following(source: PostgresSource, after_scn: int) -> AsyncIterator[Following]:
+    reader = Following(source)
+    task = asyncio.create_task(reader.read(after_scn))
+    try:
+        yield reader
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_no_table_is_published_whose_updates_the_server_would_refuse(
+    postgres_database: FreshDatabase,
+) -> None:
+    db = postgres_database
+    for statement in (
+        "CREATE TABLE good (id int PRIMARY KEY, v int)",
+        "CREATE TABLE lazy (id int PRIMARY KEY DEFERRABLE, v int)",
+        "CREATE TABLE lazy_full (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, v int)",
+        "ALTER TABLE lazy_full REPLICA IDENTITY FULL",
+        "CREATE TABLE child () INHERITS (good)",
+        "CREATE TABLE days (id int, day int, v int, PRIMARY KEY (id, day)) "
+        "PARTITION BY RANGE (day)",
+        "CREATE TABLE days_0 PARTITION OF days FOR VALUES FROM (0) TO (10)",
+        "ALTER TABLE days_0 REPLICA IDENTITY NOTHING",
+        "CREATE TABLE heaps (id int NOT NULL, v int) PARTITION BY RANGE (id)",
+        "CREATE UNIQUE INDEX heaps_id ON heaps (id)",
+        "ALTER TABLE heaps REPLICA IDENTITY USING INDEX heaps_id",
+        "CREATE TABLE heaps_0 PARTITION OF heaps FOR VALUES FROM (0) TO (10)",
+    ):
+        db.execute(statement)
+    changed = ("good", "lazy", "lazy_full", "child", "heaps")
+
+    def application() -> None:
+        for table in changed:
+            db.execute(f"INSERT INTO {table} (id, v) VALUES (1, 1)")
+            db.execute(f"UPDATE ONLY {table} SET v = v + 1" if table != "heaps" else
+                       "UPDATE heaps SET v = v + 1")  # fmt: skip
+            db.execute(f"DELETE FROM {table} WHERE v = 2")
+        db.execute("INSERT INTO days VALUES (1, 1, 1)")
+        db.execute("UPDATE days SET v = 2")
+        db.execute("DELETE FROM days")
+
+    with pytest.raises(PreflightFailed) as refused:
+        async with opened(config_of(db)):
+            pass
+    named = {f["setting"]: f["remedy"] for f in refused.value.details["findings"]}
+    assert set(named) == {
+        f"key of public.{name}" for name in ("lazy", "lazy_full", "child", "days", "heaps")
+    }
+    assert "REPLICA IDENTITY USING INDEX" in named["key of public.lazy"]
+    assert "days_0" in named["key of public.days"]
+    application()
+    source = PostgresSource(config_of(db, discover_every="100ms"))
+    source.recall("", None, 0)  # It goes on: tables made meanwhile are left out, by name.
+    try:
+        await source.open()
+        start = await source.first_scn()
+        application()
+        async with following(source, start) as reader:
+            await reader.reaches(db)
+            # A table of ours that loses its key leaves the publication before long.
+            db.execute("ALTER TABLE good DROP CONSTRAINT good_pkey")
+            assert "no key" in await reader.why("public.good")
+            application()
+            db.execute("ALTER TABLE good ADD PRIMARY KEY (id)")
+            await reader.until(lambda: "public.good" not in source._unpublished)
+            db.execute("INSERT INTO good VALUES (7, 7)")
+            await reader.equals(db, "public.good")
+            db.execute("UPDATE good SET v = 8")
+            await reader.reaches(db)
+            assert reader.seen.tables["public.good"] == {(7,): {"id": 7, "v": 8}}
+    finally:
+        await source.close()
+
+
+ALTERED = [
+    ("SET (publish = 'insert')", "leaves out every update", "SET (publish = 'insert, update"),
+    ("DROP TABLE t", "lacks it", 'ADD TABLE ONLY "public"."t"'),
+    ("SET TABLE t WHERE (id > 5), other, days", "WHERE (id > 5)", "DROP TABLE"),
+    ("SET TABLE t (id), other, days", "lacks its columns v", "DROP TABLE"),
+]
+
+
+async def test_what_somebody_alters_in_the_publication_suspends_tables_and_is_not_reverted(
+    postgres_database: FreshDatabase,
+) -> None:
+    db, name = postgres_database, f"databus_{postgres_database.name}"
+    for statement in (
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "CREATE TABLE other (id int PRIMARY KEY)",
+        "CREATE TABLE days (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE days_0 PARTITION OF days FOR VALUES FROM (0) TO (10)",
+    ):
+        db.execute(statement)
+    whole = f"ALTER PUBLICATION {name} SET TABLE t, other, days"
+    async with opened(config_of(db, discover_every="100ms")) as source:
+        start = await source.first_scn()
+        async with following(source, start) as reader:
+            await reader.reaches(db)
+            for number, (altered, why, cure) in enumerate(ALTERED):
+                db.execute("INSERT INTO t VALUES (%s, 'a')", number)
+                db.execute(f"ALTER PUBLICATION {name} {altered}")
+                db.execute("UPDATE t SET v = v || 'b'")
+                told = await reader.why("public.t")
+                assert why in told
+                assert cure in told
+                assert cure in "; ".join(str(finding) for finding in await source.preflight())
+                with pytest.raises(UnsupportedChange, match="ALTER PUBLICATION"):
+                    await source.largest_key("public.t")
+                ((still,),) = db.execute(
+                    "SELECT count(*) FROM pg_publication_tables WHERE pubname = %s "
+                    "AND tablename = 't'", name,
+                )  # fmt: skip
+                assert still == (0 if "DROP" in altered else 1)
+                if "SET TABLE" in altered:
+                    db.execute(whole)
+                elif "DROP" in altered:
+                    db.execute(f"ALTER PUBLICATION {name} ADD TABLE t")
+                else:
+                    db.execute(f"ALTER PUBLICATION {name} SET (publish = "
+                               "'insert, update, delete, truncate')")  # fmt: skip
+                await reader.until(lambda: not source._unpublished)
+                for table in ("public.t", "public.other", "public.days"):
+                    if table in source._stopped.stops:
+                        await reader.equals(db, table)
+                db.execute("UPDATE t SET v = v || 'c'")
+                await reader.equals(db, "public.t")
+            # It is as it was before anybody looked: that it was not, shows all the same.
+            with psycopg.connect(db.url) as both:
+                both.execute(f"ALTER PUBLICATION {name} DROP TABLE other")
+                both.execute("INSERT INTO other VALUES (1)")
+                both.execute(f"ALTER PUBLICATION {name} ADD TABLE other")
+            assert "was altered" in await reader.why("public.other")
+            assert "public.t" not in source._stopped.stops
+            await reader.equals(db, "public.other")
+            # Without the root, partitions come under their own names: not as tables of ours.
+            db.execute(f"ALTER PUBLICATION {name} SET (publish_via_partition_root = false)")
+            db.execute("INSERT INTO days VALUES (1)")
+            assert "publish_via_partition_root" in await reader.why("public.days")
+            await reader.reaches(db)
+            assert "public.days_0" not in reader.seen.tables
+            memo = reader.seen.memo
+            start = reader.seen.resolved
+        # What was altered and put right while nobody was there is found too.
+        db.execute(f"ALTER PUBLICATION {name} SET (publish = 'delete')")
+        db.execute("INSERT INTO other VALUES (2)")
+        db.execute(
+            f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate', "
+            "publish_via_partition_root = true)"
+        )
+    resumed = PostgresSource(config_of(db, discover_every="100ms"))
+    resumed.recall(memo, None, start)
+    try:
+        await resumed.open()
+        async with following(resumed, start) as reader:
+            assert "was altered" in await reader.why("public.other")
+            for table in ("public.t", "public.other", "public.days"):
+                await reader.equals(db, table)
+    finally:
+        await resumed.close()
+
+
+async def test_a_publication_for_all_tables_without_roots_is_named_and_stops_the_root_only(
+    postgres_database: FreshDatabase,
+) -> None:
+    db = postgres_database
+    db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    db.execute("CREATE TABLE days (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    db.execute("CREATE TABLE days_0 PARTITION OF days FOR VALUES FROM (0) TO (10)")
+    db.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    config = config_of(db, publication="everything", discover_every="100ms")
+    with pytest.raises(PreflightFailed, match="publish_via_partition_root = true"):
+        async with opened(config):
+            pass
+    source = PostgresSource(config)
+    source.recall("", None, 0)
+    try:
+        await source.open()
+        start = await source.first_scn()
+        async with following(source, start) as reader:
+            db.execute("INSERT INTO days VALUES (1)")
+            db.execute("INSERT INTO t VALUES (1)")
+            assert "partitions" in await reader.why("public.days")
+            await reader.reaches(db)
+            assert list(reader.seen.tables) == ["public.t"]
+            db.execute("ALTER PUBLICATION everything SET (publish_via_partition_root = true)")
+            await reader.until(lambda: not source._unpublished)
+            await reader.equals(db, "public.days")
+    finally:
+        await source.close()
+
+
+async def test_a_new_table_is_followed_from_its_first_row_or_suspended(
+    postgres_database: FreshDatabase,
+) -> None:
+    db = postgres_database
+    db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    async with opened(config_of(db, discover_every="100ms")) as source:
+        start = await source.first_scn()
+        async with following(source, start) as reader:
+            db.execute("CREATE TABLE calm (id int PRIMARY KEY)")
+            await reader.until(lambda: "public.calm" in (source._given.tables or {}))
+            db.execute("INSERT INTO calm VALUES (1)")
+            await reader.reaches(db)
+            assert reader.seen.tables["public.calm"] == {(1,): {"id": 1}}
+            # Filled before anybody could know of it: 100 rows without events.
+            with psycopg.connect(db.url, autocommit=True) as slow:
+                slow.execute(
+                    "CREATE TABLE filled (id int PRIMARY KEY); "
+                    "INSERT INTO filled SELECT generate_series(1, 100)"
+                )
+                assert "before it joined" in await reader.why("public.filled")
+                db.execute("INSERT INTO filled VALUES (101)")
+                await reader.equals(db, "public.filled")
+                assert len(reader.seen.tables["public.filled"]) == 101
+            # Rows of a transaction that was under way when the table joined.
+            db.execute("CREATE TABLE held (id int PRIMARY KEY)")
+            with psycopg.connect(db.url) as held:
+                held.execute("INSERT INTO held VALUES (1)")
+                await reader.why("public.held")
+                dumped = asyncio.create_task(reader.equals(db, "public.held"))
+                await asyncio.sleep(0.3)
+                assert not dumped.done()
+                held.commit()
+                await dumped
+            assert reader.seen.tables["public.held"] == {(1,): {"id": 1}}
+            # A table of the same name that is another one.
+            db.execute("DROP TABLE calm")
+            db.execute("CREATE TABLE calm (id int PRIMARY KEY)")
+            assert "created again" in await reader.why("public.calm")
+            await reader.equals(db, "public.calm")
+
+
+async def test_a_parents_dump_has_none_of_its_childrens_rows_and_a_moved_large_value_is_not_lost(
+    postgres_database: FreshDatabase,
+) -> None:
+    db = postgres_database
+    db.execute("CREATE TABLE parent (id int PRIMARY KEY, v text)")
+    db.execute("CREATE TABLE child (PRIMARY KEY (id)) INHERITS (parent)")
+    db.execute("CREATE TABLE docs (id int PRIMARY KEY, small int, body text)")
+    db.execute("ALTER TABLE docs ALTER body SET STORAGE EXTERNAL")
+    db.execute("INSERT INTO parent VALUES (1, 'p')")
+    db.execute("INSERT INTO child VALUES (1, 'c'), (2, 'c')")
+    async with opened(config_of(db, discover_every="1h")) as source:
+        start = await source.first_scn()
+        async with following(source, start) as reader:
+            assert list(await table_of(source, "public.parent", limit=1)) == [(1,)]
+            assert await source.largest_key("public.parent") == [1]
+            assert list(await table_of(source, "public.child")) == [(1,), (2,)]
+            found = await source.read_chunk(ChunkRequest("public.parent", 5, keys=[[1], [2]]))
+            assert (len(found.rows), found.missing) == (1, [[2]])
+            # The new row comes without its large value, under a key that nobody has a row of.
+            db.execute("INSERT INTO docs VALUES (1, 1, repeat('x', 9000)), (2, 2, 'y')")
+            db.execute("UPDATE docs SET id = 3 WHERE id = 2")
+            db.execute("UPDATE docs SET id = 9 WHERE id = 1")
+            assert "public.docs.body: an update changed" in await reader.why("public.docs")
+            assert (9,) not in reader.seen.tables["public.docs"]
+            await reader.equals(db, "public.docs")
+            db.execute("ALTER TABLE docs REPLICA IDENTITY FULL")
+            db.execute("UPDATE docs SET id = 10 WHERE id = 9")
+            await reader.equals(db, "public.docs")
+            assert len(reader.seen.tables["public.docs"][10,]["body"]) == 9000
