@@ -19,7 +19,7 @@ async def scripted() -> AsyncIterator[StartServer]:
     started: list[ScriptedServer] = []
 
     async def start(*windows: bytes, **settings: Any) -> ScriptedServer:
-        server = ScriptedServer(schemas=list(SCHEMAS), **settings)
+        server = ScriptedServer(**{"schemas": list(SCHEMAS)} | settings)
         server.append(*windows)
         started.append(server)
         return await server.start()

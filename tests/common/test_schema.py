@@ -202,7 +202,7 @@ def test_json_values_follow_the_rules() -> None:
     assert list(found.values()) == [
         "9007199254740993", True, "18446744073709551615", "NaN", "1.10", "1000", "AP8=",
         "2020-02-29", "01:02:03", "-838:00:00", "2020-01-02T03:04:05.000006",
-        "2020-01-02T03:00:00Z", "00000000-0000-0000-0000-000000000001", {"a": [1]}, None,
+        "2020-01-02T03:00:00Z", "00000000-0000-0000-0000-000000000001", '{"a": [1]}', None,
     ]  # fmt: skip
     assert "a b" not in found
     json.dumps(found, allow_nan=False)
@@ -214,10 +214,7 @@ def test_json_values_are_read_back_as_what_they_were(row: dict[str, Any]) -> Non
         value = row[column.name]
         told = to_json_value(value, column.kind)
         back = from_json_value(json.loads(json.dumps(told)), column.kind)
-        if column.kind is Kind.JSON and value is not None:
-            assert json.loads(back) == json.loads(value)
-        else:
-            assert back == value or (back != back and value != value)
+        assert back == value or (back != back and value != value)
 
 
 def test_two_sources_of_one_number_are_refused_by_name() -> None:

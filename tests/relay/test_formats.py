@@ -101,7 +101,7 @@ def test_an_update_is_one_line_with_the_fields_in_their_order() -> None:
         '{"database":"shop","source":"shop.orders","op":"u","scn":7,"seq":0,"ts_us":7000000,'
         '"txid":"0-1-7","key":{"id":3},"before":{"id":3,"item":"x3"},'
         '"after":{"id":3,"item":"x3"}}\n'
-        '{"control":"end_of_window","scn":7,"events":1,"ts_us":7000000}\n'
+        '{"control":"end_of_window","scn":7,"seq":1,"events":1,"ts_us":7000000}\n'
     )
 
 
@@ -152,7 +152,7 @@ def test_values_of_every_kind_take_their_json_form() -> None:
         "local": "2024-01-02T03:04:05",
         "instant": "2024-01-02T03:04:05.600000Z",
         "uid": "00000000-0000-0000-0000-000000000001",
-        "doc": {"a": [1, None]},
+        "doc": '{"a": [1, null]}',
         "nothing": None,
     }
 
@@ -263,3 +263,23 @@ def test_types_that_we_do_not_have_are_refused_with_what_there_is() -> None:
     assert caught.value.details["offered"] == [FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE]
     with pytest.raises(BadRequest, match="frames, ndjson, sse"):
         choose_format("*/*", "json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1e400", "1.50", "12345678901234567890.123", '{"a":1,"a":2}', "null", '"x"', '{\n "a": 1}'],
+)
+def test_a_document_is_shown_as_the_text_that_it_is(text: str) -> None:
+    def build(builder: WindowBuilder) -> None:
+        for number, doc in ((1, text), (2, None)):
+            row = ROW | {"id": number, "doc": doc}
+            builder.event(
+                Op.INSERT,
+                EVERYTHING.source_id,
+                EVERYTHING.fingerprint,
+                EVERYTHING.encode_key(row),
+                after=EVERYTHING.encode_row(row),
+            )
+
+    shown = objects(one_window(build))
+    assert [one["after"]["doc"] for one in shown if "op" in one] == [text, None]

@@ -9,9 +9,9 @@ import pytest
 
 from databus.common import frame
 from databus.common.checkpoint import Position
-from databus.common.errors import FormatError, SourcePositionLost, StoreError
+from databus.common.errors import FormatError, SourcePositionLost, StoreError, WindowMissing
 from databus.common.frame import FrameColumns, FrameView, Op
-from databus.common.window import WindowBuilder, end_of_window
+from databus.common.window import WindowBuilder, end_of_window, require_chain
 from databus.relay import intake as intake_module
 from databus.relay.intake import Intake
 from databus.relay.registry import Registry
@@ -327,3 +327,40 @@ def test_an_observer_sees_each_new_frame_once_and_every_chance_for_a_window_of_i
     intake.take(Batch(window(12) + window(13, 2), (), 13))
     assert watcher.ends[-1] == Position(13, 2)
     assert watcher.seen == positions(intake)
+
+
+def test_each_end_of_a_window_states_the_end_before_it_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    first = opened(tmp_path)
+    large = window(13, events=30, size=600)
+    first.take(Batch(window(11) + window(12) + first_frames(large, 25), (ITEMS,), 12))
+    first.ring.close()
+    again = opened(tmp_path)
+    again.resume()
+    again.take(Batch(large, (), 14))
+    again.append_idle_window(1)
+    again.append_dump_window(dump_rows(14, 1, 2) + end_of_window(14, 3, 5, 2, "", dump=True))
+    found = frames(again)
+    ends = [view for view in found if view.op == Op.END_OF_WINDOW]
+    assert [Position(view.key_hash, view.schema_fp) for view in ends] == [
+        Position(10, 0), *(view.position for view in ends[:-1])
+    ]  # fmt: skip
+    data = b"".join(view.bytes for view in found)
+    require_chain(frame.scan(data), Position(10, 0))
+    start = found.index(ends[0])
+    for gone in range(len(ends)):
+        # A window that is missing is seen wherever it was; without the first one, by its successor.
+        of_it = [view for view in found if _window_of(view, ends) == gone]
+        rest = b"".join(view.bytes for view in found if view not in of_it)
+        if gone == len(ends) - 1:
+            require_chain(frame.scan(rest), Position(10, 0))
+            continue
+        with pytest.raises(WindowMissing, match=f"at {ends[gone].position}"):
+            require_chain(frame.scan(rest), Position(10, 0))
+    require_chain(frame.scan(data[found[start + 1].offset :]), ends[0].position)
+    again.ring.close()
+
+
+def _window_of(view: FrameView, ends: list[FrameView]) -> int:
+    return next(number for number, end in enumerate(ends) if view.position <= end.position)

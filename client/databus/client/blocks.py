@@ -15,6 +15,7 @@ import numpy as np
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError, from_problem
 from databus.common.frame import FIRST_CONTROL_OP, FrameColumns, FrameView, Op, scan, trusted_frame
+from databus.common.window import require_chain
 
 
 class Block:
@@ -132,6 +133,15 @@ class Block:
             pairs = zip(self.schema_fps, self.ops, strict=True)
             found = {fp for fp, op in pairs if op < FIRST_CONTROL_OP}
         return found
+
+    def require_chain(self, before: Position) -> None:
+        """No window is missing among all frames of the stream after ``before``.
+
+        Raises:
+            WindowMissing: one is.
+        """
+        if self._window_ends:
+            require_chain(self._columns, before)
 
     def raise_error_frame(self) -> None:
         """Raise the error that the server sent, if it sent one."""

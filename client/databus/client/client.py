@@ -316,7 +316,12 @@ class DatabusClient:
             async with self._pulling(buffer, resume) as pull:
                 dispatcher = self._dispatcher = Dispatcher(
                     buffer=buffer,
-                    decoding=Decoding(self.database, self.schemas, self.options.reader_schemas),
+                    decoding=Decoding(
+                        self.database,
+                        self.schemas,
+                        self.options.reader_schemas,
+                        objects=self.options.objects,
+                    ),
                     options=self.options,
                     clock_of=lambda: pull.machine.clock or "",
                     checkpoint=checkpoint,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from databus.client.blocks import Block
+from databus.client.documents import Convert, converters
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError, UnknownSchema
 from databus.common.frame import OP_LETTERS, Flag, FrameView, Op
@@ -37,11 +38,15 @@ class Decoding:
         database: str,
         schemas: SchemaSet,
         chosen: Mapping[str, SourceSchema] | None = None,
+        *,
+        objects: bool = True,
     ) -> None:
         self.database = database
         self.schemas = schemas
         self._chosen = dict(chosen or {})
+        self._objects = objects
         self._unresolvable: set[tuple[int, int]] = set()
+        self._converters: dict[int, tuple[tuple[str, Convert], ...]] = {}
 
     def reader_of(self, source: str) -> SourceSchema:
         """The version in which values of a source come.
@@ -56,6 +61,18 @@ class Decoding:
 
     def row(self, writer: SourceSchema, data: memoryview, mode: Mode) -> dict[str, Any]:
         """A row's values by column name."""
+        row = self._row(writer, data, mode)
+        if self._objects:
+            found = self._converters.get(writer.fingerprint)
+            if found is None:
+                found = self._converters[writer.fingerprint] = converters(writer)
+            for name, convert in found:
+                text = row.get(name)
+                if isinstance(text, str):
+                    row[name] = convert(text)
+        return row
+
+    def _row(self, writer: SourceSchema, data: memoryview, mode: Mode) -> dict[str, Any]:
         reader = self.reader_of(writer.source)
         if reader.fingerprint == writer.fingerprint:
             return writer.decode_row(data)

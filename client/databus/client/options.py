@@ -32,6 +32,9 @@ class Options:
 
     ``client_name`` is how the servers call us in their metrics; it changes nothing else.
 
+    ``objects``: JSON documents and PostgreSQL's arrays come as Python objects in ``event.value``;
+    False gives their exact text.
+
     ``max_pull_failures`` of None tries the servers for ever.
     """
 
@@ -57,6 +60,7 @@ class Options:
     max_pull_failures: int | None = None
     reader_schemas: Mapping[str, SourceSchema] = field(default_factory=dict)
     client_name: str = ""
+    objects: bool = True
     seed: int | None = None
 
     def __post_init__(self) -> None:

@@ -49,6 +49,11 @@ class Subscription:
     ops: str | None = None
     partition: str | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left out, so that each window must come."""
+        return not (self.sources or self.ops or self.partition)
+
     def query(self) -> dict[str, str]:
         """The request parameters that say so."""
         query = {}
@@ -286,6 +291,8 @@ class Puller:
         block = Block(data, first=self._frame_count, bootstrap=False)
         block.raise_error_frame()
         resume = self._machine.resume
+        if self._subscription.is_whole and not isinstance(resume, Unplaced):
+            block.require_chain(resume.position)
         if self.stats.is_ahead and _is_behind(resume, block.position(block.count - 1)):
             self.stats.is_ahead = False
         if not isinstance(resume, Unplaced) and block.position(0) <= resume.position:

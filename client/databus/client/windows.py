@@ -18,7 +18,7 @@ from databus.client.dispatcher import Call, Dispatcher
 from databus.client.events import Event, Mode, Window
 from databus.client.raw import wait_for_either
 from databus.common.checkpoint import Checkpoint
-from databus.common.errors import DatabusError, InternalError
+from databus.common.errors import DatabusError, InternalError, UsageError
 from databus.common.table_state import TableState
 
 T = TypeVar("T")
@@ -82,9 +82,14 @@ class PulledWindow:
     @property
     def events(self) -> list[Event]:
         """All events that are still to come, in memory."""
-        return list(self)
+        return list(self._events())
 
     def __iter__(self) -> Iterator[Event]:
+        # Not only where events are missing: what works with small windows has to work with all.
+        self._reader.require_thread()
+        return self._events()
+
+    def _events(self) -> Iterator[Event]:
         while (run := self._next_loaded()) is not None or (
             not self.is_whole and (run := self._reader.wait(self._reader.run_of(self))) is not None
         ):
@@ -158,9 +163,22 @@ class WindowReader:
         """Run on the loop's thread and wait for the result."""
         if self._wait is None:
             coroutine.close()
-            raise InternalError("this window came from awindows(): use 'async for' and acommit()")
+            self.require_thread()
+        assert self._wait is not None
         result: T = self._wait(coroutine)
         return result
+
+    def require_thread(self) -> None:
+        """The windows are read without an event loop.
+
+        Raises:
+            UsageError: they came from ``awindows``.
+        """
+        if self._wait is None:
+            raise UsageError(
+                "this window came from awindows(): read it by `async for event in window` and "
+                "store its checkpoint by `await window.acommit()`"
+            )
 
     async def batch(self, idle_s: float | None = None) -> list[PulledWindow]:
         """The next windows; empty when stopped, or when none came for ``idle_s`` though a

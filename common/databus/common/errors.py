@@ -294,6 +294,25 @@ class DumpFailed(DatabusError):
     hint = "Mend the cause that the message gives and resume: PATCH state=running."
 
 
+class WindowMissing(DatabusError):
+    """A window of the stream has not come: the end of a later one names its end."""
+
+    code = "window_missing"
+    status = 500
+    retry = True
+    hint = (
+        "The reader asks again from its last good position, at another server where there is one. "
+        "If it comes again, check the relay's ring: databus inspect ring FOLDER."
+    )
+
+
+class UsageError(DatabusError):
+    """The application calls the library in a way that cannot work."""
+
+    code = "usage_error"
+    hint = "Change the calling code as the message says."
+
+
 class InternalError(DatabusError):
     """A fault of the program."""
 

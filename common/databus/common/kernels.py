@@ -22,6 +22,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 U8Array = npt.NDArray[np.uint8]
 I64Array = npt.NDArray[np.int64]
+U32Array = npt.NDArray[np.uint32]
 
 if TYPE_CHECKING:
     from databus.common import intrinsics

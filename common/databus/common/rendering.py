@@ -118,8 +118,10 @@ class Renderer:
             return {
                 "control": name,
                 "scn": frame.scn,
+                "seq": frame.seq,
                 "events": frame.event_count,
                 "ts_us": frame.commit_us,
+                **_window_before(frame),
             }
         if frame.op in (Op.HEARTBEAT, Op.SPAN):
             return {"control": name, **place}
@@ -131,3 +133,9 @@ class Renderer:
         if frame.op == Op.TABLE_STATE:
             return {"control": name, **content, **place}
         return {"control": name, "source": content["source"], **place, "schema": content}
+
+
+def _window_before(frame: FrameView) -> dict[str, Any]:
+    """Where the window before a window ended, if its end states that."""
+    scn, seq = frame.key_hash, frame.schema_fp
+    return {"prev": {"scn": scn, "seq": seq}} if scn or seq else {}

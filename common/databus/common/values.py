@@ -4,7 +4,7 @@
 value, with the representation of Avro's logical types.
 ``to_json_value`` gives the JSON of NDJSON, SSE and the command line: integers and floats as
 numbers (integers outside +-2**53 as strings), decimals as strings, bytes as base64, dates and
-times in ISO 8601, JSON columns as JSON.
+times in ISO 8601, and a JSON column as a string: the document's text as it was stored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import decimal
-import json
 import math
 import uuid
 from collections.abc import Callable, Mapping
@@ -124,22 +123,17 @@ _FROM_AVRO: dict[str, Callable[[Any], Any]] = {
 
 
 def to_json_value(value: Any, kind: str) -> Any:
-    """A decoded column value as JSON; ``kind`` matters for JSON text only."""
-    if value is None or isinstance(value, bool):
+    """A decoded column value as JSON.
+
+    A document (``kind`` json) is the string of its text: a parser in between would change numbers
+    and keys, and the document ``null`` would look like a NULL of SQL.
+    """
+    if value is None or isinstance(value, (bool, str)):
         return value
-    if isinstance(value, str):
-        return _parsed_json(value) if kind == "json" else value
     convert = _TO_JSON.get(type(value))
     if convert is None:
         raise FormatError(f"a value of type {type(value).__name__} has no JSON form")
     return convert(value)
-
-
-def _parsed_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _int_json(value: int) -> int | str:
@@ -208,6 +202,12 @@ def _span_of_json(text: str) -> dt.timedelta:
     return -span if text.startswith("-") else span
 
 
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a document is given as the string of its text")
+    return value
+
+
 _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "int": int,
     "uint64": int,
@@ -221,7 +221,7 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "timestamp": dt.datetime.fromisoformat,
     "timestamptz": dt.datetime.fromisoformat,
     "uuid": uuid.UUID,
-    "json": json.dumps,
+    "json": _text,
 }
 
 

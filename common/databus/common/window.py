@@ -2,8 +2,41 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from databus.common.checkpoint import Position
-from databus.common.frame import EVENT_COUNT, Flag, Op, pack_frame
+from databus.common.errors import WindowMissing
+from databus.common.frame import EVENT_COUNT, Flag, FrameColumns, Op, pack_frame
+
+
+def require_chain(columns: FrameColumns, before: Position) -> None:
+    """No window is missing among all frames of a stream after ``before``.
+
+    For a reader that leaves nothing out.  An end of a window that does not state the one before
+    it (frames of earlier releases) is taken as it is.
+
+    Raises:
+        WindowMissing: the end of a window names one that has not come.
+    """
+    ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
+    if not len(ends):
+        return
+    stated_scn, stated_seq = columns.key_hash[ends], columns.schema_fp[ends]
+    scn, seq = columns.scn[ends], columns.seq[ends].astype(np.uint64)
+    known_scn = np.concatenate([np.array([before.scn], dtype=np.uint64), scn[:-1]])
+    known_seq = np.concatenate([np.array([before.seq], dtype=np.uint64), seq[:-1]])
+    missing = (stated_scn > known_scn) | ((stated_scn == known_scn) & (stated_seq > known_seq))
+    if missing.any():
+        at = int(np.argmax(missing))
+        stated = Position(int(stated_scn[at]), int(stated_seq[at]))
+        known = Position(int(known_scn[at]), int(known_seq[at]))
+        end = Position(int(scn[at]), int(seq[at]))
+        raise WindowMissing(
+            f"the window that ends at {end} follows one that ended at {stated}, and everything "
+            f"after {known} up to there has not come",
+            after=known.to_json(),
+            stated=stated.to_json(),
+        )
 
 
 class WindowBuilder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from databus.common.kernels import U8Array, jit, load_u32
-from databus.relay.kernels import END_OF_WINDOW, HEADER_BYTES
+from databus.relay.kernels import END_OF_WINDOW, HEADER_BYTES, is_header, is_pad
 
 
 @jit
@@ -25,10 +25,10 @@ def expired(ring: U8Array, head: int, stop: int, limit_us: int) -> tuple[int, in
     while position < stop:
         at = position % size
         length = load_u32(ring, at + 4)
-        if length & 1:
+        if length & 1 and is_pad(ring, at, size - at):
             position += size - at
             continue
-        if length < HEADER_BYTES or length & 7 or at + length > size:
+        if at + HEADER_BYTES > size or not is_header(ring, at) or at + length > size:
             break
         position += length
         frame_count += 1

@@ -43,7 +43,9 @@ class Intake:
         I3. ``complete`` is the last end of window in the ring; every window of the source
             with a smaller or equal scn is there as a whole.
         I4. A window of our own (idle, dump) never stands inside a window of the source.
-        I5. A window of which readers have seen a part is gone on with only if what is read again
+        I5. Each end of a window states the end of the window before it in the ring, so that a
+            reader of everything sees that one is missing.
+        I6. A window of which readers have seen a part is gone on with only if what is read again
             of it is the same: another server may have another transaction under its scn.
 
     Owner: the fetcher's task.
@@ -154,7 +156,7 @@ class Intake:
         """End the dump window that the ring ends in."""
         last, commit_us = self.ring.last, self.ring.state.max_commit_us
         end = end_of_window(last.scn, last.seq + 1, commit_us, 1, "", dump=True)
-        self.complete = self.ring.append(end)
+        self.complete = self.ring.append(end, self.complete)
 
     def _leave_torn(self, following: Position) -> None:
         """Close the window that the stream has left without its end.
@@ -262,7 +264,7 @@ class Intake:
             known = self.registry.schemas
             prints = columns.schema_fp[changes].tolist()
             self.registry.announce(known.by_fingerprint(one) for one in prints if one in known)
-        self.ring.append(data)
+        self.ring.append(data, self.complete)
         self._last_is_row_of_dump = int(columns.op[-1]) == Op.READ
 
     def _observe(self, columns: FrameColumns, data: memoryview) -> None:
@@ -273,12 +275,13 @@ class Intake:
         """Let readers know of ``resolved`` by an empty window, if it is ahead of the ring."""
         if self.in_window or self.resolved <= self.ring.last.scn:
             return False
-        self.complete = self.ring.append(end_of_window(self.resolved, 0, commit_us, 0))
+        end = end_of_window(self.resolved, 0, commit_us, 0)
+        self.complete = self.ring.append(end, self.complete)
         return True
 
     def append_dump_window(self, window: bytes) -> Position:
         """Append a whole window that begins behind ``complete``; returns its end."""
-        self.complete = self.ring.append(window)
+        self.complete = self.ring.append(window, self.complete)
         return self.complete
 
 

@@ -6,18 +6,20 @@ Every walk is total: whatever the bytes are, it ends, and it never leaves its ar
 
 A position is passed as three numbers, (high half of the scn, low half of the scn, seq), so
 that compiled (64-bit, signed) and undecorated (unbounded) code compare alike.  A frame whose
-length is odd is no frame but the pad that fills a lap of the ring up to its end.
+length is odd is no frame but the pad that fills a lap of the ring up to its end: it carries the
+pad's magic and reaches to the end of the lap exactly, otherwise the bytes are damaged.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from databus.common.kernels import I64Array, U8Array, crc32c, jit, load_u16, load_u32
+from databus.common.kernels import I64Array, U8Array, U32Array, crc32c, jit, load_u16, load_u32
 
 HEADER_BYTES = 72
 FRAME_MAGIC = 0xDB05
 FRAME_VERSION = 1
+PAD_MAGIC = 0xDB05FADD
 END_OF_WINDOW = 64
 
 WALK_OK = 0
@@ -42,12 +44,26 @@ def is_after(hi: int, lo: int, seq: int, hi2: int, lo2: int, seq2: int) -> bool:
 def is_header(buf: U8Array, at: int) -> bool:
     """Whether the 72 bytes at ``at`` can be a frame's header."""
     length = load_u32(buf, at + 4)
-    return (
-        load_u16(buf, at + 8) == FRAME_MAGIC
-        and buf[at + 10] == FRAME_VERSION
-        and length >= HEADER_BYTES
-        and length & 7 == 0
+    if (
+        load_u16(buf, at + 8) != FRAME_MAGIC
+        or buf[at + 10] != FRAME_VERSION
+        or length < HEADER_BYTES
+        or length & 7 != 0
+    ):
+        return False
+    parts = (
+        load_u32(buf, at + 56)
+        + load_u32(buf, at + 60)
+        + load_u32(buf, at + 64)
+        + load_u32(buf, at + 68)
     )
+    return length == (HEADER_BYTES + parts + 7) & ~7
+
+
+@jit
+def is_pad(buf: U8Array, at: int, lap_rest: int) -> bool:
+    """Whether the bytes at ``at`` are the pad of the ``lap_rest`` bytes up to the lap's end."""
+    return load_u32(buf, at) == PAD_MAGIC and load_u32(buf, at + 4) == lap_rest | 1
 
 
 @jit
@@ -131,9 +147,34 @@ def take_piece(
 
 
 @jit
-def cut_frames(buf: U8Array) -> tuple[int, int]:
+def chain_windows(
+    ring: U8Array, halves: U32Array, start: int, stop: int, hi: int, lo: int, seq: int
+) -> tuple[int, int, int]:
+    """Write into each end of a window between two offsets where the window before it ended.
+
+    ``halves`` is the ring as 32-bit words; (hi, lo, seq) is the end of the window before the
+    first one.  Returns the end of the last window.
+    """
+    at = start
+    while at < stop:
+        length = load_u32(ring, at + 4)
+        if ring[at + 11] == END_OF_WINDOW:
+            word = at >> 2
+            halves[word + 8] = lo
+            halves[word + 9] = hi
+            halves[word + 10] = seq
+            halves[word + 11] = 0
+            halves[word] = crc32c(ring, at + 4, at + length)
+            hi, lo, seq = load_u32(ring, at + 20), load_u32(ring, at + 16), load_u32(ring, at + 24)
+        at += length
+    return hi, lo, seq
+
+
+@jit
+def cut_frames(buf: U8Array, lap_rest: int) -> tuple[int, int]:
     """Where the whole frames at the start of ``buf`` end, and what comes there.
 
+    The lap of the ring that ``buf`` was copied from ends ``lap_rest`` bytes after its start.
     Returns (stop, WALK_OK | WALK_CUT | WALK_PAD | WALK_MALFORMED).
     """
     at = 0
@@ -141,7 +182,7 @@ def cut_frames(buf: U8Array) -> tuple[int, int]:
     while at + 8 <= size:
         length = load_u32(buf, at + 4)
         if length & 1:
-            return at, WALK_PAD
+            return at, WALK_PAD if is_pad(buf, at, lap_rest - at) else WALK_MALFORMED
         if at + HEADER_BYTES > size:
             return at, WALK_CUT
         if not is_header(buf, at):
@@ -163,7 +204,8 @@ def measure(ring: U8Array, at: int, stop: int) -> tuple[int, int, int, int]:
     while at + 8 <= stop:
         length = load_u32(ring, at + 4)
         if length & 1:
-            return at, WALK_PAD, last, rows
+            what = WALK_PAD if is_pad(ring, at, len(ring) - at) else WALK_MALFORMED
+            return at, what, last, rows
         if at + HEADER_BYTES > stop:
             return at, WALK_CUT, last, rows
         if not is_header(ring, at):
@@ -194,7 +236,9 @@ def list_headers(
         first = words[word]
         length = (first >> 32) & 0xFFFFFFFF
         if length & 1:
-            return count, at, WALK_PAD
+            rest = (len(words) << 3) - at
+            is_whole = first & 0xFFFFFFFF == PAD_MAGIC and length == rest | 1
+            return count, at, WALK_PAD if is_whole else WALK_MALFORMED
         if at + HEADER_BYTES > stop:
             return count, at, WALK_CUT
         second = words[word + 1]
@@ -203,6 +247,15 @@ def list_headers(
             or length < HEADER_BYTES
             or length & 7
         ):
+            return count, at, WALK_MALFORMED
+        key_before, after_absent = words[word + 7], words[word + 8]
+        parts = (
+            (key_before & 0xFFFFFFFF)
+            + ((key_before >> 32) & 0xFFFFFFFF)
+            + (after_absent & 0xFFFFFFFF)
+            + ((after_absent >> 32) & 0xFFFFFFFF)
+        )
+        if length != (HEADER_BYTES + parts + 7) & ~7:
             return count, at, WALK_MALFORMED
         if at + length > stop:
             return count, at, WALK_CUT
@@ -245,10 +298,10 @@ def evict(
             return cut, cut_last, cut_frames_, cut_windows
         at = position % size
         length = load_u32(ring, at + 4)
-        if length & 1:
+        if length & 1 and is_pad(ring, at, size - at):
             position += size - at
             continue
-        if length < HEADER_BYTES or length & 7 or at + length > size:
+        if at + HEADER_BYTES > size or not is_header(ring, at) or at + length > size:
             return -1, at, frames, windows
         last = at
         frames += 1
@@ -262,24 +315,24 @@ def evict(
 def seek(ring: U8Array, start: int, tail: int, hi: int, lo: int, seq: int) -> int:
     """Position of the first frame from ``start`` on that is after (hi, lo, seq), or ``tail``.
 
-    Returns -1 where the bytes on the way are no frames.
+    Returns ~position (which is negative) where the bytes on the way are no frame.
     """
     size = len(ring)
     position = start
     while position < tail:
         at = position % size
         length = load_u32(ring, at + 4)
-        if length & 1:
+        if length & 1 and is_pad(ring, at, size - at):
             position += size - at
             continue
         if at + HEADER_BYTES > size or not is_header(ring, at):
-            return -1
+            return ~position
         if is_after(
             load_u32(ring, at + 20), load_u32(ring, at + 16), load_u32(ring, at + 24), hi, lo, seq
         ):
             return position
         position += length
-    return tail if position == tail else -1
+    return tail if position == tail else ~position
 
 
 @jit
@@ -287,29 +340,29 @@ def seek_time(ring: U8Array, start: int, tail: int, commit_us: int) -> tuple[int
     """The first frame from ``start`` on with this commit time or a later one.
 
     Returns (its position or ``tail``, position of the frame before it or -1 if it is the first
-    that was looked at); (-1, -1) where the bytes on the way are no frames.
+    that was looked at); (~position, -1) where the bytes on the way are no frame.
     """
     size = len(ring)
     position, last = start, -1
     while position < tail:
         at = position % size
         length = load_u32(ring, at + 4)
-        if length & 1:
+        if length & 1 and is_pad(ring, at, size - at):
             position += size - at
             continue
         if at + HEADER_BYTES > size or not is_header(ring, at):
-            return -1, -1
+            return ~position, -1
         high = load_u32(ring, at + 52)
         if ((high - ((high & 0x80000000) << 1)) << 32) + load_u32(ring, at + 48) >= commit_us:
             return position, last
         last = position
         position += length
-    return (tail, last) if position == tail else (-1, -1)
+    return (tail, last) if position == tail else (~position, -1)
 
 
 @jit
 def follow(
-    ring: U8Array, start: int, stop: int, hi: int, lo: int, seq: int, pad_magic: int
+    ring: U8Array, start: int, stop: int, hi: int, lo: int, seq: int
 ) -> tuple[int, int, int, int]:
     """Follow undamaged frames with growing positions from ``start`` to at most ``stop``.
 
@@ -324,7 +377,7 @@ def follow(
         at = position % size
         length = load_u32(ring, at + 4)
         if length & 1:
-            if load_u32(ring, at) != pad_magic or length & ~1 != size - at:
+            if not is_pad(ring, at, size - at):
                 break
             if position + size - at > stop:
                 break
@@ -378,10 +431,10 @@ def list_points(
     while position < stop:
         at = position % size
         length = load_u32(ring, at + 4)
-        if length & 1:
+        if length & 1 and is_pad(ring, at, size - at):
             position += size - at
             continue
-        if length < HEADER_BYTES or length & 7 or at + length > size:
+        if at + HEADER_BYTES > size or not is_header(ring, at) or at + length > size:
             return -1
         if position >= next_at and count < len(points):
             points[count] = position
@@ -496,15 +549,17 @@ def warm_up() -> None:
     shared_rows = rows[:]
     shared_rows.flags.writeable = False
     is_header(ring, 0)
+    is_pad(ring, 0, 8)
     check_block(ring, 64, 0, 0, 0)
+    chain_windows(ring, np.zeros(64, dtype=np.uint32), 0, 0, 0, 0, 0)
     take_piece(ring, 256, 0, 0, 0, 1, points)
-    cut_frames(ring)
+    cut_frames(ring, len(ring))
     measure(ring, 0, 0)
     list_headers(ring.view(np.int64), 0, 0, points, lanes)
     evict(ring, 0, 0, 0, 0)
     seek(ring, 0, 0, 0, 0, 0)
     seek_time(ring, 0, 0, 0)
-    follow(ring, 0, 0, 0, 0, 0, 0)
+    follow(ring, 0, 0, 0, 0, 0)
     next_header(ring, 0, 8)
     list_points(ring, 0, 0, 0, 1, points)
     index_add(rows, lanes, counts, 2, 0, ring, 0)

@@ -16,7 +16,6 @@ from databus.relay.ring_format import (
     INDEX_NAME,
     LOCK_NAME,
     MODE_BLOCK,
-    PAD_MAGIC,
     RING_NAME,
     RingState,
 )
@@ -129,7 +128,7 @@ def _problems(file: RingFile, index: ScnIndex | None, state: RingState) -> list[
     if not state.prev <= state.min <= state.max:
         problems.append(f"I3: prev {state.prev}, min {state.min}, max {state.max}")
     stop, last, frames, windows = kernels.follow(
-        file.data, state.head, state.tail, *split(state.prev), PAD_MAGIC
+        file.data, state.head, state.tail, *split(state.prev)
     )
     if stop != state.tail:
         problems.append(

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from databus.common.errors import StoreError
-from databus.common.kernels import U8Array
+from databus.common.errors import FormatError, StoreError
+from databus.common.kernels import U8Array, U32Array
 from databus.relay.locks import take_lock
 from databus.relay.ring_format import (
     CONTROL,
@@ -85,6 +85,8 @@ class RingFile:
         self._hold_lock = threading.Lock()
         self._hold_count = 0
         self._is_closed = False
+        self.halves: U32Array = np.frombuffer(self.map, dtype=np.uint32)[DATA_OFFSET // 4 :]
+        """The data area as 32-bit words, which the writer may change."""
         whole = np.frombuffer(self.map, dtype=np.uint8)
         whole.flags.writeable = False
         self.data: U8Array = whole[DATA_OFFSET:]
@@ -117,6 +119,7 @@ class RingFile:
 
     def _unmap(self) -> None:
         self.data = np.empty(0, dtype=np.uint8)
+        self.halves = np.empty(0, dtype=np.uint32)
         self._words.release()
         self.view.release()
         self.map.close()
@@ -246,6 +249,20 @@ class RingFile:
     def write_stop(self, position: int) -> None:
         """Make sure that what lies at ``position`` is not taken for a frame."""
         PAD.pack_into(self.map, self.file_offset(position), 0, 0)
+
+    def damage(self, position: int, found: bytes | None = None) -> FormatError:
+        """The error for a ring position that has neither a frame nor the lap's pad.
+
+        ``found`` is what a copy of the place holds, where a copy was looked at.
+        """
+        lap_rest = self.data_bytes - position % self.data_bytes
+        got = self.copy(position, min(24, lap_rest)) if found is None else found[:24]
+        return FormatError(
+            f"{self.path} is damaged at ring position {position}, offset "
+            f"{self.file_offset(position)} of the file: expected a frame, whose length is that of "
+            f"its parts, or the pad {PAD.pack(PAD_MAGIC, lap_rest | 1).hex()} of the {lap_rest} "
+            f"bytes up to the lap's end, got {got.hex()}; check the file by databus inspect ring"
+        )
 
     def copy(self, position: int, size: int) -> bytes:
         """A copy of ``size`` bytes at ``position``, all in one lap."""

@@ -33,19 +33,16 @@ def read_piece(file: RingFile, position: int, tail: int, max_bytes: int) -> tupl
         lap_rest = file.data_bytes - position % file.data_bytes
         room = min(lap_rest, tail - position)
         piece = file.copy(position, min(room, max(max_bytes, kernels.HEADER_BYTES)))
-        stop, what = kernels.cut_frames(np.frombuffer(piece, dtype=np.uint8))
+        stop, what = kernels.cut_frames(np.frombuffer(piece, dtype=np.uint8), lap_rest)
         if stop == 0 and what == kernels.WALK_CUT:
             length = int.from_bytes(piece[4:8], "little")
             if length > room:
                 what = kernels.WALK_MALFORMED
             else:
                 piece = file.copy(position, length)
-                stop, what = kernels.cut_frames(np.frombuffer(piece, dtype=np.uint8))
+                stop, what = kernels.cut_frames(np.frombuffer(piece, dtype=np.uint8), lap_rest)
         if what == kernels.WALK_MALFORMED:
-            raise FormatError(
-                f"{file.path} is damaged at ring position {position + stop}, offset "
-                f"{file.file_offset(position + stop)} of the file: no frame there"
-            )
+            raise file.damage(position + stop, piece[stop : stop + kernels.HEADER_BYTES])
         if stop > 0:
             return memoryview(piece)[:stop], position + stop
         position += lap_rest
@@ -163,10 +160,7 @@ class RingReader:
             self.file.fence()
             if self.file.snapshot().head <= start:
                 if found < 0:
-                    raise FormatError(
-                        f"the ring in {self.directory} is damaged between ring positions "
-                        f"{start} and {state.tail}; databus inspect ring shows where"
-                    )
+                    raise self.file.damage(~found)
                 return found
         raise ReaderOvertaken(
             f"{position} was overtaken {FIND_ATTEMPTS} times while it was looked up in "
@@ -217,10 +211,7 @@ class RingReader:
             self.file.fence()
             if self.file.snapshot().head <= min(start, probed):
                 if found < 0:
-                    raise FormatError(
-                        f"the ring in {self.directory} is damaged between ring positions "
-                        f"{start} and {state.tail}; databus inspect ring shows where"
-                    )
+                    raise self.file.damage(~found)
                 return before
         raise ReaderOvertaken(
             f"commit time {commit_us} was overtaken {FIND_ATTEMPTS} times while it was looked "

@@ -18,13 +18,12 @@ import struct
 from typing import NamedTuple
 
 from databus.common.checkpoint import Position
-from databus.common.errors import StoreError
+from databus.common.errors import FormatError, StoreError
 from databus.relay import kernels
 from databus.relay.ring_file import RingFile
-from databus.relay.ring_format import PAD_MAGIC, Control, RingState
+from databus.relay.ring_format import Control, RingState
 from databus.relay.scn_index import split
 
-_LENGTH = struct.Struct("<4xI")
 _PLACE = struct.Struct("<16xQI20xq")
 
 
@@ -82,10 +81,18 @@ def place(file: RingFile, position: int) -> tuple[Position, int]:
 
 
 def skip_pad(file: RingFile, position: int) -> int:
-    """``position``, or the start of the next lap if a pad lies there."""
-    (length,) = _LENGTH.unpack_from(file.view, file.file_offset(position))
-    lap_rest = file.data_bytes - position % file.data_bytes
-    return position + lap_rest if length & 1 else position
+    """``position``, or the start of the next lap if a pad lies there.
+
+    Raises:
+        FormatError: neither a frame nor the pad up to the lap's end lies there.
+    """
+    at = position % file.data_bytes
+    lap_rest = file.data_bytes - at
+    if kernels.is_pad(file.data, at, lap_rest):
+        return position + lap_rest
+    if lap_rest < kernels.HEADER_BYTES or not kernels.is_header(file.data, at):
+        raise file.damage(position)
+    return position
 
 
 def with_oldest(file: RingFile, state: RingState) -> RingState:
@@ -131,15 +138,25 @@ def recover(file: RingFile) -> Recovered:
 
 def _leads_to_tail(file: RingFile, state: RingState, *, trust_synced: bool) -> bool:
     start, before = state.head, split(state.prev)
+    if state.head < state.tail and not _has_frame(file, state.head):
+        return False
     if trust_synced and state.head < state.synced <= state.tail:
         start, before = state.synced, (-1, 0, 0)
     return _reaches_tail(file, state, start, before)
 
 
+def _has_frame(file: RingFile, position: int) -> bool:
+    try:
+        skip_pad(file, position)
+    except FormatError:
+        return False
+    return True
+
+
 def _reaches_tail(
     file: RingFile, state: RingState, start: int, before: tuple[int, int, int]
 ) -> bool:
-    stop, last, *_ = kernels.follow(file.data, start, state.tail, *before, PAD_MAGIC)
+    stop, last, *_ = kernels.follow(file.data, start, state.tail, *before)
     return stop == state.tail and (last < 0 or place(file, last)[0] == state.max)
 
 
@@ -150,7 +167,7 @@ def _first_sound(file: RingFile, state: RingState) -> int | None:
         start = kernels.next_header(file.data, at, state.tail)
         if start < 0:
             return None
-        stop, *_ = kernels.follow(file.data, start, state.tail, -1, 0, 0, PAD_MAGIC)
+        stop, *_ = kernels.follow(file.data, start, state.tail, -1, 0, 0)
         if stop == state.tail:
             return start if _reaches_tail(file, state, start, (-1, 0, 0)) else None
         at = max(stop, start + 8)
@@ -161,7 +178,7 @@ def _cut(file: RingFile, state: RingState, start: int) -> RingState:
     """``state`` from the first window boundary behind ``start``: only there is prev known."""
     head, last, _, _ = kernels.evict(file.data, start, start + 1, state.tail, state.tail)
     prev = place(file, last)[0]
-    _, _, frames, windows = kernels.follow(file.data, head, state.tail, *split(prev), PAD_MAGIC)
+    _, _, frames, windows = kernels.follow(file.data, head, state.tail, *split(prev))
     return state._replace(
         head=head,
         prev=prev,

@@ -30,7 +30,6 @@ from databus.relay.ring_file import (
     whole_pages,
 )
 from databus.relay.ring_format import (
-    DATA_OFFSET,
     EMPTY_STATE,
     INDEX_NAME,
     MODE_BLOCK,
@@ -105,6 +104,7 @@ class RingWriter:
         self._last = state.max
         self._last_place = state.tail
         self._open_frames = 0
+        self._chain: tuple[int, int, int] | None = None
         file.set_retired(False)
         file.publish(state)
         self.sync()
@@ -159,11 +159,13 @@ class RingWriter:
 
     # -- append --
 
-    def append(self, block: Buffer) -> Position:
+    def append(self, block: Buffer, after: Position | None = None) -> Position:
         """Append ``block``, whole frames in order; return the position of the last one.
 
         It may hold many windows and end inside one.  Readers see everything up to the last
         window that is whole, and the parts of a window that is larger than ``part_bytes``.
+        With ``after``, the end of the last window that is there as a whole, each end of a window
+        is given the end of the one before it; without, the frames stay as they are.
 
         Raises:
             FormatError: it is not whole frames with positions growing from ``last`` on.
@@ -180,6 +182,7 @@ class RingWriter:
         start, size = 0, len(view)
         if self.blocks:
             self._require_room(size)
+        self._chain = None if after is None else split(after)
         while start < size:
             start = self._append_piece(frames, view, start)
         return self._last
@@ -214,6 +217,11 @@ class RingWriter:
         end = written + stop - start
         self._make_room(end)
         self._file.write(written, view[start:stop])
+        if self._chain is not None and windows:
+            at = written % self.ring_bytes
+            self._chain = kernels.chain_windows(
+                self._file.data, self._file.halves, at, at + stop - start, *self._chain
+            )
         self._written = end
         self._last = Position(*_POSITION.unpack_from(view, last))
         self._last_place = written + last - start
@@ -272,10 +280,9 @@ class RingWriter:
             self._file.data, state.head, needed, whole_until, state.tail
         )
         if head < 0:
-            raise FormatError(
-                f"the ring in {self.directory} is damaged at ring position {state.head}, offset "
-                f"{DATA_OFFSET + last} of the file; reopen it to repair it"
-            )
+            # The walk began at the head and ended within one lap of it.
+            lap = (last - state.head) % self.ring_bytes
+            raise self._file.damage(state.head + lap)
         state = with_oldest(
             self._file,
             state._replace(

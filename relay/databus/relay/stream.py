@@ -18,7 +18,7 @@ from databus.common.errors import ClockMismatch, ScnTooOld
 from databus.common.filters import Mask, ModPartition, RangePartition, StreamFilter
 from databus.common.frame import FIRST_CONTROL_OP, OFFSETS, Buffer, FrameColumns, Op, scan
 from databus.common.selection import HeaderFilter, close_windows, gather
-from databus.common.window import WindowBuilder, heartbeat
+from databus.common.window import WindowBuilder, heartbeat, require_chain
 from databus.relay import predicate_kernels
 from databus.relay.directory import Listing
 from databus.relay.extents import Extent
@@ -258,6 +258,8 @@ class StreamCursor:
 
         No more than ``part_bytes`` are handed out, but always a first frame.
         """
+        # Whoever gets only some of the windows cannot see that one is missing.
+        require_chain(columns, self.position)
         chosen, in_window = self._taken(columns, raw, refine)
         if not len(chosen):
             self._in_window, self.is_full = in_window, False

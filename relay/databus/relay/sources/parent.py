@@ -90,7 +90,8 @@ def sort_out(block: bytes) -> Received:
         data = bytes(gather(raw, columns.offset[kept], lengths))
     newest = int(kept[-1])
     last = Position(int(columns.scn[newest]), int(columns.seq[newest]))
-    fingerprints = frozenset(np.unique(columns.schema_fp[kept]).tolist()) - {0}
+    of_schemas = kept[ops[kept] != Op.END_OF_WINDOW]
+    fingerprints = frozenset(np.unique(columns.schema_fp[of_schemas]).tolist()) - {0}
     return Received(data, last, fingerprints, passed, error)
 
 

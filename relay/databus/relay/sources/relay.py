@@ -29,7 +29,9 @@ from databus.common.errors import (
     UnknownSchema,
     from_answer,
 )
+from databus.common.frame import scan
 from databus.common.schema import SourceSchema
+from databus.common.window import require_chain
 from databus.relay.sources.parent import Following, Parent, Received, Registration
 from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding, TableSize
 
@@ -275,6 +277,8 @@ class RelaySource:
                     received = await following.receive(TICK_S)
                     if not following.was_heard:
                         continue
+                    if received.data and "sources" not in self._query:
+                        require_chain(scan(received.data, verify=False), position)
                     batch = await self._batch(parent, received)
                     position = received.last or position
                     if received.data or received.passed:
