@@ -43,7 +43,7 @@ class FakeRing:
         self.evict(self.tail + FRAME_BYTES - RING_BYTES)
         HEADER.pack_into(
             self.bytes, self.tail % RING_BYTES, 0, FRAME_BYTES, MAGIC, VERSION, 1, 0, 0,
-            position.scn, position.seq, *[0] * 8
+            position.scn, position.seq, *[0] * 6, FRAME_BYTES - HEADER.size, 0
         )  # fmt: skip
         if self.tail >= self.index.next_point(self.head):
             self.index.add(self.tail)

@@ -23,6 +23,7 @@ from databus.common.checkpoint import (
     OnlineCheckpoint,
     Position,
     decode,
+    decode_position,
     encode,
 )
 from databus.common.errors import (
@@ -31,6 +32,7 @@ from databus.common.errors import (
     InternalError,
     ServerUnavailable,
     UnknownSchema,
+    WindowMissing,
 )
 from databus.common.frame import FIRST_CONTROL_OP, FrameSplitter, Op
 from databus.common.schema import SchemaSet, SourceSchema
@@ -292,7 +294,14 @@ class Puller:
         block.raise_error_frame()
         resume = self._machine.resume
         if self._subscription.is_whole and not isinstance(resume, Unplaced):
-            block.require_chain(resume.position)
+            try:
+                block.require_chain(resume.position)
+            except WindowMissing as error:
+                # What came before the hole is good.
+                count = block.index_after(decode_position(error.details["after"]))
+                if 0 < count < block.count:
+                    await self._take(server, data[: block.offsets[count]])
+                raise
         if self.stats.is_ahead and _is_behind(resume, block.position(block.count - 1)):
             self.stats.is_ahead = False
         if not isinstance(resume, Unplaced) and block.position(0) <= resume.position:
