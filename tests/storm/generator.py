@@ -16,6 +16,7 @@ from tests.storm.site import Column, Site, TableFacts
 from tests.storm.spelling import Dialect, Modes, respell
 
 CHECK_EVERY = 6
+FILL = "first rows"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -49,6 +50,7 @@ class Grammar(ABC):
     """
 
     dialect: ClassVar[Dialect] = Dialect()
+    plain_modes: ClassVar[Modes] = Modes()
 
     def __init__(self, rng: random.Random, site: Site) -> None:
         self.rng, self.site = rng, site
@@ -141,13 +143,13 @@ class Generator:
         self._rng, self._grammar = rng, grammar
         self._restarts = restarts
         self._queues: list[deque[tuple[str, str]]] = [deque() for _ in range(SESSIONS)]
-        self._queues[0].extend(("first tables", sql) for sql in grammar.first())
+        self._queues[0].extend((_first(sql), sql) for sql in grammar.first())
         self._count = 0
 
     def next(self) -> Step:
         """A statement, a comparison, or a restart."""
         self._count += 1
-        is_set_up = self._queues[0] and self._queues[0][0][0] == "first tables"
+        is_set_up = self._queues[0] and self._queues[0][0][0] in (script.SET_UP, FILL)
         if not is_set_up:
             if self._count % CHECK_EVERY == 0:
                 return script.check()
@@ -160,7 +162,7 @@ class Generator:
             name, statements = grammar.choose()
             queue.extend((name, sql) for sql in statements)
         name, sql = queue.popleft()
-        modes = grammar.modes.get(session, Modes())
+        modes = grammar.modes.get(session, grammar.plain_modes)
         grammar.altered()
         return Step(session, respell(self._rng, sql, grammar.dialect, modes), name)
 
@@ -175,3 +177,7 @@ class Generator:
             self._grammar.forget_sessions()
             return Step(-1, action, action)
         return None
+
+
+def _first(sql: str) -> str:
+    return script.SET_UP if sql.startswith("CREATE") else FILL

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from databus.common.config import DatabaseConfig
-from databus.relay.dumps import new_dump
+from databus.relay.dumps import ACTIVE, new_dump
 from databus.relay.fetcher import Fetcher, Pace
 from databus.relay.fetcher_status import FetcherState
 from databus.relay.resync import ResyncPace
@@ -21,7 +21,7 @@ MANY_RECONNECTS = 12
 PACE = Pace(
     idle_window_s=0.2,
     status_s=0.2,
-    source_status_s=0.5,
+    source_status_s=0.1,
     backoff_first_s=0.02,
     backoff_most_s=0.3,
     failed_retry_s=1.0,
@@ -31,7 +31,11 @@ _T = TypeVar("_T")
 
 
 class Stalled(Exception):
-    """The stream does not come to where the source is."""
+    """The stream does not come to where the source is; ``code`` is that of the relay's error."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Loop:
@@ -60,7 +64,12 @@ class LiveFetcher:
     def __init__(self, loop: Loop, config: DatabaseConfig, folder: Path, mark: str) -> None:
         self._loop, self._config, self._folder, self._mark = loop, config, folder, mark
         self._replica: Replica | None = None
-        self.start()
+        self._dumping = False
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
 
     @property
     def replica(self) -> Replica:
@@ -87,7 +96,9 @@ class LiveFetcher:
 
     async def _stop(self) -> None:
         self.fetcher.stop()
-        await self._task
+        await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.exception()
 
     def restart(self) -> None:
         """Another fetcher on the same folder."""
@@ -103,8 +114,20 @@ class LiveFetcher:
                 self._replica.close()
 
     def dump(self, sources: list[str]) -> None:
-        """Have these tables dumped."""
+        """Have these tables dumped; ``is_dumping`` while that lasts."""
         self._loop.run(self._dump(sources))
+        self._dumping = True
+
+    @property
+    def is_dumping(self) -> bool:
+        """Whether a dump that ``dump`` began is not at its end."""
+        if self._dumping:
+            self._dumping = any(dump.state in ACTIVE for dump in self.fetcher.book)
+        return self._dumping
+
+    def wait_dumped(self) -> None:
+        """Return when nothing is being dumped."""
+        self._wait(lambda: not self.is_dumping, "its dumps end")
 
     async def _dump(self, sources: list[str]) -> None:
         dump = new_dump({"sources": sources})
@@ -134,8 +157,9 @@ class LiveFetcher:
             if is_lost or tries > MANY_RECONNECTS or waited_s > PATIENCE_S:
                 error = status.error
                 raise Stalled(
+                    error.code if error is not None else "",
                     f"not within {waited_s:.1f} s: {what}; the relay is {status.state} after "
-                    f"{tries} attempts: {error.message if error else 'no error'}"
+                    f"{tries} attempts: {error.message if error else 'no error'}",
                 )
             time.sleep(0.001)
 

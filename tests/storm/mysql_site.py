@@ -68,8 +68,6 @@ class MySqlSite(Site):
         options = ["--local-infile=1", "--max-statement-time=8"]
         if product == "mysql":
             options = ["--local-infile=1", "--log-bin-trust-function-creators=1"]
-        waits = 0 if product == "mariadb" else 1
-        options += [f"--innodb-lock-wait-timeout={waits}", f"--lock-wait-timeout={waits}"]
         self._server = kind(folder / "server", options=options).start()
         self.version = self._server.version
         self._own = self.connect()
@@ -95,6 +93,7 @@ class MySqlSite(Site):
             self._own.close()
         self._own = self.connect()
         ask = self._ask
+        ask("SET lock_wait_timeout = 2")
         for (data, *_), length in ((row, row[2]) for row in self._prepared()):
             ask(f"XA ROLLBACK '{data[:length]}'")
         kept = _SYSTEM | {MARK}
@@ -115,7 +114,7 @@ class MySqlSite(Site):
     def _prepared(self) -> list[tuple[Any, ...]]:
         return [(row[3], row[0], row[1]) for row in self._ask("XA RECOVER")]
 
-    def config(self) -> DatabaseConfig:
+    def config(self, name: str) -> DatabaseConfig:
         return DatabaseConfig.model_validate(
             {
                 "name": "shop",
@@ -129,6 +128,8 @@ class MySqlSite(Site):
     def session(self) -> MySqlSession:
         session = MySqlSession(self)
         session.execute(f"USE {CAPTURED[0]}")
+        waits_s = 0 if self.product == "mariadb" else 1
+        session.execute(f"SET innodb_lock_wait_timeout = {waits_s}, lock_wait_timeout = {waits_s}")
         return session
 
     def put_mark(self) -> int:
@@ -214,4 +215,6 @@ def _text(value: Any) -> str:
 
 
 def _kind(kind: str) -> str:
-    return {"VIEW": "view", "SEQUENCE": "sequence"}.get(kind, "table")
+    return {"VIEW": "view", "SEQUENCE": "sequence", "SYSTEM VERSIONED": "versioned"}.get(
+        kind, "table"
+    )

@@ -171,6 +171,8 @@ def alike(one: Any, other: Any, *, loosely: bool = False) -> bool:
         return True
     if one is None or other is None:
         return False
+    if isinstance(one, dict | list) and isinstance(other, str):
+        return bool(json.loads(other) == one)
     if isinstance(one, str) and isinstance(other, str) and one[:1] in "{[":
         try:
             return bool(json.loads(one) == json.loads(other))

@@ -11,6 +11,8 @@ CHECK = "check"
 RESTART_RELAY = "restart relay"
 RESTART_SERVER = "restart server"
 KILL_SERVER = "kill server"
+SET_UP = "set up"
+"""The production of statements that come before the relay starts."""
 START_LATE = "start late replica"
 ACTIONS = {CHECK, RESTART_RELAY, RESTART_SERVER, KILL_SERVER, START_LATE}
 

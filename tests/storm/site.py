@@ -12,7 +12,7 @@ from tests.storm.replica import Row
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column as the catalogue has it."""
+    """A column as the catalogue has it; ``is_carried``: the server's log has it."""
 
     name: str
     type: str
@@ -21,6 +21,7 @@ class Column:
     is_key: bool = False
     is_automatic: bool = False
     full_type: str = ""
+    is_carried: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +70,8 @@ class Site(ABC):
         """Leave nothing of the case before."""
 
     @abstractmethod
-    def config(self) -> DatabaseConfig:
-        """The ``[[database]]`` of the relay."""
+    def config(self, name: str) -> DatabaseConfig:
+        """The ``[[database]]`` of the fetcher with this name."""
 
     @abstractmethod
     def session(self) -> Session:

@@ -15,8 +15,10 @@ from tests.storm import script
 from tests.storm.case import Case, Difference, Tally
 from tests.storm.generator import Generator, Grammar
 from tests.storm.grammar.mysql_tables import MySqlGrammar
+from tests.storm.grammar.postgres_tables import PostgresGrammar
 from tests.storm.live import Loop
 from tests.storm.mysql_site import MySqlSite
+from tests.storm.postgres_site import PostgresSite
 from tests.storm.script import Step
 from tests.storm.shrinking import shrunk
 from tests.storm.site import Site
@@ -39,14 +41,15 @@ class Failure:
 
 
 def make_site(product: str, folder: Path) -> Site:
-    return MySqlSite(product, folder)
+    return PostgresSite(folder) if product == "postgres" else MySqlSite(product, folder)
 
 
 def make_grammar(rng: random.Random, site: Site) -> Grammar:
-    return MySqlGrammar(rng, site)
+    kind = PostgresGrammar if site.product == "postgres" else MySqlGrammar
+    return kind(rng, site)
 
 
-PRODUCTS = ("mariadb", "mysql")
+PRODUCTS = ("mariadb", "mysql", "postgres")
 
 
 class Storm:
@@ -138,7 +141,7 @@ class Storm:
 
     def replay(self, steps: list[Step]) -> Difference | None:
         """What a script gives over a fresh database."""
-        case = Case(self.site, self._loop, self._folder / "replay", named_within_s=1.0)
+        case = Case(self.site, self._loop, self._folder / "replay", named_within_s=0.5)
         try:
             for step in steps:
                 case.run(step)

@@ -1,0 +1,192 @@
+"""PostgreSQL as a site of the storm."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from databus.cli.servers import PostgresServer
+from databus.common.config import DatabaseConfig
+from tests.storm.replica import Row
+from tests.storm.site import Column, Session, Site, TableFacts
+
+CAPTURED = ("public", "extra")
+OUTSIDE = "outside"
+MARK = "storm_mark"
+LOADED = "1\tone\n2\ttwo, t1\n3\tTRUNCATE TABLE t1\n"
+_SESSION = "-c lock_timeout=30 -c statement_timeout=8000"
+
+_TABLES = """
+SELECT n.nspname, c.relname, c.relkind, c.relpersistence, c.relispartition,
+    ARRAY(SELECT a.attname::text FROM pg_catalog.pg_index i
+        CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY k (number, at)
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number
+        WHERE i.indrelid = c.oid AND i.indisprimary ORDER BY k.at)
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p', 'v', 'm') ORDER BY 1, 2
+"""
+_COLUMNS = """
+SELECT n.nspname, c.relname, a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),
+    NOT a.attnotnull, a.attgenerated::text, a.attidentity::text
+FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p', 'v', 'm') AND a.attnum > 0
+    AND NOT a.attisdropped ORDER BY 1, 2, a.attnum
+"""
+_KINDS = {"r": "table", "p": "table", "v": "view", "m": "view"}
+
+
+class PostgresSession(Session):
+    """A psycopg connection; it may be lost with its server, and is then opened again."""
+
+    def __init__(self, site: PostgresSite) -> None:
+        self._site = site
+        self._connection = site.connect(_SESSION)
+
+    def execute(self, sql: str) -> None:
+        if self._connection.closed:
+            self._connection = self._site.connect(_SESSION)
+        with self._connection.cursor() as cursor:
+            if "FROM STDIN" in sql:
+                with cursor.copy(sql) as copy:
+                    copy.write(LOADED)
+                return
+            cursor.execute(sql, prepare=False)
+
+    @property
+    def in_transaction(self) -> bool:
+        status = self._connection.info.transaction_status
+        return not self._connection.closed and status != TransactionStatus.IDLE
+
+    def close(self) -> None:
+        with contextlib.suppress(psycopg.Error):
+            self._connection.close()
+
+
+class PostgresSite(Site):
+    """A private server; ``public`` and ``extra`` are captured, ``outside`` is not."""
+
+    product = "postgres"
+    mark = f"{MARK}.mark"
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "rows.tsv"
+        self.file.write_text(LOADED)
+        options = ["max_prepared_transactions=20", "max_replication_slots=20", "max_wal_senders=20"]
+        self._server = PostgresServer(folder / "server", options=options).start()
+        self.version = self._server.version
+        self._server.create_database("storm")
+        self._own = self.connect()
+        self._number = 0
+
+    def connect(self, options: str = "") -> Any:
+        url = self._server.url("storm")
+        return psycopg.connect(url, autocommit=True, options=options)
+
+    def _ask(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        if self._own.closed:
+            self._own = self.connect()
+        with self._own.cursor() as cursor:
+            cursor.execute(sql, parameters or None, prepare=False)
+            return cursor.fetchall() if cursor.description else []
+
+    def fresh(self) -> None:
+        self._own.close()
+        ask = self._ask
+        for (name,) in ask("SELECT gid FROM pg_prepared_xacts"):
+            ask(f"ROLLBACK PREPARED '{name}'")
+        ask(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = 'storm' "
+            "AND pid <> pg_backend_pid()"
+        )
+        for (slot,) in ask("SELECT slot_name FROM pg_replication_slots"):
+            ask("SELECT pg_drop_replication_slot(%s)", slot)
+        for (name,) in ask("SELECT pubname FROM pg_publication"):
+            ask(f'DROP PUBLICATION "{name}"')
+        for (name,) in ask("SELECT rolname FROM pg_roles WHERE rolname LIKE 'app%'"):
+            ask(f'DROP OWNED BY "{name}"; DROP ROLE "{name}"')
+        for name in (*CAPTURED, OUTSIDE):
+            ask(f"DROP SCHEMA IF EXISTS {name} CASCADE; CREATE SCHEMA {name}")
+        ask(f"CREATE SCHEMA IF NOT EXISTS {MARK}")
+        ask(f"CREATE TABLE IF NOT EXISTS {self.mark} (id int PRIMARY KEY, n bigint)")
+        ask(f"DELETE FROM {self.mark}")
+
+    def config(self, name: str) -> DatabaseConfig:
+        return DatabaseConfig.model_validate(
+            {
+                "name": "shop",
+                "url": self._server.url("storm"),
+                "sources": [f"{schema}.*" for schema in (*CAPTURED, MARK)],
+                "ring_bytes": "8MiB",
+                "sync_every": 0.1,
+                "options": {
+                    "slot": f"storm_{name}",
+                    "publication": f"storm_{name}",
+                    "discover_every": 0.05,
+                },
+            }
+        )
+
+    def session(self) -> PostgresSession:
+        return PostgresSession(self)
+
+    def put_mark(self) -> int:
+        self._number += 1
+        self._ask(
+            f"INSERT INTO {self.mark} VALUES (1, {self._number}) "
+            "ON CONFLICT (id) DO UPDATE SET n = excluded.n"
+        )
+        return self._number
+
+    def tables(self) -> list[TableFacts]:
+        schemas = [*CAPTURED, OUTSIDE]
+        columns: dict[tuple[str, str], list[Column]] = {}
+        facts = self._ask(_TABLES, schemas)
+        keys = {(row[0], row[1]): row[5] for row in facts}
+        for schema, table, name, type_, nullable, generated, identity in self._ask(
+            _COLUMNS, schemas
+        ):
+            columns.setdefault((schema, table), []).append(
+                Column(
+                    name, type_, nullable, bool(generated) or identity == "a",
+                    name in keys.get((schema, table), ()), bool(identity), type_,
+                    not generated,
+                )
+            )  # fmt: skip
+        found = []
+        for schema, name, kind, persistence, is_part, key in facts:
+            what = "part" if is_part else _KINDS[kind]
+            if persistence != "p" and what == "table":
+                what = "unlogged"
+            listed = tuple(columns.get((schema, name), ()))
+            found.append(TableFacts(schema, name, listed, tuple(key), kind, what))
+        return found
+
+    def rows(self, table: TableFacts) -> list[Row]:
+        names = [column.name for column in table.columns]
+        asked = ", ".join(quoted(name) for name in names)
+        only = "" if table.engine == "p" else "ONLY "
+        found = self._ask(f"SELECT {asked} FROM {only}{quoted(table.schema)}.{quoted(table.name)}")
+        return [dict(zip(names, row, strict=True)) for row in found]
+
+    def is_captured(self, schema: str) -> bool:
+        return schema in CAPTURED
+
+    def restart(self, *, kill: bool) -> None:
+        self._own.close()
+        if kill:
+            self._server.kill9()
+        self._server.restart()
+        self._own = self.connect()
+
+    def close(self) -> None:
+        self._own.close()
+        self._server.remove()
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
