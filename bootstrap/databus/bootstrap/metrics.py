@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from databus.bootstrap.log import LogState
 from databus.bootstrap.manifest import Manifest
 from databus.bootstrap.progress import applier_document
-from databus.bootstrap.served import SEEDED, ServedDatabase
+from databus.bootstrap.served import GONE, SEEDED, ServedDatabase
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ _GAUGES: Mapping[str, tuple[str, Callable[[Facts], float]]] = {
     ),
     "unseeded_sources": (
         "Sources that are not whole yet.",
-        lambda f: sum(one.get("state") != SEEDED for one in f.database.seeding().values()),
+        lambda f: sum(
+            one.get("state") not in (SEEDED, GONE) for one in f.database.seeding().values()
+        ),
     ),
     "gaps": ("Ranges that the log has lost.", lambda f: len(f.database.log.note("gaps") or [])),
     "apply_seconds": (

@@ -3,7 +3,8 @@
 A source is ``unseeded`` until a dump was asked for, ``dumping`` until the dump has ended and
 the log has passed its end, then ``seeded``.  The dump's rows meet the events in the log; both
 carry positions, so nothing is merged here.  After a gap of the log a source is ``repairing``
-until its copy has been compared with the database and mended.
+until its copy has been compared with the database and mended.  A source that the relay cannot
+read any more, since its table was dropped or lost its key, is ``gone`` until a dump succeeds.
 
 One source that cannot be read keeps no other from becoming whole: sources are asked for
 together, but one whose dump or repair failed is tried again by itself, after a growing pause.
@@ -19,12 +20,13 @@ from typing import Any
 from databus.bootstrap.log import HotLog
 from databus.bootstrap.relays import RelayApi
 from databus.common.checkpoint import ORIGIN, Position, decode_position
-from databus.common.errors import DatabusError, NotFound
+from databus.common.errors import DatabusError, NotFound, UnknownSource
 from databus.common.filters import matches
 
 _LOG = logging.getLogger("databus.bootstrap.seeding")
 
 UNSEEDED, DUMPING, REPAIRING, SEEDED = "unseeded", "dumping", "repairing", "seeded"
+GONE = "gone"
 _ENDED_BADLY = ("failed", "cancelled")
 AGAIN_S = 5.0
 MOST_AGAIN_S = 300.0
@@ -94,7 +96,7 @@ class Seeder:
         for name in [name for name in names if states[name]["state"] == REPAIRING]:
             await self._mend(name)
         states = self.states()
-        return bool(states) and all(one["state"] == SEEDED for one in states.values())
+        return is_whole(states)
 
     async def give_up(self) -> None:
         """Cancel the dumps that are under way: the log has lost a part of them."""
@@ -117,7 +119,8 @@ class Seeder:
         self._tail = self._tail or newest
         if self.log.state().last < self._tail:
             return
-        due = [n for n in names if states[n]["state"] == UNSEEDED and _is_time(states[n])]
+        waiting = [name for name in names if states[name]["state"] in (UNSEEDED, GONE)]
+        due = [name for name in waiting if _is_time(states[name])]
         await self._ask([name for name in due if "tries" not in states[name]], states)
         for name in due:
             if "tries" in states[name]:
@@ -180,7 +183,10 @@ class Seeder:
         if state in _ENDED_BADLY:
             error = _words(answer)
             _LOG.warning("dump %s %s: %s; it is asked for again", one["dump"], state, error)
-            return _failed(one, error) if is_to_blame else {"state": UNSEEDED, "error": error}
+            if not is_to_blame:
+                return {"state": UNSEEDED, "error": error}
+            is_gone = (answer.get("error") or {}).get("code") == UnknownSource.code
+            return {**_failed(one, error), **({"state": GONE} if is_gone else {})}
         followed = {**one, "rows": answer.get("rows", 0)}
         if state != "completed":
             return followed
@@ -196,6 +202,12 @@ class Seeder:
                 "end": followed["end"],
             }
         return followed
+
+
+def is_whole(states: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether every source that can be read is seeded."""
+    found = {str(one.get("state")) for one in states.values()}
+    return SEEDED in found and found <= {SEEDED, GONE}
 
 
 def _failed(one: Mapping[str, Any], error: str) -> dict[str, Any]:

@@ -157,7 +157,10 @@ class ServedDatabase:
         """
         wanted = self.require_sources(patterns)
         seeding = self.seeding()
-        missing = [name for name in wanted if seeding.get(name, {}).get("state") != SEEDED]
+        states = {name: seeding.get(name, {}).get("state") for name in wanted}
+        # A glob does not ask for tables that cannot be read any more; their names do.
+        gone = {name for name, state in states.items() if state == GONE and name not in patterns}
+        missing = [n for n, state in states.items() if state != SEEDED and n not in gone]
         if missing or not wanted:
             raise NotSeeded(
                 f"{self.name}: {len(missing)} of {len(wanted)} sources asked for are not whole "
@@ -257,8 +260,7 @@ class ServedDatabase:
     def seeding_state(self) -> str:
         """``seeded`` when every known source is whole, ``seeding`` before."""
         seeding = self.seeding()
-        whole = bool(seeding) and all(one.get("state") == SEEDED for one in seeding.values())
-        return SEEDED if whole else "seeding"
+        return SEEDED if is_whole(seeding) else "seeding"
 
     def status_document(self) -> dict[str, Any]:
         """Everything that is known about the database here."""

@@ -1,0 +1,54 @@
+"""The online schema change tools that teams run: pt-online-schema-change and gh-ost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from databus.cli.servers import PASSWORD, USER, PrivateServer
+from databus.common.errors import MissingDependency
+
+GH_OST_VARIABLE = "DATABUS_GH_OST"
+
+
+def command_of(tool: str) -> str:
+    """Where a tool's program is.
+
+    Raises:
+        MissingDependency: it is not there; the message says how it gets there.
+    """
+    if tool == "pt-online-schema-change":
+        found = shutil.which(tool)
+        how = "it is in Debian's percona-toolkit; scripts/setup.sh percona installs it"
+    else:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+        place = os.environ.get(GH_OST_VARIABLE) or Path(cache, "databus-gh-ost", "gh-ost")
+        found = shutil.which(str(place))
+        how = "scripts/gh_ost.sh builds it, with Go and access to its module"
+    if found is None:
+        raise MissingDependency(f"there is no {tool}: {how}")
+    return found
+
+
+def alter(tool: str, server: PrivateServer, database: str, table: str, change: str) -> None:
+    """Run a tool to its end, cut-over included."""
+    program = command_of(tool)
+    if tool == "pt-online-schema-change":
+        place = f"h=127.0.0.1,P={server.port},u={USER},p={PASSWORD},D={database},t={table}"
+        command = [
+            program, "--execute", "--alter", change, "--recursion-method=none",
+            "--no-version-check", "--chunk-size=500", "--max-load=Threads_running=500",
+            "--critical-load=Threads_running=900", place,
+        ]  # fmt: skip
+    else:
+        command = [
+            program, "--execute", f"--alter={change}", "--host=127.0.0.1",
+            f"--port={server.port}", f"--user={USER}", f"--password={PASSWORD}",
+            f"--database={database}", f"--table={table}", "--allow-on-master",
+            "--chunk-size=500", "--initially-drop-old-table", "--initially-drop-ghost-table",
+            "--ok-to-drop-table",
+        ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, f"{tool}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
