@@ -111,22 +111,18 @@ async def test_copies_equal_the_source_after_a_tool_has_exchanged_the_table_unde
             return bool(seeding.get(source, {}).get("state") == "seeded")
 
         def followed(name: str, count: int) -> bool:
+            if relay.fetchers[name].tables.book.get(source):
+                return False  # and spare the loop a look through the ring
             states = [state for table, state in words(rings[name]) if table == source]
-            return states.count("followed") >= count and states[-1] == "followed"
+            return states.count("followed") >= count
 
         def equal(name: str) -> bool:
-            held, _ = upserted(rings[name], source)
-            for row in held.values():
-                row.setdefault("extra", 7)
-            expected = in_database(database)
-            for row in expected.values():
-                row.setdefault("extra", 7)
-            return held == expected
+            return upserted(rings[name], source)[0] == in_database(database)
 
         await eventually(is_seeded, 60, "the copy is seeded")
         async with HttpPeer(relay.url, "narrow") as peer:
             await peer.document("POST", "dumps", {"sources": [source]})
-        await eventually(lambda: equal("narrow"), 60, "the narrow stream has all rows")
+        await eventually(lambda: equal("narrow"), 60, "it has all rows", poll_s=0.3)
         for count, change in enumerate(("ENGINE=InnoDB", "ADD COLUMN extra INT DEFAULT 7"), 1):
             before = {name: len(upserted(ring, source)[1]) for name, ring in rings.items()}
             with writers.at_work(database.server):
@@ -134,11 +130,11 @@ async def test_copies_equal_the_source_after_a_tool_has_exchanged_the_table_unde
                 await asyncio.to_thread(alter, tool, database.server, database.name, "busy", change)
                 writers.read_columns_again()
                 await asyncio.to_thread(writers.each_commits, 8)
-                for name in rings:
-                    await eventually(
-                        lambda n=name, c=count: followed(n, c), 60, f"{name}: {change}"
-                    )
-                await asyncio.to_thread(writers.each_commits, 8)
+            # They have written since the cut-over; now the machine is left to the copies.
+            for name in rings:
+                await eventually(
+                    partial(followed, name, count), 60, f"{name}: {change}", poll_s=0.3
+                )
             for name in rings:
                 await eventually(partial(equal, name), 60, f"{name} after {change}", poll_s=0.3)
             _, letters = upserted(rings["wide"], source)

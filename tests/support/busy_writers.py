@@ -28,6 +28,7 @@ from tests.support.waiting import eventually_sync
 TABLE = "CREATE TABLE busy (id INT PRIMARY KEY, version INT NOT NULL, a INT, b INT, c VARCHAR(30))"
 KEYS = ("id", "version")
 _END_WITHIN_S = 60.0
+_OWN_ROWS = 60
 
 # The names of today are not those of a moment ago: an unknown column, a definition that changed
 # in mid-transaction, a deadlock.  MySQL's numbers, and PostgreSQL's.
@@ -126,7 +127,8 @@ class BusyWriters:
     def _write(self, cursor: Any, number: int, dice: random.Random) -> None:
         columns = self._columns(cursor)
         cursor.execute("SELECT id FROM busy")
-        self._rows[number] = {row for (row,) in cursor.fetchall() if row % self._count == number}
+        own = range(number, _OWN_ROWS * self._count, self._count)
+        self._rows[number] = {row for (row,) in cursor.fetchall() if row in own}
         while not self._stopping.is_set():
             if self._stale[number]:
                 self._stale[number] = False
@@ -152,7 +154,9 @@ class BusyWriters:
     ) -> tuple[set[int], int]:
         """One transaction but for its COMMIT: which rows are left, how many changes it made."""
         held = self._rows[number]
-        free = [row for row in range(number, 60 * self._count, self._count) if row not in held]
+        free = [
+            row for row in range(number, _OWN_ROWS * self._count, self._count) if row not in held
+        ]
         new = dice.sample(free, min(len(free), dice.randint(1, 4)))
         old = dice.sample(sorted(held), min(len(held), 4))
         gone = set(old[: max(0, len(old) - 2)]) if len(held) > 30 else set()

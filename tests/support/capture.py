@@ -133,7 +133,7 @@ def ring_state(folder: Path) -> RingState:
 
 
 def upserted(folder: Path, source: str) -> tuple[dict[tuple[Any, ...], dict[str, Any]], str]:
-    """A table as a consumer has it that upserts, and the letters of the ring's events.
+    """A table as a consumer has it that upserts, and the letters of its events.
 
     A repair sends rows that the consumer may have, and deletions of rows that it may not.
     """
@@ -145,9 +145,9 @@ def upserted(folder: Path, source: str) -> tuple[dict[tuple[Any, ...], dict[str,
         if view.is_control:
             continue
         schema = reader.schemas.by_fingerprint(view.schema_fp)
-        letters += OP_LETTERS[view.op]
         if schema.source != source:
             continue
+        letters += OP_LETTERS[view.op]
         if view.op == Op.TRUNCATE:
             rows.clear()
             continue

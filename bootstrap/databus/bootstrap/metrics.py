@@ -13,7 +13,8 @@ from prometheus_client.registry import Collector
 from databus.bootstrap.log import LogState
 from databus.bootstrap.manifest import Manifest
 from databus.bootstrap.progress import applier_document
-from databus.bootstrap.served import GONE, SEEDED, ServedDatabase
+from databus.bootstrap.seeding import GONE, SEEDED
+from databus.bootstrap.served import ServedDatabase
 
 
 @dataclass(frozen=True)

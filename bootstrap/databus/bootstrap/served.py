@@ -21,13 +21,13 @@ from databus.bootstrap.manifest import Manifest, Store
 from databus.bootstrap.progress import applier_document
 from databus.bootstrap.ranges import at_time, before_time
 from databus.bootstrap.readers import OpenReaders
+from databus.bootstrap.seeding import GONE, SEEDED, is_whole
 from databus.common.checkpoint import ORIGIN, AtTime, Position, decode_position
 from databus.common.errors import LogTooYoung, NotSeeded, StoreError, UnknownSource
 from databus.common.filters import StreamFilter, matches, matching_ids
 from databus.common.query import nearest
 from databus.common.schema import SchemaSet, SourceSchema
 
-SEEDED = "seeded"
 STALE_WRITER_S = 30.0
 
 
