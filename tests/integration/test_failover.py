@@ -27,7 +27,12 @@ from tests.support.capture import (
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_replicas import follow, local, primary_and_replica
-from tests.support.postgres_standby import caught_up, primary_and_standby, promote
+from tests.support.postgres_standby import (
+    caught_up,
+    inspect_log,
+    primary_and_standby,
+    promote,
+)
 from tests.support.relay_process import ring_position
 from tests.support.replica_writer import Writer
 from tests.support.waiting import eventually
@@ -245,6 +250,7 @@ async def test_a_standby_promoted_before_anybody_wrote_to_it_is_gone_on_with(
     standby_pair: tuple[PostgresServer, PostgresServer], tmp_path: Path
 ) -> None:
     primary, standby = standby_pair
+    inspect_log(primary)
     folder = tmp_path / "relay" / "shop"
 
     def count() -> int:
@@ -315,7 +321,7 @@ async def test_a_dropped_slot_is_mended_only_if_nothing_was_committed_meanwhile(
 ) -> None:
     with PostgresServer(tmp_path / "server", options=["autovacuum=off"]) as server:
         server.create_database("shop")
-        server.execute("CREATE EXTENSION pg_walinspect", database="shop")
+        inspect_log(server)
         server.execute(TABLE, database="shop")
         config, folder = postgres_config(server), tmp_path / "relay" / "shop"
         for step in range(2):

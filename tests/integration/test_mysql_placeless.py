@@ -25,6 +25,7 @@ from tests.support.capture import (
 from tests.support.fixtures import FreshDatabase
 from tests.support.gtids import purge_all_but_last, run_ahead, run_under
 from tests.support.mariadb_stream import mariadb_config
+from tests.support.mysql_server import require
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(120)
@@ -35,6 +36,7 @@ UNDER_A_TAG = "AUTOMATIC:tag"
 @pytest.fixture
 def database(mysql_database: FreshDatabase) -> FreshDatabase:
     """With a captured table that was changed, and altered, under a tag."""
+    require(mysql_database.server, "tags of GTIDs", 8, 3)
     mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
     run_under(
         mysql_database,

@@ -29,6 +29,8 @@ from tests.support.waiting import PATIENCE
 
 _numbers = itertools.count(1)
 _versions: set[str] = set()
+_PRODUCT = os.environ.get("DATABUS_TEST_PRODUCT", "")
+"""scripts/matrix.sh: only the tests of this product are run."""
 _STARTED = {"processes", "mysql", "mariadb", "postgres", "own_mariadb"}
 """Fixtures that start what is not the test's own process."""
 
@@ -79,9 +81,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
             item.add_marker(pytest.mark.postgres)
         if used & _STARTED or "integration" in item.path.parts:
             item.add_marker(pytest.mark.processes)
+    if _PRODUCT:
+        items[:] = [item for item in items if _product_of(item) == _PRODUCT]
     yield
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+def _product_of(item: pytest.Item) -> str:
+    """The product whose server a test starts: by its parameters, fixtures, marks or file."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+    named = {str(value) for value in parameters} | {mark.name for mark in item.iter_markers()}
+    for product in ("mysql", "postgres", "mariadb"):
+        fixtures = {product, f"{product}_database", f"own_{product}"}
+        if product in named or fixtures & set(getattr(item, "fixturenames", ())):
+            return product
+    parts = item.path.stem.split("_")
+    return "sqlite" if "sqlite" in item.name else parts[1] if parts[1] == "mysql" else "mariadb"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -17,7 +17,9 @@ _NOT_LOCAL = ("--replicate-ignore-db=local", "--replicate-wild-ignore-table=loca
 @contextmanager
 def primary_and_replica(folder: Path) -> Iterator[tuple[MySQLServer, MySQLServer]]:
     """Both write tables of their own under their own UUIDs, which the other does not take."""
-    options = [*_NOT_LOCAL, "--replica-preserve-commit-order=ON"]
+    # Its older name, which 8.4 does not know; 8.0 wants several appliers with it.
+    older = ("--loose-slave-preserve-commit-order=ON", "--loose-slave-parallel-type=LOGICAL_CLOCK")
+    options = [*_NOT_LOCAL, *older, "--loose-replica-preserve-commit-order=ON"]
     primary = MySQLServer(folder / "primary", server_id=1, options=options)
     replica = MySQLServer(folder / "replica", server_id=2, options=options)
     with primary, replica:
@@ -52,7 +54,7 @@ def status_of(replica: MySQLServer) -> dict[str, Any]:
     connection = replica.connect()
     try:
         with connection.cursor() as cursor:
-            cursor.execute("SHOW REPLICA STATUS")
+            cursor.execute(replica.words("SHOW REPLICA STATUS"))
             names = [column[0] for column in cursor.description]
             row = cursor.fetchone()
     finally:

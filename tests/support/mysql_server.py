@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from databus.cli.servers import PASSWORD, USER, MariaDBServer
 from databus.common.errors import MissingDependency
 
 ROOT_VARIABLE = "DATABUS_MYSQL_ROOT"
+_OLD_WORDS = (
+    ("SHOW BINARY LOG STATUS", "SHOW MASTER STATUS"),
+    ("RESET BINARY LOGS AND GTIDS", "RESET MASTER"),
+    ("CHANGE REPLICATION SOURCE", "CHANGE MASTER"),
+    ("SOURCE_", "MASTER_"),
+    ("REPLICA", "SLAVE"),
+)
 
 
 def mysql_launcher() -> list[str]:
@@ -24,10 +36,15 @@ def mysql_launcher() -> list[str]:
     """
     root = os.environ.get(ROOT_VARIABLE) or _unpacked()
     if root:
+        if (unpacked := Path(root, "bin/mysqld")).exists():
+            # scripts/servers.sh: it finds its own libraries.
+            return [str(unpacked), f"--basedir={root}", f"--lc-messages-dir={root}/share"]
         loaders = sorted(Path(root).glob("lib64/ld-linux*.so.*"))
         server = Path(root, "usr/sbin/mysqld")
         if not loaders or not server.exists():
-            raise MissingDependency(f"{ROOT_VARIABLE}={root} holds no usr/sbin/mysqld")
+            raise MissingDependency(
+                f"{ROOT_VARIABLE}={root} holds neither usr/sbin/mysqld nor bin/mysqld"
+            )
         libraries = ":".join(
             str(path) for pattern in ("lib/*-linux-gnu", "usr/lib/*-linux-gnu", "usr/lib/mysql*")
             for path in Path(root).glob(pattern)
@@ -72,6 +89,7 @@ class MySQLServer(MariaDBServer):
 
     product = "mysql"
     package = "mysql-server-core"
+    root_variable = ROOT_VARIABLE
 
     def url(self, database: str) -> str:
         return super().url(database).replace("mariadb://", "mysql://", 1)
@@ -95,6 +113,23 @@ class MySQLServer(MariaDBServer):
             f"GRANT ALL PRIVILEGES ON *.* TO '{USER}'@'%' WITH GRANT OPTION;\n"
         )
 
+    def is_at_least(self, *version: int) -> bool:
+        """Whether the running server is of this version or a later one."""
+        return tuple(int(number) for number in re.findall(r"\d+", self.version)[:3]) >= version
+
+    def words(self, statement: str) -> str:
+        """A statement about replication in the words that the server has: 8.4 dropped the old."""
+        if self.is_at_least(8, 4):
+            return statement
+        for new, old in _OLD_WORDS:
+            statement = statement.replace(new, old)
+        return statement
+
+    def execute(
+        self, sql: str, parameters: Sequence[Any] = (), *, database: str | None = None
+    ) -> list[tuple[Any, ...]]:
+        return super().execute(self.words(sql), parameters, database=database)
+
     def _command(self) -> list[str]:
         flush = "1" if self.durable else "2"
         sync_binlog = "1" if self.durable else "0"
@@ -117,7 +152,8 @@ class MySQLServer(MariaDBServer):
             "--enforce-gtid-consistency=ON",
             "--character-set-server=utf8mb4",
             "--innodb-buffer-pool-size=128M",
-            "--innodb-redo-log-capacity=64M",
+            # Its name since 8.0.30; servers before that one keep their 96 MiB.
+            "--loose-innodb-redo-log-capacity=64M",
             f"--innodb-flush-log-at-trx-commit={flush}",
             f"--sync-binlog={sync_binlog}",
             "--max-allowed-packet=64M",
@@ -125,3 +161,10 @@ class MySQLServer(MariaDBServer):
             "--skip-name-resolve",
             *self.options,
         ]
+
+
+def require(server: object, what: str, *version: int) -> None:
+    """Skip the running test where the server is a MySQL before the version that has ``what``."""
+    if isinstance(server, MySQLServer) and not server.is_at_least(*version):
+        since = ".".join(map(str, version))
+        pytest.skip(f"{what}: since MySQL {since}, this is {server.version}")

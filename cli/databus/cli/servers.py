@@ -3,7 +3,8 @@
 The demo and the tests run on real databases.  A server here is started from Debian's
 binaries in the foreground, listens on 127.0.0.1 only, and is set up for capture: row
 format and GTIDs, or logical WAL.  Not for production, and never for the system's own
-service: its data folder, its port and its socket are not looked at.
+service: its data folder, its port and its socket are not looked at.  DATABUS_MARIADB_ROOT and
+DATABUS_POSTGRES_ROOT name the folder of another, unpacked server (``scripts/servers.sh``).
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class PrivateServer(ABC):
 
     product: ClassVar[str]
     package: ClassVar[str]
+    root_variable: ClassVar[str]
 
     def __init__(self, directory: Path, *, port: int | None = None, durable: bool = False) -> None:
         """``durable=False`` leaves flushing to the system: it survives kill -9, not power loss."""
@@ -281,8 +283,15 @@ class PrivateServer(ABC):
         )
 
     def _folders(self) -> list[Path]:
+        if root := self._root():
+            return [root / "bin", root / "scripts"]
         path = os.environ.get("PATH", os.defpath).split(os.pathsep)
         return [Path("/usr/sbin"), Path("/usr/bin"), *(Path(one) for one in path if one)]
+
+    def _root(self) -> Path | None:
+        """The folder of an unpacked server that is used instead of the installed one."""
+        named = os.environ.get(self.root_variable)
+        return Path(named).absolute() if named else None
 
 
 class MariaDBServer(PrivateServer):
@@ -297,6 +306,7 @@ class MariaDBServer(PrivateServer):
     product = "mariadb"
     # The core packages hold the server without the system service.
     package = "mariadb-server-core mariadb-client-core"
+    root_variable = "DATABUS_MARIADB_ROOT"
 
     def __init__(
         self,
@@ -355,6 +365,7 @@ class MariaDBServer(PrivateServer):
                 "--auth-root-authentication-method=normal",
                 "--skip-test-db",
                 "--skip-name-resolve",
+                *self._based(),
                 *self._as_root(),
             ]
         )
@@ -393,9 +404,15 @@ class MariaDBServer(PrivateServer):
             "--max-allowed-packet=64M",
             "--performance-schema=OFF",
             "--skip-name-resolve",
+            *self._based(),
             *self._as_root(),
             *self.options,
         ]
+
+    def _based(self) -> list[str]:
+        """An unpacked server does not lie where it was built for."""
+        root = self._root()
+        return [f"--basedir={root}"] if root else []
 
     def remove(self) -> None:
         """The socket too, which may lie outside of the folder."""
@@ -429,6 +446,7 @@ class PostgresServer(PrivateServer):
 
     product = "postgres"
     package = "postgresql"
+    root_variable = "DATABUS_POSTGRES_ROOT"
 
     def __init__(
         self,
@@ -531,6 +549,8 @@ class PostgresServer(PrivateServer):
         return signal.SIGINT  # "fast": sessions are ended, not waited for
 
     def _folders(self) -> list[Path]:
+        if self._root():
+            return super()._folders()
         versions = sorted(
             Path("/usr/lib/postgresql").glob("*/bin"), key=_major_version, reverse=True
         )

@@ -16,6 +16,7 @@ from databus.client.exports.export import OpenTable
 from databus.common.bucket import open_bucket
 from databus.common.config import Config
 from databus.common.errors import BadRequest, BucketError, ConfigError, StoreError
+from databus.common.source_names import split_source
 
 FORMATS = ("parquet", "delta", "iceberg")
 
@@ -70,7 +71,7 @@ class Lake:
     def _iceberg(self, database: str, source: str, key: Sequence[str]) -> OpenTable:
         from databus.client.exports.iceberg import CatalogOnS3, IcebergTable, load_own, open_catalog
 
-        parts = tuple(source.split("."))
+        parts = tuple(part for part in split_source(source) if part)
         if self._catalog:
             catalog = load_own(self._at_place(database) | self._catalog)
             return IcebergTable(catalog, ("_".join((database, *parts[:-1])), parts[-1]), key)

@@ -27,6 +27,7 @@ from databus.common.errors import (
 from databus.common.frame import Op
 from databus.common.kernels import COMPILED
 from databus.common.schema import SourceSchema
+from databus.common.source_names import join_source, split_source
 from databus.common.window import WindowBuilder
 from databus.relay.sources import sqlite_kernels
 from databus.relay.sources import sqlite_log as log
@@ -303,7 +304,7 @@ class SqliteSource:
         return self._connection
 
     def _captures(self, table: str) -> bool:
-        return self._config.captures(f"main.{table}")
+        return self._config.captures(join_source("main", table))
 
     def _current_schemas(self) -> list[SourceSchema]:
         schemas = (
@@ -320,7 +321,7 @@ class SqliteSource:
             wanted = self._current_schemas()
             for schema in wanted:
                 log.register(db, schema, self._position)
-            names = {schema.source.partition(".")[2] for schema in wanted}
+            names = {split_source(schema.source)[1] for schema in wanted}
             for table in log.captured_tables(db):
                 if table not in names:
                     log.drop_triggers(db, table)

@@ -10,6 +10,7 @@ from typing import Any
 
 from databus.common.errors import BadRequest, SourceUnavailable, UnsupportedChange
 from databus.common.schema import Kind, SourceSchema
+from databus.common.source_names import split_source
 from databus.relay.sources import sqlite_log as log
 from databus.relay.sources.configured_keys import ConfiguredKeys
 from databus.relay.sources.rows import EMPTY, Rows
@@ -57,7 +58,7 @@ class ChunkReader:
         return self._connection
 
     def _schema(self, source: str) -> tuple[SourceSchema, str]:
-        table = source.partition(".")[2]
+        table = split_source(source)[1]
         schema = log.table_schema(self._db, table, self._keys)
         if schema is None:
             raise SourceUnavailable(f"{source} is not there, or has no key any more")

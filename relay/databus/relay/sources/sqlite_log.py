@@ -21,6 +21,7 @@ from typing import Any
 
 from databus.common.errors import SourceUnavailable, UnsupportedChange
 from databus.common.schema import Column, Kind, SourceSchema
+from databus.common.source_names import join_source, split_source
 from databus.relay.sources.configured_keys import NO_KEYS, ORDER_NAME, ConfiguredKeys
 from databus.relay.sources.source import Finding
 
@@ -141,12 +142,14 @@ def table_schema(
         if pk:
             key[pk] = name
     if not key:
-        source = f"main.{table}"
+        source = join_source("main", table)
         configured = keys.of(source, (column.name for column in columns))
         if not configured:
             return None
         return SourceSchema(source, tuple(columns), configured, nullable_key=True)
-    return SourceSchema(f"main.{table}", tuple(columns), tuple(key[i] for i in sorted(key)))
+    return SourceSchema(
+        join_source("main", table), tuple(columns), tuple(key[i] for i in sorted(key))
+    )
 
 
 def kind_of(declared: str) -> Kind:
@@ -192,7 +195,7 @@ def register(connection: sqlite3.Connection, schema: SourceSchema, since_id: int
     If the table had triggers of an older version, rows that those logged after ``since_id``
     lack the newer columns: they are logged once more, as they are now.
     """
-    table = schema.source.partition(".")[2]
+    table = split_source(schema.source)[1]
     row = connection.execute(
         "SELECT version, document FROM databus_schema WHERE source = ? ORDER BY version DESC",
         (schema.source,),
@@ -228,7 +231,7 @@ def unwatched(connection: sqlite3.Connection, schemas: Iterable[SourceSchema]) -
         schema.source
         for schema in schemas
         if schema.source in known
-        and _trigger_count(connection, schema.source.partition(".")[2]) < len(_OPS)
+        and _trigger_count(connection, split_source(schema.source)[1]) < len(_OPS)
     ]
 
 
@@ -351,7 +354,7 @@ def convert(value: Any, column: Column, source: str) -> Any:
         except InvalidOperation:
             pass
     held = _TYPES[type(value)]
-    table = quoted(source.partition(".")[2])
+    table = quoted(split_source(source)[1])
     raise UnsupportedChange(
         f"{source}.{column.name} is declared {column.type_name!r}, carried as {kind.value}, and "
         f"holds a value of type {held}, which SELECT * FROM {table} WHERE "
@@ -421,7 +424,7 @@ def chunk_order(schema: SourceSchema) -> tuple[str, tuple[str, ...]]:
     A configured key may hold nulls and values that SQL takes for equal though they are not, so
     its exact text is the order.
     """
-    table = quoted(schema.source.partition(".")[2])
+    table = quoted(split_source(schema.source)[1])
     if not schema.nullable_key:
         return table, schema.key
     order = f"{row_expression(schema.key)} AS {quoted(ORDER_NAME)}"
@@ -437,7 +440,9 @@ def findings(
         if table_schema(connection, table, keys) is None:
             columns = connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
             names = [column[1] for column in columns]
-            found.append(keys.finding(f"main.{table}", names, "create it with a PRIMARY KEY"))
+            found.append(
+                keys.finding(join_source("main", table), names, "create it with a PRIMARY KEY")
+            )
         unique = [
             row[1]
             for row in connection.execute(f"PRAGMA index_list({quoted(table)})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from databus.common.schema import SourceSchema
+from databus.common.source_names import join_source, split_source
 from databus.relay.sources.mysql.settings import Settings
 from databus.relay.sources.mysql.statements import Effects
 from databus.relay.sources.mysql.statements.reader import TableName
@@ -17,14 +18,13 @@ def captured_names(settings: Settings, catalogue: Catalogue, told: ToldSchemas) 
     """The captured tables that are there, or of which consumers have a definition."""
     names = {(table.schema, table.name) for table in catalogue.values()}
     for source in told.sources:
-        schema, _, table = source.partition(".")
-        names.add((schema, table))
+        names.add(split_source(source))
     return sorted(name for name in names if settings.captures(*name))
 
 
 def sources_of(names: Iterable[TableName], settings: Settings) -> list[str]:
     """The captured ones among these tables, as consumers name them."""
-    return [".".join(name) for name in sorted(names) if settings.captures(*name)]
+    return [join_source(*name) for name in sorted(names) if settings.captures(*name)]
 
 
 def changed_unseen(
@@ -40,7 +40,7 @@ def changed_unseen(
     those that are certain behind it.
     """
     for name in captured:
-        source = ".".join(name)
+        source = join_source(*name)
         old, new = before.get(source), left.get(source)
         if name in found.replaced:
             yield source, found.replaced[name]

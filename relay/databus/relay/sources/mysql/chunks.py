@@ -25,6 +25,7 @@ from databus.common.errors import (
 )
 from databus.common.kernels import COMPILED
 from databus.common.schema import Column, Kind, SourceSchema
+from databus.common.source_names import split_source
 from databus.relay.sources.configured_keys import ORDER_NAME
 from databus.relay.sources.mysql.chunk_rows import TextNeeded, key_value, read_rows
 from databus.relay.sources.mysql.columns import ZERO_DATES_ADVICE
@@ -83,7 +84,7 @@ def chunk_end(
 
 def table_size(connection: Connection, source: str) -> TableSize:
     """What the engine's statistics say."""
-    schema, _, name = source.partition(".")
+    schema, name = split_source(source)
     found = connection.query(
         "SELECT TABLE_ROWS, AVG_ROW_LENGTH FROM information_schema.TABLES "
         f"WHERE TABLE_SCHEMA = {connection.literal(schema)} "
@@ -96,7 +97,7 @@ def table_size(connection: Connection, source: str) -> TableSize:
 
 def write_watermark(connection: Connection, table: str, token: str) -> None:
     """Commit a token in the row with the id 1."""
-    schema, _, name = table.partition(".")
+    schema, name = split_source(table)
     text = connection.literal(token)
     target = f"{quoted(schema)}.{quoted(name)}"
     try:
@@ -113,7 +114,7 @@ def write_watermark(connection: Connection, table: str, token: str) -> None:
 
 def _locked_table(connection: Connection, settings: Settings, source: str) -> Table:
     """The table's definition, which from here on cannot change before the transaction ends."""
-    schema, _, name = source.partition(".")
+    schema, name = split_source(source)
     try:
         connection.query(f"SELECT 1 FROM {quoted(schema)}.{quoted(name)} LIMIT 0")
     except ServerError as error:
@@ -366,7 +367,7 @@ def _expression(column: Column) -> str:
     """How a column is selected so that its text holds the whole value."""
     name = quoted(column.name)
     if column.type_name.startswith("float"):
-        return f"CAST({name} AS DOUBLE)"
+        return f"{name} * 1e0"  # CAST(... AS DOUBLE), which MySQL before 8.0.17 lacks
     if column.type_name.startswith("bit"):
         return f"{name} + 0"
     if column.kind is Kind.STRING and column.type_name.startswith(_DATES):

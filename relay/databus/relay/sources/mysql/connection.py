@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import ssl
 import struct
@@ -194,6 +195,13 @@ class Connection:
     def server_version(self) -> str:
         """The version string of the handshake."""
         return str(self._connection.get_server_info())
+
+    def is_at_least(self, *version: int) -> bool:
+        """Whether the server's version is this one or a later one of its product."""
+        numbers = re.search(
+            r"(\d+)\.(\d+)\.(\d+)" + ("" if self.is_mysql else "-Maria"), self.server_version
+        )
+        return numbers is not None and tuple(map(int, numbers.groups())) >= version
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows of one statement; every value is the server's text, or None.

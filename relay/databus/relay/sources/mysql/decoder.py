@@ -15,6 +15,7 @@ from collections.abc import Callable
 from databus.common.errors import FormatError, SourcePositionLost, UnsupportedChange
 from databus.common.frame import Op
 from databus.common.schema import SourceSchema
+from databus.common.source_names import join_source
 from databus.common.window import end_of_window
 from databus.relay.sources.mysql import events
 from databus.relay.sources.mysql.cells import GROUPS_MARIADB
@@ -466,7 +467,7 @@ class BinlogDecoder(XaGroups):
         if self.known.has(table_id, body):
             return True
         mapped = None
-        source = f"{schema}.{table}"
+        source = join_source(schema, table)
         if self.settings.captures(schema, table) and not self.stopped.passes_over(
             source, group.scn
         ):
@@ -539,7 +540,7 @@ class BinlogDecoder(XaGroups):
         if self.group is not None:
             self._forget_group(f"{self._place(header)}: a file begins")
         self.checksums = body[len(body) - 1] == 1
-        self.known.forget_maps()
+        self.known.begin_file(body)
         return True
 
     def _heartbeat(self, header: events.Header, body: memoryview, fresh: bool) -> bool:

@@ -5,12 +5,13 @@ Layouts: MariaDB's documentation, "Replication Protocol" and "Binlog event types
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 
-from databus.common.errors import FormatError
+from databus.common.errors import FormatError, UnsupportedChange
 
 HEADER_BYTES = 19
 CRC_BYTES = 4
@@ -219,6 +220,11 @@ def read_checksum_algorithm(body: memoryview) -> int:
     return body[len(body) - CRC_BYTES - 1]
 
 
+def read_server_version(body: memoryview) -> str:
+    """The version of the server that wrote a file, out of its FORMAT_DESCRIPTION."""
+    return bytes(body[2:52]).rstrip(b"\0").decode("ascii", "replace")
+
+
 def packed_int(data: memoryview, at: int) -> tuple[int, int]:
     """A length-encoded number and where it ends."""
     first = data[at]
@@ -267,11 +273,30 @@ TEXT_OF_MARIADB = TEXT_OF_MYSQL | {140, 141, 255}
 """The same of MariaDB, for which geometry, a kind of blob, is one of them."""
 
 
-def read_table_map(body: memoryview, textual: frozenset[int] = TEXT_OF_MARIADB) -> TableMap:
+def counts_years(server_version: str) -> bool | None:
+    """Whether the list of signs counts YEAR columns; None where no server was there to look at.
+
+    MySQL 8.0.15 does not count them, later ones do, and so does MariaDB.
+    """
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", server_version)
+    version = tuple(map(int, numbers.groups())) if numbers else (0, 0, 0)
+    if "MariaDB" in server_version or version >= (8, 0, 20):
+        return True
+    return False if version < (8, 0, 17) else None
+
+
+def read_table_map(
+    body: memoryview,
+    textual: frozenset[int] = TEXT_OF_MARIADB,
+    years_have_signs: bool | None = True,
+) -> TableMap:
     """A whole TABLE_MAP event; ``textual`` are the types that its list of character sets counts.
+
+    ``years_have_signs``: see ``counts_years``.
 
     Raises:
         FormatError: it is not of its form.
+        UnsupportedChange: which columns are unsigned cannot be known.
     """
     table_id, schema, table = table_map_names(body)
     at = 9 + body[8] + 1
@@ -297,7 +322,7 @@ def read_table_map(body: memoryview, textual: frozenset[int] = TEXT_OF_MARIADB) 
         bytes(real),
         metas,
         tuple(bool(nulls[i >> 3] >> (i & 7) & 1) for i in range(count)),
-        _signs(real, extra.get(1)) if names or 1 in extra else (),
+        _signs(real, extra.get(1), years_have_signs) if names or 1 in extra else (),
         _collations(real, extra, textual),
         names,
         members,
@@ -308,7 +333,8 @@ def read_table_map(body: memoryview, textual: frozenset[int] = TEXT_OF_MARIADB) 
 _TWO_BYTE_META = frozenset({15, 16, 246, 247, 248, 253, 254, 141})
 _ONE_BYTE_META = frozenset({4, 5, 17, 18, 19, 242, 245, 249, 250, 251, 252, 255, 140})
 _NUMERIC = frozenset({1, 2, 3, 4, 5, 8, 9, 13, 246})
-"""Types that the list of signs counts: YEAR is among them."""
+"""Types that the list of signs counts: YEAR is among them, but see ``counts_years``."""
+_YEAR = 13
 ENUM, SET, STRING = 247, 248, 254
 
 
@@ -368,11 +394,19 @@ def _numbers(data: memoryview) -> list[int]:
     return found
 
 
-def _signs(types: tuple[int, ...], data: memoryview | None) -> tuple[bool, ...]:
+def _signs(
+    types: tuple[int, ...], data: memoryview | None, years_have_signs: bool | None
+) -> tuple[bool, ...]:
     signs = []
     number = 0
+    if years_have_signs is None and _YEAR in types:
+        raise UnsupportedChange(
+            "the table has a YEAR column, and this version of MySQL (8.0.17 to 8.0.19) does not "
+            "say which other columns are unsigned; upgrade the server to 8.0.20 or later"
+        )
+    counted = _NUMERIC if years_have_signs else _NUMERIC - {_YEAR}
     for code in types:
-        if code not in _NUMERIC or data is None:
+        if code not in counted or data is None:
             signs.append(False)
             continue
         signs.append(bool(data[number >> 3] & 0x80 >> (number & 7)))

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from databus.common.errors import UnsupportedChange
 from databus.common.schema import SourceSchema
+from databus.common.source_names import join_source
 from databus.relay.sources.mysql import events
 from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.mapped import (
@@ -54,6 +55,7 @@ class KnownTables:
         self._settings = settings
         self._charsets = charsets
         self._textual = textual
+        self.years_have_signs: bool | None = True
         self.outlook = Outlook(catalogue, ())
         self.tracked = TrackedTables()
         self.maps: dict[int, MappedTable | None] = {}
@@ -67,6 +69,11 @@ class KnownTables:
         return self.outlook.catalogue
 
     # -- what the binlog's table ids mean
+
+    def begin_file(self, body: memoryview) -> None:
+        """A FORMAT_DESCRIPTION has come: table ids begin anew, and a server of a version writes."""
+        self.years_have_signs = events.counts_years(events.read_server_version(body))
+        self.forget_maps()
 
     def has(self, table_id: int, body: memoryview) -> bool:
         """Whether this very table map has been put."""
@@ -89,7 +96,7 @@ class KnownTables:
             TableUncertain: what its rows mean cannot be known.
             UnsupportedChange: a type cannot be carried.
         """
-        found = events.read_table_map(body, self._textual)
+        found = events.read_table_map(body, self._textual, self.years_have_signs)
         whole, settings = bytes(body), self._settings
         if found.names:
             return resolve(
@@ -101,7 +108,7 @@ class KnownTables:
                 final=fresh,
                 keys=settings.keys,
             )
-        source = f"{found.schema}.{found.table}"
+        source = join_source(found.schema, found.table)
         if self.tracked.get(source) is None and not fresh:
             self.tracked.is_needed = True
             raise CatalogueDiffers(source)

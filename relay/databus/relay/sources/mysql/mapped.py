@@ -9,6 +9,7 @@ from typing import Any
 from databus.common.errors import FormatError, UnsupportedChange
 from databus.common.frame import Op
 from databus.common.schema import Column, SourceSchema
+from databus.common.source_names import join_source
 from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.columns import (
@@ -181,7 +182,7 @@ def resolve(
         CatalogueDiffers: the catalogue describes another table, and ``final`` is not set.
         UnsupportedChange: a type cannot be carried, or the table has no key.
     """
-    source = f"{table.schema}.{table.table}"
+    source = join_source(table.schema, table.table)
     known = catalogue.get(source)
     types = [stream_type(table, index, charsets) for index in range(len(table.names))]
     if not final and (known is None or not _agrees(table, types, known)):
@@ -262,7 +263,7 @@ def _key(
     own = known.key if known and not known.key_is_configured else ()
     if own and set(own) <= set(table.names):
         return own, False
-    source = f"{table.schema}.{table.table}"
+    source = join_source(table.schema, table.table)
     configured = keys.of(source, table.names)
     if configured:
         return configured, True

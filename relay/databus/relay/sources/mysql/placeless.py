@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from databus.common.source_names import join_source
 from databus.relay.sources.mysql.events import table_map_names
 
 _VERSION = 1
@@ -130,7 +131,7 @@ class PlacelessGroup:
     def table_map(self, body: memoryview) -> None:
         """Rows of this table may follow."""
         table_id, schema, table = table_map_names(body)
-        self._tables[table_id] = f"{schema}.{table}" if self._captures(schema, table) else ""
+        self._tables[table_id] = join_source(schema, table) if self._captures(schema, table) else ""
 
     def rows(self, body: memoryview) -> str:
         """Rows are changed.

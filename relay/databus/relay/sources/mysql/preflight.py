@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from databus.common.errors import UnsupportedChange
+from databus.common.source_names import split_source
 from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.connection import Connection, ServerError
 from databus.relay.sources.mysql.numbering import (
@@ -22,7 +23,7 @@ from databus.relay.sources.mysql.tables import TRANSACTIONAL_ENGINES, Catalogue,
 from databus.relay.sources.source import Finding
 
 OLDEST_VERSION = (10, 5)
-OLDEST_MYSQL = (8, 4)
+OLDEST_MYSQL = (8, 0)
 
 
 def server_findings(connection: Connection, settings: Settings) -> list[Finding]:
@@ -216,7 +217,7 @@ def _select_findings(
     if everywhere & {_ALL, "SELECT"}:
         return []
     findings = []
-    for schema in sorted({pattern.partition(".")[0] for pattern in settings.sources}):
+    for schema in sorted({split_source(pattern)[0] for pattern in settings.sources}):
         granted = any(
             re.match(rf"GRANT (ALL PRIVILEGES|.*\bSELECT\b.*) ON `{re.escape(schema)}`\.", grant)
             for grant in (one.replace("\\_", "_") for one in grants)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 
 from databus.common.errors import SourceUnavailable
+from databus.common.source_names import join_source, split_source
 from databus.relay.sources.mysql import events
 from databus.relay.sources.mysql.compressed import plain_query
 from databus.relay.sources.mysql.connection import BinlogRequest, Connection
@@ -116,7 +117,7 @@ class Scout:
         return found
 
     def _first_change(self, source: str) -> Place | None:
-        schema, _, name = source.partition(".")
+        schema, name = split_source(source)
         places = (place for place, statement in self._seen if statement.may_change(schema, name))
         return next(places, None)
 
@@ -226,7 +227,7 @@ class Scout:
             return
         self._mapped.add((schema, table))
         if settings.captures(schema, table) and events.names_columns(body):
-            self._maps.append((self._upto, f"{schema}.{table}", bytes(body)))
+            self._maps.append((self._upto, join_source(schema, table), bytes(body)))
 
 
 def _named(statement: Statement, catalogue: Catalogue) -> set[str]:
@@ -240,6 +241,7 @@ def _named(statement: Statement, catalogue: Catalogue) -> set[str]:
 
 def _end(connection: Connection) -> Place:
     """The place behind the last event that the server has written."""
-    status = "SHOW BINARY LOG STATUS" if connection.is_mysql else "SHOW MASTER STATUS"
-    file, offset = connection.row(status)[:2]
+    is_new = connection.is_mysql and connection.is_at_least(8, 2)
+    status = "BINARY LOG" if is_new else "MASTER"
+    file, offset = connection.row(f"SHOW {status} STATUS")[:2]
     return Place.of(str(file), int(offset))

@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from databus.common.config import DatabaseConfig
 from databus.common.errors import ConfigError
+from databus.common.source_names import join_source
 from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.hosts import Host, read_hosts
 from databus.relay.sources.mysql.tls import PREFERRED, Tls, read_tls
@@ -61,7 +62,7 @@ class Settings:
         """Whether a table is among the configured sources; the server's own never are."""
         if schema in SYSTEM_SCHEMAS:
             return False
-        source = f"{schema}.{table}"
+        source = join_source(schema, table)
         return _among(source, self.sources) and not _among(source, self.excluded)
 
 

@@ -21,6 +21,7 @@ from databus.common.errors import (
 )
 from databus.common.kernels import COMPILED
 from databus.common.schema import SourceSchema
+from databus.common.source_names import split_source
 from databus.relay.sources import rows
 from databus.relay.sources.mysql import chunk_kernels, chunks
 from databus.relay.sources.mysql.charsets import Charsets, load_charsets
@@ -263,7 +264,7 @@ class MySqlSource:
         """The tables that have stopped, as far as they are captured still."""
         captures = self._settings.captures
         return StoppedTables(
-            {name: stop for name, stop in memo.stopped.items() if captures(*name.split(".", 1))}
+            {name: stop for name, stop in memo.stopped.items() if captures(*split_source(name))}
         )
 
     async def _memo_for(self, after_scn: int) -> Memo:
@@ -479,7 +480,7 @@ class MySqlSource:
         return answer
 
     def _table_settings(self, source: str) -> Any:
-        schema, _, table = source.partition(".")
+        schema, table = split_source(source)
         if not self._settings.captures(schema, table):
             raise UnknownSource(
                 f"{source} is not among the sources of database {self._settings.name}"

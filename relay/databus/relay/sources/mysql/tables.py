@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from databus.common.errors import UnsupportedChange
 from databus.common.schema import Column, SourceSchema
+from databus.common.source_names import join_source, split_source
 from databus.relay.sources.configured_keys import ConfiguredKeys
 from databus.relay.sources.mysql.columns import SPECIAL_NAMES, catalogue_type, column_of
 from databus.relay.sources.mysql.connection import Connection
@@ -40,7 +41,7 @@ class Table:
     @property
     def source(self) -> str:
         """The name that consumers know it by."""
-        return f"{self.schema}.{self.name}"
+        return join_source(self.schema, self.name)
 
     @property
     def specials(self) -> dict[str, str]:
@@ -97,7 +98,7 @@ def load_catalogue(connection: Connection, settings: Settings) -> Catalogue:
     columns = _columns(connection, inside)
     keys = _keys(connection, inside)
     return {
-        f"{schema}.{name}": _keyed(
+        join_source(schema, name): _keyed(
             Table(
                 schema,
                 name,
@@ -121,9 +122,9 @@ def _schemas(connection: Connection, settings: Settings) -> list[str]:
     """The schemas that a configured pattern can mean."""
     rows = connection.query("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA ORDER BY 1")
     names = [str(name) for (name,) in rows if name not in SYSTEM_SCHEMAS]
-    if any(set("*?[") & set(pattern.partition(".")[0]) for pattern in settings.sources):
+    if any(set("*?[") & set(split_source(pattern)[0]) for pattern in settings.sources):
         return names
-    wanted = {pattern.partition(".")[0] for pattern in settings.sources}
+    wanted = {split_source(pattern)[0] for pattern in settings.sources}
     return [name for name in names if name in wanted]
 
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
+from databus.common.source_names import split_source
 from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.events import ENUM, SET, TableMap
 from databus.relay.sources.mysql.statements import Knowledge, Statement
@@ -39,7 +40,7 @@ class Outlook:
 
     def changes(self, source: str) -> list[Statement]:
         """The statements that can have changed a table."""
-        schema, _, name = source.partition(".")
+        schema, name = split_source(source)
         return [statement for statement in self.ahead if statement.may_change(schema, name)]
 
 

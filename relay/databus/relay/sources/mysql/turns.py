@@ -14,7 +14,7 @@ from typing import Any
 from databus.relay.sources.mysql.connection import Connection
 
 _IO_RUNNING, _SQL_RUNNING = 10, 11
-"""Columns of SHOW REPLICA STATUS."""
+"""Columns of SHOW REPLICA STATUS, which MySQL before 8.0.22 knows as SHOW SLAVE STATUS."""
 
 
 @dataclass(slots=True)
@@ -35,5 +35,6 @@ class Turn:
 
 def is_replicating(connection: Connection) -> bool:
     """Whether the server receives or applies another one's transactions now."""
-    rows: list[tuple[Any, ...]] = connection.query("SHOW REPLICA STATUS")
+    word = "REPLICA" if connection.is_at_least(8, 0, 22) else "SLAVE"
+    rows: list[tuple[Any, ...]] = connection.query(f"SHOW {word} STATUS")
     return any((row[_IO_RUNNING], row[_SQL_RUNNING]) != ("No", "No") for row in rows)

@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 
 from databus.common.errors import SourceUnavailable
+from databus.common.source_names import join_source
 from databus.relay.sources.postgres.lsn import parse_lsn
 from databus.relay.sources.postgres.publications import (
     MEMBERS_SQL,
@@ -76,7 +77,7 @@ AND relation IN (SELECT $1::bigint::oid
 """
 
 _ROOT_SQL = """
-SELECT n.nspname || '.' || c.relname AS source
+SELECT n.nspname AS schema_name, c.relname AS table_name
 FROM pg_catalog.pg_class p
 JOIN pg_catalog.pg_class c ON c.oid = pg_catalog.pg_partition_root(p.oid)
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -231,7 +232,7 @@ class Catalogue:
     async def root_of(self, oid: int) -> str | None:
         """The source whose partition this table is; None if it is none."""
         rows = await self.fetch(_ROOT_SQL, oid)
-        return rows[0]["source"] if rows else None
+        return join_source(*rows[0].values()) if rows else None
 
     async def drop_slot(self) -> None:
         """Give up our slot: the server need keep nothing for us."""

@@ -23,6 +23,7 @@ from databus.relay.sources.stops import Stop
 from databus.relay.sources.told import ToldSchemas
 
 LARGEST_GAP_BYTES = 1 << 30
+_FAILOVER_SINCE = 17_00_00
 
 # The function may be in any schema, and another one of its name too: the extension's is meant.
 _INSPECTOR_SQL = """
@@ -181,12 +182,18 @@ async def commits_between(catalogue: Catalogue, start_lsn: int, stop_lsn: int) -
 
 
 async def create_slot(settings: Settings) -> int:
-    """Create our slot; where it begins: every later commit comes whole with it."""
+    """Create our slot; where it begins: every later commit comes whole with it.
+
+    From PostgreSQL 17 on it is one that a standby with ``sync_replication_slots`` copies.
+    """
     connection = Connection(settings, replication=True)
     try:
         await connection.connect()
+        ((version,),) = await connection.query("SHOW server_version_num")
+        is_copied = int(version or b"0") >= _FAILOVER_SINCE
+        options = "(SNAPSHOT 'nothing', FAILOVER true)" if is_copied else "NOEXPORT_SNAPSHOT"
         rows = await connection.query(
-            f"CREATE_REPLICATION_SLOT {quote(settings.slot)} LOGICAL pgoutput NOEXPORT_SNAPSHOT"
+            f"CREATE_REPLICATION_SLOT {quote(settings.slot)} LOGICAL pgoutput {options}"
         )
     finally:
         connection.close()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from databus.common.errors import FormatError
+from databus.common.source_names import join_source
 
 POSTGRES_EPOCH_US = 946_684_800_000_000
 """2000-01-01, PostgreSQL's own epoch, in microseconds since 1970."""
@@ -144,7 +145,7 @@ def read_relation(body: bytes, encoding: str = "utf-8") -> Relation:
     except (struct.error, IndexError, ValueError) as error:
         raise FormatError(f"a Relation message of {len(body)} bytes is cut: {error}") from None
     # An empty name stands for pg_catalog.
-    return Relation(oid, f"{schema or 'pg_catalog'}.{table}", identity, tuple(columns))
+    return Relation(oid, join_source(schema or "pg_catalog", table), identity, tuple(columns))
 
 
 def read_insert(body: bytes) -> Change:

@@ -14,6 +14,7 @@ from typing import Any
 
 from databus.common.errors import UnsupportedChange
 from databus.common.schema import Column, Kind, SourceSchema
+from databus.common.source_names import join_source
 from databus.relay.sources.configured_keys import NO_KEYS, ORDER_NAME, ConfiguredKeys
 from databus.relay.sources.postgres import values
 from databus.relay.sources.postgres.pgoutput import Relation
@@ -23,8 +24,8 @@ from databus.relay.sources.postgres.pgoutput import Relation
 # and deletes of a published table.  A partition has a replica identity of its own, which is the
 # one that counts.
 CATALOGUE_SQL = r"""
-SELECT c.oid::bigint AS oid, n.nspname || '.' || c.relname AS source,
-       n.nspname AS schema_name, c.relname AS table_name, c.relkind = 'p' AS is_partitioned,
+SELECT c.oid::bigint AS oid, n.nspname AS schema_name, c.relname AS table_name,
+       c.relkind = 'p' AS is_partitioned,
        c.relreplident::text AS identity, a.attname AS column_name, a.attnotnull AS not_null,
        a.atttypid::bigint AS type_oid, a.atttypmod AS modifier,
        pg_catalog.format_type(a.atttypid, a.atttypmod) AS type_name,
@@ -257,9 +258,10 @@ def tables_of(
 
 def _table(rows: list[Any], types: Mapping[int, Any], keys: ConfiguredKeys) -> Table:
     first = rows[0]
+    source = join_source(first["schema_name"], first["table_name"])
     return Table(
         oid=first["oid"],
-        source=first["source"],
+        source=source,
         schema_name=first["schema_name"],
         table_name=first["table_name"],
         identity=first["identity"],
@@ -268,7 +270,7 @@ def _table(rows: list[Any], types: Mapping[int, Any], keys: ConfiguredKeys) -> T
         identity_key=_in_place(rows, "identity_place", "identity_width"),
         is_owner=first["is_owner"],
         may_select=first["may_select"],
-        configured_key=keys.of(first["source"], (row["column_name"] for row in rows)),
+        configured_key=keys.of(source, (row["column_name"] for row in rows)),
         key_is_generated=any(
             len([row for row in rows if row[place] is not None]) < (first[width] or 0)
             for place, width in (("pk_place", "pk_width"), ("identity_place", "identity_width"))
