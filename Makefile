@@ -56,6 +56,11 @@ test: setup-test ## Run everything: lint, types, contracts, benchmark smoke, the
 	@$(MAKE) --no-print-directory run-bench-smoke
 	@echo "== tests"
 	@$(PYTEST) $(PARALLEL)
+	@scripts/matrix.sh --short mysql-8.0.15
+
+.PHONY: matrix
+matrix: setup-test ## Run a lean set of tests on every other server version; downloads them with Maven
+	@scripts/matrix.sh
 
 .PHONY: check
 check: setup-test ## Lint, types, contracts and all tests but the slow ones
