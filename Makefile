@@ -88,8 +88,13 @@ bench: setup ## Run the benchmarks in full (minutes) and draw their plots
 SEED ?= 0
 MINUTES ?= 1
 .PHONY: storm
-storm: setup-test ## Random statements against a real server, compared: DB=mariadb|mysql SEED=0 MINUTES=1
+storm: setup-test ## Random statements against a real server, compared: DB=mariadb|mysql|postgres|sqlite SEED=0 MINUTES=1
 	@$(BIN)/python -m tests.storm --db $(if $(filter command environment,$(origin DB)),$(DB),mariadb) --seed $(SEED) --minutes $(MINUTES)
+
+.PHONY: storm-ci
+storm-ci: setup-test ## Five minutes of random statements with fresh seeds, over every server
+	@for db in mariadb mysql postgres sqlite; do \
+		$(BIN)/python -m tests.storm --db $$db --minutes 1.25 || failed=1; done; exit $${failed:-0}
 
 .PHONY: coverage
 coverage: setup-test ## The whole suite under branch coverage; report in htmlcov/

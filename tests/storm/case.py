@@ -31,6 +31,7 @@ class Tally:
     suspensions: Counter[str] = dataclasses.field(default_factory=Counter)
     comparisons: int = 0
     unequal_but_named: int = 0
+    unsent: int = 0
     unhealed: Counter[str] = dataclasses.field(default_factory=Counter)
     events: int = 0
 
@@ -155,6 +156,8 @@ class Case:
             Difference: one is not.
         """
         number = self.site.put_mark()
+        if number is None:
+            return
         tables = self.site.tables()
         is_open = any(session.in_transaction for session in self.sessions)
         for name, fetcher in self.fetchers.items():
@@ -183,7 +186,9 @@ class Case:
             if held is None:
                 return [f"no event of it, {len(rows)} rows at the source"] if rows else []
             key = table.key or (held.schema.key if held.schema else ())
-            return differences(columns, list(key), rows, held)
+            found, unsent = differences(columns, list(key), rows, held)
+            self.tally.unsent += unsent
+            return found
 
         found = unequal()
         if not found:

@@ -127,15 +127,18 @@ class Replica:
         return self._registry.schemas.by_fingerprint(fingerprint)
 
 
-def differences(columns: list[str], key: list[str], rows: list[Row], table: Table) -> list[str]:
+def differences(
+    columns: list[str], key: list[str], rows: list[Row], table: Table
+) -> tuple[list[str], int]:
     """Where a replica's table is not what a SELECT gave; ``key`` are the key's columns there.
 
     A row that came with an earlier schema may lack columns that were added since, and have its
-    values in an earlier type.
+    values in an earlier type.  The second number counts values of such columns that are not NULL
+    at the source: the log has no event that carries them.
     """
     newest = table.schema.fingerprint if table.schema is not None else 0
     left = {tuple(map(plain, k)): held for k, held in table.rows.items()}
-    found = []
+    found, unsent = [], 0
     for row in rows:
         values = tuple(plain(row[name]) for name in key)
         held = left.pop(values, None)
@@ -145,12 +148,11 @@ def differences(columns: list[str], key: list[str], rows: list[Row], table: Tabl
         is_old = held.fingerprint != newest
         for name in columns:
             if name not in held.values:
-                if not is_old:
-                    found.append(f"row {values} has no column {name}")
+                unsent += row[name] is not None
             elif not alike(row[name], held.values[name], loosely=is_old):
                 found.append(f"row {values}: {name} = {held.values[name]!r}, not {row[name]!r}")
     found += [f"row {values} is there no more: {held.values}" for values, held in left.items()]
-    return found
+    return found, unsent
 
 
 def plain(value: Any) -> Any:

@@ -78,8 +78,8 @@ class Site(ABC):
         """Another connection."""
 
     @abstractmethod
-    def put_mark(self) -> int:
-        """Commit the next number in the marking table."""
+    def put_mark(self) -> int | None:
+        """Commit the next number in the marking table; None: a session is in the way."""
 
     @abstractmethod
     def tables(self) -> list[TableFacts]:

@@ -16,12 +16,14 @@ from tests.storm.case import Case, Difference, Tally
 from tests.storm.generator import Generator, Grammar
 from tests.storm.grammar.mysql_tables import MySqlGrammar
 from tests.storm.grammar.postgres_tables import PostgresGrammar
+from tests.storm.grammar.sqlite import SqliteGrammar
 from tests.storm.live import Loop
 from tests.storm.mysql_site import MySqlSite
 from tests.storm.postgres_site import PostgresSite
 from tests.storm.script import Step
 from tests.storm.shrinking import shrunk
 from tests.storm.site import Site
+from tests.storm.sqlite_site import SqliteSite
 
 
 @dataclasses.dataclass
@@ -41,15 +43,17 @@ class Failure:
 
 
 def make_site(product: str, folder: Path) -> Site:
+    if product == "sqlite":
+        return SqliteSite(folder)
     return PostgresSite(folder) if product == "postgres" else MySqlSite(product, folder)
 
 
 def make_grammar(rng: random.Random, site: Site) -> Grammar:
-    kind = PostgresGrammar if site.product == "postgres" else MySqlGrammar
-    return kind(rng, site)
+    kinds: dict[str, type[Grammar]] = {"postgres": PostgresGrammar, "sqlite": SqliteGrammar}
+    return kinds.get(site.product, MySqlGrammar)(rng, site)
 
 
-PRODUCTS = ("mariadb", "mysql", "postgres")
+PRODUCTS = ("mariadb", "mysql", "postgres", "sqlite")
 
 
 class Storm:
@@ -160,7 +164,8 @@ class Storm:
             f"{self.seeds[0]} to {self.seeds[-1]}, {done} statements that succeeded, "
             f"{sum(tally.failures.values())} refused, {done / max(self.seconds, 1):.0f} a second",
             f"{tally.events} row events, {tally.comparisons} comparisons of tables, "
-            f"{tally.unequal_but_named} unequal and named, {len(self.failures)} failures",
+            f"{tally.unequal_but_named} unequal and named, {len(self.failures)} failures; "
+            f"{tally.unsent} values of columns that were added with a default, which no event has",
             "suspended: " + "; ".join(f"{n} x {why}" for why, n in tally.suspensions.most_common()),
             "not resynchronised in time: "
             + "; ".join(f"{n} x {why}" for why, n in tally.unhealed.most_common()),
