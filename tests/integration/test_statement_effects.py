@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from databus.common.frame import Op
 from databus.relay.fetcher import Fetcher
 from tests.integration.test_stopped_tables import in_database, rows_of
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.fixtures import FreshDatabase
+from tests.support.relay_process import ring_frames
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -162,15 +164,48 @@ async def test_exchanged_contents_suspend_their_table_by_name_and_drops_are_even
             )
             await caught_up(folder, database, 9)
             suspended = {"p", "p_old", "swapped", "exchanged", "part", "cut", "dropped_part"}
-            await eventually(lambda: len(stopped(fetcher)) > len(suspended), 30)
-            names = {source.partition(".")[2] for source in stopped(fetcher)}
-            assert names == suspended | {"fetched"}
+
+            def suspended_now() -> set[str]:
+                return {source.partition(".")[2] for source in stopped(fetcher)}
+
+            await eventually(lambda: suspended_now() == suspended, 30)
+            not_followed = {table["source"] for table in fetcher.tables.document()}
+            assert not_followed == {f"{database.name}.{name}" for name in {*suspended, "fetched"}}
             assert "took this name" in stopped(fetcher)[f"{database.name}.p"]["why"]
             assert rows_of(folder, f"{database.name}.gone") == {}
             assert not differing(folder, database, ["again", "same", "calm"])
             assert (3,) in rows_of(folder, f"{database.name}.widened")
     finally:
         database.server.drop_database(away)
+
+
+async def test_values_that_a_definition_gave_to_rows_are_dumped_and_nothing_is_emptied(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(9))")
+    database.execute("INSERT INTO t VALUES (1, '1'), (2, '2')")
+    config = database_config("shop", database.url, f"{database.name}.*")
+    folder, source = tmp_path / "shop", f"{database.name}.t"
+    async with capturing(config.model_copy(update={"resync": "auto"}), tmp_path) as fetcher:
+        await streaming(fetcher)
+        database.execute("UPDATE t SET v = '10'")
+        for change in (
+            "ALTER TABLE t ADD COLUMN w INT NOT NULL DEFAULT 7",
+            "ALTER TABLE t CHANGE w x INT NOT NULL",
+            "ALTER TABLE t MODIFY v INT",
+        ):
+            database.execute(change)
+            # The stream resumes at once: nothing that follows is lost.
+            database.execute("DELETE FROM t WHERE id = 2")
+
+            def equal() -> bool:
+                names = [name for name, *_ in database.execute("SHOW COLUMNS FROM t")]
+                rows = database.execute("SELECT * FROM t")
+                wanted = {(row[0],): dict(zip(names, row, strict=True)) for row in rows}
+                return rows_of(folder, source) == wanted and not fetcher.tables.document()
+
+            await eventually(equal, 60, change)
+    assert Op.TRUNCATE not in {view.op for view in ring_frames(folder)}
 
 
 RANGE = "RANGE (id) (PARTITION p0 VALUES LESS THAN (100), PARTITION p1 VALUES LESS THAN MAXVALUE)"

@@ -167,9 +167,12 @@ class Resync:
             record = self.book.get(source)
             if record is None:
                 record = TableRecord(source, CaptureState.SUSPENDED, stop.since_scn, stop.why)
-                record.noticed_us = _now_us()
+                record.noticed_us, record.keeps_rows = _now_us(), stop.keeps_rows
                 self.book.add(record)
-            elif record.state == CaptureState.SUSPENDED:
+                self._changed.set()
+                continue
+            record.keeps_rows &= stop.keeps_rows
+            if record.state == CaptureState.SUSPENDED:
                 if record.error or record.reason == stop.why:
                     continue
                 record.reason = stop.why
@@ -246,7 +249,7 @@ class Resync:
         record.until_us = 0
         self._resuming.add(schema.source)
         keeps_deleted = {"d", "t"} & set(self._config.skipped_operations)
-        self._append(intake, record, None if keeps_deleted else schema)
+        self._append(intake, record, None if keeps_deleted or record.keeps_rows else schema)
         # A dump's plan is on disk only behind this.
         await self._host.make_durable()
 

@@ -24,7 +24,8 @@ class TableRecord:
     claimed it until ``until_us``.  After ``tries`` that failed it is tried again at ``again_us``.
     ``is_confirmed``: an operator wants it resynchronised.  ``is_declined``: a bootstrap server
     cannot repair it, so that the relay has to dump it.  ``published`` is the state in the last
-    frame about it, ``cure`` what the parent of a chained relay says.
+    frame about it, ``cure`` what the parent of a chained relay says.  ``keeps_rows``: the rows that
+    its readers have are all there still and only their values are old, so nothing is emptied.
     """
 
     source: str
@@ -42,6 +43,7 @@ class TableRecord:
     is_declined: bool = False
     cure: str = ""
     published: str = ""
+    keeps_rows: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is on disk."""

@@ -18,10 +18,15 @@ from databus.common.errors import FormatError, SourceUnavailable
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Since which transaction a table is passed over, and why."""
+    """Since which transaction a table is passed over, and why.
+
+    ``keeps_rows``: each row that the stream gave is there still, under its key, with other
+    values.  So the stream resumes behind this transaction, and a dump brings the values.
+    """
 
     since_scn: int
     why: str
+    keeps_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +85,16 @@ class StoppedTables:
         stop = self.stops.get(source)
         return stop is not None and scn > stop.since_scn
 
-    def stop(self, source: str, scn: int, why: str) -> None:
-        """Pass over a table from here on; the first reason counts."""
-        if source not in self.stops:
-            self.stops[source] = Stop(scn, why)
+    def stop(self, source: str, scn: int, why: str, *, keeps_rows: bool = False) -> None:
+        """Pass over a table from here on; the first reason counts, unless it keeps the rows."""
+        before = self.stops.get(source)
+        if before is None or (before.keeps_rows and not keeps_rows):
+            self.stops[source] = Stop(scn, why, keeps_rows)
             self.suspended_count += 1
+            if keeps_rows:
+                self._asked.add(source)
+            else:
+                self._asked.discard(source)
 
     def stop_again(self, source: str, scn: int, why: str) -> None:
         """Pass over a table that began again, for nobody could read all of it.

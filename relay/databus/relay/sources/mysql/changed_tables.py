@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from databus.common.schema import SourceSchema
 from databus.common.source_names import join_source, split_source
@@ -12,6 +13,18 @@ from databus.relay.sources.mysql.statements.reader import TableName
 from databus.relay.sources.mysql.tables import Catalogue
 from databus.relay.sources.mysql.widening import keeps_values
 from databus.relay.sources.told import ToldSchemas
+
+
+@dataclass(frozen=True, slots=True)
+class UnseenChange:
+    """Why the content of a table is not what the stream gave.
+
+    ``keeps_rows``: each row is there still, under its key, with other values.
+    """
+
+    source: str
+    why: str
+    keeps_rows: bool = False
 
 
 def captured_names(settings: Settings, catalogue: Catalogue, told: ToldSchemas) -> list[TableName]:
@@ -32,8 +45,8 @@ def changed_unseen(
     captured: Iterable[TableName],
     before: Mapping[str, SourceSchema],
     left: Mapping[str, SourceSchema],
-) -> Iterator[tuple[str, str]]:
-    """The captured tables whose rows a statement changed without an event, and why.
+) -> Iterator[UnseenChange]:
+    """The captured tables whose rows a statement changed without an event.
 
     ``captured`` are those that are there or that consumers have a definition of; others have no
     rows that could differ.  ``before`` are the definitions in front of the statement, ``left``
@@ -43,11 +56,15 @@ def changed_unseen(
         source = join_source(*name)
         old, new = before.get(source), left.get(source)
         if name in found.replaced:
-            yield source, found.replaced[name]
-        elif name in found.converted and not keeps_values(old, new):
-            yield source, found.converted[name]
+            yield UnseenChange(source, found.replaced[name])
         elif new is not None and (why := changed_key(old, new)):
-            yield source, why
+            yield UnseenChange(source, why)
+        elif name in found.revalued:
+            yield UnseenChange(source, found.revalued[name], keeps_rows=True)
+        elif name in found.converted and not keeps_values(old, new):
+            # The new type of a column in the key makes other keys of the same rows.
+            keeps_rows = old is not None and new is not None and _same_key(old, new)
+            yield UnseenChange(source, found.converted[name], keeps_rows=keeps_rows)
 
 
 def changed_key(old: SourceSchema | None, new: SourceSchema) -> str:
@@ -55,3 +72,7 @@ def changed_key(old: SourceSchema | None, new: SourceSchema) -> str:
     if old is None or old.key == new.key:
         return ""
     return f"its key was ({', '.join(old.key)}) and is ({', '.join(new.key)})"
+
+
+def _same_key(old: SourceSchema, new: SourceSchema) -> bool:
+    return old.key_columns == new.key_columns

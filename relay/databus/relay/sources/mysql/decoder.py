@@ -395,8 +395,9 @@ class BinlogDecoder(XaGroups):
             self.told.forget_schema(source)
         before = self.told.schemas()
         left = self._announce_changes(statement) if found.defined and group.standalone else {}
-        for source, why in changed_unseen(found, self._captured(), before, left):
-            self._stop(source, f"GTID {self.txid(group)}, {statement}: {why}")
+        for change in changed_unseen(found, self._captured(), before, left):
+            why = f"GTID {self.txid(group)}, {statement}: {change.why}"
+            self._stop(change.source, why, keeps_rows=change.keeps_rows)
         return True
 
     def _captured(self) -> list[TableName]:
@@ -443,12 +444,15 @@ class BinlogDecoder(XaGroups):
             group.seq += 1
         return certain
 
-    def _stop(self, source: str, why: str) -> None:
-        """Pass over this table from here on, and go on with the others."""
+    def _stop(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
+        """Pass over this table from here on, and go on with the others.
+
+        With ``keeps_rows`` up to the end of this transaction alone.
+        """
         assert self.group is not None
         if source not in self.stopped.stops:
             _log.warning("database %s: %s has stopped: %s", self.settings.name, source, why)
-        self.stopped.stop(source, self.group.scn, why)
+        self.stopped.stop(source, self.group.scn, why, keeps_rows=keeps_rows)
         self.known.pass_over(source)
 
     def begin_again(self) -> None:

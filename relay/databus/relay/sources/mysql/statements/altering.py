@@ -57,10 +57,12 @@ _ADDS_VALUES = keywords(
 class Altered:
     """What an ALTER TABLE does besides changing the definition.
 
-    ``values`` says by which clause the values of rows change, or may; ``types`` names columns
-    whose values are the same only if the old and the new type have them all.
+    ``rows`` says by which clause rows come or go, or may; ``values`` by which one the values of
+    rows change that all stay; ``types`` names columns whose values are the same only if the old
+    and the new type have them all.
     """
 
+    rows: str = ""
     values: str = ""
     types: str = ""
     renamed_to: TableName | None = None
@@ -98,7 +100,7 @@ def _clause(reader: TokenReader, found: Altered) -> None:
         pass  # a default, an index's or a check's visibility
     elif word == "DROP":
         if reader.keyword() in ("PARTITION", "SYSTEM"):
-            found.values = shown
+            found.rows = shown
     elif word == "RENAME":
         _rename(reader, found)
     elif word == "CONVERT":
@@ -106,14 +108,14 @@ def _clause(reader: TokenReader, found: Altered) -> None:
     elif word == "EXCHANGE":
         while not reader.ended and not reader.accept("WITH", "TABLE"):
             reader.at += 1
-        found.values = shown
+        found.rows = shown
         found.replaced.append(reader.table())
     elif word in _KEPT_PARTITIONS or word in _OPTIONS:
         if not _options_keep_rows(tokens):
-            found.values = shown
+            found.rows = shown
     else:
         # DISCARD, IMPORT, TRUNCATE PARTITION, REPAIR PARTITION, UNION, and what is not known.
-        found.values = shown
+        found.rows = shown
 
 
 def _adds_values(reader: TokenReader) -> bool:
@@ -194,10 +196,10 @@ def _convert(reader: TokenReader, found: Altered) -> None:
         reader.identifier()
         reader.expect("TO")
         reader.expect("TABLE")
-        found.values = "CONVERT PARTITION TO TABLE"
+        found.rows = "CONVERT PARTITION TO TABLE"
         found.replaced.append(reader.table())
     elif reader.accept("TABLE"):
-        found.values = "CONVERT TABLE TO PARTITION"
+        found.rows = "CONVERT TABLE TO PARTITION"
         found.emptied.append(reader.table())
     else:
         reader.expect("TO")

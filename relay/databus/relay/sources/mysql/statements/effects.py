@@ -90,13 +90,15 @@ class Effects:
     """What a statement does to tables, captured or not.
 
     ``emptied`` tables have no rows behind it.  What ``replaced`` tables hold is not known, for
-    the reason given.  ``converted`` tables hold the same values only if the old and the new types
+    the reason given.  ``revalued`` tables have all their rows still, with other values.
+    ``converted`` tables hold the same rows, and the same values only if the old and the new types
     of their columns have them all.  ``defined`` says that definitions may have changed.
     ``needs_knowledge`` says that this is only right with all that is known of views and triggers.
     """
 
     emptied: set[TableName] = field(default_factory=set)
     replaced: dict[TableName, str] = field(default_factory=dict)
+    revalued: dict[TableName, str] = field(default_factory=dict)
     converted: dict[TableName, str] = field(default_factory=dict)
     defined: bool = False
     needs_knowledge: bool = False
@@ -356,8 +358,10 @@ class _Grammar:
         effects.defined = True
         if ignores:
             effects.replaced[table] = "ALTER IGNORE TABLE can delete rows and change values"
+        elif found.rows:
+            effects.replaced[table] = f"ALTER TABLE: {found.rows}"
         elif found.values:
-            effects.replaced[table] = f"ALTER TABLE: {found.values}"
+            effects.revalued[table] = f"ALTER TABLE: {found.values}"
         elif found.types:
             effects.converted[table] = f"ALTER TABLE: {found.types}"
         for name in found.replaced:
@@ -400,6 +404,7 @@ class _Grammar:
         for name, origin in now.items():
             if origin is None:
                 self._effects.replaced.pop(name, None)
+                self._effects.revalued.pop(name, None)
                 self._effects.converted.pop(name, None)
                 self._effects.emptied.add(name)
             elif origin != name:
@@ -552,6 +557,7 @@ def _folded(found: Effects, dialect: Dialect, captured: list[TableName]) -> Effe
     return Effects(
         {one(name) for name in found.emptied},
         all_of(found.replaced),
+        all_of(found.revalued),
         all_of(found.converted),
         found.defined,
         found.needs_knowledge,
