@@ -118,14 +118,17 @@ def test_every_row_of_the_crash_table_serves_a_part_of_the_stream_without_a_gap_
         with pytest.raises(StoreError, match="control copies"):
             Ring.open_writer(tmp_path)
         return
+    # Only copy B is left, of the sync by hand, and what came after that is damaged: it was never
+    # acknowledged as far as can be known, and comes again from the source.
+    goes_back = (live, first, second, data) == (True, False, True, "tail torn")
     with Ring.open_writer(tmp_path) as writer:
-        assert writer.recovered.base is base
+        assert goes_back or writer.recovered.base is base
         repair = writer.recovered.repair
         newest = writer.last
         prev = writer.state.prev
         assert writer._index.problem(writer.state.head, writer.state.tail) is None
     # The sync by hand is in copy B, the one at the end in A.
-    assert newest == (Position(8, 2) if base is Base.B else Position(10, 2))
+    assert newest == (Position(8, 2) if base is Base.B or goes_back else Position(10, 2))
     if data == "middle torn":
         assert (repair, prev) == (Repair.CUT, Position(4, 2))
     elif data == "tail torn" and newest == Position(10, 2):

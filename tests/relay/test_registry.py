@@ -89,10 +89,10 @@ def test_what_a_full_disk_left_of_a_line_is_cut_off_before_the_next_one(
     path = tmp_path / "schemas.jsonl"
     registry, reader = Registry(path), RegistryReader(path)
     registry.add([version(0)])
-    write = os.write
+    write = os.pwrite
     fits = len(registry_line(version(1))) + 10
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", lambda fd, data: write(fd, data[:fits]))
+        patch.setattr(os, "pwrite", lambda fd, data, at: write(fd, data[:fits], at))
         with pytest.raises(StoreError, match=f"only {fits} of"):
             registry.add([version(1), version(2)])
         reader.refresh()

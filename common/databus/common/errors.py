@@ -237,6 +237,16 @@ class StoreError(DatabusError):
     hint = "Check the disk's free space and the folder's owner."
 
 
+class SyncFailed(StoreError):
+    """The disk failed to write what a file of ours holds; what it has of it is unknown."""
+
+    code = "sync_failed"
+    hint = (
+        "Check the disk (dmesg, SMART, the volume's events). The process starts again and reads "
+        "from the source what was not on disk; nothing of it was acknowledged."
+    )
+
+
 class BucketError(StoreError):
     """S3 refuses to read or to write an object, or does not answer."""
 

@@ -6,16 +6,14 @@ leave a child behind that holds its port.  ``python -m databus.relay.child PAREN
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-import os
 import signal
 import sys
 
 from databus.common.loading import loading
+from databus.common.parent import end_with
 
 MODULE = "databus.relay.child"
-_PR_SET_PDEATHSIG = 1
 
 
 def follow_parent(parent_pid: int) -> None:
@@ -25,9 +23,7 @@ def follow_parent(parent_pid: int) -> None:
     again at once, and finds neither its port nor a ring taken.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
+    if not end_with(parent_pid):
         raise SystemExit(0)
 
 

@@ -13,7 +13,7 @@ import logging
 import random
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from databus.common.errors import (
     ServerUnavailable,
     SourceUnavailable,
     StoreError,
+    SyncFailed,
 )
 from databus.relay.dump_runner import DumpRunner
 from databus.relay.dumps import ACTIVE, Dump, DumpBook
@@ -38,7 +39,7 @@ from databus.relay.fetcher_process import serve_until_told
 from databus.relay.fetcher_status import FetcherState, FetcherStatus
 from databus.relay.gathering import Gathering
 from databus.relay.handover import take_over
-from databus.relay.intake import Intake
+from databus.relay.intake import Intake, first_position
 from databus.relay.layout import DatabaseFolder, replace_file
 from databus.relay.recent import RecentBatches
 from databus.relay.registry import Registry
@@ -81,14 +82,16 @@ class Pace:
 
 
 class Fetcher:
-    """Keeps one database's ring up to date, for as long as it runs.
+    """Keeps one database's ring up to date.
 
     Invariants:
         I1. The source is acknowledged only up to a window that is on disk.
-        I2. Nothing ends it but ``stop``: what can pass is tried again with back-off, what
-            cannot is shown as state ``failed`` with its problem and tried again slowly.
+        I2. Nothing ends it but ``stop`` and a sync that failed: what can pass is tried again with
+            back-off, what cannot is shown as state ``failed`` and tried again slowly.
         I3. It never holds more than one batch of the source, besides ``RecentBatches``.
         I4. No reader holds back a database: only what another relay sends may be blocked.
+        I5. After a failed sync of the ring nothing more is synced, recorded or acknowledged, for
+            the kernel reports it once.  ``run`` ends; opening the ring again verifies the rest.
 
     Owner: one event loop; its ring's lock keeps a second fetcher away.
     Durability: at most ``sync_every`` after a window was appended it is on disk.
@@ -122,6 +125,8 @@ class Fetcher:
         self._released = asyncio.Event()
         self._stopping = asyncio.Event()
         self._sync_lock = asyncio.Lock()
+        self._sync_failure: SyncFailed | None = None
+        self._unsaved_dumps = False
         self._synced_tail = -1
         self._durable: Position | None = None
         self._acked_scn = -1
@@ -153,6 +158,7 @@ class Fetcher:
 
         Raises:
             StoreError: the data folder cannot be used.
+            SyncFailed: the disk failed to write the ring; run another one.
         """
         api = FetcherApi(self, self.folder)
         tasks: list[asyncio.Task[None]] = []
@@ -176,6 +182,8 @@ class Fetcher:
             except (DatabusError, OSError) as error:
                 _log.warning("%s: what came last is not on disk: %s", self.config.name, error)
             await self._close()
+        if self._sync_failure is not None:
+            raise self._sync_failure
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -190,7 +198,8 @@ class Fetcher:
             if self._registry is not None:
                 self._registry.close()
         self._wakeup.close()
-        self.status.enter(FetcherState.STOPPED)
+        failure = self._sync_failure
+        self.status.enter(FetcherState.FAILED if failure else FetcherState.STOPPED, failure)
         self.status.write(self.status.document(None, self.dumps.counts()))
 
     # -- capture --
@@ -242,7 +251,7 @@ class Fetcher:
             await source.open()
             if self.intake is None:
                 self.folder.memo.unlink(missing_ok=True)
-                start = await _first_position(source)
+                start = await first_position(source)
                 intake = self._open_intake(source.clock, start)
             else:
                 intake = self.intake
@@ -252,7 +261,7 @@ class Fetcher:
                 self.tables.parents(await states_of(source))
             self._source, self._acked_scn = source, -1
             gathering = Gathering()
-            async with contextlib.aclosing(_stream(source, intake)) as batches:
+            async with contextlib.aclosing(intake.stream(source)) as batches:
                 async for batch in batches:
                     if intake.ring.blocks:
                         await self._take_waiting(intake, batch)
@@ -394,7 +403,12 @@ class Fetcher:
                 return
             tail, complete = intake.ring.state.tail, intake.complete
             if tail != self._synced_tail:
-                self._durable = await asyncio.to_thread(intake.ring.sync)
+                try:
+                    self._durable = await asyncio.to_thread(intake.ring.sync)
+                except SyncFailed as error:
+                    self._sync_failure = error
+                    self.stop()
+                    raise
                 self._synced_tail = tail
             if tables is not None:
                 # Before the memo: a table that the source reads again is still named in here.
@@ -404,8 +418,10 @@ class Fetcher:
                 # Not before the ring: the memo must not be ahead of it.
                 await asyncio.to_thread(replace_file, self.folder.memo, memo.encode(), durable=True)
                 self._kept_memo = memo
-            if self.dumps.settle(emitted):
+            self._unsaved_dumps |= self.dumps.settle(emitted)
+            if self._unsaved_dumps:
                 await asyncio.to_thread(self.book.keep, self.book.content())
+                self._unsaved_dumps = False
         source = self._source
         await self._tell_durable(source)
         if source is not None and complete.scn > self._acked_scn:
@@ -522,8 +538,7 @@ class Fetcher:
         return document
 
     def _write_status(self) -> None:
-        """Soon, and not here: the file system may be busy with a sync for a tenth of a second."""
-        self._status_due.set()
+        self._status_due.set()  # not here: a sync may hold up the file system
 
     async def _status_loop(self) -> None:
         while True:
@@ -556,20 +571,6 @@ class Fetcher:
             except Exception:
                 _log.exception("%s: the source's status", self.config.name)
             await asyncio.sleep(self._pace.source_status_s)
-
-
-async def _first_position(source: Source) -> Position:
-    if isinstance(source, RelayingSource):
-        return await source.first_position()
-    # The first position counts as held by nobody: a dump window may follow it.
-    return Position(await source.first_scn(), 0)
-
-
-def _stream(source: Source, intake: Intake) -> AsyncGenerator[Batch, None]:
-    """The source's batches from where the ring ends."""
-    if isinstance(source, RelayingSource):
-        return source.stream_from(intake.resume_position())
-    return source.stream(intake.resume())
 
 
 def main(arguments: list[str]) -> int:

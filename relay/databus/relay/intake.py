@@ -6,7 +6,7 @@ Synchronous and without a clock: the fetcher around it waits, reconnects and syn
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from databus.common.window import end_of_window
 from databus.relay.layout import DatabaseFolder, replace_file
 from databus.relay.registry import Registry
 from databus.relay.ring import Ring, RingWriter
-from databus.relay.sources.source import Batch, Transaction
+from databus.relay.sources.source import Batch, RelayingSource, Source, Transaction
 
 SCAN_BYTES = 4 << 20
 
@@ -32,6 +32,14 @@ class StreamObserver(Protocol):
 
     def at_window_end(self) -> None:
         """No window is open: a window of the observer's own may be appended now."""
+
+
+async def first_position(source: Source) -> Position:
+    """Where the ring of a source that was never read begins."""
+    if isinstance(source, RelayingSource):
+        return await source.first_position()
+    # The first position counts as held by no frame: a dump window may follow it.
+    return Position(await source.first_scn(), 0)
 
 
 class Intake:
@@ -151,6 +159,12 @@ class Intake:
         """Forget what has not been published; the frame after which a relayed stream goes on."""
         self.ring.discard_open()
         return self.ring.last
+
+    def stream(self, source: Source) -> AsyncGenerator[Batch, None]:
+        """The source's batches from where the ring ends."""
+        if isinstance(source, RelayingSource):
+            return source.stream_from(self.resume_position())
+        return source.stream(self.resume())
 
     def _end_torn_dump(self) -> None:
         """End the dump window that the ring ends in."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from databus.common.errors import FormatError, StoreError
 from databus.common.schema import SchemaSet, SourceSchema
+from databus.relay.ring_file import sync_directory
 
 
 def registry_line(schema: SourceSchema) -> bytes:
@@ -120,13 +121,12 @@ class Registry:
         _require_unsynced(path, reader.read_bytes)
         self.path = path
         self.schemas = reader.schemas
-        self._whole_bytes = reader.read_bytes
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
-        os.ftruncate(self._fd, self._whole_bytes)
-        os.fsync(self._fd)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        os.fsync(folder)
-        os.close(folder)
+        self._synced_bytes = 0
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        # Lines that a process before this one failed to sync look as if they were on disk.
+        self._unsynced = os.pread(self._fd, reader.read_bytes, 0)
+        self._write(b"")
+        sync_directory(path.parent)
 
     def add(self, schemas: Iterable[SourceSchema]) -> list[SourceSchema]:
         """Append the versions that are not there yet and sync; returns those."""
@@ -151,18 +151,28 @@ class Registry:
         if not new:
             return
         lines = b"".join(registry_line(schema) for schema in new)
+        self._write(lines)
+        for schema in new:
+            self.schemas.announce(schema)
+
+    def _write(self, lines: bytes) -> None:
+        """Put ``lines`` on disk behind all lines that were synced, and those that were not again.
+
+        Whole lines stay, for a reader may have them already: twice is no harm.
+        """
+        wanted = self._unsynced + lines
         try:
-            # Whole lines stay, for a reader may have them already: twice is no harm.
-            os.ftruncate(self._fd, self._whole_bytes)
-            written = os.write(self._fd, lines)
-            self._whole_bytes += lines.rfind(b"\n", 0, written) + 1
-            if written != len(lines):
-                raise StoreError(f"{self.path}: only {written} of {len(lines)} bytes written")
+            os.ftruncate(self._fd, self._synced_bytes + len(self._unsynced))
+            written = os.pwrite(self._fd, wanted, self._synced_bytes)
+            whole = max(len(self._unsynced), wanted.rfind(b"\n", 0, written) + 1)
+            self._unsynced = wanted[:whole]
+            if written != len(wanted):
+                raise StoreError(f"{self.path}: only {written} of {len(wanted)} bytes written")
             os.fsync(self._fd)
         except OSError as error:
             raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
-        for schema in new:
-            self.schemas.announce(schema)
+        self._synced_bytes += len(wanted)
+        self._unsynced = b""
 
     def close(self) -> None:
         """Let go of the file."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from databus.common.errors import FormatError, StoreError
+from databus.common.errors import FormatError, StoreError, SyncFailed
 from databus.common.kernels import U8Array, U32Array
 from databus.relay.locks import take_lock
 from databus.relay.ring_format import (
@@ -37,6 +37,8 @@ from databus.relay.ring_format import (
     unflatten,
     unpack_control,
 )
+
+REWRITE_BYTES = 1 << 20
 
 
 def _boot_identity() -> str:
@@ -222,8 +224,19 @@ class RingFile:
         self.flush()
 
     def flush(self) -> None:
-        """Put everything that has been written to the mapped file on disk."""
-        os.fdatasync(self.fd)
+        """Put everything that has been written to the mapped file on disk.
+
+        Raises:
+            SyncFailed: the disk refused.  The kernel reports that once and takes the pages for
+                written from then on: a later flush says nothing about them.
+        """
+        try:
+            os.fdatasync(self.fd)
+        except OSError as error:
+            raise SyncFailed(
+                f"{self.path} could not be written to disk: {error.strerror}; nothing behind its "
+                f"last sync is acknowledged"
+            ) from error
 
     # -- data area --
 
@@ -235,6 +248,17 @@ class RingFile:
         """Copy ``block`` to ``position``; it does not reach past the end of the lap."""
         at = self.file_offset(position)
         self.view[at : at + len(block)] = block
+
+    def rewrite(self, position: int, stop: int) -> None:
+        """Write what lies in [position, stop) once more, so that the next flush writes it too.
+
+        A flush that failed before has left pages that the kernel takes for written.
+        """
+        while position < stop:
+            at = self.file_offset(position)
+            size = min(stop - position, self.data_bytes - position % self.data_bytes, REWRITE_BYTES)
+            self.view[at : at + size] = bytes(self.view[at : at + size])
+            position += size
 
     def write_pad(self, position: int) -> int:
         """Mark the rest of the lap from ``position`` on as empty; return its bytes.
@@ -297,6 +321,8 @@ def sync_directory(directory: Path) -> None:
     fd = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(fd)
+    except OSError as error:
+        raise SyncFailed(f"{directory} could not be written to disk: {error.strerror}") from error
     finally:
         os.close(fd)
 

@@ -72,6 +72,9 @@ class Recovered(NamedTuple):
     state: RingState
     base: Base
     repair: Repair
+    shown: int
+    """Ring position up to which readers may have seen it; a later one than the state's tail
+    means that frames behind the last sync were lost, and that positions must not be used again."""
 
 
 def place(file: RingFile, position: int) -> tuple[Position, int]:
@@ -121,27 +124,37 @@ def recover(file: RingFile) -> Recovered:
             f"{file.path} has {file.data_bytes} bytes of data, its control page says "
             f"{control.ring_bytes}; it was cut or is a bad copy: move it away"
         )
-    whole = _leads_to_tail(file, state, trust_synced=base is Base.LIVE)
+    shown = state.tail
+    # What the live state counts as synced is newer than a control copy that was damaged later.
+    synced = min(state.synced, control.state.synced) if base is Base.LIVE else 0
+    whole = _leads_to_tail(file, state, synced)
+    if not whole and base is Base.LIVE and _is_sound_before(file, control.state, state):
+        # A failed sync loses pages in a running kernel too.  None of it was acknowledged.
+        base, state, whole = Base.NEWER, _last_sync(file, control.state, state), True
     start = state.head if whole else _first_sound(file, state)
     repair = REPAIRS[(whole, start is not None)]
     if repair is Repair.CUT and start is not None:
         state = _cut(file, state, start)
     elif repair is Repair.EMPTY:
+        # What was not synced comes again from the source.
+        newest = control.state if control.state.tail < state.tail else state
         state = state._replace(
             head=state.tail,
-            prev=state.max,
+            prev=newest.max,
+            max=newest.max,
+            max_commit_us=newest.max_commit_us,
             evicted_frames=state.frames,
             evicted_windows=state.windows,
         )
-    return Recovered(control, with_oldest(file, state), base, repair)
+    return Recovered(control, with_oldest(file, state), base, repair, shown)
 
 
-def _leads_to_tail(file: RingFile, state: RingState, *, trust_synced: bool) -> bool:
+def _leads_to_tail(file: RingFile, state: RingState, synced: int) -> bool:
     start, before = state.head, split(state.prev)
     if state.head < state.tail and not _has_frame(file, state.head):
         return False
-    if trust_synced and state.head < state.synced <= state.tail:
-        start, before = state.synced, (-1, 0, 0)
+    if state.head < synced <= state.tail:
+        start, before = synced, (-1, 0, 0)
     return _reaches_tail(file, state, start, before)
 
 
@@ -151,6 +164,26 @@ def _has_frame(file: RingFile, position: int) -> bool:
     except FormatError:
         return False
     return True
+
+
+def _last_sync(file: RingFile, synced: RingState, live: RingState) -> RingState:
+    """The state of the last sync, without what has been evicted since."""
+    if live.head <= synced.head:
+        return synced
+    return synced._replace(
+        head=live.head,
+        prev=live.prev,
+        evicted_frames=live.evicted_frames,
+        evicted_windows=live.evicted_windows,
+    )
+
+
+def _is_sound_before(file: RingFile, synced: RingState, live: RingState) -> bool:
+    """Whether the state of the last sync can be gone back to: it is whole."""
+    if not live.head < synced.tail < live.tail:
+        return False
+    state = _last_sync(file, synced, live)
+    return _reaches_tail(file, state, state.head, split(state.prev))
 
 
 def _reaches_tail(

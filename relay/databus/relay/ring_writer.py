@@ -18,6 +18,7 @@ from databus.common.errors import (
     FrameTooLarge,
     RingFull,
     StoreError,
+    SyncFailed,
 )
 from databus.common.frame import Buffer
 from databus.common.kernels import U8Array
@@ -61,12 +62,15 @@ class RingWriter:
             part_bytes; windows up to that size are evicted whole.
         I6. A part of a window that has not been published is dropped by ``discard_open``, by
             ``close`` and by a restart.
+        I7. After a sync that failed it takes no frame and syncs no more: whoever opens the ring
+            again verifies what lies behind the last sync, and writes it again or drops it.
 
     Owner: one task of one process, which holds the lock file.  ``sync`` may run in another
     thread beside ``append``.
     Durability: what ``append`` published outlives the process; what ``sync`` returned
     outlives the machine.
-    Raises: FormatError, FrameTooLarge, RingFull; after any of them nothing has been appended.
+    Raises: FormatError, FrameTooLarge, RingFull, SyncFailed; after any of them nothing has been
+        appended.
     """
 
     def __init__(self, directory: Path, lock: int) -> None:
@@ -105,9 +109,13 @@ class RingWriter:
         self._last_place = state.tail
         self._open_frames = 0
         self._chain: tuple[int, int, int] | None = None
+        self._failure: SyncFailed | None = None
         file.set_retired(False)
+        file.rewrite(max(state.head, min(state.synced, control.state.synced)), state.tail)
         file.publish(state)
         self.sync()
+        if self.recovered.shown > state.tail:
+            self.resize(self.ring_bytes)
 
     # -- what it is --
 
@@ -175,6 +183,7 @@ class RingWriter:
         """
         if self._lock < 0:
             raise StoreError(f"the ring in {self.directory} has been closed; open it again")
+        self._require_sound()
         frames = np.frombuffer(block, dtype=np.uint8)
         frames.flags.writeable = False
         self._check(frames, block)
@@ -378,15 +387,29 @@ class RingWriter:
         """Put everything published on disk; return the position that is safe now.
 
         The source may be told that it need not keep anything up to there.
+
+        Raises:
+            SyncFailed: the disk failed, now or before; close the ring and open it again.
         """
         with self._sync_lock:
+            self._require_sound()
             state = self._state
-            self._file.flush()
-            state = state._replace(synced=state.tail)
-            self._control = self._control._replace(sequence=self._control.sequence + 1, state=state)
-            self._file.write_control(self._control)
+            try:
+                self._file.flush()
+                state = state._replace(synced=state.tail)
+                self._control = self._control._replace(
+                    sequence=self._control.sequence + 1, state=state
+                )
+                self._file.write_control(self._control)
+            except SyncFailed as error:
+                self._failure = error
+                raise
             self._synced = state.tail
         return state.max
+
+    def _require_sound(self) -> None:
+        if self._failure is not None:
+            raise SyncFailed(self._failure.message)
 
     def reset(self, start: Position) -> None:
         """Empty the ring; it goes on behind ``start``.  For a source that lost our position.
@@ -397,7 +420,7 @@ class RingWriter:
         self._replace_file(self.ring_bytes, start, (old.frames, old.windows), keep=False)
 
     def resize(self, ring_bytes: int) -> None:
-        """Rebuild the ring with another size and the newest windows that fit.
+        """Rebuild the ring with the newest windows that fit, at positions that no reader has seen.
 
         Raises:
             FrameTooLarge: a retained frame is larger than the new size allows.
@@ -414,7 +437,8 @@ class RingWriter:
         remove_folder(self.directory / NEXT_NAME)
         folder = self.directory / NEXT_NAME
         folder.mkdir()
-        base = -(-(self._state.tail + 1) // ring_bytes) * ring_bytes
+        shown = max(self._state.tail, self.recovered.shown)
+        base = -(-(shown + 1) // ring_bytes) * ring_bytes
         state = EMPTY_STATE._replace(
             head=base, tail=base, prev=start, min=start, max=start,
             frames=counts[0], evicted_frames=counts[0],
@@ -429,10 +453,14 @@ class RingWriter:
             remove_folder(folder)
             raise
         self._file.set_retired(True)
-        (folder / RING_NAME).replace(self.directory / RING_NAME)
-        (folder / INDEX_NAME).replace(self.directory / INDEX_NAME)
-        sync_directory(self.directory)
-        folder.rmdir()
+        try:
+            (folder / RING_NAME).replace(self.directory / RING_NAME)
+            (folder / INDEX_NAME).replace(self.directory / INDEX_NAME)
+            sync_directory(self.directory)
+            folder.rmdir()
+        except (OSError, StoreError) as error:
+            self._failure = SyncFailed(f"{self.directory / RING_NAME} was not replaced: {error}")
+            raise self._failure from error
         self._index.close()
         self._file.close()
         self._open()
@@ -449,11 +477,14 @@ class RingWriter:
         if self._lock < 0:
             return
         self.discard_open()
-        self.sync()
-        self._index.close()
-        self._file.close()
-        os.close(self._lock)
-        self._lock = -1
+        try:
+            if self._failure is None:
+                self.sync()
+        finally:
+            self._index.close()
+            self._file.close()
+            os.close(self._lock)
+            self._lock = -1
 
     def __enter__(self) -> Self:
         return self
