@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from databus.common.config import BootstrapConfig, Config, parse
 from databus.common.errors import BucketError, ConfigError, ServerUnavailable
 from tests.bootstrap.test_writer import relay_of
 from tests.support.processes import wait_process_gone
-from tests.support.waiting import PATIENCE, eventually
+from tests.support.waiting import PATIENCE, eventually, eventually_sync
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -118,6 +119,36 @@ async def test_writer_server_and_applier_run_together_and_end_together(
         assert child.returncode == 0
         for one in below:
             wait_process_gone(one.pid)
+
+
+START_SPARK = """
+import sys, tempfile
+from pathlib import Path
+from databus.bootstrap.applier import start_spark
+start_spark("local[1]", "512m", scratch=Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.faults
+def test_java_ends_with_an_applier_that_is_killed_while_java_starts(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", START_SPARK, tmp_path], stdin=subprocess.DEVNULL
+    )
+    try:
+        below = eventually_sync(lambda: psutil.Process(child.pid).children(), 60.0)
+        java = below[0]
+        # So the kill falls into the start of Java however fast it is, and the folder in which it
+        # would leave its port is gone before it gets there.
+        java.suspend()
+    finally:
+        child.kill()
+        child.wait()
+    shutil.rmtree(tmp_path)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        java.resume()
+    wait_process_gone(java.pid, 20.0)
 
 
 @pytest.mark.spark

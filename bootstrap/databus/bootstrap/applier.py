@@ -22,13 +22,14 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyspark import cloudpickle
+from pyspark import cloudpickle, java_gateway
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -61,6 +62,7 @@ from databus.bootstrap.storage import LocalFiles, RunFiles
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import BucketError, MissingDependency, StoreError
 from databus.common.frame import FIRST_CONTROL_OP, Flag, Op
+from databus.common.parent import end_with
 
 _LOG = logging.getLogger("databus.bootstrap.applier")
 
@@ -144,13 +146,43 @@ def start_spark(
     builder = SparkSession.builder.master(master).appName("databus-applier")
     for name, value in settings.items():
         builder = builder.config(name, value)
-    with _temporary_files_in(scratch):
+    with _temporary_files_in(scratch), _java_ends_with_us():
         return builder.getOrCreate()
 
 
 def _quoted(path: Path) -> str:
     """As one word of the options of Java, which Spark takes apart."""
     return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+@contextlib.contextmanager
+def _java_ends_with_us() -> Iterator[None]:
+    """A Java process that is started within the block ends with this process.
+
+    PySpark lets it end with its stdin, which it reads only when it has started; and where the
+    folder is gone by then in which it was to write its port, it never does.
+    """
+    gateway: Any = java_gateway
+    start, parent_pid = gateway.Popen, os.getpid()
+
+    def started(command: list[str], **options: Any) -> Any:
+        prepare = options.pop("preexec_fn", None)
+
+        def prepared() -> None:
+            if prepare is not None:
+                prepare()
+            if not end_with(parent_pid):
+                os._exit(1)
+
+        return start(command, preexec_fn=prepared, **options)
+
+    # The kernel looks at the thread: one that ends before the process would take Java along.
+    is_main = threading.current_thread() is threading.main_thread()
+    gateway.Popen = started if is_main else start
+    try:
+        yield
+    finally:
+        gateway.Popen = start
 
 
 @contextlib.contextmanager
