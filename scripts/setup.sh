@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prepares this folder for a command: Debian packages, virtual environment, editable install.
 #
-#   scripts/setup.sh [java] [mariadb] [postgres] [mysql] [sysbench] [chromium]
+#   scripts/setup.sh [java] [mariadb] [postgres] [mysql] [sysbench] [percona] [chromium]
 #
 # The words name what is needed beside Python. Nothing is done twice: what is there is left
 # alone, and the Python packages are installed again only when pyproject.toml or their versions
@@ -97,9 +97,9 @@ collect_missing() {
             has_program initdb /usr/lib/postgresql/*/bin ||
                 need postgresql "PostgreSQL, started privately"
             ;;
-        mysql | sysbench | chromium) ;; # may be missing: see below
+        mysql | sysbench | percona | chromium) ;; # may be missing: see below
         *)
-            say "unknown word '$wanted'; known: java mariadb postgres mysql sysbench chromium"
+            say "unknown word '$wanted'; known: java mariadb postgres mysql sysbench percona chromium"
             exit 1
             ;;
         esac
@@ -261,6 +261,12 @@ fetch_optional() {
             has_program sysbench || { become_root &&
                 optional sysbench "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive sh -c \
                     'apt-get -qq update; apt-get -y -qq install --no-install-recommends sysbench'; } ||
+                true
+            ;;
+        percona)
+            has_program pt-online-schema-change || { become_root &&
+                optional percona "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive sh -c \
+                    'apt-get -qq update; apt-get -y -qq install --no-install-recommends percona-toolkit'; } ||
                 true
             ;;
         chromium)

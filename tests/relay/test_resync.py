@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +12,19 @@ from typing import Any
 import pytest
 
 from databus.common.config import DatabaseConfig
+from databus.common.errors import BadRequest
 from databus.common.frame import Op
 from databus.common.table_state import TableState, decode_table_state
-from tests.support.capture import capturing, database_config, ring_state, streaming
+from databus.relay.fetcher import Fetcher
+from databus.relay.resync_requests import change_table
+from tests.support.capture import (
+    PACE,
+    capturing,
+    database_config,
+    ring_state,
+    streaming,
+    upserted,
+)
 from tests.support.relay_process import ring_frames
 from tests.support.waiting import eventually
 
@@ -89,3 +101,84 @@ async def test_a_suspended_table_is_emptied_and_dumped_without_anybody_asking(
         assert fetcher.status_document()["tables"] == []
         await fetcher.make_durable()
         assert b'"tables": []' in fetcher.folder.tables.read_bytes()
+
+
+async def test_with_manual_a_restart_keeps_the_table_suspended_until_an_operator_confirms(
+    shop: sqlite3.Connection, tmp_path: Path
+) -> None:
+    folder, config = tmp_path / "data" / "shop", config_of(tmp_path, "manual")
+    async with capturing(config, tmp_path / "data") as fetcher:
+        await streaming(fetcher)
+        rebuild(shop)
+        await eventually(lambda: words(folder) == [("main.orders", "suspended")])
+    async with capturing(config, tmp_path / "data") as fetcher:
+        await streaming(fetcher)
+        shop.execute("INSERT INTO calm VALUES (1, 'calm')")
+        await eventually(lambda: "main.calm" in ring_state(folder).tables)
+        (table,) = fetcher.status_document()["tables"]
+        assert (table["state"], table["by"]) == ("suspended", "")
+        assert "databus resync RELAY_URL/shop main.orders" in table["cure"]
+        assert words(folder) == [("main.orders", "suspended")], "and reports nothing twice"
+        assert not fetcher.tables.claim("main.orders", "bootstrap"), "nobody else may either"
+        change_table(fetcher.tables, {"action": "resync", "source": "main.orders"})
+        await eventually(lambda: len(words(folder)) == 3, 20, "followed again")
+        assert held(tmp_path) == rows(shop)
+    with pytest.raises(BadRequest, match="is followed"):
+        change_table(fetcher.tables, {"action": "resync", "source": "main.orders"})
+
+
+async def test_a_claim_keeps_the_relay_away_until_it_is_given_up(
+    shop: sqlite3.Connection, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data" / "shop"
+    async with capturing(config_of(tmp_path, "auto"), tmp_path / "data") as fetcher:
+        await streaming(fetcher)
+        tables = fetcher.tables
+        tables.present("bootstrap", ["main.*"])
+        rebuild(shop)
+        await eventually(lambda: words(folder) == [("main.orders", "suspended")])
+        assert tables.claim("main.orders", "bootstrap")
+        assert not tables.claim("main.orders", "another")
+        assert not tables.done("main.orders", "bootstrap"), "the stream does not read it yet"
+        tables.give_up("main.orders", "bootstrap", "too many rows differ", for_good=True)
+        assert not tables.claim("main.orders", "bootstrap"), "it is the relay's now"
+        await eventually(lambda: words(folder)[-1:] == [("main.orders", "followed")], 20)
+        assert ring_state(folder).letters.count("t") == 1
+        assert held(tmp_path) == rows(shop)
+    reasons = [state.reason for state in states(folder)]
+    assert any("too many rows differ" in reason for reason in reasons)
+
+
+async def test_a_kill_between_any_two_steps_leaves_the_table_named_or_followed(
+    shop: sqlite3.Connection, tmp_path: Path
+) -> None:
+    """What is on disk at each write is taken as what a killed fetcher leaves."""
+    small = {"ring_bytes": 1 << 20}
+    folder = tmp_path / "data" / "shop"
+    config = config_of(tmp_path, "auto").model_copy(update=small)
+    copies: list[Path] = []
+
+    class Watched(Fetcher):
+        async def make_durable(self) -> None:
+            await super().make_durable()
+            copies.append(tmp_path / f"copy-{len(copies)}")
+            shutil.copytree(folder, copies[-1] / "shop", ignore=shutil.ignore_patterns("*.sock"))
+
+    shop.execute("INSERT INTO orders VALUES (9, 'nine')")
+    fetcher = Watched(config, tmp_path / "data", pace=PACE)
+    running = asyncio.create_task(fetcher.run())
+    await streaming(fetcher)
+    first = len(copies)
+    rebuild(shop)
+    await eventually(lambda: words(folder)[-1:] == [("main.orders", "followed")], 20)
+    fetcher.stop()
+    await running
+    moments = {tuple(words(copy / "shop")): copy for copy in copies[first:]}
+    assert len(moments) >= 3, "the steps were on disk one by one"
+    for said, copy in moments.items():
+        async with capturing(config, copy) as again:
+            await streaming(again)
+            await eventually(lambda a=again: not a.tables.book, 20, f"followed after {said}")
+            if said:
+                found, _ = upserted(copy / "shop", "main.orders")
+                assert found == rows(shop), said
