@@ -9,9 +9,12 @@ In reading order:
   count.
 * Stream: ``packets`` cuts it into events, ``events`` reads those that are not rows, ``decoder``
   and ``mysql_decoder`` make windows of them, ``groups`` is the transaction that is open,
-  ``statements`` and ``xa`` are DDL and prepared transactions, ``rolled_back`` what a ROLLBACK
-  leaves, ``placeless`` is what MySQL has under tags or late, ``payload`` and ``compressed`` what
-  it and MariaDB compress, ``stops`` which tables are passed over.
+  ``xa`` and ``xa_groups`` are prepared transactions, ``rolled_back`` what a ROLLBACK leaves,
+  ``placeless`` is what MySQL has under tags or late, ``payload`` and ``compressed`` what it and
+  MariaDB compress, ``stops`` why a table is suspended.
+* Statements: ``logged`` reads one from its event, ``statements`` says what it does to tables, with
+  what ``reachable`` knows of views and triggers; ``changed_tables`` and ``widening`` say which
+  captured tables hold something else behind it.
 * Rows: ``known_tables`` is what the stream knows of its tables, ``mapped`` resolves a table map.
   Where the binlog names no columns, ``tracked`` is what is certain, for which ``scout`` looks
   ahead, as it does for what a statement has left.  ``columns``
