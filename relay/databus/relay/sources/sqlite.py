@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import sqlite3
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from databus.common.errors import (
 from databus.common.frame import Op
 from databus.common.kernels import COMPILED
 from databus.common.schema import SourceSchema
-from databus.common.source_names import join_source, split_source
+from databus.common.source_names import join_source
 from databus.common.window import WindowBuilder
 from databus.relay.sources import sqlite_kernels
 from databus.relay.sources import sqlite_log as log
@@ -52,6 +53,12 @@ _PART_BYTES = 1 << 20
 _PART_ROWS = 2000
 _IDLE_S = 0.5
 _PRUNE_ROWS = 5000
+_PRUNE_STEPS = 20
+_HOLD_S = 0.05
+_PAUSE_S = 0.1
+_MEASURE_EVERY = 8
+"""A transaction of ours takes in more tables for so long, and the next begins so much later: SQLite
+looks whether it may write after 1, 2, 5, .. and at most 100 ms."""
 _OPTIONS = ("poll_ms", "retain_rows")
 
 _log = logging.getLogger(__name__)
@@ -80,6 +87,8 @@ class SqliteSource:
             in the same transaction.
         I3. A table of which a row cannot be carried stops alone: nothing of it is packed from
             that row on, until it begins again between two windows.
+        I4. A transaction that writes takes moments, and the next one leaves the application's time
+            to write and to read the definitions again: none of its statements fails by ours.
 
     Owner: one event loop; SQLite itself runs in two threads, one for the stream and the log,
     one for chunks, each with its own connection.
@@ -109,7 +118,10 @@ class SqliteSource:
         self._changes: list[tuple[int, SourceSchema]] = []
         self._announced: set[int] = set()
         self._packer = LogPacker()
-        self._schema_version = -1
+        self._schema_version = self._planned_version = -1
+        self._due: tuple[list[str], list[str]] = ([], [])
+        self._next_refresh_s = self._reading_s = 0.0
+        self._refresh_count = 0
         self._position = self._last_scn = 0
         self._goes_on = self._is_closed = False
         self._stopped = StoppedTables({})
@@ -144,14 +156,18 @@ class SqliteSource:
         raise_findings(self._config.name, await self.preflight(), goes_on=self._goes_on)
         if self.use_kernel:
             await asyncio.to_thread(sqlite_kernels.warm_up)
-        await self._run(self._open)
+        if not await self._run(self._open):
+            return
+        while not await self._run(self._refresh_tables):
+            await asyncio.sleep(self._next_refresh_s - time.monotonic())
 
-    def _open(self) -> None:
+    def _open(self) -> bool:
+        """Whether the tables' triggers may be brought in step; else the stream does, after it has
+        reported tables that were not watched."""
         self._connection = log.connect(self._path)
         self._clock = log.install(self._connection)
         self._position = log.last_id(self._connection)
-        if not (self._goes_on and log.unwatched(self._connection, self._current_schemas())):
-            self._refresh_tables()  # Else the stream does, after it has told.
+        return not (self._goes_on and log.unwatched(self._connection, self._current_schemas()))
 
     def recall(self, memo: str, last: Transaction | None, after_scn: int) -> None:
         """See ``RememberingSource``: the tables that have stopped."""
@@ -201,8 +217,12 @@ class SqliteSource:
             self._stopped.end()
 
     async def ack(self, scn: int) -> None:
-        """Delete the log up to ``scn``, in large steps."""
-        await self._run(partial(self._prune, scn))
+        """Delete the log up to ``scn``, in steps with pauses; what is left goes with the next."""
+        for _ in range(_PRUNE_STEPS):
+            pause_s = await self._run(partial(self._prune, scn))
+            if not pause_s:
+                break
+            await asyncio.sleep(pause_s)
 
     async def schemas(self) -> list[SourceSchema]:
         """See ``Source.schemas``; before ``open`` over a connection of its own."""
@@ -314,20 +334,58 @@ class SqliteSource:
         )
         return [schema for schema in schemas if schema is not None]
 
-    def _refresh_tables(self) -> None:
-        """Bring the triggers in step with the tables, in one transaction."""
+    def _refresh_tables(self) -> bool:
+        """Bring some tables' triggers in step with the tables, in a moment; whether all are.
+
+        A table's capture begins, or changes, in the transaction that makes its triggers.
+        """
         db = self._db
-        with log.writing(db):
-            wanted = self._current_schemas()
-            for schema in wanted:
-                log.register(db, schema, self._position)
-            names = {split_source(schema.source)[1] for schema in wanted}
-            for table in log.captured_tables(db):
-                if table not in names:
+        if log.schema_version(db) != self._planned_version:
+            self._due = log.out_of_step(db, self._current_schemas())
+            self._planned_version = log.schema_version(db)
+        due = [*self._due[0], *self._due[1]]
+        if due:
+            count, held_s = log.write_briefly(db, partial(self._bring_in_step, due))
+            changed = len(self._due[0])
+            self._due = self._due[0][count:], self._due[1][max(0, count - changed) :]
+            self._pause(held_s)  # the next one, if there is more to do
+        known = max(self._versions, default=0)
+        self._changes += log.schema_changes(db, known)
+        self._versions |= log.registered(db, known)
+        if not any(self._due) and log.schema_version(db) == self._planned_version:
+            self._schema_version = self._planned_version
+        return self._schema_version == self._planned_version and not any(self._due)
+
+    def _bring_in_step(self, due: list[str]) -> tuple[int, float]:
+        """The first of these tables, as many as a moment allows: (how many, seconds)."""
+        db, began_s, count, new = self._db, time.monotonic(), 0, set(self._due[1])
+        if log.schema_version(db) == self._planned_version:  # else it is planned again
+            while count < len(due) and time.monotonic() - began_s < _HOLD_S:
+                table = due[count]
+                schema = log.table_schema(db, table, self._keys) if self._captures(table) else None
+                if schema is None:
                     log.drop_triggers(db, table)
-            self._versions = log.registered(db)
-            self._changes = log.schema_changes(db)
-        self._schema_version = db.execute("PRAGMA schema_version").fetchone()[0]
+                elif table in new:
+                    log.watch(db, schema, log.put_version(db, schema, None))
+                else:
+                    log.register(db, schema, self._position)
+                count += 1
+            self._planned_version = log.schema_version(db)
+        return count, time.monotonic() - began_s
+
+    def _pause(self, held_s: float) -> None:
+        """Leave the application several times the time that its next statement takes.
+
+        All its connections read all definitions again after each of our transactions, and a
+        statement fails that finds them changed fifty times in a row.
+        """
+        if self._refresh_count % _MEASURE_EVERY == 0:
+            began_s = time.monotonic()
+            log.connect(self._path).close()
+            self._reading_s = time.monotonic() - began_s
+        self._refresh_count += 1
+        pause_s = max(_PAUSE_S, 2 * held_s, 2 * self._reading_s) if any(self._due) else 0.0
+        self._next_refresh_s = time.monotonic() + pause_s
 
     def _check_position(self, after_scn: int) -> None:
         pruned, last = log.meta(self._db, "pruned"), log.last_id(self._db)
@@ -340,10 +398,13 @@ class SqliteSource:
     def _poll(self, seen_version: int) -> tuple[int, _Poll | None]:
         """The rows that are new, or None if nobody has committed since ``seen_version``."""
         db = self._db
-        if db.execute("PRAGMA schema_version").fetchone()[0] != self._schema_version:
-            if self._stop_unwatched():
+        if log.schema_version(db) != self._schema_version:
+            if log.schema_version(db) != self._planned_version and self._stop_unwatched():
                 return -1, None
-            self._refresh_tables()
+            if time.monotonic() >= self._next_refresh_s:
+                self._refresh_tables()
+            if log.schema_version(db) != self._planned_version or self._due[0]:
+                return -1, None  # What a table's old triggers log lacks its new columns.
             seen_version = -1
         version = db.execute("PRAGMA data_version").fetchone()[0]
         last = log.last_id(db) if version != seen_version else self._position
@@ -357,8 +418,7 @@ class SqliteSource:
             self._position = upto
             return -1, None
         if not block.is_last and planned != upto:
-            with log.writing(db):
-                log.set_meta(db, "window_end", upto)
+            log.write_briefly(db, partial(log.set_meta, db, "window_end", upto))
         (at_ms,) = db.execute(
             "SELECT at_ms FROM databus_log WHERE id > ? ORDER BY id LIMIT 1", (self._position,)
         ).fetchone()
@@ -482,13 +542,20 @@ class SqliteSource:
         self._packer.unlearn(versions)
         self._announced -= versions
 
-    def _prune(self, scn: int) -> None:
-        upto = scn - self._retain
-        if upto - log.meta(self._db, "pruned") < _PRUNE_ROWS:
-            return
-        with log.writing(self._db):
+    def _prune(self, scn: int) -> float:
+        """Delete a step of the log; seconds to wait before the next, 0 where there is none."""
+        pruned = log.meta(self._db, "pruned")
+        if scn - self._retain - pruned < _PRUNE_ROWS:
+            return 0.0
+        upto = pruned + _PRUNE_ROWS
+
+        def prune() -> float:
+            began_s = time.monotonic()
             self._db.execute("DELETE FROM databus_log WHERE id <= ?", (upto,))
             log.set_meta(self._db, "pruned", upto)
+            return time.monotonic() - began_s
+
+        return max(0.001, 4 * log.write_briefly(self._db, prune))
 
 
 def _path(config: DatabaseConfig) -> str:

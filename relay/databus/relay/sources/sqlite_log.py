@@ -14,10 +14,11 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, TypeVar
 
 from databus.common.errors import SourceUnavailable, UnsupportedChange
 from databus.common.schema import Column, Kind, SourceSchema
@@ -39,7 +40,14 @@ _OPS = {"c": "INSERT", "u": "UPDATE", "d": "DELETE"}
 _TYPES = {int: "integer", float: "real", str: "text", bytes: "blob", type(None): "null"}
 
 
-def connect(path: str, *, busy_ms: int = 10_000) -> sqlite3.Connection:
+_T = TypeVar("_T")
+
+BUSY_MS = 10_000
+WRITE_BUSY_MS = 20
+RETRY_S = 0.02
+
+
+def connect(path: str, *, busy_ms: int = BUSY_MS) -> sqlite3.Connection:
     """A connection in autocommit mode to an existing database.
 
     Raises:
@@ -58,15 +66,20 @@ def connect(path: str, *, busy_ms: int = 10_000) -> sqlite3.Connection:
 
 def install(connection: sqlite3.Connection) -> str:
     """Create the log's tables where they are missing; return the clock's identity."""
-    connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
-    connection.execute(
-        "INSERT OR IGNORE INTO databus_meta VALUES ('clock', ?)", (str(uuid.uuid4()),)
-    )
-    # Id 1 is left out, so that a stream that begins before the first change begins at scn 1.
-    connection.execute(
-        "INSERT INTO sqlite_sequence SELECT 'databus_log', 1 WHERE NOT EXISTS "
-        "(SELECT 1 FROM sqlite_sequence WHERE name = 'databus_log')"
-    )
+
+    def create() -> None:
+        for statement in _TABLES.split(";"):
+            connection.execute(statement)
+        connection.execute(
+            "INSERT OR IGNORE INTO databus_meta VALUES ('clock', ?)", (str(uuid.uuid4()),)
+        )
+        # Id 1 is left out, so that a stream that begins before the first change begins at scn 1.
+        connection.execute(
+            "INSERT INTO sqlite_sequence SELECT 'databus_log', 1 WHERE NOT EXISTS "
+            "(SELECT 1 FROM sqlite_sequence WHERE name = 'databus_log')"
+        )
+
+    write_briefly(connection, create)
     row = connection.execute("SELECT value FROM databus_meta WHERE name = 'clock'").fetchone()
     return f"sqlite:{row[0]}"
 
@@ -93,16 +106,40 @@ def writing(connection: sqlite3.Connection) -> Iterator[None]:
     """A transaction that writes.
 
     Whatever fails leaves none open, the commit too, which waits for readers without WAL: an open
-    one would keep all others from writing.
+    one would keep all others from writing, and a commit that waits keeps them from reading.
     """
-    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(f"PRAGMA busy_timeout = {WRITE_BUSY_MS}")
     try:
+        connection.execute("BEGIN IMMEDIATE")
         yield
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+
+
+def write_briefly(connection: sqlite3.Connection, work: Callable[[], _T]) -> _T:
+    """Do ``work`` in a transaction of its own.
+
+    While the application holds the lock that it needs, it waits without holding one, and tries
+    again; ``work`` may so be done more than once.
+
+    Raises:
+        sqlite3.OperationalError: the lock was not to be had for ``BUSY_MS``.
+    """
+    deadline_s = time.monotonic() + BUSY_MS / 1000
+    while True:
+        try:
+            with writing(connection):
+                return work()
+        except sqlite3.OperationalError as error:
+            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or time.monotonic() > deadline_s:
+                raise
+        time.sleep(RETRY_S)
 
 
 @contextlib.contextmanager
@@ -170,23 +207,53 @@ def kind_of(declared: str) -> Kind:
     return Kind.NUMERIC
 
 
-def registered(connection: sqlite3.Connection) -> dict[int, SourceSchema]:
+def registered(connection: sqlite3.Connection, after: int = 0) -> dict[int, SourceSchema]:
     """The schema versions that triggers have written rows with, by version number."""
     return {
         version: SourceSchema.from_json(json.loads(document))
-        for version, document in connection.execute("SELECT version, document FROM databus_schema")
+        for version, document in connection.execute(
+            "SELECT version, document FROM databus_schema WHERE version > ?", (after,)
+        )
     }
 
 
-def schema_changes(connection: sqlite3.Connection) -> list[tuple[int, SourceSchema]]:
+def schema_changes(
+    connection: sqlite3.Connection, after: int = 0
+) -> list[tuple[int, SourceSchema]]:
     """The versions that replaced another one, each with the log id after which it did."""
     return [
-        (after, SourceSchema.from_json(json.loads(document)))
-        for after, document in connection.execute(
+        (changed_after, SourceSchema.from_json(json.loads(document)))
+        for changed_after, document in connection.execute(
             "SELECT changed_after, document FROM databus_schema WHERE changed_after IS NOT NULL "
-            "ORDER BY version"
+            "AND version > ? ORDER BY version",
+            (after,),
         )
     ]
+
+
+def schema_version(connection: sqlite3.Connection) -> int:
+    """A number that changes with any definition in the database, this transaction's too."""
+    return int(connection.execute("PRAGMA schema_version").fetchone()[0])
+
+
+def out_of_step(
+    connection: sqlite3.Connection, schemas: Iterable[SourceSchema]
+) -> tuple[list[str], list[str]]:
+    """The tables whose triggers are not those of ``schemas``: (captured before, new)."""
+    latest = dict(
+        connection.execute("SELECT source, document FROM databus_schema ORDER BY version")
+    )
+    counts = _trigger_counts(connection)
+    changed, new, wanted = [], [], set()
+    for schema in schemas:
+        table = split_source(schema.source)[1]
+        wanted.add(table)
+        document = latest.get(schema.source)
+        if document is None:
+            new.append(table)
+        elif counts.get(table, 0) != len(_OPS) or json.loads(document) != schema.to_json():
+            changed.append(table)
+    return changed + sorted(set(captured_tables(connection)) - wanted), new
 
 
 def register(connection: sqlite3.Connection, schema: SourceSchema, since_id: int) -> None:
@@ -206,20 +273,29 @@ def register(connection: sqlite3.Connection, schema: SourceSchema, since_id: int
     if before == schema:
         version = int(row[0])
     else:
-        cursor = connection.execute(
-            "INSERT INTO databus_schema (source, document, changed_after) VALUES (?, ?, ?)",
-            (
-                schema.source,
-                json.dumps(schema.to_json()),
-                None if before is None else last_id(connection),
-            ),
-        )
-        version = int(cursor.lastrowid or 0)
+        version = put_version(connection, schema, None if before is None else last_id(connection))
     drop_triggers(connection, table)
-    for op, event in _OPS.items():
-        connection.execute(_trigger(schema, table, version, op, event))
+    watch(connection, schema, version)
     if before is not None and before != schema:
         _log_again(connection, schema, table, version, int(row[0]), since_id)
+
+
+def put_version(
+    connection: sqlite3.Connection, schema: SourceSchema, changed_after: int | None
+) -> int:
+    """Record a version of a table's schema; its number."""
+    cursor = connection.execute(
+        "INSERT INTO databus_schema (source, document, changed_after) VALUES (?, ?, ?)",
+        (schema.source, json.dumps(schema.to_json()), changed_after),
+    )
+    return int(cursor.lastrowid or 0)
+
+
+def watch(connection: sqlite3.Connection, schema: SourceSchema, version: int) -> None:
+    """Make the triggers of a table, which has none."""
+    table = split_source(schema.source)[1]
+    for op, event in _OPS.items():
+        connection.execute(_trigger(schema, table, version, op, event))
 
 
 def unwatched(connection: sqlite3.Connection, schemas: Iterable[SourceSchema]) -> list[str]:
@@ -227,11 +303,11 @@ def unwatched(connection: sqlite3.Connection, schemas: Iterable[SourceSchema]) -
     left out for a while.  Nobody knows what was written meanwhile."""
     rows = connection.execute("SELECT DISTINCT source FROM databus_schema").fetchall()
     known = {source for (source,) in rows}
+    counts = _trigger_counts(connection)
     return [
         schema.source
         for schema in schemas
-        if schema.source in known
-        and _trigger_count(connection, split_source(schema.source)[1]) < len(_OPS)
+        if schema.source in known and counts.get(split_source(schema.source)[1], 0) < len(_OPS)
     ]
 
 
@@ -248,6 +324,17 @@ def captured_tables(connection: sqlite3.Connection) -> list[str]:
         "WHERE type = 'trigger' AND name = 'databus_c_' || tbl_name"
     )
     return [name for (name,) in rows]
+
+
+def _trigger_counts(connection: sqlite3.Connection) -> dict[str, int]:
+    """How many triggers of ours each table has."""
+    names = " OR ".join(f"name = 'databus_{op}_' || tbl_name" for op in _OPS)
+    return dict(
+        connection.execute(
+            f"SELECT tbl_name, count(*) FROM sqlite_master WHERE type = 'trigger' AND ({names}) "
+            "GROUP BY tbl_name"
+        )
+    )
 
 
 def _trigger_count(connection: sqlite3.Connection, table: str) -> int:

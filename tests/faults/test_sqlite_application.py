@@ -1,0 +1,111 @@
+"""An application beside the source of its SQLite database: none of its statements fails by ours."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from databus.relay.sources import sqlite_log
+from databus.relay.sources.sqlite import SqliteSource
+from tests.support.sqlite_source import Reader, config
+
+pytestmark = pytest.mark.faults
+
+TABLES = 400
+# More take the same course: what grows is the number of steps.
+BUSY_S = 0.25
+
+
+class Application:
+    """Writes as fast as it can, until the block ends; ``errors`` has what failed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.errors: list[str] = []
+        self.written = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+
+    def _write(self) -> None:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=BUSY_S)) as connection:
+            while not self._ended.is_set():
+                try:
+                    with connection:
+                        connection.execute(
+                            f"INSERT INTO t{self.written % TABLES} VALUES (?, 'x', 1.5, NULL)",
+                            (self.written,),
+                        )
+                    self.written += 1
+                except sqlite3.Error as error:
+                    self.errors.append(str(error))
+
+    def __enter__(self) -> Application:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_no_write_of_the_application_fails_while_hundreds_of_tables_get_their_triggers(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "shop.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        with connection:
+            for number in range(TABLES):
+                connection.execute(
+                    f"CREATE TABLE t{number} (id INTEGER PRIMARY KEY, name TEXT, p REAL, b BLOB)"
+                )
+    source = SqliteSource(config(path))
+    with Application(path) as application:
+        await source.open()
+        during = application.written
+        begun = await source.first_scn()
+        reader = Reader(source, begun)
+    written = application.written
+    assert application.errors == []
+    assert during > 20
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        last = sqlite_log.last_id(connection)
+        version = sqlite_log.schema_version(connection)
+        rows = connection.execute(
+            "SELECT count(*) FROM databus_log WHERE id > ?", (begun,)
+        ).fetchone()[0]
+    events = await reader.until(last)
+    ids = [after["id"] for _, _, _, _, after in events]
+    assert ids == list(range(written - rows, written)), "each change after the start, in order"
+    await source.close()
+    again = SqliteSource(config(path))
+    await again.open()
+    await again.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert sqlite_log.schema_version(connection) == version, "a restart changes nothing"
+
+
+async def test_the_log_is_pruned_in_steps_that_let_the_application_write(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE t0 (id INTEGER PRIMARY KEY, name TEXT)")
+    source = SqliteSource(config(path))
+    await source.open()
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.executemany(
+            "INSERT INTO t0 VALUES (?, 'x')", ((number,) for number in range(20_000))
+        )
+    held: list[int] = []
+    await source._run(lambda: source._db.set_trace_callback(
+        lambda sql: held.append(int(sql.rpartition(" ")[2])) if sql.startswith("DELETE") else None
+    ))  # fmt: skip
+    await source.ack(await source.first_scn())
+    assert held == [5000, 10_000, 15_000, 20_000]
+    await source.close()
