@@ -107,5 +107,5 @@ async def test_the_log_is_pruned_in_steps_that_let_the_application_write(tmp_pat
         lambda sql: held.append(int(sql.rpartition(" ")[2])) if sql.startswith("DELETE") else None
     ))  # fmt: skip
     await source.ack(await source.first_scn())
-    assert held == [5000, 10_000, 15_000, 20_000]
+    assert held == [5000, 10_000, 15_000, 20_000, 20_001]
     await source.close()

@@ -218,8 +218,8 @@ class SqliteSource:
 
     async def ack(self, scn: int) -> None:
         """Delete the log up to ``scn``, in steps with pauses; what is left goes with the next."""
-        for _ in range(_PRUNE_STEPS):
-            pause_s = await self._run(partial(self._prune, scn))
+        for step in range(_PRUNE_STEPS):
+            pause_s = await self._run(partial(self._prune, scn, 1 if step else _PRUNE_ROWS))
             if not pause_s:
                 break
             await asyncio.sleep(pause_s)
@@ -542,12 +542,12 @@ class SqliteSource:
         self._packer.unlearn(versions)
         self._announced -= versions
 
-    def _prune(self, scn: int) -> float:
+    def _prune(self, scn: int, least_rows: int) -> float:
         """Delete a step of the log; seconds to wait before the next, 0 where there is none."""
         pruned = log.meta(self._db, "pruned")
-        if scn - self._retain - pruned < _PRUNE_ROWS:
+        if scn - self._retain - pruned < least_rows:
             return 0.0
-        upto = pruned + _PRUNE_ROWS
+        upto = min(scn - self._retain, pruned + _PRUNE_ROWS)
 
         def prune() -> float:
             began_s = time.monotonic()
