@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from databus.common.config import DatabaseConfig
-from databus.relay.dumps import ACTIVE, new_dump
+from databus.relay.dumps import ACTIVE, DumpState, new_dump
 from databus.relay.fetcher import Fetcher, Pace
 from databus.relay.fetcher_status import FetcherState
 from databus.relay.resync import ResyncPace
@@ -114,7 +114,7 @@ class LiveFetcher:
                 self._replica.close()
 
     def dump(self, sources: list[str]) -> None:
-        """Have these tables dumped; ``is_dumping`` while that lasts."""
+        """Have each of these tables dumped; ``is_dumping`` while that lasts."""
         self._loop.run(self._dump(sources))
         self._dumping = True
 
@@ -130,8 +130,17 @@ class LiveFetcher:
         self._wait(lambda: not self.is_dumping, "its dumps end")
 
     async def _dump(self, sources: list[str]) -> None:
-        dump = new_dump({"sources": sources})
-        await self.fetcher.start_dump(dump)
+        for source in sources:
+            await self.fetcher.start_dump(new_dump({"sources": [source]}))
+
+    def undumped(self) -> set[str]:
+        """Tables whose dump has failed, as its record says."""
+        return {
+            source
+            for dump in self.fetcher.book
+            if dump.state == DumpState.FAILED
+            for source in dump.sources
+        }
 
     def wait_mark(self, number: int) -> None:
         """Return when everything that was committed before mark ``number`` is in the replica.

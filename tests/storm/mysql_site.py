@@ -122,6 +122,7 @@ class MySqlSite(Site):
                 "sources": [f"{name}.*" for name in (*CAPTURED, MARK)],
                 "ring_bytes": "8MiB",
                 "sync_every": 0.1,
+                "options": {"server_id": 4000 + len(name)},
             }
         )
 

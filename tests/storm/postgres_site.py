@@ -176,6 +176,9 @@ class PostgresSite(Site):
     def is_captured(self, schema: str) -> bool:
         return schema in CAPTURED
 
+    def is_open(self) -> bool:
+        return bool(self._ask("SELECT 1 FROM pg_prepared_xacts"))
+
     def restart(self, *, kill: bool) -> None:
         self._own.close()
         if kill:

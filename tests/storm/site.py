@@ -93,6 +93,10 @@ class Site(ABC):
     def is_captured(self, schema: str) -> bool:
         """Whether the relay's sources have the tables of a schema in them."""
 
+    def is_open(self) -> bool:
+        """Whether a transaction is prepared that no session holds."""
+        return False
+
     def restart(self, *, kill: bool) -> None:
         """End the server, in order or with kill -9, and start it again."""
         raise NotImplementedError

@@ -85,20 +85,16 @@ class SqliteSite(Site):
             is_ours = name.startswith(("sqlite_", "databus", "_databus", "storm_mark"))
             if kind not in ("table", "view") or is_ours:
                 continue
+            try:
+                infos = self._ask(f"PRAGMA table_xinfo({quoted(name)})")
+            except sqlite3.OperationalError:
+                continue  # A view of a table that is gone.
             columns = []
-            for _, column, type_, notnull, _, key, hidden in self._ask(
-                f"PRAGMA table_xinfo({quoted(name)})"
-            ):
+            for _, column, type_, notnull, _, key, hidden in infos:
                 columns.append(
                     Column(column, type_, not notnull, hidden > 1, key > 0, is_carried=hidden < 2)
                 )
-            keys = tuple(
-                row[1]
-                for row in sorted(
-                    self._ask(f"PRAGMA table_xinfo({quoted(name)})"), key=lambda row: row[5]
-                )
-                if row[5]
-            )
+            keys = tuple(row[1] for row in sorted(infos, key=lambda row: row[5]) if row[5])
             found.append(TableFacts("main", name, tuple(columns), keys, str(sql), kind))
         return found
 

@@ -169,6 +169,8 @@ class Storm:
             "suspended: " + "; ".join(f"{n} x {why}" for why, n in tally.suspensions.most_common()),
             "not resynchronised in time: "
             + "; ".join(f"{n} x {why}" for why, n in tally.unhealed.most_common()),
+            "refused most: "
+            + "; ".join(f"{n} x {why}" for why, n in tally.refusals.most_common(6)),
             "coverage (statements that succeeded, refused, by production):",
         ]
         for name in sorted({*self.grammar_rules, *tally.successes, *tally.failures}):

@@ -14,7 +14,7 @@ TYPES = (
     "int", "bigint", "text", "varchar(20)", "numeric(10,2)", "timestamptz", "date", "boolean",
     "jsonb", "bytea", "double precision", "smallint", "char(6)", "uuid", "timestamp(3)", "real",
 )  # fmt: skip
-TEXTS = ("'plain'", "''", "'it''s'", "'TRUNCATE TABLE t1'", "$q$dollar's$q$", "E'a\\tb'", "'☃'")
+TEXTS = ("'plain'", "''", "'it''s'", "'TRUNCATE TABLE t1'", "$q$dollar$q$", "E'a\\tb'", "'☃'")
 
 
 def ticked(name: str) -> str:
