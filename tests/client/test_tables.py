@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from databus.client import tables
 from databus.client.arrow import RowDecoder
 from databus.client.tables import Range, TableAddress, TableReader
+from databus.common import frame
 from databus.common.checkpoint import Position
 from databus.common.errors import ServerUnavailable, StoreError
 from tests.client.conftest import StartServer
@@ -31,6 +33,30 @@ async def test_the_changes_of_a_range_are_read(scripted: StartServer) -> None:
     server = await scripted(*[orders(scn, scn) for scn in range(1, 6)])
     rows = await asyncio.to_thread(read, server.url)
     assert [row["id"] for row in rows] == [2, 3]
+
+
+async def test_the_time_of_a_transfer_is_not_silence(
+    scripted: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = await scripted(*[orders(scn, scn) for scn in range(1, 6)])
+    clock, broken, blocks = [1000.0], [], tables._blocks
+
+    def slow(answer: Any, url: str) -> Any:
+        for data, columns in blocks(answer, url):
+            clock[0] += 3600.0  # far longer than give_up_s
+            if broken:
+                yield data, columns
+                continue
+            part = data[: int(columns.offset[int((columns.scn >= 3).argmax())])]
+            yield part, frame.scan(part, verify=False)
+            broken.append(url)
+            raise ServerUnavailable(f"{url} broke off")
+
+    monkeypatch.setattr(tables, "_blocks", slow)
+    monkeypatch.setattr(tables.time, "monotonic", lambda: clock[0])
+    rows = await asyncio.to_thread(read, server.url)
+    assert [row["id"] for row in rows] == [2, 3]
+    assert broken
 
 
 async def test_a_full_disk_is_an_error_at_once_and_not_a_server_that_fails(

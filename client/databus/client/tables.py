@@ -107,6 +107,7 @@ class TableReader:
         self.address = address
         self.schemas = SchemaSet()
         self.clock = ""
+        self._heard_s = 0.0
 
     # -- what there is ------------------------------------------------------------------
 
@@ -240,12 +241,18 @@ class TableReader:
     def _whole(self, path: str, query: Mapping[str, str], asked: Range, spool: Spool) -> None:
         """One answer of a bootstrap server, from its first frame to its checkpoint."""
 
+        most_bytes = 0
+
         def once(server: str) -> None:
+            nonlocal most_bytes
             spool.restart()
             with self._open(server, path, query) as answer:
                 _check_clock(answer.headers.get("Databus-Clock"), asked.clock)
-                ended = False
+                ended, got_bytes = False, 0
                 for data, columns in _blocks(answer, server):
+                    got_bytes += len(data)
+                    if got_bytes > most_bytes:  # one that always breaks off earlier is no progress
+                        most_bytes, self._heard_s = got_bytes, time.monotonic()
                     spool.write(data, columns)
                     ended = bool((columns.op == Op.CHECKPOINT).any())
                 if not ended:
@@ -263,6 +270,7 @@ class TableReader:
             query = {"sources": self.address.source, "checkpoint": checkpoint, "wait_ms": "1000"}
             with self._open(server, "stream", query | _filters(asked)) as answer:
                 for data, columns in _blocks(answer, server):
+                    self._heard_s = time.monotonic()
                     spool.write(data, columns, after=at, upto=asked.until)
                     at = max(at, _position(columns, len(columns) - 1))
                     if at >= asked.until:
@@ -274,16 +282,18 @@ class TableReader:
     # -- the wire -----------------------------------------------------------------------
 
     def _from_any(self, servers: Sequence[str], call: Callable[[str], _T]) -> _T:
-        """What the first server gives that answers, tried in turn until ``give_up_s``."""
+        """What the first server gives that answers, tried in turn until ``give_up_s`` after the
+        last progress."""
         if not servers:
             raise BadRequest("no server is named that could answer; give relays or bootstraps")
-        deadline_s = time.monotonic() + self.address.give_up_s
+        self._heard_s = time.monotonic()
         while True:
             for server in servers:
                 try:
                     return call(server)
                 except DatabusError as error:
-                    if not error.retry or time.monotonic() >= deadline_s:
+                    silent_s = time.monotonic() - self._heard_s
+                    if not error.retry or silent_s >= self.address.give_up_s:
                         raise
             time.sleep(RETRY_PAUSE_S)
 

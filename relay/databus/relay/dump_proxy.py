@@ -24,7 +24,13 @@ async def pass_on(request: web.Request, database: ServedDatabase) -> web.Respons
     try:
         with SocketName(database.folder.socket) as socket:
             return await _ask(request, body, socket.path)
-    except (aiohttp.ClientError, OSError, TimeoutError, StoreError) as error:
+    except TimeoutError as error:
+        raise ServerUnavailable(
+            f"the fetcher of {database.name} has not answered within {TIMEOUT_S:g} s; it may be "
+            f"reading a large chunk: ask again, or lower chunk_rows",
+            database=database.name,
+        ) from error
+    except (aiohttp.ClientError, OSError, StoreError) as error:
         raise ServerUnavailable(
             f"the fetcher of {database.name} does not answer ({type(error).__name__}: {error}); "
             f"it is restarted by the relay",
