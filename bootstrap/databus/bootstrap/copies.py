@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol, Self
 
@@ -15,8 +14,15 @@ from databus.bootstrap.changes import Content, RangeStream
 from databus.bootstrap.ranges import FrameRange, Starts, changes_from, state_from
 from databus.bootstrap.served import ServedDatabase
 from databus.common import frame
+from databus.common.answers import (
+    MAX_BODY_BYTES,
+    PLAIN,
+    read_bounded,
+    read_json,
+    require_plain,
+)
 from databus.common.checkpoint import ORIGIN, Position, decode_position
-from databus.common.errors import ServerUnavailable, from_answer, from_problem
+from databus.common.errors import ServerUnavailable, from_answer, from_error_frame
 from databus.common.filters import StreamFilter
 from databus.common.formats import FRAMES_TYPE
 from databus.common.frame import FIRST_CONTROL_OP, FrameSplitter, Op
@@ -60,7 +66,7 @@ class HttpPeer:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
+        self._session = aiohttp.ClientSession(timeout=_TIMEOUT, auto_decompress=False)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -75,13 +81,15 @@ class HttpPeer:
         if self._session is None:
             raise ServerUnavailable("the connections are closed")
         url = f"{self.url}/{path}"
-        headers = {"Accept": FRAMES_TYPE if method == "GET" else "*/*"}
+        headers = {"Accept": FRAMES_TYPE if method == "GET" else "*/*", **PLAIN}
         try:
             async with self._session.request(
-                method, url, json=body, params=query, headers=headers
+                method, url, json=body, params=query, headers=headers, allow_redirects=False
             ) as answer:
-                if answer.status >= 400:
-                    raise from_answer(url, answer.status, await answer.read())
+                if answer.status >= 300:
+                    text = await read_bounded(url, answer.headers, answer.content)
+                    raise from_answer(url, answer.status, text)
+                require_plain(url, answer.headers)
                 yield answer
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
@@ -90,13 +98,14 @@ class HttpPeer:
     async def body(self, method: str, path: str, body: Any = None, **query: str) -> bytes:
         """The whole body of an answer."""
         async with self.ask(method, path, body, **query) as answer:
-            return await answer.read()
+            return await read_bounded(self.url, answer.headers, answer.content, MAX_BODY_BYTES)
 
     async def document(
         self, method: str, path: str, body: Any = None, **query: str
     ) -> dict[str, Any]:
         """The JSON object that is answered."""
-        found = json.loads(await self.body(method, path, body, **query))
+        text = await self.body(method, path, body, **query)
+        found = read_json(text, f"the answer of {self.url}/{path}", ServerUnavailable)
         if not isinstance(found, dict):
             raise ServerUnavailable(f"{self.url}/{path} answered {str(found)[:100]}, no object")
         return found
@@ -151,7 +160,7 @@ class ServedCopy:
                 for index in np.flatnonzero(columns.op >= FIRST_CONTROL_OP).tolist():
                     view = frame.trusted_frame(memoryview(block), int(columns.offset[index]))
                     if view.op == Op.ERROR:
-                        raise from_problem(json.loads(bytes(view.after or b"{}")))
+                        raise from_error_frame(bytes(view.after or b""))
                     is_whole = is_whole or view.op == Op.CHECKPOINT
                 yield block
         if not is_whole:

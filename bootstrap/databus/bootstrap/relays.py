@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
 
+from databus.common.answers import PLAIN, read_bounded, read_json
 from databus.common.checkpoint import Position
-from databus.common.errors import DatabusError, ServerUnavailable, from_problem
+from databus.common.errors import ServerUnavailable, from_answer
 
 BOOTSTRAP = "bootstrap"
 _TIMEOUT = aiohttp.ClientTimeout(total=15.0, sock_connect=5.0)
@@ -32,7 +32,7 @@ class RelayApi:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
+        self._session = aiohttp.ClientSession(timeout=_TIMEOUT, auto_decompress=False)
         return self
 
     async def __aexit__(
@@ -102,24 +102,17 @@ class RelayApi:
         if self._session is None:
             raise ServerUnavailable("the connections to the relays are closed")
         try:
-            async with self._session.request(method, relay + path, json=body) as response:
-                text = await response.read()
+            async with self._session.request(
+                method, relay + path, json=body, headers=PLAIN, allow_redirects=False
+            ) as response:
+                text = await read_bounded(relay + path, response.headers, response.content)
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = str(error) or type(error).__name__
             raise ServerUnavailable(f"{relay} does not answer: {reason}") from error
-        try:
-            document = json.loads(text)
-        except ValueError:
-            document = None
+        if status >= 300:
+            raise from_answer(relay + path, status, text, otherwise=ServerUnavailable)
+        document = read_json(text, f"the answer of {relay}{path}", ServerUnavailable)
         if not isinstance(document, dict):
             raise ServerUnavailable(f"{relay}{path} answered {status} without a JSON object")
-        if status >= 400:
-            raise _problem(document, relay, path, status)
         return document
-
-
-def _problem(document: dict[str, Any], relay: str, path: str, status: int) -> DatabusError:
-    if "code" in document:
-        return from_problem(document)
-    return ServerUnavailable(f"{relay}{path} answered {status}: {str(document)[:200]}")

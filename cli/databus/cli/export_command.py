@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +17,9 @@ from databus.common.errors import (
 
 if TYPE_CHECKING:
     from databus.client.tables import TableReader
+    from databus.common.answers import OPENER, read_all, read_json
     from databus.common.checkpoint import Position
-    from databus.common.config import Config
+from databus.common.config import Config
 
 FORMATS = ("parquet", "delta", "iceberg")
 
@@ -142,8 +141,8 @@ def _address(path: Path, config: Config) -> str:
 
 def _json(url: str, path: str) -> Any:
     try:
-        with urllib.request.urlopen(url.rstrip("/") + path, timeout=20) as answer:
-            return json.loads(answer.read())
+        with OPENER.open(url.rstrip("/") + path, timeout=20) as answer:
+            return read_json(read_all(url, answer), f"the answer of {url}", ServerUnavailable)
     except OSError as error:
         raise ServerUnavailable(
             f"the bootstrap server at {url} does not answer: {error}; an export reads it"

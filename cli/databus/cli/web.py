@@ -8,9 +8,11 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from databus.common.answers import OPENER, PLAIN, read_all, read_json
 from databus.common.errors import BadRequest, DatabusError, ServerUnavailable, from_answer
 
 _TIMEOUT_S = 10.0
+_PROBLEM_BYTES = 1 << 16
 
 
 def call(url: str, *, method: str = "GET", body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -24,10 +26,11 @@ def call(url: str, *, method: str = "GET", body: dict[str, Any] | None = None) -
         raise BadRequest(f"{url!r} is not an http:// or https:// URL")
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, method=method)
-    request.add_header("Content-Type", "application/json")
+    for name, value in {"Content-Type": "application/json", **PLAIN}.items():
+        request.add_header(name, value)
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            text = answer.read()
+        with OPENER.open(request, timeout=_TIMEOUT_S) as answer:
+            text = read_all(url, answer)
     except urllib.error.HTTPError as error:
         raise _problem(url, error) from None
     except (OSError, http.client.HTTPException) as error:
@@ -38,17 +41,14 @@ def call(url: str, *, method: str = "GET", body: dict[str, Any] | None = None) -
 
 def _problem(url: str, error: urllib.error.HTTPError) -> DatabusError:
     try:
-        text = error.read()
+        text = error.read(_PROBLEM_BYTES)
     except (OSError, http.client.HTTPException):  # it broke off
         text = b""
     return from_answer(url, error.code, text)
 
 
 def _object(url: str, text: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except ValueError:
-        raise ServerUnavailable(f"{url} did not answer JSON: {text[:200]!r}") from None
+    document = read_json(text, f"the answer of {url}", ServerUnavailable)
     if not isinstance(document, dict):
         raise ServerUnavailable(f"{url} answered {str(document)[:200]}, not an object")
     return document

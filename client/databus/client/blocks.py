@@ -160,7 +160,7 @@ def control_json(block: Block, index: int) -> dict[str, object]:
     frame = block.frame(index)
     try:
         document = json.loads(bytes(frame.after or b""))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"the frame at {frame.position} (op {frame.op}): {error}") from error
     if not isinstance(document, dict):
         raise FormatError(f"the frame at {frame.position} (op {frame.op}) holds no JSON object")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import re
 import tempfile
 import time
@@ -27,6 +26,7 @@ import numpy.typing as npt
 from databus.client.arrow import RowDecoder
 from databus.client.transport import FRAMES_TYPE
 from databus.common import frame
+from databus.common.answers import OPENER, read_all, read_json, require_plain
 from databus.common.checkpoint import (
     ORIGIN,
     OnlineCheckpoint,
@@ -38,18 +38,20 @@ from databus.common.errors import (
     BadRequest,
     ClockMismatch,
     DatabusError,
+    FormatError,
     LogTooYoung,
     ScnTooOld,
     ServerUnavailable,
     StoreError,
     UnknownSource,
     from_answer,
-    from_problem,
+    from_error_frame,
 )
 from databus.common.frame import FIRST_CONTROL_OP, Flag, FrameColumns, FrameSplitter, Op
 from databus.common.query import parse_position
 from databus.common.schema import SchemaSet, SourceSchema
 
+_PROBLEM_BYTES = 1 << 16
 READ_BYTES = 4 << 20
 RETRY_PAUSE_S = 0.5
 _POSITION = re.compile(r"\d+(:.*)?", re.ASCII)
@@ -299,7 +301,7 @@ class TableReader:
 
     def _json(self, server: str, path: str, query: Mapping[str, str]) -> Any:
         with self._open(server, path, query) as answer:
-            return json.loads(answer.read())
+            return read_json(read_all(server, answer), f"the answer of {server}", FormatError)
 
     @contextlib.contextmanager
     def _open(self, server: str, path: str, query: Mapping[str, str]) -> Iterator[Any]:
@@ -309,7 +311,8 @@ class TableReader:
             headers={"Accept": f"{FRAMES_TYPE}, application/json", "Accept-Encoding": "identity"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=self.address.give_up_s) as answer:
+            with OPENER.open(request, timeout=self.address.give_up_s) as answer:
+                require_plain(url, answer.headers)
                 yield answer
         except urllib.error.HTTPError as error:
             raise _failure(server, error) from None
@@ -474,7 +477,7 @@ def _blocks(answer: Any, server: str) -> Iterator[tuple[bytes, FrameColumns]]:
             columns = frame.scan(data, verify=False)
             for at in np.flatnonzero(columns.op == Op.ERROR).tolist():
                 one = frame.trusted_frame(memoryview(data), int(columns.offset[at]))
-                raise from_problem(json.loads(bytes(one.after or b"{}")))
+                raise from_error_frame(bytes(one.after or b""))
             yield data, columns
     if splitter.pending_bytes:
         raise ServerUnavailable(f"{server} ended its answer within a frame")
@@ -487,7 +490,7 @@ def _check_clock(theirs: str | None, ours: str) -> None:
 
 def _failure(server: str, error: urllib.error.HTTPError) -> DatabusError:
     try:
-        text = error.read()
+        text = error.read(_PROBLEM_BYTES)
     except (http.client.HTTPException, OSError) as broken:
         return ServerUnavailable(f"{server} answered {error.code} and broke off: {broken}")
     finally:

@@ -6,7 +6,6 @@ names, a lost connection or a silence as ``ServerUnavailable``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, Self
 
 import aiohttp
 
+from databus.common.answers import PLAIN, read_bounded, read_json, require_plain
 from databus.common.checkpoint import Position
 from databus.common.errors import (
     BadRequest,
@@ -105,7 +105,7 @@ class Transport:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=8),
             read_bufsize=self._read_bytes,
-            auto_decompress=True,
+            auto_decompress=False,
             headers=self._headers,
         )
         return self
@@ -144,10 +144,8 @@ class Transport:
             total=self._answer_timeout_s, sock_connect=self._connect_timeout_s
         )
         async with self._get(server, path, query, "application/json", timeout) as response:
-            try:
-                return json.loads(await response.read())
-            except ValueError as error:
-                raise FormatError(f"{server}{path} gave no JSON: {error}") from error
+            body = await read_bounded(f"{server}{path}", response.headers, response.content)
+            return read_json(body, f"the answer of {server}{path}", FormatError)
 
     @asynccontextmanager
     async def stream(self, server: str, path: str, query: Mapping[str, str]) -> AsyncIterator[Body]:
@@ -181,8 +179,9 @@ class Transport:
                 url,
                 params=dict(query),
                 # Frames go from the ring to the socket as they lie; coding them costs the relay.
-                headers={"Accept": accept, "Accept-Encoding": "identity"},
+                headers={"Accept": accept, **PLAIN},
                 timeout=timeout,
+                allow_redirects=False,
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ServerUnavailable(f"{server} does not answer: {_reason(error)}") from error
@@ -191,6 +190,7 @@ class Transport:
         async with response:
             if response.status != 200:
                 raise await _failure(server, path, response)
+            require_plain(url, response.headers)
             try:
                 yield response
             except (aiohttp.ClientError, TimeoutError, OSError) as error:

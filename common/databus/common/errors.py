@@ -358,20 +358,45 @@ _PROBLEM_KEYS = frozenset({"type", "title", "status", "detail", "code", "retry",
 def from_problem(problem: dict[str, Any]) -> DatabusError:
     """The error that a problem document stands for; an unknown code gives the root class."""
     cls = registry().get(str(problem.get("code")), DatabusError)
-    details = {key: value for key, value in problem.items() if key not in _PROBLEM_KEYS}
-    return cls(str(problem.get("detail", problem.get("title", "no detail given"))), **details)
+    error = cls(str(problem.get("detail", problem.get("title", "no detail given"))))
+    # Not as arguments: a key may be called like one of theirs.
+    error.details = {key: value for key, value in problem.items() if key not in _PROBLEM_KEYS}
+    return error
 
 
-def from_answer(url: str, status: int, body: bytes) -> DatabusError:
+def from_error_frame(body: bytes) -> DatabusError:
+    """The error that an ERROR frame holds."""
+    problem = _document(body)
+    if problem is None:
+        return FormatError(f"an error frame holds no problem: {body[:200]!r}")
+    return from_problem(problem)
+
+
+def _document(body: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def from_answer(
+    url: str, status: int, body: bytes, otherwise: type[DatabusError] | None = None
+) -> DatabusError:
     """The error that an HTTP answer stands for: its problem, or its status where it has none.
 
-    A status of 5xx, or 429, may pass; what any other one refuses is the request.
+    A status of 5xx, or 429, may pass; what any other one refuses is the request.  A document
+    with a ``code`` that is none of ours may be anybody's: a proxy's, say.  ``otherwise`` is what
+    the refusal of a stranger means to the caller.
     """
-    try:
-        problem = json.loads(body)
-    except ValueError:
-        problem = None
-    if isinstance(problem, dict) and "code" in problem:
+    problem = _document(body)
+    if problem is not None and str(problem.get("code")) in registry():
         return from_problem(problem)
+    if 300 <= status < 400:
+        return ServerUnavailable(
+            f"{url} answered {status}, a redirect, which is not followed; give the server's own URL"
+        )
     said = f"{url} answered {status}: {body[:200].decode(errors='replace')}"
-    return ServerUnavailable(said) if status >= 500 or status == 429 else BadRequest(said)
+    if status >= 500 or status == 429:
+        return ServerUnavailable(said)
+    return (otherwise or BadRequest)(said)

@@ -18,6 +18,7 @@ from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from databus.common.answers import read_json
 from databus.common.connections import (
     MAX_CONNECTIONS,
     SILENCE_S,
@@ -35,7 +36,6 @@ from databus.common.errors import (
     ServerUnavailable,
     to_problem,
 )
-from databus.common.json_reading import read_json
 from databus.common.query import Parameter, check_names
 from databus.common.rendering import to_line
 from databus.common.request_guard import RequestGuard

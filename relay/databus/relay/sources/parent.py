@@ -7,7 +7,6 @@ comes out as an error of the tree.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +14,20 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from databus.common.answers import (
+    MAX_BODY_BYTES,
+    PLAIN,
+    read_bounded,
+    read_json,
+    require_plain,
+)
 from databus.common.checkpoint import Position
 from databus.common.errors import (
     DatabusError,
     FormatError,
     ServerUnavailable,
     from_answer,
-    from_problem,
+    from_error_frame,
 )
 from databus.common.formats import FRAMES_TYPE
 from databus.common.frame import FrameSplitter, Op, read_frame, scan
@@ -79,7 +85,7 @@ def sort_out(block: bytes) -> Received:
         if view.op == Op.HEARTBEAT:
             passed = view.position
         else:
-            error = _told(bytes(view.after or b""))
+            error = from_error_frame(bytes(view.after or b""))
             break
     kept = np.flatnonzero(~transient)
     if not len(kept):
@@ -93,16 +99,6 @@ def sort_out(block: bytes) -> Received:
     of_schemas = kept[ops[kept] != Op.END_OF_WINDOW]
     fingerprints = frozenset(np.unique(columns.schema_fp[of_schemas]).tolist()) - {0}
     return Received(data, last, fingerprints, passed, error)
-
-
-def _told(problem: bytes) -> DatabusError:
-    try:
-        document = json.loads(problem)
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
-        return FormatError(f"the parent's error frame holds no problem: {problem[:200]!r}")
-    return from_problem(document)
 
 
 class Following:
@@ -194,13 +190,21 @@ class Parent:
     ) -> tuple[int, bytes]:
         """The parent's answer to a request for its fetcher, whatever its status."""
         address = f"{self._base}{path}"
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **PLAIN}
         timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
         try:
             async with session.request(
-                method, address, data=body or None, headers=headers, timeout=timeout
+                method,
+                address,
+                data=body or None,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
             ) as answer:
-                return answer.status, await answer.read()
+                text = await read_bounded(address, answer.headers, answer.content, MAX_BODY_BYTES)
+                if 300 <= answer.status < 400:
+                    raise from_answer(address, answer.status, text)
+                return answer.status, text
         except (aiohttp.ClientError, OSError) as error:
             raise ServerUnavailable(f"{self.url} does not answer: {_reason(error)}") from error
 
@@ -214,11 +218,10 @@ class Parent:
         timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
         response = await self._get(session, name, query, timeout)
         try:
-            return json.loads(await response.read())
+            text = await read_bounded(str(response.url), response.headers, response.content)
+            return read_json(text, f"the answer of {self.url} for {name}", FormatError)
         except (aiohttp.ClientError, OSError) as error:
             raise ServerUnavailable(f"{self.url} broke off: {_reason(error)}") from error
-        except ValueError as error:
-            raise FormatError(f"{self.url} gave no JSON for {name}: {error}") from error
         finally:
             response.release()
 
@@ -233,15 +236,20 @@ class Parent:
             response = await session.get(
                 f"{self._base}/{name}",
                 params=dict(query),
-                headers=_HEADERS if name == "stream" else None,
+                headers=_HEADERS if name == "stream" else PLAIN,
                 timeout=timeout,
                 read_bufsize=_READ_BYTES,
                 allow_redirects=False,
             )
         except (aiohttp.ClientError, OSError) as error:
             raise ServerUnavailable(f"{self.url} does not answer: {_reason(error)}") from error
-        if response.status == 200:
-            return response
+        try:
+            if response.status == 200:
+                require_plain(str(response.url), response.headers)
+                return response
+        except BaseException:
+            response.close()
+            raise
         try:
             raise await self._refusal(response)
         finally:

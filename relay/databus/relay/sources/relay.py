@@ -181,7 +181,9 @@ class RelaySource:
 
     def _connections(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=8))
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=8), auto_decompress=False
+            )
         return self._session
 
     async def _ask(self, ask: Callable[[Parent], Awaitable[T]], what: str) -> T:

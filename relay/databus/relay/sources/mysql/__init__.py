@@ -2,8 +2,8 @@
 
 In reading order:
 
-* ``source`` puts the others together; ``settings``, ``preflight``, ``connection`` and ``tls`` are
-  how it comes to a server, ``tables`` and ``charsets`` what it learns there.
+* ``source`` puts the others together; ``settings``, ``preflight``, ``connection``, ``sign_in`` and
+  ``tls`` are how it comes to a server, ``tables`` and ``charsets`` what it learns there.
 * ``numbering`` is all that tells MariaDB's GTIDs from MySQL's (``gtid_sets``, ``positions``,
   ``places``); ``lineage`` is which history has been read, ``turns`` which server's transactions
   count.

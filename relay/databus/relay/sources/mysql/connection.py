@@ -18,8 +18,8 @@ from pymysql.converters import conversions
 
 from databus.common.errors import PreflightFailed, SourceUnavailable
 from databus.relay.sources.mysql.settings import Settings
+from databus.relay.sources.mysql.sign_in import signed_in
 
-_CONNECT_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 300
 _RECEIVE_BYTES = 4 << 20
 _MARIADB_SLAVE_CAPABILITY_GTID = 4
@@ -169,15 +169,13 @@ class Connection:
         self.as_text: set[int] = set()
         """Schemas of which a chunk turned out to need the text protocol."""
         with _translated(settings):
-            self._connection = pymysql.connect(
-                host=settings.host,
-                port=settings.port,
+            self._connection = signed_in(
+                settings,
                 user=settings.user,
                 password=settings.password,
                 charset="utf8mb4",
                 **settings.tls.arguments(settings.host),
                 autocommit=True,
-                connect_timeout=_CONNECT_TIMEOUT_S,
                 read_timeout=_READ_TIMEOUT_S,
                 write_timeout=_READ_TIMEOUT_S,
                 conv=_PLAIN,

@@ -15,7 +15,7 @@ from databus.common.errors import ConfigError
 from databus.common.source_names import join_source
 from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.hosts import Host, read_hosts
-from databus.relay.sources.mysql.tls import PREFERRED, Tls, read_tls
+from databus.relay.sources.mysql.tls import PREFERRED, Tls, is_loopback, read_tls
 
 OPTIONS = ("clock_name", "domain_id", "server_id", "uuids", "zero_dates")
 ZERO_DATES = ("error", "null", "text")
@@ -57,6 +57,11 @@ class Settings:
     def at(self, host: Host) -> Settings:
         """The same, with another of the servers."""
         return replace(self, host=host.name, port=host.port)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server is on this machine, so that nobody is between."""
+        return is_loopback(self.host)
 
     def captures(self, schema: str, table: str) -> bool:
         """Whether a table is among the configured sources; the server's own never are."""

@@ -13,7 +13,10 @@ from urllib.parse import parse_qsl
 from databus.common.errors import ConfigError, PreflightFailed
 
 MODES = ("disabled", "preferred", "required", "verify_ca", "verify_identity")
-PARAMETERS = ("ssl-mode", "ssl-ca", "ssl-cert", "ssl-key")
+ENCRYPTED_MODES = MODES[2:]
+_FILES = ("ssl-ca", "ssl-cert", "ssl-key")
+_SWITCHES = ("enable-cleartext-plugin", "get-server-public-key")
+PARAMETERS = ("ssl-mode", *_FILES, *_SWITCHES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +26,17 @@ class Tls:
     ``preferred`` takes TLS where the server offers it, but not on a loopback address, where
     nobody is between; ``required`` encrypts and believes anybody; ``verify_ca`` wants a
     certificate that ``ca`` (or the system) has signed, ``verify_identity`` one with the
-    server's name.  ``cert`` and ``key`` are the files of our own certificate.
+    server's name.  ``cert`` and ``key`` are the files of our own certificate.  ``sends_clear``
+    lets a server have the password in clear, under TLS alone; ``takes_key`` lets it have the
+    password under a key that it sends itself, where there is no TLS.
     """
 
     mode: str = "preferred"
     ca: str = ""
     cert: str = ""
     key: str = ""
+    sends_clear: bool = False
+    takes_key: bool = False
 
     @property
     def hint(self) -> str:
@@ -42,7 +49,7 @@ class Tls:
         Raises:
             PreflightFailed: a file cannot be read.
         """
-        if self.mode == "disabled" or (self.mode == "preferred" and _is_loopback(host)):
+        if self.mode == "disabled" or (self.mode == "preferred" and is_loopback(host)):
             return {"ssl_disabled": True}
         if self.mode == "preferred" and not (self.ca or self.cert):
             return {"ssl_disabled": False}
@@ -87,10 +94,24 @@ def read_tls(database: str, query: str) -> Tls:
         raise ConfigError(f"database {database}: ssl-mode is {mode!r}; it takes {', '.join(MODES)}")
     if "ssl-key" in given and "ssl-cert" not in given:
         raise ConfigError(f"database {database}: ssl-key is given without ssl-cert")
-    return Tls(mode, *(given.get(name, "") for name in PARAMETERS[1:]))
+    switches = [_switch(database, name, given.get(name, "false")) for name in _SWITCHES]
+    if switches[0] and mode not in ENCRYPTED_MODES:
+        raise ConfigError(
+            f"database {database}: enable-cleartext-plugin needs ssl-mode="
+            f"{', '.join(ENCRYPTED_MODES)}"
+        )
+    ca, cert, key = (given.get(name, "") for name in _FILES)
+    return Tls(mode, ca, cert, key, *switches)
 
 
-def _is_loopback(host: str) -> bool:
+def _switch(database: str, name: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise ConfigError(f"database {database}: {name} is {value!r}; it takes true or false")
+    return value.lower() == "true"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -11,8 +11,10 @@ from typing import Any
 
 import asyncpg
 
-from databus.common.errors import SourceUnavailable
+from databus.common.errors import PreflightFailed, SourceUnavailable
 from databus.common.source_names import join_source
+from databus.relay.sources.postgres.auth import IN_CLEAR
+from databus.relay.sources.postgres.clear_guard import ClearGuardLoop
 from databus.relay.sources.postgres.lsn import parse_lsn
 from databus.relay.sources.postgres.publications import (
     MEMBERS_SQL,
@@ -243,22 +245,30 @@ class Catalogue:
         context: Any = settings.ssl_context()
         if settings.sslmode == "prefer":
             context = "prefer"
-        session = await asyncpg.connect(
-            host=settings.host,
-            port=settings.port,
-            user=settings.user,
-            password=settings.password or None,
-            database=settings.database,
-            ssl=context if context is not None else False,
-            timeout=settings.connect_timeout_s,
-            command_timeout=60,
-            server_settings={
-                "application_name": "databus",
-                "search_path": SEARCH_PATH,
-                "lock_timeout": LOCK_TIMEOUT,
-                "row_security": "off",
-            },
-        )
+        # With "password" among them settings.py has seen to TLS.
+        guard = None if "password" in settings.require_auth else ClearGuardLoop(settings.password)
+        try:
+            session = await asyncpg.connect(
+                host=settings.host,
+                port=settings.port,
+                user=settings.user,
+                password=settings.password or None,
+                database=settings.database,
+                ssl=context if context is not None else False,
+                timeout=settings.connect_timeout_s,
+                command_timeout=60,
+                server_settings={
+                    "application_name": "databus",
+                    "search_path": SEARCH_PATH,
+                    "lock_timeout": LOCK_TIMEOUT,
+                    "row_security": "off",
+                },
+                loop=guard,
+            )
+        except (OSError, asyncpg.PostgresError, asyncpg.InternalClientError):
+            if guard is not None and guard.was_asked:
+                raise PreflightFailed(f"{settings.address}: {IN_CLEAR}") from None
+            raise
         found = await session.fetchval("SELECT pg_catalog.current_setting('search_path')")
         try:
             require_search_path(settings, found)

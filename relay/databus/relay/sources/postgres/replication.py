@@ -20,7 +20,7 @@ import numpy as np
 from databus.common.errors import BadRequest, SourceUnavailable
 from databus.common.tcp import is_near
 from databus.relay.sources.postgres import encodings
-from databus.relay.sources.postgres.auth import MECHANISM, Scram, md5_password
+from databus.relay.sources.postgres.auth import Challenge
 from databus.relay.sources.postgres.kernels import last_whole
 from databus.relay.sources.postgres.settings import (
     LOCK_TIMEOUT,
@@ -35,6 +35,9 @@ _SHORT = struct.Struct("!H")
 _STATUS = struct.Struct("!cIcQQQqB")
 _PROTOCOL = 196608
 _CANCEL = 80877102
+MAX_SIGN_IN_BYTES = 64 << 10
+MAX_MESSAGE_BYTES = 2 << 30
+"""A row has at most 1 GiB, in text twice that."""
 _SSL_REQUEST = struct.pack("!II", 8, 80877103)
 _BUFFER_BYTES = 1 << 20
 # Faster than 3 MB/s is a backlog; five thousand small transactions a second are below it.
@@ -252,6 +255,13 @@ class Connection:
             return
         transport.write(_SSL_REQUEST)
         answer = await self._exactly(1)
+        early = self._inbox.end - self._inbox.start
+        if early:
+            # They would be taken for what comes under TLS (CVE-2021-23222).
+            raise SourceUnavailable(
+                f"{settings.address} sends {early} bytes in clear before TLS has begun; somebody "
+                f"may be between"
+            )
         if answer == b"S":
             secured = await loop.start_tls(
                 transport, self._inbox, context, server_hostname=settings.host
@@ -271,11 +281,11 @@ class Connection:
             parameters["replication"] = "database"
         body = b"".join(f"{key}\0{value}\0".encode() for key, value in parameters.items()) + b"\0"
         self._transport.write(struct.pack("!II", len(body) + 8, _PROTOCOL) + body)
-        scram = Scram(self._settings.password)
+        challenge = Challenge(self._settings, encrypted=self.encrypted)
         while True:
-            kind, payload = await self._message()
+            kind, payload = await self._message(MAX_SIGN_IN_BYTES)
             if kind == b"R":
-                self._answer_challenge(scram, payload)
+                self._answer_challenge(challenge, payload)
             elif kind == b"K":
                 self._cancel_key = payload
             elif kind == b"S" and payload.startswith(b"server_encoding\0"):
@@ -285,27 +295,10 @@ class Connection:
             elif kind == b"Z":
                 return
 
-    def _answer_challenge(self, scram: Scram, payload: bytes) -> None:
-        code, rest = _INT.unpack_from(payload)[0], payload[4:]
-        password = self._settings.password
-        if code == 3:
-            self._send(b"p", password.encode() + b"\0")
-        elif code == 5:
-            self._send(b"p", md5_password(self._settings.user, password, rest[:4]) + b"\0")
-        elif code == 10:
-            if MECHANISM.encode() not in rest.split(b"\0"):
-                raise SourceUnavailable(f"the server asks for {rest!r}; we know {MECHANISM}")
-            first = scram.first()
-            self._send(b"p", MECHANISM.encode() + b"\0" + _INT.pack(len(first)) + first)
-        elif code == 11:
-            self._send(b"p", scram.final(rest))
-        elif code == 12:
-            scram.finish(rest)
-        elif code != 0:
-            raise SourceUnavailable(
-                f"{self._settings.address} asks for authentication method {code}; "
-                "password, md5 and scram-sha-256 are known"
-            )
+    def _answer_challenge(self, challenge: Challenge, payload: bytes) -> None:
+        answer = challenge.answer(_INT.unpack_from(payload)[0], payload[4:])
+        if answer is not None:
+            self._send(b"p", answer)
 
     # -- queries
 
@@ -429,9 +422,14 @@ class Connection:
     def _send(self, kind: bytes, body: bytes) -> None:
         self._transport.write(_HEADER.pack(kind, len(body) + 4) + body)
 
-    async def _message(self) -> tuple[bytes, bytes]:
+    async def _message(self, limit_bytes: int = MAX_MESSAGE_BYTES) -> tuple[bytes, bytes]:
         """The next message; an ErrorResponse is raised."""
         kind, length = _HEADER.unpack(await self._exactly(5))
+        if not 4 <= length <= limit_bytes:
+            raise SourceUnavailable(
+                f"{self._settings.address} announces a message {kind!r} of {length} bytes, where "
+                f"there can be {limit_bytes}; is it a PostgreSQL server?"
+            )
         payload = await self._exactly(length - 4)
         if kind == b"E":
             raise error_of(payload)
@@ -439,21 +437,26 @@ class Connection:
 
     async def _exactly(self, count: int) -> bytes:
         inbox = self._inbox
-        while inbox.end - inbox.start < count:
-            inbox.make_room(count - (inbox.end - inbox.start))
-            await self._more(None)
+        while (missing := count - (inbox.end - inbox.start)) > 0:
+            await self._more(None, missing)
         taken = bytes(memoryview(inbox.data)[inbox.start : inbox.start + count])
         inbox.start += count
         return taken
 
-    async def _more(self, timeout_s: float | None) -> bool:
-        """Receive once; False if nothing came in time."""
+    async def _more(self, timeout_s: float | None, missing: int = 0) -> bool:
+        """Receive once; False if nothing came in time.
+
+        ``missing`` are the bytes that the message needs; 0: its header, which is next, says it.
+        """
         inbox = self._inbox
         if inbox.lost is not None:
             raise SourceUnavailable(f"{self._settings.address}: {inbox.lost}")
-        missing = 1
-        if inbox.end - inbox.start >= 5:
-            missing = _INT.unpack_from(inbox.data, inbox.start + 1)[0] + 1
+        if not missing:
+            missing = 1
+            if inbox.end - inbox.start >= 5:
+                missing = min(
+                    _INT.unpack_from(inbox.data, inbox.start + 1)[0] + 1, MAX_MESSAGE_BYTES
+                )
         inbox.make_room(missing)
         before = inbox.end
         inbox.received = asyncio.get_running_loop().create_future()

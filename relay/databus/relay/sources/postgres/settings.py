@@ -32,7 +32,9 @@ _OPTIONS = (
     "sslrootcert",
     "sslcert",
     "sslkey",
+    "require_auth",
 )
+AUTH_METHODS = ("none", "password", "md5", "scram-sha-256")
 _SSL_MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
 _NAME_LIMIT = 63
 
@@ -60,7 +62,8 @@ class Settings:
     primary, ``host`` and ``port`` the one in use.  ``clock_name`` tells streams of one cluster
     apart that have different histories.  ``binary`` asks for values in binary where all types
     of the captured tables are known in that form.  ``sql_ascii_encoding`` is what the texts of a
-    database are taken for that has no encoding.
+    database are taken for that has no encoding.  ``require_auth`` are the ways in which the
+    server may ask for the password; ``password``, in clear, is for TLS alone.
     """
 
     name: str
@@ -79,6 +82,7 @@ class Settings:
     sslrootcert: str = ""
     sslcert: str = ""
     sslkey: str = ""
+    require_auth: tuple[str, ...] = ("none", "md5", "scram-sha-256")
     keys: ConfiguredKeys = NO_KEYS
     clock_name: str = ""
     binary: bool = False
@@ -164,6 +168,7 @@ def read_settings(config: DatabaseConfig) -> Settings:
         sslrootcert=str(options.get("sslrootcert", "")),
         sslcert=str(options.get("sslcert", "")),
         sslkey=str(options.get("sslkey", "")),
+        require_auth=_auth_methods(config.name, options),
         keys=ConfiguredKeys(config.keys),
         binary=_one_of(config.name, options, "binary", ("false", "true")) == "true",
         clock_name=str(options.get("clock_name", "")),
@@ -180,6 +185,24 @@ def _one_of(
     if value not in allowed:
         raise ConfigError(f"database {name}: {key} is {value!r}; it takes {', '.join(allowed)}")
     return value
+
+
+def _auth_methods(name: str, options: dict[str, Any]) -> tuple[str, ...]:
+    """Ways in which a server may ask for the password, as libpq's parameter of this name."""
+    text = str(options.get("require_auth", "none,md5,scram-sha-256"))
+    methods = tuple(method.strip() for method in text.split(","))
+    for method in methods:
+        if method not in AUTH_METHODS:
+            raise ConfigError(
+                f"database {name}: require_auth has {method!r}; it takes {', '.join(AUTH_METHODS)}"
+            )
+    mode = options.get("sslmode", "prefer")
+    if "password" in methods and mode in ("disable", "prefer"):
+        raise ConfigError(
+            f"database {name}: require_auth has password, which needs sslmode=require or stricter: "
+            f"it goes out in clear"
+        )
+    return methods
 
 
 def _bytes(name: str, options: dict[str, Any], key: str, default: str) -> int:
