@@ -143,6 +143,9 @@ def start_spark(
     }
     if master.startswith("local") or "//127." in master or "//localhost" in master:
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    if master.startswith("local"):
+        # With a secret that Spark makes for each session; on a cluster both are the operator's.
+        settings["spark.authenticate"] = "true"
     builder = SparkSession.builder.master(master).appName("databus-applier")
     for name, value in settings.items():
         builder = builder.config(name, value)

@@ -32,6 +32,7 @@ from databus.common.errors import (
     StoreError,
 )
 from databus.common.frame import Op
+from databus.common.private import make_folder
 from databus.common.schema import SchemaSet, SourceSchema
 
 FORMAT = 1
@@ -140,7 +141,7 @@ class HotLog:
         self.window_count = 0
         try:
             if not read_only:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folder(folder)
             self._open()
         except (OSError, lmdb.Error) as error:
             raise StoreError(f"{folder}: {error}") from error

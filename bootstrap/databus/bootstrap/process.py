@@ -296,7 +296,7 @@ async def _run_applier_child(config: BootstrapConfig, stop: asyncio.Event) -> in
     try:
         try:
             child = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", APPLIER_CHILD, config.model_dump_json(), stdin=read_fd
+                sys.executable, "-c", APPLIER_CHILD, _shown(config), stdin=read_fd
             )
         finally:
             os.close(read_fd)
@@ -316,6 +316,11 @@ async def _run_applier_child(config: BootstrapConfig, stop: asyncio.Event) -> in
         return await ended
     finally:
         os.close(write_fd)  # which ends a child that still runs
+
+
+def _shown(config: BootstrapConfig) -> str:
+    """The applier's configuration as everybody may read it: it asks no relay."""
+    return config.model_copy(update={"relays": ()}).model_dump_json()
 
 
 def _tell(fd: int, line: bytes) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from databus.common.errors import StoreError
+from databus.common.private import make_folder
 
 FOLDER = ".scratch"
 """Below ``data_dir``; no database has such a name."""
@@ -36,7 +37,7 @@ def scratch_folder(data_dir: Path) -> Iterator[Path]:
     place = data_dir.absolute() / FOLDER
     with contextlib.ExitStack() as held:
         try:
-            place.mkdir(parents=True, exist_ok=True)
+            make_folder(place)
             with _locked(place / LOCK):
                 _sweep(place)
                 # Rows of tables pass through it: nobody else may read it.

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from databus.bootstrap import failpoints
 from databus.common.errors import StoreBusy, StoreError
+from databus.common.private import make_folder, private_opener
 
 MANIFEST = "manifest.json"
 RUNS = "runs"
@@ -177,7 +178,7 @@ class LocalFiles:
 
     def create(self, name: str) -> Any:
         """A new file; its folder is made."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         return pa.OSFile(self.location(name), mode="wb")
 
     def names(self) -> list[str]:
@@ -226,7 +227,7 @@ class LocalStorage:
     def create(self) -> None:
         """Make the folders."""
         with _refusals(self.runs_folder):
-            self.runs_folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.runs_folder)
 
     def read_manifest(self) -> Document | None:
         """The file's content; its tag means nothing, ``switching`` keeps others out."""
@@ -247,7 +248,7 @@ class LocalStorage:
         """Write a new file, then rename it; the caller is within ``switching``."""
         temporary = self.manifest_path.with_suffix(".new")
         try:
-            with temporary.open("wb") as file:
+            with open(temporary, "wb", opener=private_opener) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -270,7 +271,7 @@ class LocalStorage:
         path = self.folder / name
         with contextlib.ExitStack() as stack:
             with _refusals(path):
-                file = stack.enter_context(path.open("a+"))
+                file = stack.enter_context(open(path, "a+", opener=private_opener))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:

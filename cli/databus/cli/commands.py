@@ -10,6 +10,7 @@ import typer
 from databus.cli import serving
 from databus.common.errors import BadRequest, ConfigError
 from databus.common.loading import loading
+from databus.common.private import keep_files_private
 
 if TYPE_CHECKING:
     from databus.common.config import BootstrapConfig, Config
@@ -28,6 +29,7 @@ def relay(config: ConfigPath) -> None:
 
         databus relay -c databus.toml
     """
+    keep_files_private()
     serving.log_to_stderr()
     loaded = _load(config)
     if loaded.relay is None or not loaded.database:
@@ -89,6 +91,7 @@ def bootstrap(
     """
     if role not in ("all", "writer", "server"):
         raise BadRequest(f"--role {role!r} is none of all, writer, server")
+    keep_files_private()
     serving.log_to_stderr()
     section = _bootstrap_section(config)
     with loading():

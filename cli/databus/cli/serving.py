@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from databus.common.private import without_passwords
+
 if TYPE_CHECKING:
     from databus.common.config import BootstrapConfig, DatabaseConfig
 
@@ -38,12 +40,17 @@ def announce_relay(url: str, databases: Iterable[DatabaseConfig]) -> None:
 def announce_bootstrap(url: str, config: BootstrapConfig) -> None:
     """Say where a bootstrap server is reached, what it serves and from which relays."""
     served = ", ".join(config.databases) or "every database"
-    _log.info("bootstrap server at %s serves %s of %s", url, served, ", ".join(config.relays))
+    _log.info(
+        "bootstrap server at %s serves %s of %s",
+        url,
+        served,
+        without_passwords(", ".join(config.relays)),
+    )
     _log.info("status %s/v1/status, metrics %s/metrics", url, url)
 
 
 def announce_writer(config: BootstrapConfig) -> None:
     """Say what a log writer, which listens nowhere, reads and where it keeps it."""
     served = ", ".join(config.databases) or "every database"
-    _log.info("log writer of %s of %s", served, ", ".join(config.relays))
+    _log.info("log writer of %s of %s", served, without_passwords(", ".join(config.relays)))
     _log.info("logs in %s", config.data_dir)

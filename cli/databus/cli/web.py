@@ -12,7 +12,6 @@ from databus.common.answers import OPENER, PLAIN, read_all, read_json
 from databus.common.errors import BadRequest, DatabusError, ServerUnavailable, from_answer
 
 _TIMEOUT_S = 10.0
-_PROBLEM_BYTES = 1 << 16
 
 
 def call(url: str, *, method: str = "GET", body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -41,8 +40,8 @@ def call(url: str, *, method: str = "GET", body: dict[str, Any] | None = None) -
 
 def _problem(url: str, error: urllib.error.HTTPError) -> DatabusError:
     try:
-        text = error.read(_PROBLEM_BYTES)
-    except (OSError, http.client.HTTPException):  # it broke off
+        text = read_all(url, error)
+    except (DatabusError, OSError, http.client.HTTPException):  # it broke off
         text = b""
     return from_answer(url, error.code, text)
 

@@ -16,6 +16,7 @@ import google_crc32c
 
 from databus.common.checkpoint import Checkpoint, decode, encode
 from databus.common.errors import BadCheckpoint, MissingDependency, StoreBusy, StoreError
+from databus.common.private import make_folder
 
 log = logging.getLogger("databus.client")
 
@@ -115,7 +116,7 @@ class FileCheckpoints:
         lines = [*self._lines, b"%08x " % google_crc32c.value(text) + text][-self._history :]
         temporary = self.path.with_name(self.path.name + ".new")
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             try:
                 text_file = b"\n".join(lines) + b"\n"
                 written = os.write(descriptor, text_file)
@@ -144,8 +145,8 @@ class FileCheckpoints:
             return
         path = self.path.with_name(self.path.name + ".lock")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            make_folder(path.parent)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreError(f"{path} cannot be opened: {error.strerror}") from error
         try:
@@ -239,7 +240,7 @@ class LmdbCheckpoints:
     def _open(self) -> Any:
         if self._store is None:
             try:
-                self._folder.mkdir(parents=True, exist_ok=True)
+                make_folder(self._folder)
                 self._store = self._lmdb.open(str(self._folder), map_size=16 << 20)
             except (OSError, self._lmdb.Error) as error:
                 raise StoreError(f"{self._folder} cannot be opened: {error}") from error

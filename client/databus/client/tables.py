@@ -51,7 +51,6 @@ from databus.common.frame import FIRST_CONTROL_OP, Flag, FrameColumns, FrameSpli
 from databus.common.query import parse_position
 from databus.common.schema import SchemaSet, SourceSchema
 
-_PROBLEM_BYTES = 1 << 16
 READ_BYTES = 4 << 20
 RETRY_PAUSE_S = 0.5
 _POSITION = re.compile(r"\d+(:.*)?", re.ASCII)
@@ -490,7 +489,7 @@ def _check_clock(theirs: str | None, ours: str) -> None:
 
 def _failure(server: str, error: urllib.error.HTTPError) -> DatabusError:
     try:
-        text = error.read(_PROBLEM_BYTES)
+        text = read_all(server, error)
     except (http.client.HTTPException, OSError) as broken:
         return ServerUnavailable(f"{server} answered {error.code} and broke off: {broken}")
     finally:

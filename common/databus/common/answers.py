@@ -65,6 +65,9 @@ def read_all(url: str, answer: Any, limit_bytes: int = MAX_JSON_BYTES) -> bytes:
     body: bytes = answer.read(limit_bytes + 1)
     if len(body) > limit_bytes:
         raise _too_long(url, limit_bytes)
+    promised = answer.headers.get("Content-Length", "")
+    if promised.isdigit() and len(body) < int(promised):
+        raise ServerUnavailable(f"{url} broke off after {len(body)} of {promised} bytes")
     return body
 
 

@@ -13,12 +13,12 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit, urlunsplit
 
 import pydantic
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from databus.common.errors import ConfigError
+from databus.common.private import without_passwords
 
 _SIZE_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -62,11 +62,7 @@ class SourceUrl(str):
         return str.__str__(self)
 
     def __str__(self) -> str:
-        parts = urlsplit(self.reveal)
-        if parts.password is None:
-            return self.reveal
-        host = parts.netloc.rpartition("@")[2]
-        return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{host}"))
+        return without_passwords(self.reveal)
 
     def __repr__(self) -> str:
         return repr(str(self))
@@ -85,6 +81,7 @@ _SCHEMES = (
     "relay+http",
     "relay+https",
 )
+_LOCAL_SCHEMES = ("sqlite", "generator")
 _RELAY_SCHEMES = ("relay+http", "relay+https")
 
 
@@ -94,7 +91,27 @@ def _source_url(value: Any) -> SourceUrl:
     scheme = str(value).partition("://")[0]
     if scheme not in _SCHEMES or "://" not in str(value):
         raise ValueError(f"the URL's scheme is {scheme!r}; supported are {', '.join(_SCHEMES)}")
+    if scheme not in _LOCAL_SCHEMES:
+        _require_plain_authority(str(value))
     return SourceUrl(value)
+
+
+def _require_plain_authority(url: str) -> None:
+    """Refuse a URL whose password ends its authority: it would be cut in the wrong place."""
+    rest = url.partition("://")[2]
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if "@" in rest and "@" not in authority:
+        raise ValueError(
+            "the URL has /, ? or # in front of its @; if they are in the user or the password, "
+            "write %2F, %3F and %23 (and %40 for @, %3A for :, %25 for %)"
+        )
+    if re.search(r"%(?![0-9A-Fa-f]{2})", authority.rpartition("@")[0]):
+        raise ValueError("the URL's user or password has a % that begins no %XX; write %25 for it")
+
+
+def _relay_url(value: Any) -> str:
+    _require_plain_authority(str(value))
+    return str(value)
 
 
 class Secret(str):
@@ -311,7 +328,7 @@ class BootstrapConfig(_Model):
     data_dir: Path = Path("var/bootstrap")
     store: str = Field(default="", pattern=r"^(s3://[^/?#]+[^?#]*)?$")
     s3: S3Options = S3Options()
-    relays: tuple[str, ...] = ("http://127.0.0.1:8700",)
+    relays: tuple[Annotated[str, BeforeValidator(_relay_url)], ...] = ("http://127.0.0.1:8700",)
     databases: tuple[str, ...] = ()
     sources: tuple[str, ...] = ("*",)
     apply_every: Seconds = 30.0
@@ -394,7 +411,7 @@ def parse(text: str, origin: str = "configuration", folder: Path | None = None) 
     try:
         config = Config.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{origin}: not TOML: {error}") from error
+        raise ConfigError(f"{origin}: not TOML: {error}") from None
     except pydantic.ValidationError as error:
         lines = "; ".join(_finding(item) for item in error.errors())
         raise ConfigError(f"{origin}: {lines}") from None

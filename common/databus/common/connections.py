@@ -194,7 +194,17 @@ class _Connection(RequestHandler):
         response.force_close()
         return response
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """What aiohttp refuses before a handler is asked is a problem document too."""
+        if isinstance(resp, web.HTTPException) and resp.status >= 400:
+            resp = self._respond(BadRequest(f"{request.method} {request.path}: {resp.reason}"))
+            resp.force_close()
+        return await super().finish_response(request, resp, start_time)
+
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """One line."""
         error = kw.get("exc_info")
-        _log.warning("a connection ended: %s: %s", type(error).__name__, error)
+        said = " ".join(str(error).split())[:200]
+        _log.warning("a connection ended: %s: %s", type(error).__name__, said)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
+from databus.common.private import without_passwords
+
 
 class DatabusError(Exception):
     """Root of the tree.  ``details`` are numbers and names that a program may want."""
@@ -21,6 +23,7 @@ class DatabusError(Exception):
     hint: ClassVar[str] = "Look at the log of the process that answered."
 
     def __init__(self, message: str, **details: Any) -> None:
+        message = without_passwords(message)
         super().__init__(message)
         self.message = message
         self.details = details

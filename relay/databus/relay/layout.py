@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from databus.common.errors import StoreError
+from databus.common.private import private_opener
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
     """Put ``content`` at ``path`` in one step; ``durable`` also against a power loss."""
     beside = path.with_name(f"{path.name}.new")
     try:
-        with beside.open("wb") as file:
+        with open(beside, "wb", opener=private_opener) as file:
             file.write(content)
             if durable:
                 file.flush()

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from databus.common.errors import StoreBusy, StoreError
+from databus.common.private import make_folder
 
 RELAY_LOCK = "relay.lock"
 _POLL_S = 0.05
@@ -20,7 +21,7 @@ def lock_data_dir(data_dir: Path, *, wait_s: float = 0.0) -> int:
         StoreError: the folder or the lock cannot be made.
     """
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(data_dir)
         return take_lock(data_dir / RELAY_LOCK, f"the relay's data_dir {data_dir}", wait_s=wait_s)
     except OSError as error:
         raise StoreError(f"{error.filename or data_dir}: {error.strerror}") from error
@@ -32,7 +33,7 @@ def take_lock(path: Path, what: str, *, wait_s: float = 0.0) -> int:
     Raises:
         StoreBusy: another process has it, which the message names.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     until_s = time.monotonic() + wait_s
     while True:
         try:

@@ -122,7 +122,7 @@ class Registry:
         self.path = path
         self.schemas = reader.schemas
         self._synced_bytes = 0
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         # Lines that a process before this one failed to sync look as if they were on disk.
         self._unsynced = os.pread(self._fd, reader.read_bytes, 0)
         self._write(b"")

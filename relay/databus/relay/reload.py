@@ -18,6 +18,7 @@ from typing import Any, Self
 from databus.common.config import Config, DatabaseConfig, RelayConfig
 from databus.common.errors import ConfigError, DatabusError, ServerUnavailable, from_problem
 from databus.common.errors import to_problem as problem_of
+from databus.common.private import make_folder
 from databus.relay.layout import SocketName
 
 SOCKET_NAME = "relay.sock"
@@ -80,7 +81,7 @@ class ReloadSocket:
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._path.parent)
         self._path.unlink(missing_ok=True)
         self._name = SocketName(self._path)
         self._server = await asyncio.start_unix_server(self._answer, self._name.path)

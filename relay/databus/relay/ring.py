@@ -13,6 +13,7 @@ from pathlib import Path
 
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import StoreError
+from databus.common.private import make_folder
 from databus.relay.ring_file import lock_ring, make_ring, whole_pages
 from databus.relay.ring_format import (
     EMPTY_STATE,
@@ -49,7 +50,7 @@ class Ring:
             StoreBusy: another process writes there.
         """
         folder = Path(directory)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         lock = lock_ring(folder)
         try:
             if (folder / RING_NAME).exists():

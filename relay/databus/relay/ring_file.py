@@ -300,7 +300,7 @@ def make_file(path: Path, size: int) -> None:
     Raises:
         StoreError: the disk has not as much; what it gave of it is given back.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o640)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         try:
             os.posix_fallocate(fd, 0, size)

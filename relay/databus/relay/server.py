@@ -32,6 +32,7 @@ from databus.common.http import (
 )
 from databus.common.loading import loading
 from databus.common.openapi import version
+from databus.common.private import keep_files_private
 from databus.common.query import SOURCES, nearest
 from databus.common.request_guard import RequestGuard
 from databus.relay import column_kernels, openapi
@@ -327,6 +328,7 @@ def main(arguments: list[str] | None = None) -> None:
     """The worker's process; the supervisor starts it with a handover."""
     import uvloop
 
+    keep_files_private()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     handover = take_over(sys.argv[1:] if arguments is None else arguments)
     allow_connections()

@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from databus.common.private import make_folder, private_opener
+
 FOLDER = "workers"
 _WORD_BYTES = 8
 
@@ -59,9 +61,10 @@ class TallyFile:
         self.numbers = memoryview(new_map).cast("q")[1 + len(text) // _WORD_BYTES :]
 
     def _put(self, content: bytes) -> mmap.mmap:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         beside = self.path.with_name(self.path.name + ".new")
-        beside.write_bytes(content)
+        with open(beside, "wb", opener=private_opener) as file:
+            file.write(content)
         with beside.open("r+b") as file:
             new_map = mmap.mmap(file.fileno(), 0)
         beside.replace(self.path)

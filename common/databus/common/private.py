@@ -1,0 +1,37 @@
+"""What nobody else is to see: passwords in URLs, and the files that we write.
+
+A URL's password is everything between the first colon behind ``://`` and the last ``@``, whatever
+is in it: a raw ``/``, ``?`` or ``#`` makes a URL that cannot be used, but must not show it either.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_PASSWORD = re.compile(r"(://[^\s:/?#@]*):\S*@")
+UMASK = 0o077
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
+
+
+def without_passwords(text: str) -> str:
+    """The text with ``***`` for the password of each URL in it."""
+    return _PASSWORD.sub(r"\1:***@", text) if "://" in text and "@" in text else text
+
+
+def keep_files_private() -> None:
+    """Let this process and its children make files that their user alone can read."""
+    os.umask(UMASK)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """For ``open``: a new file is its user's alone, whatever the umask."""
+    return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, for its user alone."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(mode=FOLDER_MODE, exist_ok=True)
