@@ -32,7 +32,7 @@ from databus.common.errors import (
     StoreError,
     SyncFailed,
 )
-from databus.common.private import keep_files_private, make_folder
+from databus.common.private import make_folder
 from databus.relay.dump_runner import DumpRunner
 from databus.relay.dumps import ACTIVE, Dump, DumpBook
 from databus.relay.fetcher_api import FetcherApi
@@ -576,7 +576,6 @@ class Fetcher:
 
 def main(arguments: list[str]) -> int:
     """The fetcher's process; the relay's supervisor starts it."""
-    keep_files_private()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # What a thread that reads a chunk may hold up the stream by, whenever it is in Python.
     sys.setswitchinterval(SWITCH_INTERVAL_S)

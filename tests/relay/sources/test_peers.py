@@ -207,7 +207,8 @@ async def test_a_message_in_pieces_makes_room_for_itself_alone() -> None:
 
     async with peer(pieces) as server:
         connection = PostgresConnection(postgres_settings(postgres_config(server.port)))
-        await connection.connect()
+        await connection._dial()
+        await connection._startup()
         assert len(connection._inbox.data) <= replication._BUFFER_BYTES
         connection.close()
 
