@@ -322,3 +322,55 @@ async def test_a_parents_dump_has_none_of_its_childrens_rows_and_a_moved_large_v
             db.execute("UPDATE docs SET id = 10 WHERE id = 9")
             await reader.equals(db, "public.docs")
             assert len(reader.seen.tables["public.docs"][10,]["body"]) == 9000
+
+
+async def test_rows_that_come_or_go_with_a_partition_suspend_its_root(
+    postgres_database: FreshDatabase,
+) -> None:
+    db, root = postgres_database, "public.days"
+    db.execute("CREATE TABLE days (id int PRIMARY KEY, v int) PARTITION BY RANGE (id)")
+    for number in range(3):
+        start, stop = 10 * number, 10 * number + 10
+        db.execute(
+            f"CREATE TABLE d{number} PARTITION OF days FOR VALUES FROM ({start}) TO ({stop})"
+        )
+    db.execute("INSERT INTO days VALUES (1, 1), (11, 1), (21, 1)")
+    async with opened(config_of(db, discover_every="100ms")) as source:
+        scn = await source.first_scn()
+        async with following(source, scn) as reader:
+            await reader.equals(db, root)
+
+            async def looked_at() -> None:
+                files = {
+                    int(oid): int(file)
+                    for oid, file in db.execute(
+                        "SELECT oid, pg_relation_filenode(oid) FROM pg_class "
+                        "WHERE relispartition AND relkind = 'r'"
+                    )
+                }
+                await reader.until(lambda: (source._given.tables or {})[root].files == files)
+
+            # These have events.
+            db.execute("TRUNCATE days")
+            db.execute("CREATE TABLE d3 PARTITION OF days FOR VALUES FROM (30) TO (40)")
+            db.execute("INSERT INTO days VALUES (1, 1), (11, 1), (21, 1), (31, 1)")
+            db.execute("INSERT INTO d3 VALUES (32, 1)")
+            await looked_at()
+            await reader.reaches(db)
+            assert root not in source._stopped.stops
+            assert reader.seen.tables[root] == await table_of(source, root)
+            # These have none.
+            db.execute("TRUNCATE d0")
+            assert "d0 was truncated" in await reader.why(root)
+            await reader.equals(db, root)
+            with psycopg.connect(db.url) as moving:  # As partitions are split by tools.
+                moving.execute("DELETE FROM days WHERE id = 32")
+                moving.execute("CREATE TABLE d4 (LIKE days INCLUDING ALL)")
+                moving.execute("INSERT INTO d4 VALUES (41, 1)")
+                moving.execute("ALTER TABLE days ATTACH PARTITION d4 FOR VALUES FROM (40) TO (50)")
+            assert "d4 was attached" in await reader.why(root)
+            await reader.equals(db, root)
+            db.execute("ALTER TABLE days DETACH PARTITION d1")
+            assert "detached" in await reader.why(root)
+            await reader.equals(db, root)
+            assert sorted(reader.seen.tables[root]) == [(21,), (31,), (41,)]

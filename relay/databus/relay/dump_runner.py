@@ -15,6 +15,7 @@ from databus.common.errors import (
     InternalError,
     StoreError,
     UnknownSource,
+    UnsupportedChange,
     to_problem,
 )
 from databus.common.filters import matches
@@ -119,15 +120,27 @@ class DumpRunner:
             dump.tables = await self._plan(dump, source)
             await self._host.save_dumps()
         self.progress.begin(dump)
+        unread: list[UnsupportedChange] = []
         for table in dump.tables:
             if not table.done:
-                await TableDump(
-                    dump, table, self._host, self.book, self._changed, self._emitted
-                ).run()
+                try:
+                    await TableDump(
+                        dump, table, self._host, self.book, self._changed, self._emitted
+                    ).run()
+                except UnsupportedChange as error:
+                    # One table's value is no reason to leave out the tables behind it.
+                    _log.error("dump %s: %s", dump.id, error.message)
+                    unread.append(error)
             if self._emitted:
                 await self._host.make_durable()
             if not dump.is_running:
                 return
+        if unread:
+            raise (
+                unread[0]
+                if len(unread) == 1
+                else UnsupportedChange("; ".join(error.message for error in unread))
+            )
         dump.end = intake.complete
         dump.state = DumpState.COMPLETED
         await self._host.save_dumps()
@@ -157,9 +170,15 @@ class DumpRunner:
             return [TableProgress(wanted[0], estimated_rows=len(dump.keys))]
         tables = []
         for name in wanted:
-            if dump.where is None:
-                await self._host.tables.before_dump(dump, source, schemas[name])
-            upto, size = await source.largest_key(name), await source.table_size(name)
+            try:
+                if dump.where is None:
+                    await self._host.tables.before_dump(dump, source, schemas[name])
+                upto, size = await source.largest_key(name), await source.table_size(name)
+            except UnsupportedChange:
+                if len(wanted) == 1:
+                    raise
+                tables.append(TableProgress(name))  # It fails by itself, when its turn comes.
+                continue
             # Empty when the dump began: whatever comes later is in the stream.
             tables.append(
                 TableProgress(

@@ -256,10 +256,11 @@ class Resync:
     def dump_ended(self, dump: Dump) -> None:
         """A dump is completed, has failed or was cancelled."""
         self.notice()
+        read = {table.source for table in dump.tables or () if table.done}
         for record in self.book:
             if record.dump != dump.id:
                 continue
-            if dump.state != DumpState.COMPLETED:
+            if dump.state != DumpState.COMPLETED and record.source not in read:
                 self._failed(record, _words(dump))
             elif record.state != CaptureState.RESYNCHRONISING or record.source in self._resuming:
                 self._failed(record, "it was suspended again meanwhile")

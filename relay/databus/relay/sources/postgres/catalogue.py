@@ -18,6 +18,7 @@ from databus.relay.sources.postgres.clear_guard import ClearGuardLoop
 from databus.relay.sources.postgres.lsn import parse_lsn
 from databus.relay.sources.postgres.publications import (
     MEMBERS_SQL,
+    PARTITIONS_SQL,
     PUBLICATION_SQL,
     TABLES_SQL,
     Publication,
@@ -201,6 +202,7 @@ class Catalogue:
             rows[0],
             await self.fetch(TABLES_SQL, name),
             await self.fetch(MEMBERS_SQL, rows[0]["oid"]),
+            await self.fetch(PARTITIONS_SQL),
         )
 
     async def create_publication(self) -> None:

@@ -36,6 +36,22 @@ SELECT r.prrelid::bigint AS oid, r.oid::text || '.' || r.xmin::text AS version
 FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = $1::bigint::oid
 """
 
+# The partitions that hold rows, with the file that each has: another one after a TRUNCATE.  One
+# that was made as a partition got its row type and its parent in one statement, which counts up
+# the transaction's commands by two; one that was attached, be it in the transaction that made it,
+# may have had rows.
+PARTITIONS_SQL = """
+SELECT pg_catalog.pg_partition_root(c.oid)::oid::bigint AS root, c.oid::bigint AS oid,
+       pg_catalog.pg_relation_filenode(c.oid)::bigint AS file,
+       n.nspname || '.' || c.relname AS source, c.xmin::text AS version,
+       NOT (t.xmin = i.xmin AND i.cmin::text::int8 - t.cmin::text::int8 <= 3) AS was_attached
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_catalog.pg_type t ON t.oid = c.reltype
+JOIN pg_catalog.pg_inherits i ON i.inhrelid = c.oid
+WHERE c.relispartition AND c.relkind = 'r'
+"""
+
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
 
@@ -55,11 +71,22 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Partition:
+    """A partition: ``file`` is where its rows are, ``version`` that of its catalogue row."""
+
+    source: str
+    file: int
+    version: str
+    was_attached: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Publication:
     """A publication as the server has it now.
 
     ``tables`` are row filter and columns (None: all) by schema and name; ``members`` are the
     versions of its tables' entries by oid, which those of FOR ALL TABLES do not have.
+    ``partitions`` are those of partitioned tables, by the oids of root and partition.
     """
 
     name: str
@@ -70,6 +97,7 @@ class Publication:
     left_out: tuple[str, ...]
     tables: Mapping[tuple[str, str], tuple[str, frozenset[str] | None]]
     members: Mapping[int, str] = field(default_factory=dict)
+    partitions: Mapping[int, Mapping[int, Partition]] = field(default_factory=dict)
 
     def has(self, table: Table) -> bool:
         """Whether changes of the table come, be it not all of them, under its own name."""
@@ -78,6 +106,11 @@ class Publication:
     def version_of(self, table: Table) -> str:
         """Another one after each change of what it gives of the table."""
         return f"{self.version}/{self.members.get(table.oid, '')}"
+
+    def files_of(self, table: Table) -> dict[int, int]:
+        """The files of the table's partitions by their oids."""
+        found = self.partitions.get(table.oid, {})
+        return {oid: partition.file for oid, partition in found.items()}
 
     def problem(self, table: Table) -> Problem | None:
         """Why not all of the table's changes come; None if they do."""
@@ -107,9 +140,15 @@ class Publication:
 
 
 def publication_of(
-    name: str, row: Any, tables: Iterable[Any], members: Iterable[Any]
+    name: str, row: Any, tables: Iterable[Any], members: Iterable[Any], partitions: Iterable[Any]
 ) -> Publication:
-    """The publication in the rows of PUBLICATION_SQL, TABLES_SQL and MEMBERS_SQL."""
+    """The publication in the rows of PUBLICATION_SQL, TABLES_SQL, MEMBERS_SQL and
+    PARTITIONS_SQL."""
+    by_root: dict[int, dict[int, Partition]] = {}
+    for found in partitions:
+        by_root.setdefault(found["root"], {})[found["oid"]] = Partition(
+            found["source"], found["file"], found["version"], found["was_attached"]
+        )
     return Publication(
         name=name,
         version=f"{row['oid']}.{row['version']}",
@@ -122,6 +161,7 @@ def publication_of(
             for table in tables
         },
         members={member["oid"]: member["version"] for member in members},
+        partitions=by_root,
     )
 
 
@@ -132,10 +172,12 @@ def _given(row: Mapping[str, Any]) -> tuple[str, frozenset[str] | None]:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A table that the publication gave whole when it was looked at: its oid, and the version."""
+    """A table that the publication gave whole when it was looked at: its oid, the version, and
+    the files of its partitions."""
 
     oid: int
     version: str
+    files: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +202,14 @@ class GivenTables:
             return "it was dropped and created again: rows that went with it have no events"
         if known.version != publication.version_of(table):
             return f"the publication {name} was altered, and changes may not have been published"
-        return ""
+        return _moved(known.files, publication.partitions.get(table.oid, {}))
 
     def after(self, whole: Iterable[Table], publication: Publication) -> GivenTables:
         """The same, with what these tables are given now."""
-        now = {t.source: Given(t.oid, publication.version_of(t)) for t in whole}
+        now = {
+            t.source: Given(t.oid, publication.version_of(t), publication.files_of(t))
+            for t in whole
+        }
         return replace(self, tables={**(self.tables or {}), **now})
 
     def without(self, tables: Iterable[Table]) -> GivenTables:
@@ -177,7 +222,29 @@ class GivenTables:
         """For the memo."""
         if self.tables is None:
             return None
-        return {source: [given.oid, given.version] for source, given in self.tables.items()}
+        return {
+            source: [given.oid, given.version, {str(oid): f for oid, f in given.files.items()}]
+            for source, given in self.tables.items()
+        }
+
+
+def _moved(known: Mapping[int, int], now: Mapping[int, Partition]) -> str:
+    """Which rows have come or gone with a partition, without events; "" if none have."""
+    gone = known.keys() - now.keys()
+    if gone:
+        return f"{len(gone)} of its partitions were detached or dropped, whose rows have no events"
+    for oid in now.keys() - known.keys():
+        if now[oid].was_attached:
+            return f"its partition {now[oid].source} was attached, whose rows have no events"
+    other = [now[oid] for oid in known if now[oid].file != known[oid]]
+    # A TRUNCATE of the whole table has an event, and is one transaction.
+    whole = len(known) > 1 and len(other) == len(known) and len({p.version for p in other}) == 1
+    if other and not whole:
+        return (
+            f"its partition {other[0].source} was truncated or rewritten, of which there is no "
+            "event"
+        )
+    return ""
 
 
 def given_of(document: Any) -> GivenTables:
@@ -189,5 +256,8 @@ def given_of(document: Any) -> GivenTables:
     if document is None:
         return GivenTables()
     return GivenTables(
-        {str(source): Given(int(oid), str(version)) for source, (oid, version) in document.items()}
+        {
+            str(source): Given(int(oid), str(version), {int(o): int(f) for o, f in files.items()})
+            for source, (oid, version, files) in document.items()
+        }
     )

@@ -402,6 +402,8 @@ class PostgresSource:
         for table in tables:
             problem = publication.problem(table)
             if problem is not None:
+                if problem.is_lack and await self._catalogue.table(table.oid) is None:
+                    continue  # It was dropped meanwhile.
                 unpublished.setdefault(table.source, str(problem))
                 self._suspend(table.source, str(problem))
                 continue
@@ -410,8 +412,9 @@ class PostgresSource:
             known = (self._given.tables or {}).get(table.source)
             if gap and (known is not None or not await self._is_empty(table)):
                 self._suspend(table.source, gap)
-        if any(not self._given.knows(t) or self._given.gap(t, publication) for t in whole):
-            self._given = self._given.after(whole, publication)
+        after = self._given.after(whole, publication)
+        if after != self._given:
+            self._given = after
 
     async def _is_empty(self, table: Table) -> bool:
         try:
