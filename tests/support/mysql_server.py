@@ -20,8 +20,8 @@ _OLD_WORDS = (
     ("SHOW BINARY LOG STATUS", "SHOW MASTER STATUS"),
     ("RESET BINARY LOGS AND GTIDS", "RESET MASTER"),
     ("CHANGE REPLICATION SOURCE", "CHANGE MASTER"),
-    ("SOURCE_", "MASTER_"),
-    ("REPLICA", "SLAVE"),
+    (r"SOURCE_", "MASTER_"),
+    (r"\bREPLICA\b", "SLAVE"),
 )
 
 
@@ -122,7 +122,7 @@ class MySQLServer(MariaDBServer):
         if self.is_at_least(8, 4):
             return statement
         for new, old in _OLD_WORDS:
-            statement = statement.replace(new, old)
+            statement = re.sub(new, old, statement)
         return statement
 
     def execute(

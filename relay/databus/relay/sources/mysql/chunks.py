@@ -155,6 +155,7 @@ class _Reader:
             _from_text(column, settings.zero_dates, table.source) for column in self._schema.columns
         ]
         self._null_zero = settings.zero_dates == "null"
+        self._short_years = {column.name for column in table.columns if column.is_short_year}
         self._from = f"{quoted(table.schema)}.{quoted(table.name)}"
         self._asked = self._key
         if self._schema.nullable_key:
@@ -284,11 +285,18 @@ class _Reader:
         ]
 
     def _expressions(self) -> str:
-        plain = [_expression(column) for column in self._schema.columns]
+        plain = [self._shown(column) for column in self._schema.columns]
         ordered = [f"{quoted(c.name)} + 0" for c in self._key if _is_list(c)]
         if self._schema.nullable_key:
             ordered = [quoted(ORDER_NAME)]
         return ", ".join(plain + ordered)
+
+    def _shown(self, column: Column) -> str:
+        """A YEAR(2) has its century only in YEAR(), for which 0000 is 1900."""
+        if column.name in self._short_years:
+            year = f"YEAR({quoted(column.name)})"
+            return f"IF({year} = 1900, 0, {year})"
+        return _expression(column)
 
     def _row(self, row: tuple[Any, ...]) -> Row:
         values = [
@@ -415,7 +423,12 @@ def _from_text(column: Column, zero_dates: str, source: str) -> Callable[[Any], 
         Kind.TIME_SPAN: time_span,
         Kind.UUID: uuid.UUID,
     }
-    return converters.get(column.kind, str)
+    return converters.get(column.kind, _text)
+
+
+def _text(value: Any) -> str:
+    """A text; of an ENUM or SET with CHARACTER SET binary it comes as bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 _TIME = re.compile(r"(-?)(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?")

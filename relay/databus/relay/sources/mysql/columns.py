@@ -53,6 +53,11 @@ ZERO_DATES_ADVICE = (
 SPECIAL_NAMES = frozenset({"uuid", "inet6", "inet4", "json"})
 """Types that the binlog does not tell apart from those they are stored as."""
 
+NO_TEXT_LABEL = (
+    "is an ENUM or SET with CHARACTER SET binary and a label that is no text; "
+    "ALTER TABLE ... MODIFY it with other labels, or leave the table out of sources"
+)
+
 _KINDS = {
     "tinyint": Kind.INT,
     "smallint": Kind.INT,
@@ -173,7 +178,7 @@ def stream_type(table: TableMap, index: int, charsets: Charsets) -> str:
     if code in (VARCHAR, VAR_STRING, STRING, BLOB):
         return _textual_type(code, meta, charsets.of_collation(table.collations[index]))
     if code in (ENUM, SET):
-        decode = charsets.of_collation(table.collations[index]).decoder()
+        decode = _label_decoder(charsets.of_collation(table.collations[index]), where)
         values = ",".join("'" + decode(m).replace("'", "''") + "'" for m in table.members[index])
         return f"{'enum' if code == ENUM else 'set'}({values})"
     if code in _TEMPORAL_NAMES:
@@ -300,6 +305,20 @@ class StreamColumn:
         )
 
 
+def _label_decoder(charset: Charset, where: str) -> Callable[[bytes], str]:
+    """The text of a label of an ENUM or SET; of a binary one, if it is UTF-8."""
+    if charset.name != "binary":
+        return charset.decoder()
+
+    def decode(label: bytes) -> str:
+        try:
+            return label.decode()
+        except UnicodeDecodeError:
+            raise UnsupportedChange(f"{where} {NO_TEXT_LABEL} (0x{label.hex()})") from None
+
+    return decode
+
+
 def stream_columns(
     table: TableMap, columns: tuple[Column, ...], charsets: Charsets, zero_dates: str
 ) -> tuple[StreamColumn, ...]:
@@ -308,7 +327,8 @@ def stream_columns(
     for index, column in enumerate(columns):
         collation = table.collations[index]
         charset = charsets.of_collation(collation) if collation else None
-        decode = charset.decoder() if charset and table.members[index] else None
+        where = f"{table.schema}.{table.table}.{table.names[index]}"
+        decode = _label_decoder(charset, where) if charset and table.members[index] else None
         found.append(
             StreamColumn(
                 table.types[index],

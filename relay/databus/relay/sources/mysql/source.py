@@ -224,6 +224,7 @@ class MySqlSource:
         decoder.told = ToldSchemas(memo.told)
         decoder.told.assume([*self._tracked_schemas(tracked), *await self.schemas()])
         self._decoder = decoder
+        self._stop_merged()
         self._resolved, self._memo = after_scn, memo
         self._streams_from = self._reset = ""
         if after_scn == self._beginning.scn:
@@ -389,7 +390,17 @@ class MySqlSource:
 
     async def _fresh_catalogue(self) -> Catalogue:
         self._catalogue = await self._ask(lambda c: load_catalogue(c, self._settings))
+        self._stop_merged()
         return self._catalogue
+
+    def _stop_merged(self) -> None:
+        """Suspend what a MERGE table concerns: its writes are in no event of these tables."""
+        decoder = self._decoder
+        for source, table in self._catalogue.items():
+            if table.merged and decoder is not None and source not in decoder.stopped.stops:
+                _log.warning("%s: %s has stopped: %s", self._settings.name, source, table.merged)
+                decoder.stopped.stop(source, decoder.resolved, table.merged)
+                decoder.known.pass_over(source)
 
     async def ack(self, scn: int) -> None:
         """Nothing to do: the server keeps its binlog by its own rules."""

@@ -8,8 +8,14 @@ from databus.common.errors import UnsupportedChange
 from databus.common.schema import Column, SourceSchema
 from databus.common.source_names import join_source, split_source
 from databus.relay.sources.configured_keys import ConfiguredKeys
-from databus.relay.sources.mysql.columns import SPECIAL_NAMES, catalogue_type, column_of
+from databus.relay.sources.mysql.columns import (
+    NO_TEXT_LABEL,
+    SPECIAL_NAMES,
+    catalogue_type,
+    column_of,
+)
 from databus.relay.sources.mysql.connection import Connection
+from databus.relay.sources.mysql.merge_tables import merged
 from databus.relay.sources.mysql.settings import SYSTEM_SCHEMAS, Settings
 
 TRANSACTIONAL_ENGINES = frozenset({"InnoDB", "RocksDB"})
@@ -17,19 +23,24 @@ TRANSACTIONAL_ENGINES = frozenset({"InnoDB", "RocksDB"})
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """One column of the catalogue; ``charset`` is "" where there is none."""
+    """One column of the catalogue; ``charset`` is "" where there is none.
+
+    ``is_short_year``: a YEAR(2) of MariaDB, which SQL shows without its century.
+    """
 
     name: str
     type_name: str
     nullable: bool
     charset: str
     collation: str
+    is_short_year: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """One base table.  ``key`` is empty when it has neither a primary key nor a unique index
-    over columns that cannot be null, and none is configured for it."""
+    over columns that cannot be null, and none is configured for it.  ``merged`` says why a MERGE
+    table keeps it from being followed."""
 
     schema: str
     name: str
@@ -37,6 +48,7 @@ class Table:
     columns: tuple[TableColumn, ...]
     key: tuple[str, ...]
     key_is_configured: bool = False
+    merged: str = ""
 
     @property
     def source(self) -> str:
@@ -54,6 +66,8 @@ class Table:
         Raises:
             UnsupportedChange: it has no key, or a type that cannot be carried.
         """
+        if self.merged:
+            raise UnsupportedChange(f"{self.source}: {self.merged}")
         if not self.key:
             raise UnsupportedChange(
                 f"{self.source} has no primary key and no unique index without nulls; "
@@ -68,6 +82,9 @@ class Table:
         Raises:
             UnsupportedChange: a type cannot be carried.
         """
+        for column in self.columns:
+            if column.charset == "binary" and "?" in column.type_name:
+                raise UnsupportedChange(f"{self.source}: column {column.name} {NO_TEXT_LABEL}")
         try:
             return tuple(
                 column_of(c.name, c.type_name, c.nullable, zero_dates) for c in self.columns
@@ -97,6 +114,7 @@ def load_catalogue(connection: Connection, settings: Settings) -> Catalogue:
     }
     columns = _columns(connection, inside)
     keys = _keys(connection, inside)
+    merges = merged(connection, engines)
     return {
         join_source(schema, name): _keyed(
             Table(
@@ -105,6 +123,7 @@ def load_catalogue(connection: Connection, settings: Settings) -> Catalogue:
                 engine,
                 tuple(columns.get((schema, name), ())),
                 keys.get((schema, name), ()),
+                merged=merges.get((schema, name), ""),
             ),
             settings.keys,
         )
@@ -145,7 +164,12 @@ def _columns(connection: Connection, inside: str) -> dict[tuple[str, str], list[
             type_name = "vector"  # MariaDB's lies otherwise in its binlog.
         found.setdefault((str(schema), str(table)), []).append(
             TableColumn(
-                str(name), type_name, null == "YES", str(charset or ""), str(collation or "")
+                str(name),
+                type_name,
+                null == "YES",
+                str(charset or ""),
+                str(collation or ""),
+                is_short_year=str(type_).lower().startswith("year(2)"),
             )
         )
     return found

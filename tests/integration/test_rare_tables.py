@@ -1,0 +1,87 @@
+"""YEAR(2), labels in bytes, MERGE tables: followed with the right values, or suspended by name."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from databus.common.errors import PreflightFailed
+from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.source import ChunkRequest
+from tests.support.fixtures import FreshDatabase
+from tests.support.mariadb_stream import mariadb_config, read_to_end
+
+
+async def test_a_year_of_two_digits_is_the_same_in_the_stream_and_in_a_dump(
+    mariadb_database: FreshDatabase,
+) -> None:
+    database = mariadb_database
+    database.execute("CREATE TABLE y (id INT PRIMARY KEY, y YEAR(2))")
+    source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
+    await source.open()
+    try:
+        start = await source.first_scn()
+        values = "(1, 0), (2, '0000'), (3, 69), (4, 70), (5, NULL), (6, 2055)"
+        database.execute(f"INSERT INTO y VALUES {values}")
+        streamed = [event.after for event in (await read_to_end(source, start)).events()]
+        chunk = await source.read_chunk(ChunkRequest(f"{database.name}.y", 100))
+    finally:
+        await source.close()
+    assert [row["y"] for row in streamed if row] == [2000, 0, 2069, 1970, None, 2055]
+    assert [chunk.schema.decode_row(row.row) for row in chunk.rows] == streamed
+
+
+async def test_labels_in_bytes_are_carried_as_text_or_their_table_is_suspended_by_column(
+    mariadb_database: FreshDatabase,
+) -> None:
+    database, name = mariadb_database, mariadb_database.name
+    source = MySqlSource(mariadb_config(database.url, f"{name}.*"))
+    await source.open()
+    try:
+        start = await source.first_scn()
+        columns = "id INT PRIMARY KEY, e ENUM('a', 0xC3A9) CHARACTER SET binary"
+        database.execute(f"CREATE TABLE readable ({columns})")
+        database.execute(f"CREATE TABLE other ({columns.replace('0xC3A9', '0xFFFF')})")
+        database.execute("INSERT INTO readable VALUES (1, 'a'), (2, 0xC3A9)")
+        database.execute("INSERT INTO other VALUES (1, 0xFFFF)")
+        database.execute("INSERT INTO readable VALUES (3, NULL)")
+        streamed = (await read_to_end(source, start)).events()
+        assert [event.after["e"] for event in streamed if event.after] == ["a", "é", None]
+        assert {event.source for event in streamed} == {f"{name}.readable"}
+        assert list(source.suspended()) == [f"{name}.other"]
+        assert f"{name}.other.e " in source.suspended()[f"{name}.other"].why
+        chunk = await source.read_chunk(ChunkRequest(f"{name}.readable", 100))
+        rows = [chunk.schema.decode_row(row.row) for row in chunk.rows]
+        assert rows == [event.after for event in streamed]
+    finally:
+        await source.close()
+
+
+async def test_a_merge_table_and_the_tables_of_its_union_are_refused_or_suspended_by_name(
+    mariadb_database: FreshDatabase,
+) -> None:
+    database, name = mariadb_database, mariadb_database.name
+    database.execute("CREATE TABLE good (id INT PRIMARY KEY, v INT)")
+    database.execute("CREATE TABLE part (id INT PRIMARY KEY, v INT) ENGINE = MyISAM")
+    source = MySqlSource(mariadb_config(database.url, f"{name}.*"))
+    await source.open()
+    try:
+        start = await source.first_scn()
+        database.execute("INSERT INTO part VALUES (1, 1)")
+        database.execute(
+            "CREATE TABLE whole (id INT PRIMARY KEY, v INT) ENGINE = MERGE UNION = (part) "
+            "INSERT_METHOD = LAST"
+        )
+        database.execute("UPDATE whole SET v = 2")
+        database.execute("INSERT INTO good VALUES (1, 1)")
+        await read_to_end(source, start)
+        assert set(source.suspended()) == {f"{name}.part", f"{name}.whole"}
+        assert f"{name}.whole" in source.suspended()[f"{name}.part"].why
+    finally:
+        await source.close()
+    # A relay that starts is told at the preflight, and follows the other tables without them.
+    refused = MySqlSource(mariadb_config(database.url, f"{name}.*"))
+    with pytest.raises(PreflightFailed, match=rf"{name}\.part.*union of the MERGE table"):
+        await refused.open()
+    await asyncio.wait_for(refused.close(), 10)
