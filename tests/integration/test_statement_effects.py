@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pymysql
 import pytest
 
+from databus.cli.servers import PASSWORD, USER
 from databus.common.frame import Op
 from databus.relay.fetcher import Fetcher
+from databus.relay.sources.mysql import MySqlSource
 from tests.integration.test_stopped_tables import in_database, rows_of
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.fixtures import FreshDatabase
@@ -209,3 +212,136 @@ async def test_values_that_a_definition_gave_to_rows_are_dumped_and_nothing_is_e
 
 
 RANGE = "RANGE (id) (PARTITION p0 VALUES LESS THAN (100), PARTITION p1 VALUES LESS THAN MAXVALUE)"
+
+
+async def test_statements_logged_instead_of_rows_suspend_what_they_reach_and_nothing_else(
+    database: FreshDatabase, session: Session, tmp_path: Path
+) -> None:
+    other = f"{database.name}_other"
+    database.server.create_database(other)
+    reached = ["based", "triggered", "audit", "parent", "child", "called", "`odd-name`", "loaded"]
+    untouched = ["same", "read_only", "calm", "fence"]
+    for table in [*reached, *untouched, f"{other}.same"]:
+        database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)")
+    database.execute(
+        "ALTER TABLE child ADD FOREIGN KEY (v) REFERENCES parent (id) ON DELETE CASCADE"
+    )
+    database.execute("CREATE VIEW seen AS SELECT id, v FROM based WHERE id > 0")
+    database.execute(
+        "CREATE TRIGGER tr AFTER INSERT ON triggered FOR EACH ROW "
+        "INSERT INTO audit VALUES (NEW.id, NEW.v)"
+    )
+    database.execute(
+        "CREATE FUNCTION f() RETURNS INT DETERMINISTIC MODIFIES SQL DATA BEGIN "
+        "INSERT INTO called VALUES (1, 1); RETURN 1; END"
+    )
+    for table in ("read_only", "parent", "based"):
+        database.execute(f"INSERT INTO {table} VALUES (1, 1)")
+    config = database_config("shop", database.url, f"{database.name}.*")
+    folder = tmp_path / "shop"
+    rows = tmp_path / "rows.csv"
+    rows.write_text("1\t1\n2\t2\n")
+    try:
+        async with capturing(config, tmp_path) as fetcher:
+            await streaming(fetcher)
+            if database.server.product == "mariadb":
+                session.run("CREATE TABLE copied (PRIMARY KEY (id)) SELECT * FROM read_only")
+                session.run("CREATE SEQUENCE q", "SELECT NEXTVAL(q)")  # no table
+            session.run("INSERT INTO calm VALUES (1, 1)")
+            database.execute("SET GLOBAL local_infile = ON")
+            loading = pymysql.connect(
+                host="127.0.0.1", port=database.server.port, user=USER, password=PASSWORD,
+                database=database.name, local_infile=True, autocommit=True,
+            )  # fmt: skip
+            with loading.cursor() as cursor:
+                cursor.execute("SET binlog_format = STATEMENT")
+                cursor.execute(f"LOAD DATA LOCAL INFILE '{rows}' INTO TABLE {other}.same")
+                cursor.execute(f"LOAD DATA LOCAL INFILE '{rows}' INTO TABLE loaded")
+            loading.close()
+            session.run(
+                "SET binlog_format = STATEMENT",
+                f"INSERT INTO {other}.same SELECT * FROM read_only WHERE id > 5",
+                "UPDATE seen SET v = 5",
+                "INSERT INTO triggered VALUES (1, 1)",
+                "DELETE FROM parent WHERE id = 1",
+                "INSERT INTO `odd-name` VALUES (1, 1)",
+                "SELECT f()",
+            )
+            await caught_up(folder, database, 9)
+            suspended = {name.strip("`") for name in reached}
+            await eventually(lambda: len(stopped(fetcher)) >= len(suspended), 30)
+            assert {source.partition(".")[2] for source in stopped(fetcher)} == suspended
+            assert not differing(folder, database, ["same", "calm"])
+            if database.server.product == "mariadb":
+                assert not differing(folder, database, ["copied"])
+    finally:
+        database.server.drop_database(other)
+
+
+async def test_children_of_a_foreign_key_with_an_action_never_differ_unnamed(
+    database: FreshDatabase, session: Session, tmp_path: Path
+) -> None:
+    away = f"{database.name}_away"
+    database.server.create_database(away)
+    keys = {
+        "deleted": "par (id) ON DELETE CASCADE",
+        "moved": "par (id) ON UPDATE CASCADE",
+        "nulled": "par2 (id) ON DELETE SET NULL",
+        "of_away": f"{away}.par (id) ON DELETE CASCADE",
+        "unchecked": "par3 (id) ON DELETE CASCADE",
+        "restricted": "par2 (id)",
+    }
+    parents = ["par", "par2", "par3", f"{away}.par"]
+    for table in [*parents, "fence"]:
+        database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)")
+    for table, key in keys.items():
+        database.execute(
+            f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT, FOREIGN KEY (v) REFERENCES {key})"
+        )
+    config = database_config("shop", database.url, f"{database.name}.*")
+    folder = tmp_path / "shop"
+    tables = [*keys, "par", "par2", "par3", "late"]
+    try:
+        async with capturing(config, tmp_path) as fetcher:
+            await streaming(fetcher)
+            session.run(
+                *(f"INSERT INTO {table} VALUES (1, 1), (2, 2), (3, 3)" for table in parents),
+                *(f"INSERT INTO {table} VALUES (1, 1)" for table in keys if table != "restricted"),
+                "UPDATE par SET v = 7",  # what nothing refers to
+                "SET foreign_key_checks = 0",
+                "DELETE FROM par3 WHERE id = 1",
+                "SET foreign_key_checks = 1",
+            )
+            await caught_up(folder, database, 1)
+            assert stopped(fetcher) == {}
+            assert not differing(folder, database, tables[:-1])
+            session.run(
+                "DELETE FROM par WHERE id = 2",
+                "DELETE FROM deleted",
+                "UPDATE par SET id = 5 WHERE id = 1",
+                "DELETE FROM par2 WHERE id = 1",
+                f"DELETE FROM {away}.par WHERE id = 1",
+                "CREATE TABLE late (id INT PRIMARY KEY, v INT)",
+                "INSERT INTO late VALUES (3, 3)",
+                "ALTER TABLE late ADD FOREIGN KEY (v) REFERENCES par3 (id) ON DELETE CASCADE",
+                "DELETE FROM par3 WHERE id = 3",
+            )
+            await caught_up(folder, database, 2)
+            named = {source.partition(".")[2] for source in stopped(fetcher)}
+            if database.server.product == "mariadb":
+                # MySQL 9.6 and later has the children's changes in its binlog.
+                await eventually(lambda: len(stopped(fetcher)) >= 5, 30)
+                named = {source.partition(".")[2] for source in stopped(fetcher)}
+                assert named == {*keys, "late"} - {"restricted"}
+            assert set(differing(folder, database, tables)) <= named
+        source = MySqlSource(config)
+        told = [f for f in await source.preflight() if f.setting.startswith("foreign key")]
+        await source.close()
+        expected = {"deleted", "moved", "nulled", "of_away", "unchecked", "late"}
+        found = {finding.table.partition(".")[2] for finding in told}
+        assert found == (expected if database.server.product == "mariadb" else set())
+        assert not any(finding.fatal for finding in told)
+    finally:
+        for table in ("of_away",):
+            database.execute(f"DROP TABLE {table}")
+        database.server.drop_database(away)

@@ -18,6 +18,7 @@ from databus.common.schema import SourceSchema
 from databus.common.source_names import join_source
 from databus.common.window import end_of_window
 from databus.relay.sources.mysql import events
+from databus.relay.sources.mysql.cascades import changes_columns, is_logged
 from databus.relay.sources.mysql.cells import GROUPS_MARIADB
 from databus.relay.sources.mysql.changed_tables import (
     captured_names,
@@ -480,7 +481,8 @@ class BinlogDecoder(XaGroups):
             except CatalogueDiffers:
                 return False
             except UnsupportedChange as error:
-                self._stop(source, error.message)
+                if not self.known.is_sequence(body):
+                    self._stop(source, error.message)
             else:
                 known_by = self.told.schema(source)
                 self._use(mapped.schema)
@@ -509,6 +511,8 @@ class BinlogDecoder(XaGroups):
         if table_id not in self.known.maps:
             raise FormatError(f"{self._place(header)}: rows of table {table_id} without its map")
         mapped = self.known.maps[table_id]
+        if kind != EventType.WRITE_ROWS and not self.rows_done:
+            self._suspend_children(header, table_id, body)
         if mapped is None:
             return
         schema = mapped.schema
@@ -522,6 +526,23 @@ class BinlogDecoder(XaGroups):
                 self._event(op, schema, key, before, after)
         except TableUncertain as error:
             self._stop(schema.source, error.message)
+
+    def _suspend_children(self, header: events.Header, table_id: int, body: memoryview) -> None:
+        """Rows that a foreign key deletes or changes with their parent's are not in the binlog."""
+        keys = self.known.cascades_of(table_id)
+        if not keys or is_logged(int.from_bytes(body[6:8], "little")):
+            return
+        group, mapped = self.group, self.known.maps[table_id]
+        assert group is not None
+        is_update = events.rows_event(header.type, body)[0] == EventType.UPDATE_ROWS
+        for key in keys:
+            if not (key.updates if is_update else key.deletes):
+                continue
+            if is_update and mapped and not changes_columns(header, body, mapped, key.columns):
+                continue
+            why = f"rows of {'.'.join(key.parent)} were changed, and the foreign key {key} changes"
+            for child in sources_of(self.known.cascades.reached(key), self.settings):
+                self._stop(child, f"GTID {self.txid(group)}: {why} its rows outside of the binlog")
 
     def _event(
         self, op: Op, schema: SourceSchema, key: bytes, before: bytes | None, after: bytes | None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from databus.common.errors import UnsupportedChange
 from databus.common.schema import SourceSchema
 from databus.common.source_names import join_source
 from databus.relay.sources.mysql import events
+from databus.relay.sources.mysql.cascades import Cascades, ForeignKey
 from databus.relay.sources.mysql.charsets import Charsets
 from databus.relay.sources.mysql.mapped import (
     CatalogueDiffers,
@@ -29,6 +30,18 @@ _OBJECTS = keywords(
     """
 )
 """Words of statements that may change what a change of rows reaches."""
+
+
+_SEQUENCE_COLUMNS = (
+    "next_not_cached_value",
+    "minimum_value",
+    "maximum_value",
+    "start_value",
+    "increment",
+    "cache_size",
+    "cycle_option",
+    "cycle_count",
+)
 
 
 class KnownTables:
@@ -60,7 +73,8 @@ class KnownTables:
         self.tracked = TrackedTables()
         self.maps: dict[int, MappedTable | None] = {}
         self._bodies: dict[int, bytes] = {}
-        self.on_map: Callable[[int, bytes, MappedTable | None], None] = lambda *_: None
+        self.cascades = Cascades()
+        self.on_map: Callable[[int, bytes, MappedTable | None, bool], None] = lambda *_: None
         self.on_new_file: Callable[[], None] = lambda: None
 
     @property
@@ -120,18 +134,37 @@ class KnownTables:
             found, whole, known, self._charsets, settings.zero_dates, settings.keys
         )
 
+    def is_sequence(self, body: memoryview) -> bool:
+        """Whether a table map is that of a MariaDB SEQUENCE, which holds no rows of anybody."""
+        return events.read_table_map(body, self._textual).names == _SEQUENCE_COLUMNS
+
     def put(self, table_id: int, body: bytes, mapped: MappedTable | None) -> None:
         """What the rows of this id are from here on."""
         self.maps[table_id] = mapped
         self._bodies[table_id] = body
-        self.on_map(table_id, body, mapped)
+        self.on_map(table_id, body, mapped, bool(self.cascades_of(table_id)))
+
+    def cascades_of(self, table_id: int) -> Sequence[ForeignKey]:
+        """The foreign keys with actions that refer to the table of this id."""
+        if not self.cascades.keys:
+            return ()
+        return self.cascades.of(events.table_map_names(memoryview(self._bodies[table_id]))[1:])
+
+    def know_cascades(self, found: Cascades) -> None:
+        """The foreign keys as they are now; statements behind the stream's place may have dropped
+        one that it still has."""
+        if self.outlook.ahead:
+            found = Cascades(found.keys | self.cascades.keys)
+        if found.keys != self.cascades.keys:
+            self.cascades = found
+            self.forget_maps()
 
     def pass_over(self, source: str) -> None:
         """The rows of a table are not read any more."""
         for table_id, mapped in self.maps.items():
             if mapped is not None and mapped.schema.source == source:
                 self.maps[table_id] = None
-                self.on_map(table_id, mapped.body, None)
+                self.on_map(table_id, mapped.body, None, bool(self.cascades_of(table_id)))
 
     def forget_maps(self) -> None:
         """Every table map is looked at again."""

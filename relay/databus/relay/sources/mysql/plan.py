@@ -57,13 +57,20 @@ class KernelTables:
         self._texts: dict[str, int] = {}
         self._freeze()
 
-    def add(self, table_id: int, body: bytes, mapped: MappedTable | None) -> None:
-        """Add a table, or the new definition of one; None is a table that is not captured."""
+    def add(
+        self, table_id: int, body: bytes, mapped: MappedTable | None, for_decoder: bool = False
+    ) -> None:
+        """Add a table, or the new definition of one; None is a table that is not captured.
+
+        ``for_decoder``: its rows go to the Python decoder.
+        """
         row = [0] * c.TABLE_FIELDS
         row[c.T_ID], row[c.T_BODY], row[c.T_BODY_BYTES] = table_id, len(self._blob), len(body)
         self._blob += body
         if mapped is not None:
             self._add_columns(row, mapped)
+        if for_decoder:
+            row[c.T_MODE] = c.MODE_PYTHON
         self._rows = [old for old in self._rows if old[c.T_ID] != table_id]
         self._rows.append(row)
         self._freeze()

@@ -24,6 +24,7 @@ from databus.common.schema import SourceSchema
 from databus.common.source_names import split_source
 from databus.relay.sources import rows
 from databus.relay.sources.mysql import chunk_kernels, chunks
+from databus.relay.sources.mysql.cascades import cascade_findings, load_cascades
 from databus.relay.sources.mysql.charsets import Charsets, load_charsets
 from databus.relay.sources.mysql.connection import BinlogRequest, Connection
 from databus.relay.sources.mysql.decoder import PART_BYTES, BinlogDecoder
@@ -169,6 +170,7 @@ class MySqlSource:
             *findings,
             *numbering,
             *table_findings(self._catalogue, self._charsets, settings),
+            *cascade_findings(connection, settings),
         ]
 
     async def _ask(self, question: Callable[[Connection], _T]) -> _T:
@@ -221,6 +223,7 @@ class MySqlSource:
         decoder.stopped = self._stopped = self._stops_of(memo)
         tracked = decoder.known.tracked = TrackedTables(memo.tracked_scn, memo.tracked)
         decoder.dialect = await self._ask(read_dialect)
+        decoder.known.know_cascades(await self._ask(load_cascades))
         decoder.told = ToldSchemas(memo.told)
         decoder.told.assume([*self._tracked_schemas(tracked), *await self.schemas()])
         self._decoder = decoder
@@ -334,6 +337,7 @@ class MySqlSource:
                 looks_ahead = not decoder.feed(event)
                 if looks_ahead:
                     await self._look_ahead(decoder)
+                    await self._look_at_cascades(decoder)
                     decoder.feed(event, fresh=True)
                 if decoder.stopped.suspended_count != suspended_count:
                     suspended_count = decoder.stopped.suspended_count
@@ -387,6 +391,11 @@ class MySqlSource:
             )
         )
         self._catalogue = decoder.known.catalogue
+
+    async def _look_at_cascades(self, decoder: BinlogDecoder) -> None:
+        """Foreign keys change only by statements, which are looked at."""
+        if decoder.looks_ahead:
+            decoder.known.know_cascades(await self._ask(load_cascades))
 
     async def _fresh_catalogue(self) -> Catalogue:
         self._catalogue = await self._ask(lambda c: load_catalogue(c, self._settings))
