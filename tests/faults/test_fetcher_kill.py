@@ -107,7 +107,9 @@ def test_ten_kills_leave_no_gap_no_double_and_nothing_older_after_something_newe
     views = ring_frames(tmp_path / "data" / "gen")
     dump_ops = [view for view in views if view.op == Op.READ or view.flags & Flag.DUMP]
     streamed = [view for view in views if view.op != Op.READ and not view.flags & Flag.DUMP]
-    assert b"".join(bytes(view.bytes) for view in streamed) == expected(), f"seed {seed}"
+    assert [_of_source(view) for view in streamed] == [
+        _of_source(view) for view in frame.iter_frames(expected())
+    ], f"seed {seed}"
     positions = [view.position for view in views]
     assert positions == sorted(set(positions))
     rows = [view for view in dump_ops if view.op == Op.READ]
@@ -118,6 +120,15 @@ def test_ten_kills_leave_no_gap_no_double_and_nothing_older_after_something_newe
     # Each kill repeats at most the chunk whose progress was not on disk yet.
     assert len(rows) <= 3000 + KILLS * CHUNK_ROWS
     _check_history(views)
+
+
+def _of_source(view: frame.FrameView) -> bytes:
+    """A frame without what the ring writes into the end of a window: where the last one ended."""
+    data = bytearray(view.bytes)
+    if view.op == Op.END_OF_WINDOW:
+        data[0:4] = bytes(4)
+        data[32:48] = bytes(16)
+    return bytes(data)
 
 
 class SentRows:
