@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from databus.common.answers import OPENER, read_all, read_json
 from databus.common.errors import (
     BadRequest,
     ConfigError,
@@ -17,9 +18,8 @@ from databus.common.errors import (
 
 if TYPE_CHECKING:
     from databus.client.tables import TableReader
-    from databus.common.answers import OPENER, read_all, read_json
     from databus.common.checkpoint import Position
-from databus.common.config import Config
+    from databus.common.config import Config
 
 FORMATS = ("parquet", "delta", "iceberg")
 
