@@ -165,6 +165,8 @@ def test_comments_spaces_cases_and_quotes_do_not_change_effects(
         ("ALTER TABLE t ADD c INT DEFAULT NULL COMMENT 'not null default 1'", set(), set()),
         ("ALTER TABLE t ADD COLUMN (c INT, d INT DEFAULT 0)", set(), {"t"}),
         ("ALTER TABLE t ADD c INT NOT NULL", set(), {"t"}),
+        ("ALTER TABLE t DROP b, ADD b TINYINT", set(), {"t"}),
+        ("ALTER TABLE t DROP INDEX b, ADD INDEX c (v)", set(), set()),
         ("ALTER TABLE t ADD c INT AS (id + 1)", set(), {"t"}),
         ("ALTER TABLE t ADD c TIMESTAMP", set(), {"t"}),
         ("ALTER TABLE t ADD id BIGINT AUTO_INCREMENT PRIMARY KEY", set(), {"t"}),

@@ -77,6 +77,11 @@ class _Poll:
     passed_over: frozenset[int]
 
 
+_FILLED_BEFORE = (
+    "it was created, or took this name, with rows that were written before it had triggers"
+)
+
+
 class SqliteSource:
     """The changes of one SQLite file.
 
@@ -197,6 +202,7 @@ class SqliteSource:
         idle_since = loop.time()
         data_version = -1
         self._stopped.begin()
+        self._goes_on = True
         try:
             while True:
                 data_version, poll = await self._run(partial(self._poll, data_version))
@@ -367,6 +373,8 @@ class SqliteSource:
                     log.drop_triggers(db, table)
                 elif table in new:
                     log.watch(db, schema, log.put_version(db, schema, None))
+                    if self._goes_on and log.has_rows(db, table):
+                        self._stop_next.setdefault(schema.source, _FILLED_BEFORE)
                 else:
                     log.register(db, schema, self._position)
                 count += 1

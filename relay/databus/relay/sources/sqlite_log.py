@@ -292,10 +292,21 @@ def put_version(
 
 
 def watch(connection: sqlite3.Connection, schema: SourceSchema, version: int) -> None:
-    """Make the triggers of a table, which has none."""
+    """Make the triggers of a table, which has none but those of a name that it had before."""
     table = split_source(schema.source)[1]
+    for (name,) in connection.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ? "
+        "AND name GLOB 'databus_[cud]_*'",
+        (table,),
+    ).fetchall():
+        connection.execute(f"DROP TRIGGER {quoted(name)}")
     for op, event in _OPS.items():
         connection.execute(_trigger(schema, table, version, op, event))
+
+
+def has_rows(connection: sqlite3.Connection, table: str) -> bool:
+    """Whether a table holds any row."""
+    return connection.execute(f"SELECT 1 FROM {quoted(table)} LIMIT 1").fetchone() is not None
 
 
 def unwatched(connection: sqlite3.Connection, schemas: Iterable[SourceSchema]) -> list[str]:

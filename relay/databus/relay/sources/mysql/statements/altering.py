@@ -53,6 +53,17 @@ _ADDS_VALUES = keywords(
 )
 
 
+_NOT_NAMES = frozenset(
+    word.lower()
+    for word in keywords(
+        """
+        COLUMN IF NOT EXISTS INDEX KEY CONSTRAINT PRIMARY FOREIGN UNIQUE PARTITION CHECK PERIOD
+        FOR SYSTEM VERSIONING DEFAULT NULL
+        """
+    )
+)
+
+
 @dataclass(slots=True)
 class Altered:
     """What an ALTER TABLE does besides changing the definition.
@@ -80,10 +91,22 @@ def alterations(reader: TokenReader) -> Altered:
     if reader.accept("WAIT"):
         reader.identifier()
     reader.accept("NOWAIT")
-    for part in reader.parts():
-        if part:
-            _clause(reader.of_part(part), found)
+    parts = [part for part in reader.parts() if part]
+    for part in parts:
+        _clause(reader.of_part(part), found)
+    if again := _dropped_and_added(parts):
+        found.values = f"DROP {again}, ADD {again} gives rows another value"
     return found
+
+
+def _dropped_and_added(parts: Sequence[Sequence[Token]]) -> str:
+    """A name that one clause drops and another one adds; "" if there is none."""
+    named: dict[str, set[str]] = {"DROP": set(), "ADD": set()}
+    for part in parts:
+        if part[0].keyword in named:
+            words = [token.text.lower() for token in part[1:] if token.kind is not TokenKind.SIGN]
+            named[part[0].keyword].update(words)
+    return next(iter(sorted((named["DROP"] & named["ADD"]) - _NOT_NAMES)), "")
 
 
 def _clause(reader: TokenReader, found: Altered) -> None:
