@@ -295,7 +295,7 @@ async def test_what_was_made_without_a_key_while_the_relay_was_away_stops_no_oth
         await streaming(fetcher)
         await eventually(lambda: equal("calm"), 60, "the other table goes on")
         await eventually(lambda: "no key" in warned_of(fetcher, "public.odd"), 60)
-        assert list(rows_of(folder, "public.odd")) == [(1,)]
+        assert rows_of(folder, "public.odd") == {}, "suspended at the start"
         told = warned_of(fetcher, "public.keyless", "cannot be captured")
         assert 'ALTER TABLE "public"."keyless" ADD PRIMARY KEY' in told
         assert 'ALTER TABLE "public"."keyless" ADD PRIMARY KEY' in caplog.text
@@ -311,7 +311,7 @@ async def test_what_was_made_without_a_key_while_the_relay_was_away_stops_no_oth
         # It had rows when it joined.
         await dump(folder, "public.keyless")
         await eventually(lambda: equal("keyless"), 60)
-        assert list(rows_of(folder, "public.odd")) == [(1,)]
+        assert rows_of(folder, "public.odd") == {}, "suspended at the start"
         await dump(folder, "public.odd")
         db.execute("UPDATE odd SET v = v + 10")
         await eventually(lambda: equal("odd"), 60, "it is whole, and streamed again")
