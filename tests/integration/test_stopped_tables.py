@@ -309,6 +309,7 @@ async def test_what_was_made_without_a_key_while_the_relay_was_away_stops_no_oth
         db.execute("INSERT INTO odd VALUES (3, 3)")
         db.execute("INSERT INTO keyless VALUES (2, 2)")
         # It had rows when it joined.
+        await eventually(lambda: "public.keyless" in fetcher.known_sources(), 60, "it is known")
         await dump(folder, "public.keyless")
         await eventually(lambda: equal("keyless"), 60)
         assert rows_of(folder, "public.odd") == {}, "suspended at the start"
