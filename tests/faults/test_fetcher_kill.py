@@ -19,6 +19,7 @@ from databus.relay.sources.generator import SCHEMA, SEEDED_START_US, parse_url
 from tests.support.processes import wait_process_gone
 from tests.support.relay_process import RelayProcess, ring_frames
 from tests.support.waiting import eventually_sync
+from tests.support.window_ends import as_source_gave
 
 URL = (
     "generator://?events_per_second=20000&events_per_window=50&keys=3000&payload_bytes=60"
@@ -107,8 +108,8 @@ def test_ten_kills_leave_no_gap_no_double_and_nothing_older_after_something_newe
     views = ring_frames(tmp_path / "data" / "gen")
     dump_ops = [view for view in views if view.op == Op.READ or view.flags & Flag.DUMP]
     streamed = [view for view in views if view.op != Op.READ and not view.flags & Flag.DUMP]
-    assert [_of_source(view) for view in streamed] == [
-        _of_source(view) for view in frame.iter_frames(expected())
+    assert [as_source_gave(view.bytes) for view in streamed] == [
+        as_source_gave(view.bytes) for view in frame.iter_frames(expected())
     ], f"seed {seed}"
     positions = [view.position for view in views]
     assert positions == sorted(set(positions))
@@ -120,15 +121,6 @@ def test_ten_kills_leave_no_gap_no_double_and_nothing_older_after_something_newe
     # Each kill repeats at most the chunk whose progress was not on disk yet.
     assert len(rows) <= 3000 + KILLS * CHUNK_ROWS
     _check_history(views)
-
-
-def _of_source(view: frame.FrameView) -> bytes:
-    """A frame without what the ring writes into the end of a window: where the last one ended."""
-    data = bytearray(view.bytes)
-    if view.op == Op.END_OF_WINDOW:
-        data[0:4] = bytes(4)
-        data[32:48] = bytes(16)
-    return bytes(data)
 
 
 class SentRows:

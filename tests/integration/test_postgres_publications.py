@@ -281,7 +281,7 @@ async def test_a_new_table_is_followed_from_its_first_row_or_suspended(
                 held.execute("INSERT INTO held VALUES (1)")
                 await reader.why("public.held")
                 dumped = asyncio.create_task(reader.equals(db, "public.held"))
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(0.05)
                 assert not dumped.done()
                 held.commit()
                 await dumped

@@ -13,6 +13,7 @@ import pytest
 
 from databus.common.errors import BadRequest
 from databus.common.query import CLIENT_HEADER
+from databus.relay import tally_file
 from databus.relay.clients import (
     COUNTED,
     IDLE_S,
@@ -130,13 +131,13 @@ def test_a_worker_begins_anew_and_leaves_nothing_open(tmp_path: Path) -> None:
 def test_a_full_disk_keeps_nobody_from_being_answered_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path, data: bytes) -> None:
+    def refuse(path: str, flags: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     before = ClientTallies(tmp_path, 0)
     ask(before, "index")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", refuse)
+        patch.setattr(tally_file, "private_opener", refuse)
         ask(before, "cache")
         ask(before, "index")
         since, databases = ClientTallies(tmp_path, 1), WorkerTallies(tmp_path, 1, ["shop"])

@@ -59,6 +59,7 @@ class Shop:
 
     def config(self, **rules: Any) -> DatabaseConfig:
         values = {"name": "shop", "url": f"sqlite:///{self.path}", "sync_every": 0.02}
+        values["resync"] = "manual"
         return DatabaseConfig.model_validate(values | {"ring_bytes": "1MiB"} | rules)
 
     @contextlib.asynccontextmanager

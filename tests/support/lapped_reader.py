@@ -17,6 +17,7 @@ from databus.common.errors import FormatError, ReaderOvertaken
 from databus.common.formats import FRAMES_TYPE
 from databus.common.frame import FrameSplitter, FrameView, Op, iter_frames, scan
 from databus.common.spans import SpanSplitter
+from tests.support.window_ends import as_source_gave
 
 
 class Truth(Protocol):
@@ -204,7 +205,7 @@ class LappedReader:
     def _take_frame(self, frame: FrameView) -> None:
         place = self.truth.place(frame.position)
         assert place == self.next or (self.at is None and place > self.next)
-        self.digest.update(frame.bytes)
-        self.wanted.update(self.truth.frame(place))
+        self.digest.update(as_source_gave(frame.bytes))
+        self.wanted.update(as_source_gave(self.truth.frame(place)))
         self.at, self.next = frame.position, place + 1
         self.frames += 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from databus.common.errors import DatabusError
 from databus.common.table_state import CaptureState
 from databus.relay.clients import read_clients
 from databus.relay.served import ServedDatabase
@@ -153,7 +155,9 @@ class RelayCollector(Collector):
             labels=["database", "table", "state"],
         )
         for database in self.databases:
-            database.refresh_schemas()
+            # What is damaged is named by the fetcher's state; the others are shown.
+            with contextlib.suppress(DatabusError):
+                database.refresh_schemas()
             states = {name: str(CaptureState.FOLLOWED) for name in database.schemas.sources}
             for name, state in {**states, **database.table_states()}.items():
                 family.add_metric([database.name, name, state], 1)

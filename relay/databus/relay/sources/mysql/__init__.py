@@ -14,8 +14,8 @@ In reading order:
   ``placeless`` is what MySQL has under tags or late, ``payload`` and ``compressed`` what it and
   MariaDB compress, ``stops`` why a table is suspended.
 * Statements: ``logged`` reads one from its event, ``statements`` says what it does to tables, with
-  what ``reachable`` knows of views and triggers; ``changed_tables`` and ``widening`` say which
-  captured tables hold something else behind it.
+  what ``reachable`` knows of views and triggers and ``cascades`` of foreign keys;
+  ``changed_tables`` and ``widening`` say which captured tables hold something else behind it.
 * Rows: ``known_tables`` is what the stream knows of its tables, ``mapped`` resolves a table map.
   Where the binlog names no columns, ``tracked`` is what is certain, for which ``scout`` looks
   ahead, as it does for what a statement has left.  ``columns``
