@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,17 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PrivateSe
         yield found
 
 
+MOST_WRITTEN = 200
+"""Transactions between two restarts, so that the ring keeps them all."""
+
+
 class Writer:
     """Writes while the server lives; knows what was confirmed."""
 
     def __init__(self, server: PrivateServer) -> None:
         self.server = server
         self.number = 0
+        self.limit = 0
         self.ended = False
 
     def run(self) -> None:
@@ -61,6 +67,12 @@ class Writer:
             # Whether the last transaction was committed is the server's to say.
             with contextlib.suppress(Exception), contextlib.closing(self._session()) as session:
                 while not self.ended:
+                    if self.number >= self.limit:
+                        time.sleep(0.01)
+                        cursor = session.cursor()
+                        cursor.execute("SELECT 1")  # The session notices that the server is gone.
+                        cursor.close()
+                        continue
                     self.number += 1
                     cursor = session.cursor()
                     cursor.execute("BEGIN")
@@ -91,6 +103,7 @@ async def test_restarts_in_a_row_need_no_hand(server: PrivateServer, tmp_path: P
         try:
             for restart in range(restarts):
                 reached, reconnects = writer.number + 3, fetcher.status.reconnect_count
+                writer.limit = writer.number + MOST_WRITTEN
                 await eventually(lambda least=reached: writer.number >= least, 60, "it is written")
                 # In turn: as a crash, and as an operator does it.
                 await asyncio.to_thread(server.stop if restart % 2 else server.kill9)
