@@ -34,7 +34,8 @@ from databus.common import frame
 from databus.common.errors import MissingDependency
 from databus.common.frame import Op
 from databus.relay.dumps import Dump, DumpState, new_dump
-from databus.relay.fetcher import SWITCH_INTERVAL_S, Fetcher, settle_heap
+from databus.relay.fetcher import SWITCH_INTERVAL_S, Fetcher
+from databus.relay.fetcher_process import settle_heap
 from databus.relay.intake import Intake
 from databus.relay.sources.source import Batch
 from tests.support.mysql_server import mysql_launcher
