@@ -7,7 +7,6 @@ transaction found new: one or several whole transactions of the database.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sqlite3
 import time
@@ -25,7 +24,6 @@ from databus.common.errors import (
     SourceUnavailable,
     UnsupportedChange,
 )
-from databus.common.frame import Op
 from databus.common.kernels import COMPILED
 from databus.common.schema import SourceSchema
 from databus.common.source_names import join_source
@@ -44,7 +42,14 @@ from databus.relay.sources.source import (
     raise_findings,
 )
 from databus.relay.sources.sqlite_chunks import ChunkReader
-from databus.relay.sources.sqlite_pack import LogBlock, LogPacker, LogRow, read_block
+from databus.relay.sources.sqlite_pack import (
+    LogBlock,
+    LogPacker,
+    LogRow,
+    add_event,
+    add_schema_change,
+    read_block,
+)
 from databus.relay.sources.stops import Stop, StoppedTables, StopsMemo, decode_stops
 
 _T = TypeVar("_T")
@@ -524,7 +529,7 @@ class SqliteSource:
         """Pack a row that the kernel has left; new ``schemas`` are added."""
         for changed_after, changed in self._changes:
             if after <= changed_after < row.log_id:
-                _add_schema_change(window, changed)
+                add_schema_change(window, changed)
         schema = self._versions.get(row.version)
         if schema is None:
             self._versions = log.registered(self._db)
@@ -541,7 +546,7 @@ class SqliteSource:
         except UnsupportedChange as error:
             self._pass_over(schema.source, error.message)
         else:
-            _add_event(window, schema, row.op, old, new)
+            add_event(window, schema, row.op, old, new)
 
     def _pass_over(self, source: str, why: str) -> None:
         """Leave out the rest of a table's rows in this window."""
@@ -574,34 +579,3 @@ def _path(config: DatabaseConfig) -> str:
             "sqlite:////absolute/file"
         )
     return path[1:]
-
-
-def _add_schema_change(window: WindowBuilder, schema: SourceSchema) -> None:
-    window.control(
-        Op.SCHEMA_CHANGE,
-        source=schema.source_id,
-        schema_fp=schema.fingerprint,
-        after=json.dumps(schema.to_json()).encode(),
-    )
-
-
-def _add_event(
-    window: WindowBuilder,
-    schema: SourceSchema,
-    op: str,
-    before: list[Any] | None,
-    after: list[Any] | None,
-) -> None:
-    """One logged change as one event; an update of the key as a delete and an insert."""
-    old_key = None if before is None else log.key_of(schema, before)
-    new_key = None if after is None else log.key_of(schema, after)
-    source, fingerprint = schema.source_id, schema.fingerprint
-    old_row = None if before is None else schema.encode_row(before)
-    new_row = None if after is None else schema.encode_row(after)
-    if old_key is not None and new_key is not None and old_key == new_key:
-        window.event(Op.UPDATE, source, fingerprint, new_key, before=old_row, after=new_row)
-        return
-    if old_key is not None:
-        window.event(Op.DELETE, source, fingerprint, old_key, before=old_row)
-    if new_key is not None:
-        window.event(Op.INSERT, source, fingerprint, new_key, after=new_row)

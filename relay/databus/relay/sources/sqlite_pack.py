@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from databus.common.frame import Op
 from databus.common.kernels import I64Array, U8Array
 from databus.common.schema import Kind, SourceSchema
+from databus.common.window import WindowBuilder
 from databus.relay.sources import sqlite_kernels as k
-from databus.relay.sources.sqlite_log import texts_as_bytes
+from databus.relay.sources.sqlite_log import key_of, texts_as_bytes
 
 _BLOCK = """SELECT count(*), max(id), group_concat(line, '') FROM (
     SELECT id, id || ' ' || version || ' ' || op || char(10) || coalesce(old, '') || char(10)
@@ -186,3 +190,35 @@ class LogPacker:
         log_id, version, op = lines[0].decode().split()
         self._state[k.AT], self._state[k.LAST_ID] = place, int(log_id)
         return LogRow(int(log_id), int(version), op, lines[1] or None, lines[2] or None)
+
+
+def add_schema_change(window: WindowBuilder, schema: SourceSchema) -> None:
+    """The frame that announces a table's new schema."""
+    window.control(
+        Op.SCHEMA_CHANGE,
+        source=schema.source_id,
+        schema_fp=schema.fingerprint,
+        after=json.dumps(schema.to_json()).encode(),
+    )
+
+
+def add_event(
+    window: WindowBuilder,
+    schema: SourceSchema,
+    op: str,
+    before: list[Any] | None,
+    after: list[Any] | None,
+) -> None:
+    """One logged change as one event; an update of the key as a delete and an insert."""
+    old_key = None if before is None else key_of(schema, before)
+    new_key = None if after is None else key_of(schema, after)
+    source, fingerprint = schema.source_id, schema.fingerprint
+    old_row = None if before is None else schema.encode_row(before)
+    new_row = None if after is None else schema.encode_row(after)
+    if old_key is not None and new_key is not None and old_key == new_key:
+        window.event(Op.UPDATE, source, fingerprint, new_key, before=old_row, after=new_row)
+        return
+    if old_key is not None:
+        window.event(Op.DELETE, source, fingerprint, old_key, before=old_row)
+    if new_key is not None:
+        window.event(Op.INSERT, source, fingerprint, new_key, after=new_row)
