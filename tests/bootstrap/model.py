@@ -80,11 +80,13 @@ class State:
         """Take one frame."""
         if one.is_control:
             return
-        key = (one.source_id, bytes(one.key))
         if one.op == Op.TRUNCATE:
             for other in [row for row in self.rows if row[0] == one.source_id]:
                 del self.rows[other]
+            for key in [key for key in self.patches if key[0] == one.source_id]:
+                del self.patches[key]  # what patched the rows that are gone may come again
             return
+        key = (one.source_id, bytes(one.key))
         patches = self.patches.setdefault(key, set())
         if one.flags & Flag.PARTIAL and one.position in patches:
             return  # sent again by a bootstrap that began again: it changes nothing
