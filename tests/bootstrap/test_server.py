@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -465,3 +466,22 @@ async def test_a_database_that_begins_while_the_others_are_listed_fails_no_list(
     monkeypatch.undo()
     _, listed = await bench.get(path)
     assert [one["name"] for one in listed["databases"]] == ["shop", "other"]
+
+
+async def test_a_log_that_was_cut_is_named_and_hides_nothing_else(bench: Bench) -> None:
+    bench.bind()
+    bench.seed()
+    bench.log.add_schemas([SCHEMA])
+    bench.write()
+    assert (await bench.get("/v1/databases"))[1]["databases"][0]["name"] == "shop"
+    path = bench.log.folder / "data.mdb"
+    content = path.read_bytes()
+    os.truncate(path, 4096)
+    for url in ("/readyz", "/v1/shop/startSCN"):
+        status, problem = await bench.get(url)
+        assert status == 503 and str(path) in str(problem), (url, problem)
+    assert (await bench.get("/v1/databases"))[0] == 200
+    status, document = await bench.get("/v1/status")
+    assert status == 200 and str(path) in str(document)
+    path.write_bytes(content)
+    assert (await bench.get("/v1/shop/startSCN"))[0] == 200

@@ -32,6 +32,7 @@ from databus.common.errors import (
     StoreError,
 )
 from databus.common.frame import Op
+from databus.common.lmdb_file import SizeGuard, check_lmdb
 from databus.common.private import make_folder
 from databus.common.schema import SchemaSet, SourceSchema
 
@@ -126,8 +127,8 @@ class HotLog:
 
     Owner: one writer process (the store's lease keeps it single); other processes read.
     Durability: what a method wrote is on disk when it returns, all of it or nothing.
-    Raises: StoreError for what LMDB refuses; ClockMismatch; FormatError for bytes that are no
-        frames or not in order.
+    Raises: StoreError for what LMDB refuses; ClockMismatch; FormatError for a file that was cut
+        off, and for bytes that are no frames or not in order.
     """
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
@@ -144,15 +145,14 @@ class HotLog:
                 make_folder(folder)
             self._open()
         except (OSError, lmdb.Error) as error:
-            raise StoreError(f"{folder}: {error}") from error
+            raise StoreError(f"{folder / 'data.mdb'}: {error}") from error
 
     def _open(self) -> None:
-        size = self.folder / "data.mdb"
-        known_bytes = size.stat().st_size if size.exists() else 0
         create = not self._read_only
+        self._guard = SizeGuard(self.folder)
         self._env = lmdb.open(
             str(self.folder),
-            map_size=max(FIRST_MAP_BYTES, 2 * known_bytes),
+            map_size=max(FIRST_MAP_BYTES, 2 * check_lmdb(self.folder)),
             max_dbs=4,
             readonly=self._read_only,
             create=create,
@@ -179,6 +179,7 @@ class HotLog:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Any]:
+        self._guard.check()
         try:
             try:
                 with self._gate.passing(), self._env.begin(buffers=True) as transaction:
@@ -197,6 +198,7 @@ class HotLog:
         if self._is_broken:
             self._open_again()
         while True:
+            self._guard.check()
             try:
                 with self._gate.passing(), self._env.begin(write=True) as transaction:
                     change(transaction)
@@ -208,13 +210,12 @@ class HotLog:
                     self._env.set_mapsize(2 * self._env.info()["map_size"])
             except lmdb.Error as error:
                 if isinstance(error, lmdb.PanicError):
-                    # A disk that failed in a commit's very last page: LMDB wants to be opened
-                    # again, and then has what it had before.  What fails now the next step tries.
+                    # The disk failed in a commit's last page.  LMDB has the state before it once
+                    # it is opened again; the next step retries.
                     self._is_broken = True
-                    with contextlib.suppress(StoreError):
+                    with contextlib.suppress(StoreError, FormatError):
                         self._open_again()
-                # LMDB calls a write that a full disk cut short an input/output error.
-                free_bytes = shutil.disk_usage(self.folder).free
+                free_bytes = shutil.disk_usage(self.folder).free  # a full disk is an EIO here
                 raise StoreError(
                     f"{self.folder}: {error}; nothing of this step was kept, {free_bytes:,} bytes "
                     "are free on its disk"
@@ -570,11 +571,11 @@ def _put_notes(transaction: Any, facts: Any, notes: dict[str, Any]) -> None:
 def describe_log(folder: Path) -> dict[str, Any]:
     """What ``databus inspect log`` shows of a database's ``folder``, or of the log in it.
 
-    Raises:
-        StoreError: there is none, or it breaks an invariant.
+    Raises: StoreError: there is none, or it breaks an invariant; FormatError: it is damaged.
     """
-    inner = folder / FOLDER
-    log = HotLog(inner if inner.is_dir() else folder, read_only=True)
+    folder = folder / FOLDER if (folder / FOLDER).is_dir() else folder
+    check_lmdb(folder, whole=True)
+    log = HotLog(folder, read_only=True)
     try:
         state = log.state()
         return {

@@ -23,7 +23,7 @@ from databus.bootstrap.ranges import at_time, before_time
 from databus.bootstrap.readers import OpenReaders
 from databus.bootstrap.seeding import GONE, SEEDED, is_whole
 from databus.common.checkpoint import ORIGIN, AtTime, Position, decode_position
-from databus.common.errors import LogTooYoung, NotSeeded, StoreError, UnknownSource
+from databus.common.errors import FormatError, LogTooYoung, NotSeeded, StoreError, UnknownSource
 from databus.common.filters import StreamFilter, matches, matching_ids
 from databus.common.query import nearest
 from databus.common.schema import SchemaSet, SourceSchema
@@ -97,10 +97,18 @@ class ServedDatabase:
     @property
     def is_ready(self) -> bool:
         """Whether there is a log with a clock."""
+        return self.unready_reason() is None
+
+    def unready_reason(self) -> str | None:
+        """Why there is no log with a clock: it has not begun, or its file is damaged."""
         try:
-            return not self.log.is_new()
+            if not self.log.is_new():
+                return None
+        except FormatError as error:
+            return error.message
         except StoreError:
-            return False
+            pass
+        return f"the log of {self.name} has not begun"
 
     def state(self) -> LogState:
         """The log's state."""
@@ -317,6 +325,8 @@ class ServedDatabase:
             return dict(said)
         try:
             document = self.log.note("writer") or {}
+        except FormatError as error:
+            return {"state": "failing", "error": error.message}
         except StoreError:
             return {"state": "down"}
         age_s = time.time() - document.get("at_us", 0) / 1e6

@@ -107,16 +107,20 @@ class BootstrapServer:
         reasons = []
         for name in sorted(wanted):
             database = databases.get(name)
-            if database is None or not database.is_ready:
+            if database is None:
                 reasons.append(f"the log of {name} has not begun")
+            elif (reason := database.unready_reason()) is not None:
+                reasons.append(reason)
         return reasons if wanted else ["no database has a log yet"]
 
     def _database(self, request: web.Request) -> ServedDatabase:
         name = request.match_info["db"]
         databases = self.databases()
-        if name in databases and databases[name].is_ready:
-            return databases[name]
-        if name in databases or name in self.config.databases:
+        if name in databases:
+            if (reason := databases[name].unready_reason()) is None:
+                return databases[name]
+            raise ServerUnavailable(reason, database=name)
+        if name in self.config.databases:
             raise ServerUnavailable(f"the log of {name} has not begun yet", database=name)
         if not databases and not self.config.databases:
             # Which databases there are is the relays' word, and the writer has not had it yet.

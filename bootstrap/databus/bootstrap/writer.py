@@ -32,6 +32,7 @@ from databus.common.checkpoint import Position, decode_position
 from databus.common.config import BootstrapConfig
 from databus.common.errors import (
     DatabusError,
+    FormatError,
     ScnTooOld,
     ServerUnavailable,
     StoreError,
@@ -344,7 +345,7 @@ class LogWriter:
         try:
             self.log.put_note("writer", document)
             words.pop(self.folder / FOLDER, None)
-        except (StoreError, OSError) as refused:
+        except (StoreError, FormatError, OSError) as refused:
             # A full disk takes no note either; the server in this process still tells.
             words[self.folder / FOLDER] = {"error": str(refused), **document, "state": "failing"}
 

@@ -16,6 +16,7 @@ import google_crc32c
 
 from databus.common.checkpoint import Checkpoint, decode, encode
 from databus.common.errors import BadCheckpoint, MissingDependency, StoreBusy, StoreError
+from databus.common.lmdb_file import SizeGuard, check_lmdb
 from databus.common.private import make_folder
 
 log = logging.getLogger("databus.client")
@@ -199,7 +200,8 @@ class LmdbCheckpoints:
 
     Owner: one client; other processes may use other names at the same time.
     Durability: synced when ``save`` returns.
-    Raises: MissingDependency without the package lmdb, StoreError, BadCheckpoint.
+    Raises: MissingDependency without the package lmdb, StoreError, BadCheckpoint, FormatError for
+        a file that was cut off or has damaged pages.
     """
 
     def __init__(self, folder: str | Path, name: str) -> None:
@@ -218,18 +220,37 @@ class LmdbCheckpoints:
         """The checkpoint under our name."""
         try:
             with self._open().begin() as transaction:
-                text = transaction.get(self._name)
+                found = dict(transaction.cursor())
         except self._lmdb.Error as error:
-            raise StoreError(f"the checkpoint cannot be read: {error}") from error
-        return None if text is None else decode(text)
+            raise StoreError(f"{self._folder / 'data.mdb'} cannot be read: {error}") from error
+        if self._name in found:
+            return decode(self._verified(self._name, found[self._name]))
+        for name, value in found.items():  # a damaged name must not make us a new consumer
+            self._verified(name, value)
+        return None
+
+    def _verified(self, name: bytes, value: bytes) -> bytes:
+        """The text of an entry; earlier versions wrote it without a CRC."""
+        crc, space, text = value.partition(b" ")
+        if value.startswith(b"{"):
+            return value
+        if not space or crc != b"%08x" % google_crc32c.value(name + text):
+            raise BadCheckpoint(
+                f"{self._folder / 'data.mdb'}: the checkpoint under {name!r} is damaged: "
+                f"{value[:60]!r} does not match its CRC. Restore the file from a copy, or move "
+                "its folder away to start as a new consumer."
+            )
+        return text
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Put the checkpoint under our name."""
         try:
+            text = encode(checkpoint).encode()
             with self._open().begin(write=True) as transaction:
-                transaction.put(self._name, encode(checkpoint).encode())
+                crc = google_crc32c.value(self._name + text)
+                transaction.put(self._name, b"%08x %b" % (crc, text))
         except self._lmdb.Error as error:
-            raise StoreError(f"the checkpoint cannot be written: {error}") from error
+            raise StoreError(f"{self._folder / 'data.mdb'} cannot be written: {error}") from error
 
     def close(self) -> None:
         """Close the environment; the next use opens it again."""
@@ -241,9 +262,14 @@ class LmdbCheckpoints:
         if self._store is None:
             try:
                 make_folder(self._folder)
+                check_lmdb(self._folder, whole=True)
+                self._guard = SizeGuard(self._folder)
                 self._store = self._lmdb.open(str(self._folder), map_size=16 << 20)
             except (OSError, self._lmdb.Error) as error:
-                raise StoreError(f"{self._folder} cannot be opened: {error}") from error
+                raise StoreError(
+                    f"{self._folder / 'data.mdb'} cannot be opened: {error}"
+                ) from error
+        self._guard.check()
         return self._store
 
 
