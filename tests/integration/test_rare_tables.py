@@ -85,3 +85,31 @@ async def test_a_merge_table_and_the_tables_of_its_union_are_refused_or_suspende
     with pytest.raises(PreflightFailed, match=rf"{name}\.part.*union of the MERGE table"):
         await refused.open()
     await asyncio.wait_for(refused.close(), 10)
+
+
+async def test_a_virtual_column_of_the_automatic_number_is_refused_or_suspends_its_table(
+    mariadb_database: FreshDatabase,
+) -> None:
+    """The server logs the row before it has the number: the column has another value there."""
+    database, name = mariadb_database, mariadb_database.name
+    number = "id INT AUTO_INCREMENT PRIMARY KEY"
+    database.execute(f"CREATE TABLE good ({number}, v INT, g INT AS (v + 1) VIRTUAL)")
+    source = MySqlSource(mariadb_config(database.url, f"{name}.*"))
+    await source.open()
+    try:
+        start = await source.first_scn()
+        computed = (
+            "`2g` INT AS (v + 1) VIRTUAL, h INT AS (Id * 2) VIRTUAL, i INT AS (h + v) VIRTUAL"
+        )
+        database.execute(f"CREATE TABLE early ({number}, v INT, {computed})")
+        database.execute("INSERT INTO early (v) VALUES (1)")
+        database.execute("INSERT INTO good (v) VALUES (1)")
+        await read_to_end(source, start)
+        assert set(source.suspended()) == {f"{name}.early"}
+        assert "virtual column h" in source.suspended()[f"{name}.early"].why
+    finally:
+        await source.close()
+    source = MySqlSource(mariadb_config(database.url, f"{name}.*"))
+    with pytest.raises(PreflightFailed, match="virtual column h"):
+        await source.open()
+    await source.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pymysql
 import pytest
 
-from databus.cli.servers import PASSWORD, USER
+from databus.cli.servers import PASSWORD, USER, MariaDBServer
 from databus.common.frame import Op
 from databus.relay.fetcher import Fetcher
 from databus.relay.sources.mysql import MySqlSource
@@ -345,3 +345,39 @@ async def test_children_of_a_foreign_key_with_an_action_never_differ_unnamed(
         for table in ("of_away",):
             database.execute(f"DROP TABLE {table}")
         database.server.drop_database(away)
+
+
+async def test_names_in_any_case_are_one_table_where_the_server_folds_them(tmp_path: Path) -> None:
+    options = ("--lower-case-table-names=1",)
+    with MariaDBServer(tmp_path / "own", options=options) as server:
+        server.create_database("shop")
+        database = FreshDatabase(server, "shop")
+        names = ["orders", "parts", "swapped", "seen", "fence"]
+        for table in names:
+            database.execute(f"CREATE TABLE {table.title()} (id INT PRIMARY KEY, v INT)")
+        database.execute("CREATE VIEW Shown AS SELECT * FROM SEEN")
+        folder = tmp_path / "shop"
+        config = database_config("shop", database.url, "shop.*")
+        session = Session(database)
+        async with capturing(config, tmp_path) as fetcher:
+            await streaming(fetcher)
+            for table in names:
+                database.execute(f"INSERT INTO {table.upper()} VALUES (1, 1)")
+            session.run(
+                "TRUNCATE TABLE ORDERS",
+                "TRUNCATE SHOP.`Parts`",
+                "RENAME TABLE SWAPPED TO Other, OTHER TO Swapped",
+                "CREATE TABLE New_Rows LIKE swapped",
+                "INSERT INTO New_Rows VALUES (9, 9)",
+                "RENAME TABLE Swapped TO Old_Rows, NEW_ROWS TO SWAPPED",
+                "SET binlog_format = STATEMENT",
+                "INSERT INTO SHOWN VALUES (7, 7)",
+            )
+            session.close()
+            await caught_up(folder, database, 9)
+            emptied = [source for op, source in ring_state(folder).ops if op == "t"]
+            assert sorted(emptied) == ["shop.new_rows", "shop.orders", "shop.parts"]
+            await eventually(
+                lambda: {"shop.swapped", "shop.seen"} <= set(stopped(fetcher)), 30, "suspended"
+            )
+            assert {"shop.fence", "shop.orders", "shop.parts"}.isdisjoint(stopped(fetcher))

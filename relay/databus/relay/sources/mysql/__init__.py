@@ -3,8 +3,8 @@
 In reading order:
 
 * ``source`` puts the others together; ``settings``, ``preflight``, ``connection``, ``sign_in`` and
-  ``tls`` are how it comes to a server, ``tables``, ``charsets`` and ``merge_tables`` what
-  it learns there.
+  ``tls`` are how it comes to a server, ``tables``, ``charsets``, ``generated_columns`` and
+  ``merge_tables`` what it learns there.
 * ``numbering`` is all that tells MariaDB's GTIDs from MySQL's (``gtid_sets``, ``positions``,
   ``places``); ``lineage`` is which history has been read, ``turns`` which server's transactions
   count.

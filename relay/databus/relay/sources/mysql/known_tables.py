@@ -113,8 +113,8 @@ class KnownTables:
         found = events.read_table_map(body, self._textual, self.years_have_signs)
         whole, settings = bytes(body), self._settings
         table = self.catalogue.get(join_source(found.schema, found.table))
-        if table is not None and table.merged:
-            raise UnsupportedChange(table.merged)
+        if table is not None and table.unlogged:
+            raise UnsupportedChange(table.unlogged)
         if found.names:
             return resolve(
                 found,

@@ -247,10 +247,10 @@ def _one_table(table: Table, charsets: Charsets, settings: Settings) -> list[Fin
         names = [column.name for column in table.columns]
         statement = f"ALTER TABLE {table.source} ADD PRIMARY KEY (...)"
         findings.append(settings.keys.finding(table.source, names, statement))
-    if table.merged:
-        what = f"engine of {table.source}"
-        advice = "exclude_sources, or DROP the MERGE table"
-        findings.append(Finding(what, table.merged, advice, table=table.source))
+    if table.unlogged:
+        what = f"changes of {table.source} that are not in the binlog"
+        advice = "ALTER or DROP what the finding names, or put the table into exclude_sources"
+        findings.append(Finding(what, table.unlogged, advice, table=table.source))
     try:
         table.columns_as_seen(settings.zero_dates)
     except UnsupportedChange as error:

@@ -227,7 +227,7 @@ class MySqlSource:
         decoder.told = ToldSchemas(memo.told)
         decoder.told.assume([*self._tracked_schemas(tracked), *await self.schemas()])
         self._decoder = decoder
-        self._stop_merged()
+        self._suspend_unlogged()
         self._resolved, self._memo = after_scn, memo
         self._streams_from = self._reset = ""
         if after_scn == self._beginning.scn:
@@ -399,16 +399,16 @@ class MySqlSource:
 
     async def _fresh_catalogue(self) -> Catalogue:
         self._catalogue = await self._ask(lambda c: load_catalogue(c, self._settings))
-        self._stop_merged()
+        self._suspend_unlogged()
         return self._catalogue
 
-    def _stop_merged(self) -> None:
-        """Suspend what a MERGE table concerns: its writes are in no event of these tables."""
+    def _suspend_unlogged(self) -> None:
+        """Suspend the tables whose content the binlog does not give."""
         decoder = self._decoder
         for source, table in self._catalogue.items():
-            if table.merged and decoder is not None and source not in decoder.stopped.stops:
-                _log.warning("%s: %s has stopped: %s", self._settings.name, source, table.merged)
-                decoder.stopped.stop(source, decoder.resolved, table.merged)
+            if table.unlogged and decoder is not None and source not in decoder.stopped.stops:
+                _log.warning("%s: %s has stopped: %s", self._settings.name, source, table.unlogged)
+                decoder.stopped.stop(source, decoder.resolved, table.unlogged)
                 decoder.known.pass_over(source)
 
     async def ack(self, scn: int) -> None:

@@ -15,6 +15,7 @@ from databus.relay.sources.mysql.columns import (
     column_of,
 )
 from databus.relay.sources.mysql.connection import Connection
+from databus.relay.sources.mysql.generated_columns import computed_too_early
 from databus.relay.sources.mysql.merge_tables import merged
 from databus.relay.sources.mysql.settings import SYSTEM_SCHEMAS, Settings
 
@@ -39,8 +40,8 @@ class TableColumn:
 @dataclass(frozen=True, slots=True)
 class Table:
     """One base table.  ``key`` is empty when it has neither a primary key nor a unique index
-    over columns that cannot be null, and none is configured for it.  ``merged`` says why a MERGE
-    table keeps it from being followed."""
+    over columns that cannot be null, and none is configured for it.  ``unlogged`` says why the
+    binlog does not give its content."""
 
     schema: str
     name: str
@@ -48,7 +49,7 @@ class Table:
     columns: tuple[TableColumn, ...]
     key: tuple[str, ...]
     key_is_configured: bool = False
-    merged: str = ""
+    unlogged: str = ""
 
     @property
     def source(self) -> str:
@@ -66,8 +67,8 @@ class Table:
         Raises:
             UnsupportedChange: it has no key, or a type that cannot be carried.
         """
-        if self.merged:
-            raise UnsupportedChange(f"{self.source}: {self.merged}")
+        if self.unlogged:
+            raise UnsupportedChange(f"{self.source}: {self.unlogged}")
         if not self.key:
             raise UnsupportedChange(
                 f"{self.source} has no primary key and no unique index without nulls; "
@@ -114,7 +115,7 @@ def load_catalogue(connection: Connection, settings: Settings) -> Catalogue:
     }
     columns = _columns(connection, inside)
     keys = _keys(connection, inside)
-    merges = merged(connection, engines)
+    unlogged = computed_too_early(connection, inside) | merged(connection, engines)
     return {
         join_source(schema, name): _keyed(
             Table(
@@ -123,7 +124,7 @@ def load_catalogue(connection: Connection, settings: Settings) -> Catalogue:
                 engine,
                 tuple(columns.get((schema, name), ())),
                 keys.get((schema, name), ()),
-                merged=merges.get((schema, name), ""),
+                unlogged=unlogged.get((schema, name), ""),
             ),
             settings.keys,
         )

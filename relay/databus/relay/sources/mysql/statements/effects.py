@@ -296,16 +296,14 @@ class _Grammar:
                 return
             if word and word not in _MODIFIERS and word not in ("IF", "NOT", "EXISTS"):
                 break
-            if word == "DEFINER":
-                reader.at += 1
-                self._skip_account()
-                continue
             reader.at += 1
+            # SQL SECURITY DEFINER names no account.
+            if word == "DEFINER" and reader.accept_sign("="):
+                self._skip_account()
         raise NotUnderstood(f"{reader.keyword() or 'a word'} is no object that is known")
 
     def _skip_account(self) -> None:
         reader = self._reader
-        reader.require(reader.accept_sign("="), "=")
         reader.at += 1
         if reader.accept_sign("("):
             reader.require(reader.accept_sign(")"), ")")
