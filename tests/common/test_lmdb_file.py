@@ -169,3 +169,12 @@ def test_inspect_names_a_damaged_page(hot_log: Path) -> None:
     (hot_log / "data.mdb").write_bytes(content)
     with pytest.raises(FormatError, match=r"data\.mdb: page"):
         describe_log(hot_log)
+
+
+def test_a_store_into_which_nothing_was_committed_yet_is_whole(tmp_path: Path) -> None:
+    """A client that ended before its first checkpoint starts again."""
+    for _ in range(2):
+        store = LmdbCheckpoints(tmp_path, "one")
+        assert store.load() is None
+        store.close()
+    assert check_lmdb(tmp_path, whole=True)

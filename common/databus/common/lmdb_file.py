@@ -162,7 +162,8 @@ class _File:
                 "its meta pages", f"page sizes {first.page_bytes} and {second.page_bytes} differ"
             )
         pair = (first.transaction, second.transaction)
-        if pair[0] % 2 or not pair[1] % 2 or abs(pair[0] - pair[1]) != 1:
+        is_new = pair == (0, 0)  # created, and nothing committed yet
+        if not is_new and (pair[0] % 2 or not pair[1] % 2 or abs(pair[0] - pair[1]) != 1):
             raise self._fail("its meta pages", f"transactions {pair} do not follow one another")
         return max(first, second, key=lambda meta: meta.transaction)
 
