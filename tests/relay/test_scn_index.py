@@ -226,3 +226,29 @@ def test_each_of_many_windows_under_one_entry_is_found(
             assert entry <= place <= max(entry, state.head) + step + 512
             entries.add(entry)
         assert len(entries - {-1}) == len(index), "each entry was begun from"
+
+
+def test_no_flipped_bit_of_the_index_fails_a_reader_or_the_next_writer(tmp_path: Path) -> None:
+    with Ring.create(tmp_path, RING_BYTES) as writer:
+        for scn in range(1, 200):
+            writer.append(make_window(scn, [500]))
+        oldest, newest_us = writer.state.prev.scn, writer.state.max_commit_us
+    path = tmp_path / "ring.index"
+    content = path.read_bytes()
+    asked = range(oldest + 1, 200, 11)
+
+    def answers() -> list[object]:
+        with Ring.open_reader(tmp_path) as reader:
+            found: list[object] = [reader.find(Position(scn)) for scn in asked]
+            return [*found, reader.before_time(newest_us)]
+
+    whole = answers()
+    flips = [(at, bit) for at in range(144) for bit in range(8 if at >= 128 else 1)]
+    flips += [(at, at % 8) for at in range(4096, len(content), 13)]
+    for at, bit in flips:
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << bit
+        path.write_bytes(damaged)
+        assert answers() == whole, (at, bit)
+        with Ring.open_writer(tmp_path) as writer:
+            assert writer._index.problem(writer.state.head, writer.state.tail) is None, (at, bit)

@@ -221,7 +221,7 @@ class RingReader:
     def _time_hint(self, commit_us: int, state: RingState) -> tuple[int, int]:
         """(ring position of a frame earlier than ``commit_us``, or head; the least looked at)."""
         start, probed, index = state.head, state.tail, self.index
-        low, high = (0, 0) if index is None else (index.first, index.stop)
+        low, high = (0, 0) if index is None else index.bounds
         while index is not None and low < high:
             middle = (low + high) // 2
             position = index.position(middle)

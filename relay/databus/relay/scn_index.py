@@ -30,6 +30,7 @@ INDEX_VERSION = 1
 FANOUT = 16
 WORDS_OFFSET = 128
 ROW_BYTES = 32
+MOST_ENTRIES = 2**62  # more were never counted; kernels take signed numbers
 
 INDEX_HEADER = layout(INDEX_FIELDS)
 
@@ -110,6 +111,12 @@ class ScnIndex:
         self._words.release()
         self._view.release()
         self._map.close()
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """``first`` and ``stop``; (0, 0) where the file's numbers cannot be true."""
+        first, stop = self._words[0], self._words[1]
+        return (first, stop) if self._is_bounded(first, stop) else (0, 0)
 
     @property
     def first(self) -> int:
@@ -202,14 +209,14 @@ class ScnIndex:
         return rebuild
 
     def _is_bounded(self, first: int, stop: int) -> bool:
-        return 0 <= stop - first < int(self.lane_rows[0])
+        return 0 <= stop - first < int(self.lane_rows[0]) and stop <= MOST_ENTRIES
 
     # -- everybody's side --
 
     def lookup(self, position: Position) -> int:
         """Ring position of the last entry not after ``position``, or -1.  A hint, see above."""
-        first, stop = self._words[0], self._words[1]
-        if not self._is_bounded(first, stop):
+        first, stop = self.bounds
+        if first == stop:
             return -1
         number = kernels.index_lookup(
             self.rows,
