@@ -254,6 +254,8 @@ def test_the_fetchers_process_ends_with_a_sync_that_failed_and_the_next_one_lack
     config.write_text(CONFIG.format(folder=tmp_path))
     with RelayProcess(config) as relay:
         relay.ready()
+        # A ring whose first sync fails is opened again by the same process.
+        eventually_sync(lambda: relay.state("gen")["state"] == "streaming", 30, "it streams")
         fetcher = relay.fetcher()
         failing.arm()
         eventually_sync(lambda: not fetcher.is_running(), 30, "the fetcher ends")

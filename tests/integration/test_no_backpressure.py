@@ -131,11 +131,12 @@ async def is_told(reader: socket.socket) -> None:
 
 async def newest_is_served(relay: LocalRelay, database: FreshDatabase, item: int) -> None:
     """Another reader gets what was committed last."""
-    await asyncio.to_thread(database.execute, f"INSERT INTO items VALUES ({item}, 'last')")
+    await asyncio.to_thread(database.execute, f"INSERT INTO items VALUES ({item}, 'last {item}')")
 
     async def seen() -> bool:
         served = await poll(relay.url)
-        return any(b"last" in bytes(view.after or b"") for view in served.frames)
+        last = f"last {item}".encode()
+        return any(last in bytes(view.after or b"") for view in served.frames)
 
     await eventually(seen, 30)
 
@@ -214,6 +215,8 @@ async def keeps_no_binlog_in_use(database: FreshDatabase, tmp_path: Path) -> Non
         fetcher = relay.fetchers["shop"]
         await eventually(lambda: fetcher.status.state == "streaming", 60)
         await write_much(database, 1, BINLOG_WRITES, seconds=SECONDS // 5)
+        # The oldest window that readers ask for is not evicted while they are answered.
+        await newest_is_served(relay, database, 900_000)
         async with stuck_readers(relay.url) as readers:
             tail = fetcher.intake.ring.state.tail if fetcher.intake else 0
             before = set(logs())
