@@ -85,6 +85,11 @@ class StoppedTables:
         stop = self.stops.get(source)
         return stop is not None and scn > stop.since_scn
 
+    @property
+    def passed_over(self) -> set[str]:
+        """The tables of which nothing is read: those that do not keep their rows."""
+        return {source for source, stop in self.stops.items() if not stop.keeps_rows}
+
     def stop(self, source: str, scn: int, why: str, *, keeps_rows: bool = False) -> None:
         """Pass over a table from here on; the first reason counts, unless it keeps the rows."""
         before = self.stops.get(source)

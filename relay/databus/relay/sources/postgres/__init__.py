@@ -4,8 +4,8 @@ In reading order:
 
 * ``source`` puts the others together; ``settings`` and ``preflight`` are how it comes to a
   server, ``catalogue`` (with ``clear_guard``) asks it by SQL, ``publications`` is what a
-  publication gives of each table, ``schema`` is what a table looks like, ``encodings`` in which
-  encoding texts come.
+  publication gives of each table, ``definitions`` how an altered table's old rows may have
+  changed, ``schema`` is what a table looks like, ``encodings`` in which encoding texts come.
 * ``lsn`` is how log positions become scns; ``lineage`` is which history has been read, and
   ``retention`` how much log the server keeps for us.
 * Stream: ``replication`` (with ``auth``) is the connection, ``stream`` reads the slot,

@@ -6,6 +6,7 @@ The only place that touches asyncpg.  It reads no values of a user's table.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,11 @@ from databus.common.errors import PreflightFailed, SourceUnavailable
 from databus.common.source_names import join_source
 from databus.relay.sources.postgres.auth import IN_CLEAR
 from databus.relay.sources.postgres.clear_guard import ClearGuardLoop
+from databus.relay.sources.postgres.definitions import (
+    DEFINITIONS_SQL,
+    Definition,
+    definition_of,
+)
 from databus.relay.sources.postgres.lsn import parse_lsn
 from databus.relay.sources.postgres.publications import (
     MEMBERS_SQL,
@@ -168,6 +174,17 @@ class Catalogue:
         types = await self.fetch(TYPES_SQL)
         rows = await self.fetch(CATALOGUE_SQL, oid)
         return tables_of(rows, types, self._settings.keys).get(oid)
+
+    async def definitions(self, tables: Collection[Table]) -> dict[int, Definition]:
+        """The definitions of these tables, by oid; of one that is another one by now, none."""
+        only = next(iter(tables)).oid if len(tables) == 1 else None
+        rows = {row["oid"]: row for row in await self.fetch(DEFINITIONS_SQL, only)}
+        found = {
+            table.oid: definition_of(rows[table.oid], table.key)
+            for table in tables
+            if table.oid in rows
+        }
+        return {oid: definition for oid, definition in found.items() if definition is not None}
 
     async def facts(self) -> dict[str, Any]:
         """The server's settings and the role's rights."""

@@ -70,7 +70,8 @@ class Memo:
 
     def encode(self) -> str:
         """As JSON."""
-        stopped = sorted(self.stopped.items())
+        # One that keeps its rows resumes at once, and has a record of the fetcher's by then.
+        stopped = sorted(item for item in self.stopped.items() if not item[1].keeps_rows)
         return json.dumps(
             {
                 "timeline": self.timeline,

@@ -11,8 +11,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
+from databus.relay.sources.postgres.definitions import (
+    Definition,
+    Gap,
+    change_between,
+    stored_definition,
+)
 from databus.relay.sources.postgres.schema import Table, quote
 
 # xmin is the transaction that wrote the row.
@@ -172,12 +179,13 @@ def _given(row: Mapping[str, Any]) -> tuple[str, frozenset[str] | None]:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A table that the publication gave whole when it was looked at: its oid, the version, and
-    the files of its partitions."""
+    """A table that the publication gave whole when it was looked at: its oid, the version, the
+    files of its partitions, and its definition (None: it was not looked at)."""
 
     oid: int
     version: str
     files: Mapping[int, int] = field(default_factory=dict)
+    definition: Definition | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,26 +199,63 @@ class GivenTables:
         known = (self.tables or {}).get(table.source)
         return known is not None and known.oid == table.oid
 
-    def gap(self, table: Table, publication: Publication) -> str:
-        """What may be missing of a table that comes whole now; "" if nothing is."""
+    def gap(
+        self, table: Table, publication: Publication, definition: Definition | None = None
+    ) -> Gap | None:
+        """What may be missing of a table that comes whole now; None if nothing is."""
         if self.tables is None:
-            return ""
+            return None
         known, name = self.tables.get(table.source), publication.name
+        why = ""
         if known is None:
-            return f"rows that it had before it joined the publication {name} have no events"
-        if known.oid != table.oid:
-            return "it was dropped and created again: rows that went with it have no events"
-        if known.version != publication.version_of(table):
-            return f"the publication {name} was altered, and changes may not have been published"
-        return _moved(known.files, publication.partitions.get(table.oid, {}))
+            why = f"rows that it had before it joined the publication {name} have no events"
+        elif known.oid != table.oid:
+            why = "it was dropped and created again: rows that went with it have no events"
+        elif known.version != publication.version_of(table):
+            why = f"the publication {name} was altered, and changes may not have been published"
+        if known is None or why:
+            return Gap(why, keeps_rows=False)
+        change = self.change(table, definition)
+        why = _moved(known.files, publication.partitions.get(table.oid, {}))
+        if change is None:
+            return Gap(why, keeps_rows=False) if why else None
+        return Gap(change.why, keeps_rows=change.keeps_rows and not why)
 
-    def after(self, whole: Iterable[Table], publication: Publication) -> GivenTables:
-        """The same, with what these tables are given now."""
+    def change(self, table: Table, definition: Definition | None) -> Gap | None:
+        """How this very table's rows may have changed with its definition; None if not."""
+        known = (self.tables or {}).get(table.source)
+        if known is None or known.oid != table.oid or not (known.definition and definition):
+            return None
+        return change_between(known.definition, definition)
+
+    def after(
+        self,
+        whole: Iterable[Table],
+        publication: Publication,
+        definitions: Mapping[int, Definition] = MappingProxyType({}),
+    ) -> GivenTables:
+        """The same, with what these tables are given now, and their definitions by oid."""
         now = {
-            t.source: Given(t.oid, publication.version_of(t), publication.files_of(t))
+            t.source: Given(
+                t.oid,
+                publication.version_of(t),
+                publication.files_of(t),
+                definitions.get(t.oid) or self._definition(t),
+            )
             for t in whole
         }
         return replace(self, tables={**(self.tables or {}), **now})
+
+    def _definition(self, table: Table) -> Definition | None:
+        known = (self.tables or {}).get(table.source)
+        return known.definition if known is not None and known.oid == table.oid else None
+
+    def redefined(self, table: Table, definition: Definition) -> GivenTables:
+        """The same, with another definition of this table, and the files that came with it."""
+        known = (self.tables or {})[table.source]
+        files = {oid: definition.files.get(oid, file) for oid, file in known.files.items()}
+        given = replace(known, files=files, definition=definition)
+        return replace(self, tables={**(self.tables or {}), table.source: given})
 
     def without(self, tables: Iterable[Table]) -> GivenTables:
         """The same, as if these tables had never been published."""
@@ -223,7 +268,12 @@ class GivenTables:
         if self.tables is None:
             return None
         return {
-            source: [given.oid, given.version, {str(oid): f for oid, f in given.files.items()}]
+            source: [
+                given.oid,
+                given.version,
+                {str(oid): file for oid, file in given.files.items()},
+                given.definition.to_json() if given.definition else None,
+            ]
             for source, given in self.tables.items()
         }
 
@@ -257,7 +307,16 @@ def given_of(document: Any) -> GivenTables:
         return GivenTables()
     return GivenTables(
         {
-            str(source): Given(int(oid), str(version), {int(o): int(f) for o, f in files.items()})
-            for source, (oid, version, files) in document.items()
+            str(source): _stored(*stored)  # Without a definition from earlier versions.
+            for source, stored in document.items()
         }
+    )
+
+
+def _stored(oid: Any, version: Any, files: Any, definition: Any = None) -> Given:
+    return Given(
+        int(oid),
+        str(version),
+        {int(part): int(file) for part, file in files.items()},
+        stored_definition(definition) if definition is not None else None,
     )

@@ -23,6 +23,7 @@ from databus.relay.sources.hosts import Host
 from databus.relay.sources.postgres import chunk_kernels, lineage, preflight, retention
 from databus.relay.sources.postgres.catalogue import Catalogue
 from databus.relay.sources.postgres.chunks import ChunkReader
+from databus.relay.sources.postgres.definitions import Definition, Gap
 from databus.relay.sources.postgres.layout import warm_up
 from databus.relay.sources.postgres.lineage import Memo, decode_memo
 from databus.relay.sources.postgres.lsn import format_lsn, parse_lsn, scn_before
@@ -81,7 +82,8 @@ class PostgresSource:
         self._at_first: list[SourceSchema] = []
         self._stream: SlotStream | None = None
         self._given = GivenTables()
-        self._stop_first: dict[str, str] = {}
+        self._stop_first: dict[str, Gap] = {}
+        self._met: set[str] = set()
         self._unpublished: dict[str, str] = {}
         self._warned = False
 
@@ -178,9 +180,9 @@ class PostgresSource:
         kept = self._recalled[0] if self._recalled else Memo(self._timeline)
         announced = ToldSchemas(kept.announced)
         announced.assume(self._at_first)
-        for source, why in self._stop_first.items():
-            _log.warning("database %s: %s has stopped: %s", self._settings.name, source, why)
-            self._stopped.stop(source, after_scn, why)
+        for source, change in self._stop_first.items():
+            _log.warning("database %s: %s has stopped: %s", self._settings.name, source, change.why)
+            self._stopped.stop(source, after_scn, change.why, keeps_rows=change.keeps_rows)
         memo = Memo(
             self._timeline, dict(self._stopped.stops), announced.encode(), kept.as_text, self._given
         )
@@ -189,7 +191,7 @@ class PostgresSource:
             self._stop_first = {}
         running = SlotStream(
             self._settings, self._globs, self._catalogue, self._publish, memo, self._stopped,
-            given=lambda: self._given,
+            given=lambda: self._given, redefined=self._redefined,
             binary=after_scn >= memo.as_text and await self._is_all_binary(),
         )  # fmt: skip
         self._stream = running
@@ -247,7 +249,7 @@ class PostgresSource:
             return await self._chunks.read(table, request)
         except UnsupportedChange as error:
             if request.source in self._taken_up and self._stream is not None:
-                self._stream.stop_again(request.source, error.message)
+                self._stream.stop_again(request.source, Gap(error.message, keeps_rows=False))
             raise
 
     async def _begin_again(self, table: Table) -> None:
@@ -344,8 +346,11 @@ class PostgresSource:
         A table without a key must stay out: publishing it would make the application's own
         updates and deletes fail.  One that had a key when it was added is taken out again.
         """
+        self._met.clear()
         tables = await self._tables()
         wanted = [table for table in tables if table.key]
+        # Before any of them joins: from then on every other definition is noticed.
+        definitions = await self._catalogue.definitions(wanted)
         unpublished = {
             table.source: f"it has no key that identifies its rows; {key_remedy(table)}"
             for table in tables
@@ -359,7 +364,7 @@ class PostgresSource:
             publication = await self._required_publication()
         if self._goes_on and self._given.tables is None:  # An earlier version did not look.
             whole = [table for table in wanted if publication.problem(table) is None]
-            self._given = self._given.after(whole, publication)
+            self._given = self._given.after(whole, publication, definitions)
         for table in wanted:
             if publication.has(table) or publication.all_tables or self._given.knows(table):
                 continue
@@ -377,10 +382,11 @@ class PostgresSource:
         for table in unkeyed:
             if table.oid in publication.members:
                 await self._catalogue.reduce_publication(table)
-            self._suspend(table.source, unpublished[table.source])
+            self._suspend(table.source, Gap(unpublished[table.source], keeps_rows=False))
         if unkeyed:
             self._given = self._given.without(unkeyed)
-        await self._look(wanted, await self._required_publication(), unpublished)
+        publication = await self._required_publication()
+        await self._look(wanted, publication, definitions, unpublished)
         name = self._settings.name
         for source, reason in unpublished.items():
             if source not in before:
@@ -393,10 +399,28 @@ class PostgresSource:
             raise SourceUnavailable(f"the publication {self._settings.publication} is gone")
         return publication
 
+    async def _redefined(self, table: Table) -> Gap | None:
+        """How a table's rows may have changed with its definition since the last look; with the
+        next one that counts as known."""
+        if table.source not in (self._given.tables or {}):
+            return None
+        definition = (await self._catalogue.definitions([table])).get(table.oid)
+        change = self._given.change(table, definition)
+        if change is None or definition is None:
+            return None
+        self._given = self._given.redefined(table, definition)
+        self._met.add(table.source)
+        return change
+
     async def _look(
-        self, tables: list[Table], publication: Publication, unpublished: dict[str, str]
+        self,
+        tables: list[Table],
+        publication: Publication,
+        definitions: dict[int, Definition],
+        unpublished: dict[str, str],
     ) -> None:
-        """Stop the tables that the publication does not give whole, or has not all the time."""
+        """Stop the tables that the publication does not give whole, or has not all the time, and
+        those whose rows have changed with their definition."""
         is_new = not self._goes_on and self._stream is None
         whole = []
         for table in tables:
@@ -405,14 +429,18 @@ class PostgresSource:
                 if problem.is_lack and await self._catalogue.table(table.oid) is None:
                     continue  # It was dropped meanwhile.
                 unpublished.setdefault(table.source, str(problem))
-                self._suspend(table.source, str(problem))
+                self._suspend(table.source, Gap(str(problem), keeps_rows=False))
                 continue
             whole.append(table)
-            gap = "" if is_new else self._given.gap(table, publication)
+            # The stream may have met a later definition meanwhile.
+            definition = None if table.source in self._met else definitions.get(table.oid)
+            gap = None if is_new else self._given.gap(table, publication, definition)
             known = (self._given.tables or {}).get(table.source)
             if gap and (known is not None or not await self._is_empty(table)):
                 self._suspend(table.source, gap)
-        after = self._given.after(whole, publication)
+        later = {table.oid for table in whole if table.source in self._met}
+        found = {oid: found for oid, found in definitions.items() if oid not in later}
+        after = self._given.after(whole, publication, found)
         if after != self._given:
             self._given = after
 
@@ -422,8 +450,8 @@ class PostgresSource:
         except asyncpg.PostgresError:
             return False
 
-    def _suspend(self, source: str, why: str) -> None:
+    def _suspend(self, source: str, change: Gap) -> None:
         if self._stream is not None:
-            self._stream.stop_again(source, why)
+            self._stream.stop_again(source, change)
         else:
-            self._stop_first[source] = why
+            self._stop_first[source] = change

@@ -16,10 +16,12 @@ import numpy as np
 from databus.common.errors import DatabusError, FormatError, SourcePositionLost, SourceUnavailable
 from databus.relay.sources.postgres import pgoutput
 from databus.relay.sources.postgres.catalogue import Catalogue, start_replication_command
+from databus.relay.sources.postgres.definitions import Gap
 from databus.relay.sources.postgres.lineage import Memo, commits_between, create_slot
 from databus.relay.sources.postgres.lsn import flush_lsn, format_lsn
 from databus.relay.sources.postgres.publications import GivenTables
 from databus.relay.sources.postgres.replication import Connection, PostgresError, error_of
+from databus.relay.sources.postgres.schema import Table
 from databus.relay.sources.postgres.settings import Settings
 from databus.relay.sources.postgres.windows import PART_BYTES, TextNeeded, WindowAssembler
 from databus.relay.sources.source import Batch
@@ -75,6 +77,7 @@ class SlotStream:
         stopped: StoppedTables,
         *,
         given: Callable[[], GivenTables],
+        redefined: Callable[[Table], Awaitable[Gap | None]],
         binary: bool,
     ) -> None:
         self._settings = settings
@@ -84,6 +87,7 @@ class SlotStream:
         self._connection = Connection(settings, replication=True)
         self._memo = memo
         self._stopped, self._given, self._binary = stopped, given, binary
+        self._redefined = redefined
         self._windows = self._assembler(0)
         self._received_lsn = 0
         self._acked_lsn = 0
@@ -94,10 +98,10 @@ class SlotStream:
         """Whether the connection uses TLS."""
         return self._connection.encrypted
 
-    def stop_again(self, source: str, why: str) -> None:
-        """Stop a table between two transactions: one of which nobody could read all, or that the
-        publication does not give whole."""
-        self._windows.stop_again(source, why)
+    def stop_again(self, source: str, gap: Gap) -> None:
+        """Stop a table between two transactions: one of which nobody could read all, that the
+        publication does not give whole, or whose rows have changed with its definition."""
+        self._windows.stop_again(source, gap)
 
     def ack(self, scn: int) -> None:
         """Tell the server what it may forget."""
@@ -207,6 +211,8 @@ class SlotStream:
             if relation is not None:
                 table = await self._catalogue.table(relation.oid)
                 root = None if table else await self._catalogue.root_of(relation.oid)
+                if table is not None and (gap := await self._redefined(table)):
+                    self._windows.redefine(table.source, gap)
                 if root is None:
                     self._windows.learn(relation, table)
                 else:

@@ -24,6 +24,7 @@ from databus.common.window import WindowBuilder, end_of_window
 from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.postgres import kernels, pgoutput
 from databus.relay.sources.postgres.binary_values import FORMS, text_of
+from databus.relay.sources.postgres.definitions import Gap
 from databus.relay.sources.postgres.encodings import UTF8
 from databus.relay.sources.postgres.kernels import (
     CHANGED_AFTER,
@@ -100,8 +101,8 @@ class WindowAssembler:
         self.stopped = stopped or StoppedTables({})
         self.stops_changed = False
         self.announced = announced or ToldSchemas()
-        self._passed_over = set(self.stopped.stops)
-        self._stop_next: dict[str, str] = {}
+        self._passed_over = self.stopped.passed_over
+        self._stop_next: dict[str, Gap] = {}
         self._by_source: dict[str, int] = {}
         self._told: set[int] = set()
         self._changed_after: dict[str, SourceSchema] = {}
@@ -233,10 +234,19 @@ class WindowAssembler:
             )
             self._stop(root, why)
 
-    def stop_again(self, source: str, why: str) -> None:
+    def stop_again(self, source: str, gap: Gap) -> None:
         """Stop a table after the transaction that is being read."""
-        self._stop_next.setdefault(source, why)
+        if gap.keeps_rows and source in self.stopped.passed_over:
+            return  # It is read from its beginning anyway, and later than this was found.
+        before = self._stop_next.get(source)
+        if before is None or (before.keeps_rows and not gap.keeps_rows):
+            self._stop_next[source] = gap
         self.stopped.withdraw(source)
+
+    def redefine(self, source: str, gap: Gap) -> None:
+        """The table that is described next has another definition than before, by which its rows
+        may have other values: it is suspended since the transaction that is being read."""
+        self._stop(source, gap.why, keeps_rows=gap.keeps_rows)
 
     @property
     def is_to_stop(self) -> bool:
@@ -250,27 +260,32 @@ class WindowAssembler:
         """
         if not self.is_idle:
             return False
-        for source, why in self._stop_next.items():
+        for source, gap in self._stop_next.items():
             if source not in self.stopped.stops:
-                _log.warning("%s has stopped: %s", source, why)
-            self.stopped.stop_again(source, self.resolved, why)
+                _log.warning("%s has stopped: %s", source, gap.why)
+            if gap.keeps_rows:
+                self.stopped.stop(source, self.resolved, gap.why, keeps_rows=True)
+            else:
+                self.stopped.stop_again(source, self.resolved, gap.why)
             self.stops_changed = True
         self._stop_next.clear()
-        if self.stopped.is_asked:
+        # One that keeps its rows asks at once: a batch has to name it before.
+        if self.stopped.is_asked and not self.stops_changed:
             self.stopped.begin_again()
             self.stops_changed = True
-        if self._passed_over != set(self.stopped.stops):
-            self._passed_over = set(self.stopped.stops)
+        if self._passed_over != self.stopped.passed_over:
+            self._passed_over = self.stopped.passed_over
             self._steer_all()
         return True
 
-    def _stop(self, source: str, why: str) -> None:
-        """Pass over a table from here on, and go on with the others."""
+    def _stop(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
+        """Pass over a table from here on, and go on with the others.  One that keeps its rows is
+        named, and not passed over."""
         if source not in self.stopped.stops:
             _log.warning("%s has stopped: %s", source, why)
-        self.stopped.stop(source, self._scn(), why)
+        self.stopped.stop(source, self._scn(), why, keeps_rows=keeps_rows)
         self.stops_changed = True
-        self._passed_over.add(source)
+        self._passed_over = self.stopped.passed_over
         self._steer_all()
 
     def take(self) -> tuple[bytes, tuple[SourceSchema, ...]]:
