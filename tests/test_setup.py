@@ -99,7 +99,9 @@ def test_uv_installs_from_where_pip_would_and_pip_itself_where_uv_fails(
     assert (bare_machine / ".venv" / ".setup-stamp").exists()
 
 
-def test_what_numba_kept_is_forgotten_when_any_kernel_has_changed(tmp_path: Path) -> None:
+def test_what_numba_kept_is_forgotten_when_a_kernel_or_its_constants_have_changed(
+    tmp_path: Path,
+) -> None:
     """A function of one module keeps what it called of another's, which numba does not notice."""
     spec = importlib.util.spec_from_file_location("warm_up", SCRIPT.parent / "warm_up.py")
     assert spec is not None
@@ -119,4 +121,10 @@ def test_what_numba_kept_is_forgotten_when_any_kernel_has_changed(tmp_path: Path
 
     assert [forgotten(), forgotten()] == [True, False]
     called.write_text("@jit\ndef one(): return 2\n")
+    assert [forgotten(), forgotten()] == [True, False]
+    constants = called.with_name("constants.py")
+    constants.write_text("PLACE = 1\n")
+    called.write_text("from databus.common import constants\n@jit\ndef one(): return 2\n")
+    assert [forgotten(), forgotten()] == [True, False]
+    constants.write_text("PLACE = 2\n")
     assert [forgotten(), forgotten()] == [True, False]

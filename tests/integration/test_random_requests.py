@@ -9,7 +9,7 @@ import logging
 import random
 import resource
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
@@ -229,6 +229,9 @@ async def a_bootstrap(folder: Path) -> AsyncIterator[int]:
         await serving
 
 
+Server = Callable[[Path], contextlib.AbstractAsyncContextManager[int]]
+
+
 @contextlib.asynccontextmanager
 async def a_relay(folder: Path) -> AsyncIterator[int]:
     live = LiveRelay(folder)
@@ -241,12 +244,12 @@ async def a_relay(folder: Path) -> AsyncIterator[int]:
 @pytest.mark.parametrize("server", [a_relay, a_bootstrap])
 @pytest.mark.parametrize("seed", [20261123])
 async def test_no_request_is_a_fault_of_the_server(
-    server: type[AsyncIterator[int]], seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server: Server, seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = random.Random(seed)
     caplog.set_level(logging.INFO)
     faults = []
-    async with server(tmp_path) as port:  # type: ignore[call-arg, attr-defined]  # a context manager
+    async with server(tmp_path) as port:
         for _ in range(ROUNDS // 50):
             sent = [request(rng) for _ in range(50)]
             for one, found in zip(

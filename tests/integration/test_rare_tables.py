@@ -87,6 +87,35 @@ async def test_a_merge_table_and_the_tables_of_its_union_are_refused_or_suspende
     await asyncio.wait_for(refused.close(), 10)
 
 
+async def test_a_merge_table_that_is_gone_again_has_suspended_the_tables_of_its_union(
+    mariadb_database: FreshDatabase,
+) -> None:
+    """It was in another schema, and the catalogue has nothing of it any more."""
+    database, name = mariadb_database, mariadb_database.name
+    columns = "(id INT PRIMARY KEY, v INT) ENGINE ="
+    for table in ("good", "part", "other"):
+        database.execute(f"CREATE TABLE {table} {columns} MyISAM")
+    source = MySqlSource(mariadb_config(database.url, f"{name}.*"))
+    await source.open()
+    elsewhere = f"{name}_x"
+    try:
+        start = await source.first_scn()
+        database.execute("INSERT INTO part VALUES (1, 1)")
+        database.execute(f"CREATE DATABASE {elsewhere}")
+        whole = f"{elsewhere}.whole"
+        database.execute(f"CREATE TABLE {whole} {columns} MERGE UNION = ({name}.part)")
+        database.execute(f"UPDATE {whole} SET v = 2")
+        database.execute(f"ALTER TABLE {whole} UNION = ({name}.other)")
+        database.execute(f"DROP TABLE {whole}")
+        database.execute("INSERT INTO good VALUES (1, 1)")
+        await read_to_end(source, start)
+        assert set(source.suspended()) == {f"{name}.part", f"{name}.other"}
+        assert whole in source.suspended()[f"{name}.part"].why
+    finally:
+        database.execute(f"DROP DATABASE IF EXISTS {elsewhere}")
+        await source.close()
+
+
 async def test_a_virtual_column_of_the_automatic_number_is_refused_or_suspends_its_table(
     mariadb_database: FreshDatabase,
 ) -> None:

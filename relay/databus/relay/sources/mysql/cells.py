@@ -22,6 +22,7 @@ from __future__ import annotations
     DOMAIN,
     CHECKSUMS,
     END_OFFSET,
+    SERVER_OFFSET,
     FOREIGN_GROUPS,
     OTHER_GROUPS,
     PLACE,
@@ -40,8 +41,8 @@ from __future__ import annotations
     UUID_HIGH,
     SCN_BASE,
     SEQ_NO_BEFORE,
-) = range(32)
-LIMB, LIMBS = 32, 16
+) = range(33)
+LIMB, LIMBS = 33, 16
 HEAD = LIMB + LIMBS
 
 # How groups begin and end: the decoder alone knows, as MariaDB's, as MySQL's.

@@ -96,7 +96,7 @@ class BinlogDecoder(XaGroups):
         self.domain_id = domain_id
         self.resolved = after_scn
         self.file = ""
-        self.offset = 0
+        self.offset = self.server_offset = 0
         self.checksums = False
         self.group: Group | None = None
         self.foreign_groups = 0
@@ -117,7 +117,7 @@ class BinlogDecoder(XaGroups):
         self.savepoints = Savepoints()
         self.replaying = False
         self.payload: Payload | PlainRows | None = None
-        self._outside = False, 0
+        self._has_checksums = False
         self.told = ToldSchemas()
         self.looks_ahead = self.wants_knowledge = False
         self.looks_for: Statement | None = None
@@ -187,39 +187,41 @@ class BinlogDecoder(XaGroups):
             )
         body = events.checked_body(header, event, self.checksums, self._place(header))
         handler = self._handlers.get(header.type)
+        in_payload = self.payload is not None
         try:
             done = handler(header, body, fresh) if handler else self._other(header, body)
         except (IndexError, ValueError, struct.error) as error:
             raise FormatError(
                 f"{self._place(header)}: an event of type {header.type} is damaged: {error}"
             ) from error
+        moves = header.is_in_file and not in_payload
+        end = header.end_after(self.offset) if moves else self.offset
         if not done:
-            self.looks_from = self.offset if self.payload else header.end_offset
-        else:
-            self.looks_ahead, self.looks_for, self.wants_knowledge = False, None, False
-        artificial = header.flags & events.ARTIFICIAL or header.type == EventType.ROTATE
-        if done and header.end_offset and not artificial:
-            self.offset = header.end_offset
-        return done
+            self.looks_from = end
+            return False
+        self.looks_ahead, self.looks_for, self.wants_knowledge = False, None, False
+        self.offset = end
+        if moves and header.end_offset:
+            self.server_offset = end
+        return True
 
     def _place(self, header: events.Header) -> str:
         if self.payload is not None:
             return self.payload.where
-        begin = max(0, header.end_offset - header.length)
+        begin = header.end_after(self.offset) - header.length
         return f"binlog {self.file or '(start)'} at {begin}"
 
     # -- what was compressed
 
-    def _open_payload(self, payload: Payload | PlainRows, header: events.Header) -> None:
+    def _open_payload(self, payload: Payload | PlainRows) -> None:
         """Its events are read before the next one of the stream; they have no checksums."""
         self.payload = payload
-        self._outside = self.checksums, header.end_offset
-        self.checksums = False
+        self._has_checksums, self.checksums = self.checksums, False
 
     def end_payload(self) -> None:
         """The payload's events have all been read: go on with the stream's."""
         self.payload = None
-        self.checksums, self.offset = self._outside
+        self.checksums = self._has_checksums
 
     def _packed_query(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
         return self._query(header, plain_query(body, self._place(header)), fresh)
@@ -227,7 +229,7 @@ class BinlogDecoder(XaGroups):
     def _packed_rows(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
         is_read = self.group is not None and self.group.wanted
         if is_read and not self.known.passes_over(int.from_bytes(body[:6], "little")):
-            self._open_payload(PlainRows(header, body, self._place(header)), header)
+            self._open_payload(PlainRows(header, body, self._place(header)))
         return True
 
     # -- groups
@@ -559,6 +561,7 @@ class BinlogDecoder(XaGroups):
         if self.group is not None:
             self._forget_group(f"{self._place(header)}: the file ends")
         self.file, self.offset = events.read_rotate(body)
+        self.server_offset = self.offset
         return True
 
     def _format(self, header: events.Header, body: memoryview, fresh: bool) -> bool:

@@ -76,6 +76,9 @@ _ROWS_V2 = {
 }
 ROWS_EVENTS = frozenset({*_ROWS_V2.keys(), *_ROWS_V2.values()})
 OTHER_ROWS_EVENTS = frozenset({20, 21, 22})
+_MADE_WITHOUT_FLAG = frozenset(
+    {EventType.FORMAT_DESCRIPTION, EventType.HEARTBEAT, EventType.HEARTBEAT_V2}
+)
 
 
 class GtidFlag(IntEnum):
@@ -91,7 +94,11 @@ class GtidFlag(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """An event's header: ``end_offset`` is where the event ends in its file, 0 if artificial."""
+    """An event's header.
+
+    ``end_offset`` is where the event ends in its file.  It is 0 if the event is artificial, and
+    since MariaDB 11.4 also between the first and the last event of a transaction (MDEV-31273).
+    """
 
     timestamp_s: int
     type: int
@@ -99,6 +106,21 @@ class Header:
     length: int
     end_offset: int
     flags: int
+
+    @property
+    def is_in_file(self) -> bool:
+        """Whether the event lies in its file; the server makes others while it sends."""
+        if self.flags & ARTIFICIAL or self.type == EventType.ROTATE:
+            return False
+        return self.end_offset > 0 or self.type not in _MADE_WITHOUT_FLAG
+
+    def end_after(self, offset: int) -> int:
+        """Where the event ends, if the one before it ended at ``offset``.
+
+        That is a lower bound where the event does not say it: the server does not send
+        ANNOTATE_ROWS events, which lie in the file as well.
+        """
+        return self.end_offset or offset + self.length
 
     def of_plain(self, kind: int, body_bytes: int) -> bytes:
         """The header of an event that this one held; it has no place of its own in the file."""

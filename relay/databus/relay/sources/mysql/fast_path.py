@@ -109,6 +109,7 @@ class FastPath:
         cells[c.EXPECT] = c.NO_EXPECT if decoder.expected is None else decoder.expected.scn
         cells[[c.UUID_LOW, c.UUID_HIGH, c.SCN_BASE]] = decoder.kernel_server
         cells[c.END_OFFSET] = decoder.offset
+        cells[c.SERVER_OFFSET] = decoder.server_offset
         cells[c.FOREIGN_GROUPS] = decoder.foreign_groups
         cells[c.OTHER_GROUPS] = decoder.other_groups
         cells[c.FILL] = decoder.out.fill
@@ -135,7 +136,8 @@ class FastPath:
         came_to = cells[c.RESOLVED], cells[c.LAST_SEQ_NO]
         if came_to != (decoder.resolved, decoder.last_seq_no):
             decoder.came_to(*came_to, cells[c.SEQ_NO_BEFORE])
-        decoder.offset = cells[c.END_OFFSET]
+        if decoder.payload is None:
+            decoder.offset, decoder.server_offset = cells[c.END_OFFSET], cells[c.SERVER_OFFSET]
         decoder.foreign_groups = cells[c.FOREIGN_GROUPS]
         decoder.other_groups = cells[c.OTHER_GROUPS]
         decoder.out.fill = cells[c.FILL]

@@ -7,38 +7,39 @@ of MariaDB, do not allow such an expression.
 
 from __future__ import annotations
 
-from databus.relay.sources.mysql.connection import Connection
-
 TableName = tuple[str, str]
 
 
-def computed_too_early(connection: Connection, schemas: str) -> dict[TableName, str]:
-    """The tables with such a column, and the reason; ``schemas`` is a list in SQL."""
-    if connection.is_mysql:
-        return {}
-    numbers: dict[TableName, str] = {}
-    computed: dict[TableName, dict[str, str]] = {}
-    for schema, table, column, extra, expression in connection.query(
-        "SELECT TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, EXTRA, GENERATION_EXPRESSION "
-        f"FROM information_schema.COLUMNS WHERE TABLE_SCHEMA IN {schemas} "
-        "AND (EXTRA LIKE '%auto_increment%' OR EXTRA LIKE '%VIRTUAL GENERATED%')"
-    ):
-        name = (str(schema), str(table))
-        if "auto_increment" in str(extra):
-            numbers[name] = str(column)
-        else:
-            computed.setdefault(name, {})[str(column)] = str(expression).lower()
-    found = {}
-    for name, number in numbers.items():
-        columns = _dependent(number, computed.get(name, {}))
-        if columns:
-            found[name] = (
-                f"its virtual column {columns[0]} is computed from the AUTO_INCREMENT column "
-                f"{number}, and the binlog has it with the value from before the number was "
-                f"assigned; ALTER TABLE ... DROP COLUMN {columns[0]} and compute it in queries or "
-                "in a view, or leave the table out of sources"
-            )
-    return found
+class GeneratedColumns:
+    """The AUTO_INCREMENT columns of tables, and the expressions of their virtual columns.
+
+    Owner: one reading of the catalogue.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[TableName, str] = {}
+        self._expressions: dict[TableName, dict[str, str]] = {}
+
+    def add(self, table: TableName, column: str, extra: str, expression: str) -> None:
+        """Use a row of information_schema.COLUMNS."""
+        if "auto_increment" in extra:
+            self._numbers[table] = column
+        elif "VIRTUAL GENERATED" in extra:
+            self._expressions.setdefault(table, {})[column] = expression.lower()
+
+    def computed_too_early(self) -> dict[TableName, str]:
+        """The tables with a virtual column that is computed from the number, and the reason."""
+        found = {}
+        for table, number in self._numbers.items():
+            columns = _dependent(number, self._expressions.get(table, {}))
+            if columns:
+                found[table] = (
+                    f"its virtual column {columns[0]} is computed from the AUTO_INCREMENT column "
+                    f"{number}, and the binlog has it with the value from before the number was "
+                    f"assigned; ALTER TABLE ... DROP COLUMN {columns[0]} and compute it in "
+                    "queries or in a view, or leave the table out of sources"
+                )
+        return found
 
 
 def _dependent(number: str, expressions: dict[str, str]) -> list[str]:

@@ -260,7 +260,7 @@ class MySqlDecoder(BinlogDecoder):
         if within is not None and not within.wanted:
             self._end_group()
         else:
-            self._open_payload(Payload(body, self._place(header)), header)
+            self._open_payload(Payload(body, self._place(header)))
         return True
 
     def _anonymous(self, header: events.Header, body: memoryview, fresh: bool) -> bool:

@@ -51,13 +51,15 @@ class Scout:
         I1. ``_seen`` holds every statement that ends in ``(_since, _upto]`` and may change
             a definition; ``_maps`` of each captured table the first map with names in there,
             and the first behind each statement that can have changed it.
+        I2. ``_begin`` is a place at or before ``_upto`` in ``_file`` that the server knows, where
+            an event ends.
 
     Owner: the source; one question at a time, in a thread.
     """
 
     def __init__(self) -> None:
         self._since = self._upto = Place(0, 0)
-        self._file = ""
+        self._file, self._begin, self._at = "", 0, self._upto
         self._checksums = False
         self._seen: list[tuple[Place, Statement]] = []
         self._maps: list[tuple[Place, str, bytes]] = []
@@ -69,6 +71,7 @@ class Scout:
         settings: Settings,
         file: str,
         offset: int,
+        server_offset: int,
         gtid: str,
         statement: Statement | None = None,
         *,
@@ -76,10 +79,11 @@ class Scout:
     ) -> Outlook:
         """The catalogue as it is now, and the statements behind a place in the binlog.
 
-        ``gtid`` is the transaction at that place: what MySQL shows is older than its binlog
-        until a transaction that is there already has been committed.  With ``statement``, which
-        ends there, only as far as is needed to know what it has left.  ``with_knowledge`` asks for
-        views, triggers and what else a change of rows reaches.
+        ``server_offset`` is the last end position that the server named up to there; within a
+        transaction MariaDB 11.4 names none.  ``gtid`` is the transaction at that place: what MySQL
+        shows is older than its binlog until a transaction that is there already has been committed.
+        With ``statement``, which ends there, only as far as is needed to know what it has left.
+        ``with_knowledge`` asks for views, triggers and what else a change of rows reaches.
 
         Raises:
             SourceUnavailable: the server does not answer, or does not commit the transaction.
@@ -97,7 +101,7 @@ class Scout:
             catalogue = load_catalogue(connection, settings)
             after = _end(connection)
             asked = _named(statement, catalogue) if statement is not None else None
-            self._extend(settings, here, file, after, asked)
+            self._extend(settings, here, file, server_offset, after, asked)
             if not any(place > before for place, _ in self._seen):
                 break  # Nothing came in while the catalogue was read.
         ahead = tuple(statement for _, statement in self._seen)
@@ -122,11 +126,17 @@ class Scout:
         return next(places, None)
 
     def _extend(
-        self, settings: Settings, here: Place, file: str, end: Place, asked: set[str] | None
+        self,
+        settings: Settings,
+        here: Place,
+        file: str,
+        server_offset: int,
+        end: Place,
+        asked: set[str] | None,
     ) -> None:
         if not self._since <= here <= self._upto:
             self._since = self._upto = here
-            self._file = file
+            self._file, self._begin = file, server_offset
             for noted in (self._seen, self._maps, self._mapped):
                 noted.clear()
         self._since = here
@@ -145,11 +155,12 @@ class Scout:
     def _read(self, settings: Settings, end: Place, asked: set[str] | None) -> None:
         where = f"{settings.host}:{settings.port} (database={settings.name})"
         _log.info("database %s: looking ahead from %s to %s", settings.name, self._upto, end)
+        self._at = Place(self._upto.file_number, self._begin)
         connection = Connection(settings)
         try:
             self._checksums = connection.row("SELECT @@global.binlog_checksum")[0] == "CRC32"
             raw = connection.start_binlog(
-                BinlogRequest(self._file, self._upto.offset),
+                BinlogRequest(self._file, self._begin),
                 settings.server_id ^ _OTHER_SERVER_ID,
                 _HEARTBEAT_S,
             )
@@ -181,17 +192,23 @@ class Scout:
         if header.type == EventType.FORMAT_DESCRIPTION:
             self._checksums = events.read_checksum_algorithm(event) == 1
             return False
-        where = f"binlog {self._file}, before {header.end_offset}"
+        where = f"binlog {self._file}, after {self._at.offset}"
         if header.type == EventType.ROTATE:
             body = events.checked_body(header, event, self._checksums, where)
             file, offset = events.read_rotate(body)
             # The first one is artificial, and names the place that was asked for.
             if (place := Place.of(file, offset)) > self._upto:
-                self._file, self._upto = file, place
+                self._file, self._begin = file, offset
+                self._at = self._upto = place
             return False
-        if not header.end_offset or header.flags & events.ARTIFICIAL:
+        if not header.is_in_file:
             return False
-        self._upto = max(self._upto, Place(self._upto.file_number, header.end_offset))
+        self._at = Place(self._at.file_number, header.end_after(self._at.offset))
+        if header.end_offset:
+            self._begin = header.end_offset
+        if self._at <= self._upto:
+            return False
+        self._upto = self._at
         if header.type in _NOTED:
             body = events.checked_body(header, event, self._checksums, where)
             self._note(header, body, where, settings)

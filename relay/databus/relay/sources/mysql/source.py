@@ -384,13 +384,14 @@ class MySqlSource:
             return
         group = decoder.group
         gtid = decoder.txid(group) if group is not None and group.wanted else ""
-        file, offset = decoder.file, decoder.looks_from
+        file, offset, known = decoder.file, decoder.looks_from, decoder.server_offset
         decoder.known.outlook = await self._read(
             lambda c: self._scout.look(
-                c, self._settings, file, offset, gtid, statement, with_knowledge=wants
+                c, self._settings, file, offset, known, gtid, statement, with_knowledge=wants
             )
         )
         self._catalogue = decoder.known.catalogue
+        self._suspend_unlogged()
 
     async def _look_at_cascades(self, decoder: BinlogDecoder) -> None:
         """Foreign keys change only by statements, which are looked at."""

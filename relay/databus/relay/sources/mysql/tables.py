@@ -15,7 +15,7 @@ from databus.relay.sources.mysql.columns import (
     column_of,
 )
 from databus.relay.sources.mysql.connection import Connection
-from databus.relay.sources.mysql.generated_columns import computed_too_early
+from databus.relay.sources.mysql.generated_columns import GeneratedColumns
 from databus.relay.sources.mysql.merge_tables import merged
 from databus.relay.sources.mysql.settings import SYSTEM_SCHEMAS, Settings
 
@@ -99,7 +99,7 @@ Catalogue = dict[str, Table]
 
 
 def load_catalogue(connection: Connection, settings: Settings) -> Catalogue:
-    """The captured tables, in three queries whatever their number."""
+    """The captured tables, in a few queries whatever their number."""
     schemas = _schemas(connection, settings)
     if not schemas:
         return {}
@@ -113,9 +113,9 @@ def load_catalogue(connection: Connection, settings: Settings) -> Catalogue:
         )
         if settings.captures(str(schema), str(name))
     }
-    columns = _columns(connection, inside)
+    columns, computed = _columns(connection, inside)
     keys = _keys(connection, inside)
-    unlogged = computed_too_early(connection, inside) | merged(connection, engines)
+    unlogged = computed | merged(connection, engines)
     return {
         join_source(schema, name): _keyed(
             Table(
@@ -148,15 +148,20 @@ def _schemas(connection: Connection, settings: Settings) -> list[str]:
     return [name for name in names if name in wanted]
 
 
-def _columns(connection: Connection, inside: str) -> dict[tuple[str, str], list[TableColumn]]:
+def _columns(
+    connection: Connection, inside: str
+) -> tuple[dict[tuple[str, str], list[TableColumn]], dict[tuple[str, str], str]]:
+    """The columns of each table, and why the binlog lacks values of one, where it does."""
     checked = _json_checks(connection, inside)
     found: dict[tuple[str, str], list[TableColumn]] = {}
-    for schema, table, name, type_, null, charset, collation in connection.query(
+    generated = GeneratedColumns()
+    for schema, table, name, type_, null, charset, collation, extra, expression in connection.query(
         "SELECT TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, "
-        "CHARACTER_SET_NAME, COLLATION_NAME "
+        "CHARACTER_SET_NAME, COLLATION_NAME, EXTRA, GENERATION_EXPRESSION "
         f"FROM information_schema.COLUMNS WHERE TABLE_SCHEMA IN {inside} "
         "ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION"
     ):
+        generated.add((str(schema), str(table)), str(name), str(extra), str(expression))
         type_name = catalogue_type(str(type_))
         clause = "json_valid(`" + str(name).replace("`", "``") + "`)"
         if type_name == "longtext" and (str(schema), str(table), clause) in checked:
@@ -173,7 +178,7 @@ def _columns(connection: Connection, inside: str) -> dict[tuple[str, str], list[
                 is_short_year=str(type_).lower().startswith("year(2)"),
             )
         )
-    return found
+    return found, {} if connection.is_mysql else generated.computed_too_early()
 
 
 def _json_checks(connection: Connection, inside: str) -> set[tuple[str, str, str]]:

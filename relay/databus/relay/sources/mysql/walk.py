@@ -400,7 +400,10 @@ def walk(
             return reason
         plan[c.RESUME_AT] = 0
         plan[c.ROWS_DONE] = 0
-        offset = load_u32(buf, begin + 13)
-        if offset and not load_u16(buf, begin + 17) & _ARTIFICIAL:
-            plan[c.END_OFFSET] = offset
+        if not load_u16(buf, begin + 17) & _ARTIFICIAL:
+            offset = load_u32(buf, begin + 13)
+            if offset:
+                plan[c.SERVER_OFFSET] = plan[c.END_OFFSET] = offset
+            else:
+                plan[c.END_OFFSET] += end - begin
         at = end

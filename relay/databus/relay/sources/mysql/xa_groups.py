@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from databus.common.errors import SourcePositionLost, UnsupportedChange
 from databus.relay.sources.mysql import events
 from databus.relay.sources.mysql.events import GtidFlag
@@ -14,7 +16,7 @@ from databus.relay.sources.mysql.xa import (
 )
 
 
-class XaGroups:
+class XaGroups(ABC):
     """Groups that prepare or complete an XA transaction; ``BinlogDecoder`` is the whole.
 
     Invariants: I5 of BinlogDecoder.
@@ -28,18 +30,21 @@ class XaGroups:
     other_groups: int
     replaying: bool
 
+    @abstractmethod
     def txid(self, group: Group) -> str:
         """The whole GTID of a group."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _xid(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
-        raise NotImplementedError
+        """Take the event that ends a group without XA."""
 
+    @abstractmethod
     def _end_group(self) -> None:
-        raise NotImplementedError
+        """End the open group and, if it has events, its window."""
 
+    @abstractmethod
     def _passed(self, group: Group) -> None:
-        raise NotImplementedError
+        """Note that the stream has come behind a group of the domain."""
 
     def _xa_prepare(self, header: events.Header, body: memoryview, fresh: bool) -> bool:
         group = self.group

@@ -331,7 +331,22 @@ class _Grammar:
             self._effects.replaced[table] = "a table of its engine is created with rows"
         if is_optional:
             self._effects.emptied.discard(table)
+        self._replace_union(table)
         return None
+
+    def _replace_union(self, merge: TableName) -> None:
+        """What is written through a MERGE table changes the tables of its UNION unseen."""
+        reader = self._reader
+        for index, token in enumerate(reader.rest):
+            if token.keyword != "UNION":
+                continue
+            union = reader.of_part(reader.rest[index + 1 :])
+            union.accept_sign("=")
+            if union.accept_sign("(") and union.sign() not in ("(", ")"):
+                members = union.tables()
+                if union.accept_sign(")"):
+                    why = f"it is in the union of the MERGE table {merge[0]}.{merge[1]}"
+                    self._effects.replaced.update(dict.fromkeys(members, why))
 
     def _selects_in_parentheses(self) -> bool:
         reader = self._reader
@@ -351,6 +366,7 @@ class _Grammar:
             return self._other_object()
         is_optional = reader.accept("IF", "EXISTS")
         table = reader.table()
+        self._replace_union(table)
         found = alterations(reader)
         effects = self._effects
         effects.defined = True
