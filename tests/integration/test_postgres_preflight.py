@@ -10,6 +10,9 @@ import pytest
 from databus.cli.servers import PostgresServer
 from databus.common.errors import PreflightFailed, SourceUnavailable
 from databus.relay.sources.postgres import PostgresSource
+from databus.relay.sources.postgres.catalogue import Catalogue
+from databus.relay.sources.postgres.replication import Connection
+from databus.relay.sources.postgres.settings import read_settings
 from databus.relay.sources.source import Finding
 from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import config_of, follow_to, now_scn, opened
@@ -37,6 +40,19 @@ def limited(postgres_database: FreshDatabase) -> Iterator[str]:
 async def test_a_server_that_is_set_up_gives_no_findings(postgres_database: FreshDatabase) -> None:
     postgres_database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     assert await findings(postgres_database) == {}
+
+
+async def test_the_server_does_not_compile_our_queries(postgres_database: FreshDatabase) -> None:
+    # Compiling takes seconds, for a query that takes milliseconds.
+    settings = read_settings(config_of(postgres_database))
+    catalogue, connection = Catalogue(settings), Connection(settings)
+    try:
+        assert await catalogue.fetch("SHOW jit") == [("off",)]
+        await connection.connect()
+        assert await connection.query("SHOW jit") == [(b"off",)]
+    finally:
+        connection.close()
+        await catalogue.close()
 
 
 async def test_a_table_without_a_key_is_named_with_its_statement(

@@ -29,7 +29,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--without", default="", help="productions, with commas between them")
     parser.add_argument("--replay", type=Path, help="run a script that was kept")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.ERROR)
+    logging.basicConfig(level=logging.CRITICAL if not options.replay else logging.WARNING)
+    sys.setswitchinterval(0.0005)
     with tempfile.TemporaryDirectory(prefix="storm-") as folder:
         Path(folder).chmod(0o755)
         if options.replay:

@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from tests.storm import script
-from tests.storm.live import LiveFetcher, Loop, Stalled
-from tests.storm.replica import Replica, differences
+from tests.storm.known import KnownFaults
+from tests.storm.live import MANY_TRIES, LiveFetcher, Loop, Stalled
+from tests.storm.replica import Replica, Row, differences
 from tests.storm.script import Step
 from tests.storm.site import Session, Site, TableFacts
 
-NAMED_WITHIN_S = 3.0
-HEALED_WITHIN_S = 8.0
+NAMED_WITHIN_S = 10.0
+HEALED_WITHIN_S = 60.0
 SESSIONS = 3
 
 
@@ -32,7 +33,9 @@ class Tally:
     comparisons: int = 0
     unequal_but_named: int = 0
     unsent: int = 0
-    unhealed: Counter[str] = dataclasses.field(default_factory=Counter)
+    known: Counter[str] = dataclasses.field(default_factory=Counter)
+    healed: int = 0
+    slow: list[str] = dataclasses.field(default_factory=list)
     events: int = 0
 
     def add(self, other: Tally) -> None:
@@ -40,6 +43,8 @@ class Tally:
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if isinstance(mine, Counter):
                 mine.update(theirs)
+            elif isinstance(mine, list):
+                mine.extend(theirs)
             else:
                 setattr(self, field.name, mine + theirs)
 
@@ -55,6 +60,10 @@ class Difference(Exception):
         self.kind, self.table, self.details = kind, table, details
 
 
+class TooSlow(Exception):
+    """The machine is too slow for the case: nothing is known of the rest."""
+
+
 class Case:
     """One fresh world.
 
@@ -65,9 +74,16 @@ class Case:
     """
 
     def __init__(
-        self, site: Site, loop: Loop, folder: Path, *, named_within_s: float = NAMED_WITHIN_S
+        self,
+        site: Site,
+        loop: Loop,
+        folder: Path,
+        known: KnownFaults,
+        *,
+        named_within_s: float = NAMED_WITHIN_S,
     ) -> None:
         self.site = site
+        self._known = known
         self.tally = Tally()
         self.steps: list[Step] = []
         self._loop, self._folder = loop, folder
@@ -120,6 +136,8 @@ class Case:
         if action == script.CHECK:
             self.check()
         elif action == script.RESTART_RELAY:
+            if self.site.put_mark() is None:
+                return  # It could not start before the session in the way has ended.
             for fetcher in self.fetchers.values():
                 self._stalled_is_a_difference(fetcher.restart)
         elif action == script.START_LATE:
@@ -148,6 +166,8 @@ class Case:
         try:
             work()
         except Stalled as error:
+            if error.is_slow:
+                raise TooSlow(str(error)) from error
             raise Difference("stalled", "", [str(error)]) from error
 
     def check(self) -> None:
@@ -159,28 +179,36 @@ class Case:
         number = self.site.put_mark()
         if number is None:
             return
-        tables = self.site.tables()
         is_open = any(session.in_transaction for session in self.sessions)
+        compared = [
+            table
+            for table in self.site.tables()
+            if table.kind == "table"
+            and self.site.is_captured(table.schema)
+            # Rows of such a table are visible before they are logged.
+            and not (is_open and not table.is_transactional)
+        ]
+        rows = {table.source: self._rows(table) for table in compared}
         for name, fetcher in self.fetchers.items():
             self._stalled_is_a_difference(partial(fetcher.wait_mark, number))
             if fetcher.is_dumping:
                 continue  # Its rows are still to come.
-            for table in tables:
-                if table.kind != "table" or not self.site.is_captured(table.schema):
-                    continue
-                if name == "dump" and table.source in fetcher.undumped():
-                    continue  # MyISAM has no snapshots; the dump's record names the table.
-                if is_open and not table.is_transactional:
-                    continue  # Its rows are visible before they are logged.
-                self._compare(name, fetcher, table)
+            undumped = fetcher.undumped() if name == "dump" else set()
+            for table in compared:
+                found = rows[table.source]
+                if found is not None and table.source not in undumped:
+                    self._compare(name, fetcher, table, found)
             if fetcher.replica.faults and name == "stream":
                 raise Difference("fault", name, fetcher.replica.faults)
 
-    def _compare(self, name: str, fetcher: LiveFetcher, table: TableFacts) -> None:
+    def _rows(self, table: TableFacts) -> list[Row] | None:
+        """What a SELECT gives; None: a session has locked the table."""
         try:
-            rows = self.site.rows(table)
+            return self.site.rows(table)
         except Exception:
-            return  # Locked by a session.
+            return None
+
+    def _compare(self, name: str, fetcher: LiveFetcher, table: TableFacts, rows: list[Row]) -> None:
         self.tally.comparisons += 1
         columns = [column.name for column in table.columns if column.is_carried]
 
@@ -229,24 +257,40 @@ class Case:
         self.check()
 
     def _wait_healed(self, fetcher: LiveFetcher) -> None:
-        """Tables with a key that are suspended are followed again, after a while."""
+        """Tables that are suspended are followed again, after a while.
+
+        Raises:
+            Difference: one is not, after many attempts.
+            TooSlow: the attempts did not come to an end.
+        """
         deadline_s = time.monotonic() + HEALED_WITHIN_S
-        captured = {
+        there = {
             table.source
             for table in self.site.tables()
-            if table.kind == "table" and table.key and self.site.is_captured(table.schema)
+            if table.kind == "table" and self.site.is_captured(table.schema)
         }
+        before = {record.source for record in fetcher.unfollowed()} & there
         while True:
             fetcher.replica.read()
-            left = {s for s in fetcher.replica.states if fetcher.replica.state(s)} & captured
+            left, known = [], {}
+            for record in fetcher.unfollowed():
+                if record.source not in there:
+                    continue
+                words = f"{record.reason}; {record.error}"
+                found = Difference("unhealed", record.source, [words])
+                if record.error and (why := self._known.why(self.site.product, found)):
+                    known[record.source] = why
+                elif record.tries >= MANY_TRIES:
+                    raise found
+                else:
+                    left.append(words)
             if not left:
+                self.tally.known.update(known.values())
+                self.tally.healed += len(before - known.keys())
                 return
             if time.monotonic() > deadline_s:
-                named = fetcher.named()
-                for source in left:
-                    self.tally.unhealed[general(named.get(source, "?"))] += 1
-                return
-            time.sleep(0.02)
+                raise TooSlow(f"not within {HEALED_WITHIN_S} s: {left}")
+            time.sleep(0.01)
 
 
 def reasons(replica: Replica) -> Counter[str]:

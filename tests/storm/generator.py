@@ -15,8 +15,12 @@ from tests.storm.script import Step
 from tests.storm.site import Column, Site, TableFacts
 from tests.storm.spelling import Dialect, Modes, respell
 
-CHECK_EVERY = 6
+CHECK_EVERY = 12
 FILL = "first rows"
+_LEAVE_TABLES = (
+    "INSERT", "UPDATE", "DELETE", "REPLACE", "TRUNCATE", "BEGIN", "START",
+    "SAVEPOINT", "SET", "XA", "RELEASE", "PREPARE ", "EXECUTE `", "LOCK", "UNLOCK", "LOAD",
+)  # fmt: skip
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -144,7 +148,7 @@ class Generator:
         self._restarts = restarts
         self._queues: list[deque[tuple[str, str]]] = [deque() for _ in range(SESSIONS)]
         self._queues[0].extend((_first(sql), sql) for sql in grammar.first())
-        self._count = 0
+        self._count = self._last = 0
 
     def next(self) -> Step:
         """A statement, a comparison, or a restart."""
@@ -155,7 +159,7 @@ class Generator:
                 return script.check()
             if (action := self._action()) is not None:
                 return action
-        session = 0 if is_set_up else self._rng.randrange(SESSIONS)
+        session = 0 if is_set_up else self._some_session()
         queue, grammar = self._queues[session], self._grammar
         grammar.session = session
         while not queue:
@@ -163,8 +167,15 @@ class Generator:
             queue.extend((name, sql) for sql in statements)
         name, sql = queue.popleft()
         modes = grammar.modes.get(session, grammar.plain_modes)
-        grammar.altered()
+        if not sql.lstrip().upper().startswith(_LEAVE_TABLES):
+            grammar.altered()
         return Step(session, respell(self._rng, sql, grammar.dialect, modes), name)
+
+    def _some_session(self) -> int:
+        """Mostly the one of the last statement, so that a transaction holds its locks shortly."""
+        if not (self._queues[self._last] and self._rng.random() < 0.7):
+            self._last = self._rng.randrange(SESSIONS)
+        return self._last
 
     def _action(self) -> Step | None:
         chance = self._rng.random()

@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from databus.common.config import DatabaseConfig
+from databus.common.table_state import CaptureState
 from databus.relay.dumps import ACTIVE, DumpState, new_dump
 from databus.relay.fetcher import Fetcher, Pace
 from databus.relay.fetcher_status import FetcherState
 from databus.relay.resync import ResyncPace
+from databus.relay.table_records import TableRecord
 from tests.storm.replica import Replica
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 MANY_RECONNECTS = 12
+MANY_TRIES = 7
+"""After so many failed attempts a table does not come back by itself."""
 PACE = Pace(
     idle_window_s=0.2,
     status_s=0.2,
@@ -31,11 +35,14 @@ _T = TypeVar("_T")
 
 
 class Stalled(Exception):
-    """The stream does not come to where the source is; ``code`` is that of the relay's error."""
+    """The stream does not come to where the source is; ``code`` is that of the relay's error.
 
-    def __init__(self, code: str, message: str) -> None:
+    ``is_slow``: the relay has no error, so that the machine may be too slow.
+    """
+
+    def __init__(self, code: str, message: str, *, is_slow: bool) -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.is_slow = code, is_slow
 
 
 class Loop:
@@ -169,8 +176,15 @@ class LiveFetcher:
                     error.code if error is not None else "",
                     f"not within {waited_s:.1f} s: {what}; the relay is {status.state} after "
                     f"{tries} attempts: {error.message if error else 'no error'}",
+                    is_slow=error is None,
                 )
-            time.sleep(0.001)
+            time.sleep(0.0005)
+
+    def unfollowed(self) -> list[TableRecord]:
+        """The records of the tables that are suspended or resynchronising."""
+        return [
+            record for record in self.fetcher.tables.book if record.state != CaptureState.FOLLOWED
+        ]
 
     def named(self) -> dict[str, str]:
         """Sources that the status names as not followed, and why."""

@@ -27,11 +27,11 @@ class MySqlSession(Session):
 
     def __init__(self, site: MySqlSite) -> None:
         self._site = site
-        self._connection = site.connect()
+        self._connection = site.connect_session()
 
     def execute(self, sql: str) -> None:
         if not self._connection.open:
-            self._connection = self._site.connect()
+            self._connection = self._site.connect_session()
         try:
             with self._connection.cursor() as cursor:
                 cursor.execute(sql)
@@ -94,8 +94,8 @@ class MySqlSite(Site):
         self._own = self.connect()
         ask = self._ask
         ask("SET lock_wait_timeout = 2")
-        for (data, *_), length in ((row, row[2]) for row in self._prepared()):
-            ask(f"XA ROLLBACK '{data[:length]}'")
+        for kind, length, _, data in ask("XA RECOVER"):
+            ask(f"XA ROLLBACK '{data[:length]}','{data[length:]}',{kind}")
         kept = _SYSTEM | {MARK}
         ask("SET foreign_key_checks = 0")
         for (name,) in ask("SHOW DATABASES"):
@@ -111,9 +111,6 @@ class MySqlSite(Site):
         ask(f"CREATE TABLE IF NOT EXISTS {self.mark} (id INT PRIMARY KEY, n BIGINT)")
         ask(f"DELETE FROM {self.mark}")
 
-    def _prepared(self) -> list[tuple[Any, ...]]:
-        return [(row[3], row[0], row[1]) for row in self._ask("XA RECOVER")]
-
     def config(self, name: str) -> DatabaseConfig:
         return DatabaseConfig.model_validate(
             {
@@ -127,11 +124,19 @@ class MySqlSite(Site):
         )
 
     def session(self) -> MySqlSession:
-        session = MySqlSession(self)
-        session.execute(f"USE {CAPTURED[0]}")
+        return MySqlSession(self)
+
+    def connect_session(self) -> Any:
+        """A connection of an application: it waits for locks as shortly as the server can."""
+        connection = self.connect()
         waits_s = 0 if self.product == "mariadb" else 1
-        session.execute(f"SET innodb_lock_wait_timeout = {waits_s}, lock_wait_timeout = {waits_s}")
-        return session
+        with connection.cursor() as cursor:
+            with contextlib.suppress(pymysql.err.OperationalError):
+                cursor.execute(f"USE {CAPTURED[0]}")
+            cursor.execute(
+                f"SET innodb_lock_wait_timeout = {waits_s}, lock_wait_timeout = {waits_s}"
+            )
+        return connection
 
     def put_mark(self) -> int:
         self._number += 1

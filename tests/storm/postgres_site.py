@@ -18,7 +18,8 @@ CAPTURED = ("public", "extra")
 OUTSIDE = "outside"
 MARK = "storm_mark"
 LOADED = "1\tone\n2\ttwo, t1\n3\tTRUNCATE TABLE t1\n"
-_SESSION = "-c lock_timeout=30 -c statement_timeout=8000"
+_SESSION = "-c lock_timeout=5 -c statement_timeout=8000"
+_OWN = "-c lock_timeout=5"
 
 _TABLES = """
 SELECT n.nspname, c.relname, c.relkind, c.relpersistence, c.relispartition,
@@ -80,7 +81,7 @@ class PostgresSite(Site):
         self._server = PostgresServer(folder / "server", options=options).start()
         self.version = self._server.version
         self._server.create_database("storm")
-        self._own = self.connect()
+        self._own = self.connect(_OWN)
         self._number = 0
 
     def connect(self, options: str = "") -> Any:
@@ -89,7 +90,7 @@ class PostgresSite(Site):
 
     def _ask(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
         if self._own.closed:
-            self._own = self.connect()
+            self._own = self.connect(_OWN)
         with self._own.cursor() as cursor:
             cursor.execute(sql, parameters or None, prepare=False)
             return cursor.fetchall() if cursor.description else []
@@ -184,7 +185,7 @@ class PostgresSite(Site):
         if kill:
             self._server.kill9()
         self._server.restart()
-        self._own = self.connect()
+        self._own = self.connect(_OWN)
 
     def close(self) -> None:
         self._own.close()

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from databus.common.config import DatabaseConfig
+from databus.common.source_names import join_source
 from tests.storm.replica import Row
 
 
@@ -38,7 +39,7 @@ class TableFacts:
 
     @property
     def source(self) -> str:
-        return f"{self.schema}.{self.name}"
+        return join_source(self.schema, self.name)
 
 
 class Session(ABC):

@@ -116,7 +116,7 @@ class SqliteSite(Site):
 
 
 def connected(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None, timeout=0.05, check_same_thread=False)
+    connection = sqlite3.connect(path, isolation_level=None, timeout=0.0, check_same_thread=False)
     with contextlib.suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA synchronous = OFF")
     return connection

@@ -12,11 +12,12 @@ from types import TracebackType
 from typing import Self
 
 from tests.storm import script
-from tests.storm.case import Case, Difference, Tally
+from tests.storm.case import Case, Difference, Tally, TooSlow
 from tests.storm.generator import Generator, Grammar
 from tests.storm.grammar.mysql_tables import MySqlGrammar
 from tests.storm.grammar.postgres_tables import PostgresGrammar
 from tests.storm.grammar.sqlite import SqliteGrammar
+from tests.storm.known import KnownFaults
 from tests.storm.live import Loop
 from tests.storm.mysql_site import MySqlSite
 from tests.storm.postgres_site import PostgresSite
@@ -70,6 +71,7 @@ class Storm:
         self.seeds: list[int] = []
         self.seconds = 0.0
         self._folder, self._keep = folder, keep
+        self._known = KnownFaults()
         self._loop = Loop()
         self.site = make_site(product, folder)
         self.grammar_rules = [
@@ -102,7 +104,7 @@ class Storm:
                 self._keep_failure(failure)
 
     def _one(self, seed: int, statements: int, deadline_s: float) -> Failure | None:
-        case = Case(self.site, self._loop, self._folder / "case")
+        case = Case(self.site, self._loop, self._folder / "case", self._known)
         rng = random.Random(seed)
         grammar = make_grammar(rng, self.site)
         grammar.leave_out(self.without)
@@ -115,6 +117,8 @@ class Storm:
             case.finish()
         except Difference as error:
             return Failure(seed, len(case.steps), error, case.steps)
+        except TooSlow as error:
+            case.tally.slow.append(f"seed {seed}, step {len(case.steps)}: {error}")
         finally:
             case.close()
             self.tally.add(case.tally)
@@ -125,13 +129,18 @@ class Storm:
         last: list[Difference] = []
 
         def fails(steps: list[Step]) -> bool:
-            found = self.replay(steps)
+            found = self.replay(steps, is_finished=kind == "unhealed")
             if found is not None and found.kind == kind:
                 last.append(found)
                 return True
             return False
 
         steps = [step for step in failure.steps if step.sql != script.CHECK]
+        name = failure.found.table.split(" ")[0].rpartition(".")[2].lower()
+        if len(steps) > 20 and name:
+            naming = [step for step in steps if step.is_action or name in step.sql.lower()]
+            if fails([*naming, script.check()]):
+                steps = naming
         if fails([*steps, script.check()]):
             failure.steps = shrunk(steps, lambda s: fails([*s, script.check()]), self.shrink_s)
             failure.found = last[-1]
@@ -140,17 +149,25 @@ class Storm:
             failure.found = last[-1]
         failure.path = self._keep / f"{self.site.product}-{failure.seed}.jsonl"
         script.written([*failure.steps, script.check()], failure.path)
+        text = "; ".join(step.sql for step in failure.steps)
+        if why := self._known.why(self.site.product, failure.found, text):
+            self.tally.known[why] += 1
+            return
         self.failures.append(failure)
         print(told(failure), flush=True)
 
-    def replay(self, steps: list[Step]) -> Difference | None:
-        """What a script gives over a fresh database."""
-        case = Case(self.site, self._loop, self._folder / "replay", named_within_s=0.5)
+    def replay(self, steps: list[Step], *, is_finished: bool = False) -> Difference | None:
+        """What a script gives; ``is_finished``: suspended tables come back at its end."""
+        case = Case(self.site, self._loop, self._folder / "replay", self._known, named_within_s=3.0)
         try:
             for step in steps:
                 case.run(step)
+            if is_finished:
+                case.finish()
         except Difference as error:
             return error
+        except TooSlow:
+            return None
         finally:
             case.close()
         return None
@@ -167,8 +184,9 @@ class Storm:
             f"{tally.unequal_but_named} unequal and named, {len(self.failures)} failures; "
             f"{tally.unsent} values of columns that were added with a default, which no event has",
             "suspended: " + "; ".join(f"{n} x {why}" for why, n in tally.suspensions.most_common()),
-            "not resynchronised in time: "
-            + "; ".join(f"{n} x {why}" for why, n in tally.unhealed.most_common()),
+            f"{tally.healed} tables were suspended at a case's end and came back; known faults: "
+            + ("; ".join(f"{n} x {why}" for why, n in tally.known.most_common()) or "none"),
+            *(f"too slow: {what}" for what in tally.slow),
             "refused most: "
             + "; ".join(f"{n} x {why}" for why, n in tally.refusals.most_common(6)),
             "coverage (statements that succeeded, refused, by production):",
@@ -195,6 +213,6 @@ def told(failure: Failure) -> str:
 def replayed(product: str, folder: Path, steps: list[Step]) -> int:
     """Run a script that was kept; 1 if it fails still."""
     with Storm(product, folder, folder) as storm:
-        found = storm.replay(steps)
+        found = storm.replay(steps, is_finished=True)
         print(found or "no difference")
         return 1 if found else 0

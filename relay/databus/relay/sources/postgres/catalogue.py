@@ -39,6 +39,7 @@ from databus.relay.sources.postgres.schema import (
     tables_of,
 )
 from databus.relay.sources.postgres.settings import (
+    JIT,
     LOCK_TIMEOUT,
     SEARCH_PATH,
     Settings,
@@ -281,6 +282,7 @@ class Catalogue:
                     "search_path": SEARCH_PATH,
                     "lock_timeout": LOCK_TIMEOUT,
                     "row_security": "off",
+                    "jit": JIT,
                 },
                 loop=guard,
             )

@@ -23,6 +23,7 @@ from databus.relay.sources.postgres import encodings
 from databus.relay.sources.postgres.auth import Challenge
 from databus.relay.sources.postgres.kernels import last_whole
 from databus.relay.sources.postgres.settings import (
+    JIT,
     LOCK_TIMEOUT,
     SEARCH_PATH,
     Settings,
@@ -67,6 +68,7 @@ _SESSION = {
     "lock_timeout": LOCK_TIMEOUT,
     # Rows that a policy hides are an error, and not rows that are gone.
     "row_security": "off",
+    "jit": JIT,
     # A relay that hangs in the middle of a chunk must not hold the table for ever.
     "idle_in_transaction_session_timeout": "5min",
 }

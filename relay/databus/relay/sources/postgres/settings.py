@@ -50,6 +50,9 @@ _DEFAULT_PORT = 5432
 LOCK_TIMEOUT = "2s"
 """How long a statement of ours waits for a table's lock: an application's wait behind it."""
 
+JIT = "off"
+"""The server would compile the queries of the catalogue, which takes it seconds each time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
