@@ -1,18 +1,24 @@
-"""SQLite tables that change while the relay streams, and have no triggers at that moment."""
+"""SQLite tables whose definitions change what they hold."""
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from databus.common.config import DatabaseConfig
 from databus.common.frame import Op, source_id
+from databus.common.table_state import decode_table_state
 from databus.relay.registry import RegistryReader
+from databus.relay.sources.sqlite import SqliteSource
 from tests.support.capture import capturing, database_config, streaming
 from tests.support.relay_process import ring_frames
 from tests.support.waiting import eventually
+
+WAIT_S = 20.0
 
 
 def rows(data_dir: Path, table: str) -> list[dict[str, object]]:
@@ -20,24 +26,188 @@ def rows(data_dir: Path, table: str) -> list[dict[str, object]]:
     reader = RegistryReader(data_dir / "shop" / "schemas.jsonl")
     found: dict[bytes, dict[str, object]] = {}
     reader.refresh()
+    latest = reader.schemas.latest(f"main.{table}")
+    names = [column.name for column in latest.columns] if latest else []
     for view in ring_frames(data_dir / "shop"):
-        if view.source_id != source_id(f"main.{table}"):
+        if view.source_id != source_id(f"main.{table}") or view.is_control:
             continue
         if view.op == Op.TRUNCATE:
             found.clear()
-        elif view.after is not None and not view.is_control:
-            found[bytes(view.key)] = reader.schemas.by_fingerprint(view.schema_fp).decode_row(
-                view.after
-            )
-    return list(found.values())
+        elif view.op == Op.DELETE:
+            found.pop(bytes(view.key), None)
+        elif view.after is not None:
+            row = reader.schemas.by_fingerprint(view.schema_fp).decode_row(view.after)
+            found[bytes(view.key)] = {name: row.get(name) for name in names}
+    return sorted(found.values(), key=repr)
+
+
+def states(data_dir: Path, table: str) -> list[str]:
+    """What the stream has told of a table that it did not follow: states and reasons."""
+    found = []
+    for view in ring_frames(data_dir / "shop"):
+        if view.op == Op.TABLE_STATE and view.source_id == source_id(f"main.{table}"):
+            state = decode_table_state(bytes(view.after or b""))
+            found.append(f"{state.state}: {state.reason}")
+    return found
+
+
+def ops(data_dir: Path, table: str) -> list[Op]:
+    """The operations of a table's events."""
+    return [
+        Op(view.op)
+        for view in ring_frames(data_dir / "shop")
+        if view.source_id == source_id(f"main.{table}") and not view.is_control
+    ]
+
+
+def held(shop: sqlite3.Connection, table: str) -> list[dict[str, object]]:
+    """A table as the source has it; nothing where there is none."""
+    try:
+        cursor = shop.execute(f"SELECT * FROM {table}")
+    except sqlite3.OperationalError:
+        return []
+    names = [column[0] for column in cursor.description]
+    return sorted((dict(zip(names, row, strict=True)) for row in cursor), key=repr)
+
+
+def configured(path: Path) -> DatabaseConfig:
+    found = database_config("shop", f"sqlite:///{path}", "main.*")
+    return found.model_copy(update={"resync": "auto"})
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """A database of one table."""
+    with closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(
+            "CREATE TABLE t (id INTEGER PRIMARY KEY, a INT NOT NULL, b BLOB, c TEXT)"
+        )
+        yield connection
+
+
+DROPPED = "ALTER TABLE t DROP COLUMN a; INSERT INTO t VALUES (4, x'00', 'x');"
+EXACT = {
+    "a column without values": "ALTER TABLE t ADD COLUMN d TEXT;"
+    "INSERT INTO t VALUES (4, 1, x'00', 'x', 'y'); UPDATE t SET d = 'z' WHERE id = 2",
+    "a dropped column": f"{DROPPED} UPDATE t SET c = 'y' WHERE id = 1; DELETE FROM t WHERE id = 2",
+    "a dropped blob": "ALTER TABLE t DROP COLUMN b; UPDATE t SET c = 'y' WHERE id = 1;"
+    "INSERT INTO t VALUES (4, 1, 'x')",
+    "two dropped columns": f"{DROPPED} ALTER TABLE t DROP COLUMN b; UPDATE t SET c = 'y'",
+    "one transaction": f"BEGIN; UPDATE t SET a = 5; {DROPPED} DELETE FROM t WHERE id = 1; COMMIT",
+    "a default and no rows": "DELETE FROM t; ALTER TABLE t ADD COLUMN d INT DEFAULT 7",
+}
+VALUES = {
+    "a default": ("ALTER TABLE t ADD COLUMN d INT DEFAULT 7", "ADD COLUMN d gave its rows"),
+    "a default after other changes": (
+        "DELETE FROM t; INSERT INTO t (id, a) VALUES (4, 1); ALTER TABLE t ADD d INT DEFAULT 7",
+        "ADD COLUMN d gave its rows",
+    ),
+    "a default, not null": (
+        "ALTER TABLE t ADD COLUMN d INT NOT NULL DEFAULT 7; INSERT INTO t (id, a) VALUES (4, 1);"
+        "UPDATE t SET d = 8 WHERE id = 1",
+        "ADD COLUMN d gave its rows",
+    ),
+    "a renamed column": (
+        "ALTER TABLE t RENAME COLUMN c TO d; INSERT INTO t VALUES (4, 1, x'00', 'new')",
+        "columns were renamed",
+    ),
+    "exchanged columns": (
+        "ALTER TABLE t RENAME COLUMN a TO z; ALTER TABLE t RENAME COLUMN c TO a;"
+        "ALTER TABLE t RENAME COLUMN z TO c; UPDATE t SET a = 'y' WHERE id = 1",
+        "columns were renamed",
+    ),
+}
+OTHER_ROWS = {
+    "a renamed key": ("ALTER TABLE t RENAME COLUMN id TO number", "its key was (id)"),
+    "dropped and added": (
+        f"{DROPPED} ALTER TABLE t DROP COLUMN c; ALTER TABLE t ADD COLUMN d INT DEFAULT 1",
+        "a column was dropped while rows were written",
+    ),
+    "dropped, written, added again": (
+        "ALTER TABLE t DROP COLUMN c; INSERT INTO t VALUES (4, 1, x'00');"
+        "ALTER TABLE t ADD COLUMN c TEXT",
+        "a column was dropped while rows were written",
+    ),
+    "rebuilt": (
+        "BEGIN; CREATE TABLE u (id INTEGER PRIMARY KEY, a INT NOT NULL, b BLOB, c TEXT);"
+        "INSERT INTO u SELECT id, a + 1, b, c FROM t WHERE id > 1; DROP TABLE t;"
+        "ALTER TABLE u RENAME TO t; COMMIT; INSERT INTO t VALUES (4, 1, x'00', 'x')",
+        "it had no triggers",
+    ),
+}
+
+
+async def _altered(
+    shop: sqlite3.Connection, tmp_path: Path, script: str, *, is_running: bool
+) -> None:
+    """Run a script beside the relay, or while it is down; wait for equality."""
+    config = configured(tmp_path / "shop.db")
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        for number in (1, 2, 3):
+            shop.execute("INSERT INTO t VALUES (?, 5, x'07', 'old')", (number,))
+        await eventually(lambda: rows(tmp_path, "t") == held(shop, "t"), WAIT_S)
+        if is_running:
+            shop.executescript(script)
+            await _equal(shop, tmp_path)
+    if not is_running:
+        shop.executescript(script)
+        async with capturing(config, tmp_path):
+            await _equal(shop, tmp_path)
+
+
+async def _equal(shop: sqlite3.Connection, tmp_path: Path) -> None:
+    shop.execute("CREATE TABLE fence (id INTEGER PRIMARY KEY)")
+    made = "SELECT 1 FROM sqlite_master WHERE name = 'databus_c_fence'"
+    await eventually(lambda: shop.execute(made).fetchone(), WAIT_S)
+    shop.execute("INSERT INTO fence VALUES (1)")
+    await eventually(lambda: rows(tmp_path, "fence") == [{"id": 1}], WAIT_S)
+
+    def is_equal() -> bool:
+        told = states(tmp_path, "t")
+        return rows(tmp_path, "t") == held(shop, "t") and told[-1:] in ([], ["followed: "])
+
+    await eventually(is_equal, WAIT_S)
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("name", EXACT)
+async def test_definitions_that_the_log_shows_exactly_suspend_nothing(
+    shop: sqlite3.Connection, tmp_path: Path, name: str, is_running: bool
+) -> None:
+    await _altered(shop, tmp_path, EXACT[name], is_running=is_running)
+    assert states(tmp_path, "t") == []
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("name", VALUES)
+async def test_values_that_a_definition_gave_to_rows_are_dumped_and_nothing_is_emptied(
+    shop: sqlite3.Connection, tmp_path: Path, name: str, is_running: bool
+) -> None:
+    script, why = VALUES[name]
+    await _altered(shop, tmp_path, script, is_running=is_running)
+    assert why in states(tmp_path, "t")[0]
+    assert Op.READ in ops(tmp_path, "t") and Op.TRUNCATE not in ops(tmp_path, "t")
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("name", OTHER_ROWS)
+async def test_rows_that_a_definition_exchanged_are_emptied_and_dumped(
+    shop: sqlite3.Connection, tmp_path: Path, name: str, is_running: bool
+) -> None:
+    script, why = OTHER_ROWS[name]
+    await _altered(shop, tmp_path, f"BEGIN; {script}; COMMIT" if "BEGIN" not in script else script,
+                   is_running=is_running)  # fmt: skip
+    assert why in states(tmp_path, "t")[0]
+    assert Op.TRUNCATE in ops(tmp_path, "t")
 
 
 async def test_tables_that_appear_with_rows_are_resynchronised(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
-    config = database_config("shop", f"sqlite:///{path}", "main.*")
     with closing(sqlite3.connect(path, isolation_level=None)) as shop:
         shop.execute("CREATE TABLE old (id INTEGER PRIMARY KEY, c INT)")
-        async with capturing(config.model_copy(update={"resync": "auto"}), tmp_path) as fetcher:
+        async with capturing(configured(path), tmp_path) as fetcher:
             await streaming(fetcher)
             shop.execute("INSERT INTO old VALUES (1, 1)")
             await eventually(lambda: len(rows(tmp_path, "old")) == 1, 60)
@@ -57,24 +227,23 @@ async def test_tables_that_appear_with_rows_are_resynchronised(tmp_path: Path) -
             assert {"id": 3, "c": 3} not in rows(tmp_path, "old")
 
 
-async def test_without_the_triggers_a_column_is_dropped_and_the_table_resynchronised(
-    tmp_path: Path,
+async def test_what_a_definition_did_is_not_forgotten_by_a_relay_that_dies_at_once(
+    shop: sqlite3.Connection, tmp_path: Path
 ) -> None:
-    path = tmp_path / "shop.db"
-    config = database_config("shop", f"sqlite:///{path}", "main.*")
-    with closing(sqlite3.connect(path, isolation_level=None)) as shop:
-        shop.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, c INT)")
-        async with capturing(config.model_copy(update={"resync": "auto"}), tmp_path) as fetcher:
-            await streaming(fetcher)
-            shop.execute("INSERT INTO t VALUES (1, 1)")
-            with pytest.raises(sqlite3.OperationalError, match="databus_c_t after drop column"):
-                shop.execute("ALTER TABLE t DROP COLUMN c")
-            shop.executescript(
-                "BEGIN; DROP TRIGGER databus_c_t; DROP TRIGGER databus_u_t; "
-                "DROP TRIGGER databus_d_t; ALTER TABLE t DROP COLUMN c; "
-                "INSERT INTO t VALUES (2); COMMIT"
-            )
-
-            await eventually(
-                lambda: rows(tmp_path, "t") == [{"id": 1}, {"id": 2}], 60, "it is resynchronised"
-            )
+    config = configured(tmp_path / "shop.db")
+    first = SqliteSource(config)
+    await first.open()
+    shop.execute("INSERT INTO t VALUES (1, 1, x'00', 'x')")
+    scn = await first.first_scn()
+    await first.close()
+    shop.execute("ALTER TABLE t ADD COLUMN d INT DEFAULT 7")
+    for _ in range(2):  # The second one finds all triggers in step.
+        again = SqliteSource(config)
+        again.recall("", None, scn)
+        await again.open()
+        stream = again.stream(scn)
+        if _:
+            await anext(stream)
+            assert "ADD COLUMN d" in again.suspended()["main.t"].why
+        await stream.aclose()
+        await again.close()

@@ -30,6 +30,7 @@ from databus.common.source_names import join_source
 from databus.common.window import WindowBuilder
 from databus.relay.sources import sqlite_kernels
 from databus.relay.sources import sqlite_log as log
+from databus.relay.sources import sqlite_triggers as triggers
 from databus.relay.sources.configured_keys import ConfiguredKeys
 from databus.relay.sources.source import (
     Batch,
@@ -50,6 +51,7 @@ from databus.relay.sources.sqlite_pack import (
     add_schema_change,
     read_block,
 )
+from databus.relay.sources.sqlite_tables import CapturedTables, Unseen
 from databus.relay.sources.stops import Stop, StoppedTables, StopsMemo, decode_stops
 
 _T = TypeVar("_T")
@@ -59,11 +61,6 @@ _PART_ROWS = 2000
 _IDLE_S = 0.5
 _PRUNE_ROWS = 5000
 _PRUNE_STEPS = 20
-_HOLD_S = 0.05
-_PAUSE_S = 0.1
-_MEASURE_EVERY = 8
-"""A transaction of ours takes in more tables for so long, and the next begins so much later: SQLite
-looks whether it may write after 1, 2, 5, .. and at most 100 ms."""
 _OPTIONS = ("poll_ms", "retain_rows")
 
 _log = logging.getLogger(__name__)
@@ -82,11 +79,6 @@ class _Poll:
     passed_over: frozenset[int]
 
 
-_FILLED_BEFORE = (
-    "it was created, or took this name, with rows that were written before it had triggers"
-)
-
-
 class SqliteSource:
     """The changes of one SQLite file.
 
@@ -97,8 +89,6 @@ class SqliteSource:
             in the same transaction.
         I3. A table of which a row cannot be carried stops alone: nothing of it is packed from
             that row on, until it begins again between two windows.
-        I4. A transaction that writes takes moments, and the next one leaves the application's time
-            to write and to read the definitions again: none of its statements fails by ours.
 
     Owner: one event loop; SQLite itself runs in two threads, one for the stream and the log,
     one for chunks, each with its own connection.
@@ -128,10 +118,8 @@ class SqliteSource:
         self._changes: list[tuple[int, SourceSchema]] = []
         self._announced: set[int] = set()
         self._packer = LogPacker()
-        self._schema_version = self._planned_version = -1
-        self._due: tuple[list[str], list[str]] = ([], [])
-        self._next_refresh_s = self._reading_s = 0.0
-        self._refresh_count = 0
+        self._tables = CapturedTables(self._path, self._captures, self._keys)
+        self._unseen: dict[str, Unseen] = {}
         self._position = self._last_scn = 0
         self._goes_on = self._is_closed = False
         self._stopped = StoppedTables({})
@@ -166,22 +154,21 @@ class SqliteSource:
         raise_findings(self._config.name, await self.preflight(), goes_on=self._goes_on)
         if self.use_kernel:
             await asyncio.to_thread(sqlite_kernels.warm_up)
-        if not await self._run(self._open):
-            return
+        await self._run(self._open)
         while not await self._run(self._refresh_tables):
-            await asyncio.sleep(self._next_refresh_s - time.monotonic())
+            await asyncio.sleep(max(0.0, self._tables.next_refresh_s - time.monotonic()))
 
-    def _open(self) -> bool:
-        """Whether the tables' triggers may be brought in step; else the stream does, after it has
-        reported tables that were not watched."""
+    def _open(self) -> None:
         self._connection = log.connect(self._path)
         self._clock = log.install(self._connection)
-        self._position = log.last_id(self._connection)
-        return not (self._goes_on and log.unwatched(self._connection, self._current_schemas()))
+        self._tables.goes_on = self._goes_on
+        if not self._goes_on:
+            self._position = log.last_id(self._connection)
+            self._tables.settled(self._connection, self._tables.unseen(self._connection))
 
     def recall(self, memo: str, last: Transaction | None, after_scn: int) -> None:
         """See ``RememberingSource``: the tables that have stopped."""
-        self._goes_on = True
+        self._goes_on, self._position = True, after_scn
         kept = decode_stops(memo) if memo else StopsMemo()
         # One of a later window is found again, at the same place.
         self._memo = StopsMemo(
@@ -207,14 +194,19 @@ class SqliteSource:
         idle_since = loop.time()
         data_version = -1
         self._stopped.begin()
-        self._goes_on = True
+        self._goes_on = self._tables.goes_on = True
         try:
             while True:
-                data_version, poll = await self._run(partial(self._poll, data_version))
                 if self._settle():
-                    data_version = -1  # What was read was read as if nothing had been asked.
+                    unseen, self._unseen = self._unseen, {}
                     yield Batch(b"", resolved=self._position, memo=self._memo, keep=True)
+                    if unseen:
+                        await self._run(partial(self._tables.settled, self._db, unseen))
+                    data_version = -1
                     continue
+                data_version, poll = await self._run(partial(self._poll, data_version))
+                if self._is_to_settle:
+                    continue  # What was read was read as if nothing had been asked.
                 if poll is not None:
                     async for batch in self._window(poll):
                         yield batch
@@ -240,10 +232,10 @@ class SqliteSource:
 
         def read() -> list[SourceSchema]:
             if self._connection is not None:
-                return self._current_schemas()
+                return self._tables.schemas(self._connection)
             self._connection = log.connect(self._path)
             try:
-                return self._current_schemas()
+                return self._tables.schemas(self._connection)
             finally:
                 self._connection.close()
                 self._connection = None
@@ -301,7 +293,7 @@ class SqliteSource:
                 "server": f"SQLite {sqlite3.sqlite_version}",
                 "scn": log.last_id(self._db),
                 "log_rows": count,
-                "tables": sorted(log.captured_tables(self._db)),
+                "tables": sorted(triggers.ours(self._db)),
                 "stopped_tables": stopped.document(),
                 "warnings": [*stopped.warnings(), *without],
             }
@@ -337,68 +329,13 @@ class SqliteSource:
     def _captures(self, table: str) -> bool:
         return self._config.captures(join_source("main", table))
 
-    def _current_schemas(self) -> list[SourceSchema]:
-        schemas = (
-            log.table_schema(self._db, table, self._keys)
-            for table in log.user_tables(self._db)
-            if self._captures(table)
-        )
-        return [schema for schema in schemas if schema is not None]
-
     def _refresh_tables(self) -> bool:
-        """Bring some tables' triggers in step with the tables, in a moment; whether all are.
-
-        A table's capture begins, or changes, in the transaction that makes its triggers.
-        """
-        db = self._db
-        if log.schema_version(db) != self._planned_version:
-            self._due = log.out_of_step(db, self._current_schemas())
-            self._planned_version = log.schema_version(db)
-        due = [*self._due[0], *self._due[1]]
-        if due:
-            count, held_s = log.write_briefly(db, partial(self._bring_in_step, due))
-            changed = len(self._due[0])
-            self._due = self._due[0][count:], self._due[1][max(0, count - changed) :]
-            self._pause(held_s)  # the next one, if there is more to do
+        """Bring some tables' triggers in step with the tables, in a moment; whether all are."""
+        is_done = self._tables.refresh(self._db, self._position)
         known = max(self._versions, default=0)
-        self._changes += log.schema_changes(db, known)
-        self._versions |= log.registered(db, known)
-        if not any(self._due) and log.schema_version(db) == self._planned_version:
-            self._schema_version = self._planned_version
-        return self._schema_version == self._planned_version and not any(self._due)
-
-    def _bring_in_step(self, due: list[str]) -> tuple[int, float]:
-        """The first of these tables, as many as a moment allows: (how many, seconds)."""
-        db, began_s, count, new = self._db, time.monotonic(), 0, set(self._due[1])
-        if log.schema_version(db) == self._planned_version:  # else it is planned again
-            while count < len(due) and time.monotonic() - began_s < _HOLD_S:
-                table = due[count]
-                schema = log.table_schema(db, table, self._keys) if self._captures(table) else None
-                if schema is None:
-                    log.drop_triggers(db, table)
-                elif table in new:
-                    log.watch(db, schema, log.put_version(db, schema, None))
-                    if self._goes_on and log.has_rows(db, table):
-                        self._stop_next.setdefault(schema.source, _FILLED_BEFORE)
-                else:
-                    log.register(db, schema, self._position)
-                count += 1
-            self._planned_version = log.schema_version(db)
-        return count, time.monotonic() - began_s
-
-    def _pause(self, held_s: float) -> None:
-        """Leave the application several times the time that its next statement takes.
-
-        All its connections read all definitions again after each of our transactions, and a
-        statement fails that finds them changed fifty times in a row.
-        """
-        if self._refresh_count % _MEASURE_EVERY == 0:
-            began_s = time.monotonic()
-            log.connect(self._path).close()
-            self._reading_s = time.monotonic() - began_s
-        self._refresh_count += 1
-        pause_s = max(_PAUSE_S, 2 * held_s, 2 * self._reading_s) if any(self._due) else 0.0
-        self._next_refresh_s = time.monotonic() + pause_s
+        self._changes += log.schema_changes(self._db, known)
+        self._versions |= log.registered(self._db, known)
+        return is_done
 
     def _check_position(self, after_scn: int) -> None:
         pruned, last = log.meta(self._db, "pruned"), log.last_id(self._db)
@@ -410,17 +347,20 @@ class SqliteSource:
 
     def _poll(self, seen_version: int) -> tuple[int, _Poll | None]:
         """The rows that are new, or None if nobody has committed since ``seen_version``."""
-        db = self._db
-        if log.schema_version(db) != self._schema_version:
-            if log.schema_version(db) != self._planned_version and self._stop_unwatched():
-                return -1, None
-            if time.monotonic() >= self._next_refresh_s:
-                self._refresh_tables()
-            if log.schema_version(db) != self._planned_version or self._due[0]:
-                return -1, None  # What a table's old triggers log lacks its new columns.
-            seen_version = -1
+        db, tables = self._db, self._tables
         version = db.execute("PRAGMA data_version").fetchone()[0]
+        # Before the definitions: what they are now they were when these rows were written.
         last = log.last_id(db) if version != seen_version else self._position
+        if not tables.in_step(db):
+            if time.monotonic() >= tables.next_refresh_s:
+                self._refresh_tables()
+                return -1, None
+            if not tables.is_current(db):
+                return -1, None  # What a table's old triggers log lacks its new columns.
+        if tables.has_unseen and self._position >= log.meta(db, "window_end"):
+            self._unseen = tables.unseen(db)
+            if self._unseen:
+                return -1, None
         if last <= self._position:
             return version, None
         planned = log.meta(db, "window_end")
@@ -444,27 +384,25 @@ class SqliteSource:
         passes_over = self._stopped.passes_over
         return frozenset(v for v, s in self._versions.items() if passes_over(s.source, scn))
 
-    def _stop_unwatched(self) -> bool:
-        """Stop tables that nobody has watched for a while, before they are watched again."""
-        for source in log.unwatched(self._db, self._current_schemas()):
-            if source not in self._stopped.stops:
-                self._stop_next[source] = (
-                    "it had no triggers for a while (it was rebuilt, or left out), so that what "
-                    "was written meanwhile is not known"
-                )
-        return bool(self._stop_next)
+    @property
+    def _is_to_settle(self) -> bool:
+        return self._stopped.is_asked or bool(self._stop_next or self._unseen)
 
     def _settle(self) -> bool:
         """Between two windows: tables begin again, or stop, that were asked for.
 
         Returns whether there were any.
         """
-        if not (self._stopped.is_asked or self._stop_next):
+        if not self._is_to_settle:
             return False
         self._stopped.begin_again()
-        for source, why in self._stop_next.items():
-            _log.warning("database %s: %s has stopped: %s", self._config.name, source, why)
-            self._stopped.stop_again(source, self._last_scn, why)
+        unreadable = {source: Unseen(why) for source, why in self._stop_next.items()}
+        for source, unseen in (unreadable | self._unseen).items():
+            _log.warning("database %s: %s has stopped: %s", self._config.name, source, unseen.why)
+            if unseen.keeps_rows:
+                self._stopped.stop(source, self._last_scn, unseen.why, keeps_rows=True)
+            else:
+                self._stopped.stop_again(source, self._last_scn, unseen.why)
         self._stop_next.clear()
         self._memo = StopsMemo(dict(self._stopped.stops))
         return True

@@ -35,12 +35,14 @@ CREATE TABLE IF NOT EXISTS databus_log (
     id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, version INTEGER NOT NULL,
     op TEXT NOT NULL, old TEXT, new TEXT);
 """
-_NOW_MS = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
-_OPS = {"c": "INSERT", "u": "UPDATE", "d": "DELETE"}
+NOW_MS = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 _TYPES = {int: "integer", float: "real", str: "text", bytes: "blob", type(None): "null"}
 
 
 _T = TypeVar("_T")
+
+GROUP = 60
+"""How many values of a row make an array of their own."""
 
 BUSY_MS = 10_000
 WRITE_BUSY_MS = 20
@@ -96,8 +98,8 @@ def meta(connection: sqlite3.Connection, name: str) -> int:
     return int((row.fetchone() or (0,))[0])
 
 
-def set_meta(connection: sqlite3.Connection, name: str, value: int) -> None:
-    """Remember a number in the transaction that is open."""
+def set_meta(connection: sqlite3.Connection, name: str, value: int | str) -> None:
+    """Remember a value in the transaction that is open."""
     connection.execute("INSERT OR REPLACE INTO databus_meta VALUES (?, ?)", (name, value))
 
 
@@ -236,48 +238,21 @@ def schema_version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA schema_version").fetchone()[0])
 
 
-def out_of_step(
-    connection: sqlite3.Connection, schemas: Iterable[SourceSchema]
-) -> tuple[list[str], list[str]]:
-    """The tables whose triggers are not those of ``schemas``: (captured before, new)."""
-    latest = dict(
-        connection.execute("SELECT source, document FROM databus_schema ORDER BY version")
+def latest_versions(connection: sqlite3.Connection) -> dict[str, tuple[int, str]]:
+    """The number and document of each source's last version."""
+    rows = connection.execute(
+        "SELECT source, version, document FROM databus_schema ORDER BY version"
     )
-    counts = _trigger_counts(connection)
-    changed, new, wanted = [], [], set()
-    for schema in schemas:
-        table = split_source(schema.source)[1]
-        wanted.add(table)
-        document = latest.get(schema.source)
-        if document is None:
-            new.append(table)
-        elif counts.get(table, 0) != len(_OPS) or json.loads(document) != schema.to_json():
-            changed.append(table)
-    return changed + sorted(set(captured_tables(connection)) - wanted), new
+    return {source: (version, document) for source, version, document in rows}
 
 
-def register(connection: sqlite3.Connection, schema: SourceSchema, since_id: int) -> None:
-    """Make the triggers of a table write rows of ``schema``.
-
-    If the table had triggers of an older version, rows that those logged after ``since_id``
-    lack the newer columns: they are logged once more, as they are now.
-    """
-    table = split_source(schema.source)[1]
+def latest_version(connection: sqlite3.Connection, source: str) -> tuple[int, SourceSchema | None]:
+    """The number of a source's last version, and the version; (0, None) where there is none."""
     row = connection.execute(
         "SELECT version, document FROM databus_schema WHERE source = ? ORDER BY version DESC",
-        (schema.source,),
+        (source,),
     ).fetchone()
-    before = SourceSchema.from_json(json.loads(row[1])) if row else None
-    if before == schema and _trigger_count(connection, table) == len(_OPS):
-        return
-    if before == schema:
-        version = int(row[0])
-    else:
-        version = put_version(connection, schema, None if before is None else last_id(connection))
-    drop_triggers(connection, table)
-    watch(connection, schema, version)
-    if before is not None and before != schema:
-        _log_again(connection, schema, table, version, int(row[0]), since_id)
+    return (0, None) if row is None else (row[0], SourceSchema.from_json(json.loads(row[1])))
 
 
 def put_version(
@@ -291,82 +266,15 @@ def put_version(
     return int(cursor.lastrowid or 0)
 
 
-def watch(connection: sqlite3.Connection, schema: SourceSchema, version: int) -> None:
-    """Make the triggers of a table, which has none but those of a name that it had before."""
-    table = split_source(schema.source)[1]
-    for (name,) in connection.execute(
-        "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ? "
-        "AND name GLOB 'databus_[cud]_*'",
-        (table,),
-    ).fetchall():
-        connection.execute(f"DROP TRIGGER {quoted(name)}")
-    for op, event in _OPS.items():
-        connection.execute(_trigger(schema, table, version, op, event))
-
-
 def has_rows(connection: sqlite3.Connection, table: str) -> bool:
     """Whether a table holds any row."""
     return connection.execute(f"SELECT 1 FROM {quoted(table)} LIMIT 1").fetchone() is not None
 
 
-def unwatched(connection: sqlite3.Connection, schemas: Iterable[SourceSchema]) -> list[str]:
-    """The tables that were captured before and have lost triggers: rebuilt under their name, or
-    left out for a while.  Nobody knows what was written meanwhile."""
-    rows = connection.execute("SELECT DISTINCT source FROM databus_schema").fetchall()
-    known = {source for (source,) in rows}
-    counts = _trigger_counts(connection)
-    return [
-        schema.source
-        for schema in schemas
-        if schema.source in known and counts.get(split_source(schema.source)[1], 0) < len(_OPS)
-    ]
-
-
-def drop_triggers(connection: sqlite3.Connection, table: str) -> None:
-    """Stop logging the changes of a table."""
-    for op in _OPS:
-        connection.execute(f"DROP TRIGGER IF EXISTS {quoted(f'databus_{op}_{table}')}")
-
-
-def captured_tables(connection: sqlite3.Connection) -> list[str]:
-    """The tables that have triggers of ours."""
-    rows = connection.execute(
-        "SELECT tbl_name FROM sqlite_master "
-        "WHERE type = 'trigger' AND name = 'databus_c_' || tbl_name"
-    )
-    return [name for (name,) in rows]
-
-
-def _trigger_counts(connection: sqlite3.Connection) -> dict[str, int]:
-    """How many triggers of ours each table has."""
-    names = " OR ".join(f"name = 'databus_{op}_' || tbl_name" for op in _OPS)
-    return dict(
-        connection.execute(
-            f"SELECT tbl_name, count(*) FROM sqlite_master WHERE type = 'trigger' AND ({names}) "
-            "GROUP BY tbl_name"
-        )
-    )
-
-
-def _trigger_count(connection: sqlite3.Connection, table: str) -> int:
-    names = [f"databus_{op}_{table}" for op in _OPS]
-    row = connection.execute(
-        f"SELECT count(*) FROM sqlite_master WHERE type = 'trigger' "
-        f"AND name IN ({','.join('?' * len(names))})",
-        names,
-    ).fetchone()
-    return int(row[0])
-
-
-def _trigger(schema: SourceSchema, table: str, version: int, op: str, event: str) -> str:
-    names = [column.name for column in schema.columns]
-    old = "NULL" if op == "c" else row_expression(names, "OLD.")
-    new = "NULL" if op == "d" else row_expression(names, "NEW.")
-    return (
-        f"CREATE TRIGGER {quoted(f'databus_{op}_{table}')} AFTER {event} ON {quoted(table)} "
-        f"BEGIN INSERT INTO databus_log (at_ms, version, op, old, new) "
-        f"VALUES ({_NOW_MS}, {version}, '{op}', {old}, {new}); END"
-    )
+def defaults(connection: sqlite3.Connection, table: str) -> dict[str, str | None]:
+    """The SQL of each column's default value; None: NULL."""
+    rows = connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
+    return {row[1]: None if str(row[4]).upper() in ("NONE", "NULL") else row[4] for row in rows}
 
 
 def row_expression(names: Iterable[str], prefix: str = "") -> str:
@@ -378,11 +286,11 @@ def row_expression(names: Iterable[str], prefix: str = "") -> str:
             f"CASE typeof({cell}) WHEN 'real' THEN json_array('r', quote({cell})) "
             f"WHEN 'blob' THEN json_array('b', hex({cell})) ELSE {cell} END"
         )
-    groups = [cells[at : at + 60] for at in range(0, len(cells), 60)]
+    groups = [cells[at : at + GROUP] for at in range(0, len(cells), GROUP)]
     return "json_array(" + ", ".join(f"json_array({', '.join(g)})" for g in groups) + ")"
 
 
-def _log_again(
+def log_again(
     connection: sqlite3.Connection,
     schema: SourceSchema,
     table: str,
@@ -390,6 +298,8 @@ def _log_again(
     old_version: int,
     since_id: int,
 ) -> None:
+    """Log the rows that triggers of ``old_version`` have logged after ``since_id`` once more, as
+    they are now."""
     names = [column.name for column in schema.columns]
     old = registered(connection)[old_version]
     keys = set()
@@ -410,7 +320,7 @@ def _log_again(
     expression = row_expression(names)
     for key in keys:
         connection.execute(
-            f"INSERT INTO databus_log (at_ms, version, op, old, new) SELECT {_NOW_MS}, {version}, "
+            f"INSERT INTO databus_log (at_ms, version, op, old, new) SELECT {NOW_MS}, {version}, "
             f"'u', {expression}, {expression} FROM {quoted(table)} WHERE {condition}",
             key,
         )
