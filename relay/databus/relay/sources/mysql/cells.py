@@ -23,6 +23,7 @@ from __future__ import annotations
     CHECKSUMS,
     END_OFFSET,
     SERVER_OFFSET,
+    GROUP_BEGIN,
     FOREIGN_GROUPS,
     OTHER_GROUPS,
     PLACE,
@@ -41,8 +42,8 @@ from __future__ import annotations
     UUID_HIGH,
     SCN_BASE,
     SEQ_NO_BEFORE,
-) = range(33)
-LIMB, LIMBS = 33, 16
+) = range(34)
+LIMB, LIMBS = 34, 16
 HEAD = LIMB + LIMBS
 
 # How groups begin and end: the decoder alone knows, as MariaDB's, as MySQL's.

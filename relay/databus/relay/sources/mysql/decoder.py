@@ -38,7 +38,7 @@ from databus.relay.sources.mysql.groups import (
     truncation,
 )
 from databus.relay.sources.mysql.known_tables import KnownTables
-from databus.relay.sources.mysql.lineage import Mark, Memo, require_same
+from databus.relay.sources.mysql.lineage import GroupPlace, Mark, Memo, require_same
 from databus.relay.sources.mysql.logged import logged_statement
 from databus.relay.sources.mysql.mapped import CatalogueDiffers
 from databus.relay.sources.mysql.payload import Payload
@@ -113,6 +113,8 @@ class BinlogDecoder(XaGroups):
         self.rows_done = 0
         self.expected: Mark | None = None
         self.mark: Mark | None = None
+        self.group_begin = 0
+        self.mark_place: GroupPlace | None = None
         self.prepared = PreparedTransactions()
         self.savepoints = Savepoints()
         self.replaying = False
@@ -168,6 +170,7 @@ class BinlogDecoder(XaGroups):
             self.known.tracked.encode(),
             max(self.resolved, self.known.tracked.since_scn),
             self.told.encode(),
+            place=self.mark_place,
         )
 
     # -- one event
@@ -250,6 +253,7 @@ class BinlogDecoder(XaGroups):
                 f"{self._place(header)}: GTID {gtid.seq_no} of domain {self.domain_id} comes "
                 f"after {self.last_seq_no}; set gtid_strict_mode = ON on the server"
             )
+        self.group_begin = header.end_after(self.offset) - header.length
         self.group = Group(
             gtid.seq_no,
             gtid.domain_id,
@@ -302,7 +306,13 @@ class BinlogDecoder(XaGroups):
     def _passed(self, group: Group) -> None:
         if group.scn > self.resolved:
             self.resolved = group.scn
-            self.mark = Mark(group.scn, group.server_id, group.commit_us)
+            self.came_behind(Mark(group.scn, group.server_id, group.commit_us))
+
+    def came_behind(self, mark: Mark) -> None:
+        """The group that began at ``group_begin`` has ended, and is the last one of the domain."""
+        self.mark = mark
+        if not self.is_mysql:
+            self.mark_place = GroupPlace(mark.scn, mark.server_id, self.file, self.group_begin)
 
     def _forget_group(self, why: str) -> None:
         """The server crashed while it wrote this group, and has rolled it back."""
@@ -335,12 +345,16 @@ class BinlogDecoder(XaGroups):
         self._pass(group, told)
         if self._complete(statement):
             return True
+        word = statement.strip().upper()
         if not group.wanted:
-            self._end_if_over(statement)
+            if group.standalone or word in ("COMMIT", "ROLLBACK"):
+                self._end_group()
             return True
         if group.standalone:
-            return self._standalone(told, fresh)
-        word = statement.strip().upper()
+            if not self._take_effects(told, fresh):
+                return False
+            self._end_group()
+            return True
         if word == "COMMIT":
             self._end_group()
         elif word == "ROLLBACK" or word.startswith("ROLLBACK TO"):
@@ -369,17 +383,6 @@ class BinlogDecoder(XaGroups):
         group.seq, group.event_count = group.seq - gone, group.event_count - gone
         for source in stopped:
             self._stop(source, f"GTID {self.txid(group)}: {statement!r} undoes unknown rows")
-
-    def _end_if_over(self, statement: str) -> None:
-        assert self.group is not None
-        if self.group.standalone or statement.strip().upper() in ("COMMIT", "ROLLBACK"):
-            self._end_group()
-
-    def _standalone(self, statement: Statement, fresh: bool) -> bool:
-        if not self._take_effects(statement, fresh):
-            return False
-        self._end_group()
-        return True
 
     def _take_effects(self, statement: Statement, fresh: bool) -> bool:
         """Whatever a statement does to captured tables becomes an event, or suspends them."""
@@ -497,10 +500,7 @@ class BinlogDecoder(XaGroups):
     def _use(self, schema: SourceSchema) -> None:
         returns = self.told.get(schema.source) not in (None, schema.fingerprint)
         self.told.put(schema)
-        self._need(schema, again=returns)
-
-    def _need(self, schema: SourceSchema, *, again: bool = False) -> None:
-        if again or schema.fingerprint not in self._used:
+        if returns or schema.fingerprint not in self._used:
             self._used.add(schema.fingerprint)
             self._new_schemas.append(schema)
 

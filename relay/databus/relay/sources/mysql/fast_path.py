@@ -110,6 +110,7 @@ class FastPath:
         cells[[c.UUID_LOW, c.UUID_HIGH, c.SCN_BASE]] = decoder.kernel_server
         cells[c.END_OFFSET] = decoder.offset
         cells[c.SERVER_OFFSET] = decoder.server_offset
+        cells[c.GROUP_BEGIN] = decoder.group_begin
         cells[c.FOREIGN_GROUPS] = decoder.foreign_groups
         cells[c.OTHER_GROUPS] = decoder.other_groups
         cells[c.FILL] = decoder.out.fill
@@ -130,9 +131,11 @@ class FastPath:
                 cells[c.SEQ],
                 cells[c.EVENT_COUNT],
             )
+        decoder.group_begin = cells[c.GROUP_BEGIN]
         last = (cells[c.SCN], cells[c.GROUP_DOMAIN])
         if last == (cells[c.RESOLVED], cells[c.DOMAIN]) and last[0] != decoder.resolved:
-            decoder.mark = Mark(cells[c.SCN], cells[c.GROUP_SERVER], cells[c.COMMIT_US])
+            mark = Mark(cells[c.SCN], cells[c.GROUP_SERVER], cells[c.COMMIT_US])
+            decoder.came_behind(mark)
         came_to = cells[c.RESOLVED], cells[c.LAST_SEQ_NO]
         if came_to != (decoder.resolved, decoder.last_seq_no):
             decoder.came_to(*came_to, cells[c.SEQ_NO_BEFORE])

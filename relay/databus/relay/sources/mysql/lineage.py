@@ -7,10 +7,12 @@ transaction itself is remembered, as every server that has it shows it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from databus.common.errors import FormatError, SourcePositionLost
 from databus.relay.sources.source import Transaction
@@ -55,6 +57,16 @@ def require_same(found: Mark, expected: Mark, place: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """Where the group of a transaction begins in one server's binlog (MariaDB)."""
+
+    scn: int
+    server_id: int
+    file: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class Memo:
     """What is needed to go on after ``scn``, beyond that number.
 
@@ -66,6 +78,7 @@ class Memo:
     ``told`` are the definitions that consumers were told last (``sources/told.py``).
     ``tagged`` and ``missed`` (MySQL, in the server's form) are the GTIDs under tags from before the
     first start, and the numbers that had not come when larger ones had (``placeless.py``).
+    ``place`` is where the transaction ``mark`` begins, on the server that the stream came from.
     """
 
     scn: int
@@ -78,6 +91,7 @@ class Memo:
     told: str = ""
     tagged: str = ""
     missed: str = ""
+    place: GroupPlace | None = None
 
     @property
     def read_from(self) -> int:
@@ -104,6 +118,7 @@ class Memo:
                 "told": self.told,
                 "tagged": self.tagged,
                 "missed": self.missed,
+                "place": dataclasses.astuple(self.place) if self.place else None,
             }
         )
 
@@ -138,6 +153,13 @@ class Recalled:
         return replace(here, prepared=min(since) if since[0] <= after_scn else None)
 
 
+def _place(fields: Sequence[Any] | None) -> GroupPlace | None:
+    if fields is None:
+        return None
+    scn, server_id, file, offset = fields
+    return GroupPlace(int(scn), int(server_id), str(file), int(offset))
+
+
 def decode_memo(text: str) -> Memo:
     """The memo in a text that ``encode`` made.
 
@@ -161,6 +183,7 @@ def decode_memo(text: str) -> Memo:
             str(document.get("told", "")),
             str(document.get("tagged", "")),
             str(document.get("missed", "")),
+            _place(document.get("place")),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{text[:200]!r} is no memo of a binlog: {error}") from error

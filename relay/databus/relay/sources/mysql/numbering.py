@@ -119,13 +119,13 @@ class DomainNumbering:
         return Memo(self.head(connection))
 
     def dump_after(self, connection: Connection, settings: Settings, memo: Memo) -> DumpStart:
-        """From the beginning of the file that holds the place."""
-        file = positions.file_for(connection, settings, self.domain_id, memo)
+        """From the last transaction on, or from the beginning of a file."""
+        begins = positions.beginning_for(connection, settings, self.domain_id, memo)
         mark = memo.mark
         return DumpStart(
-            BinlogRequest(file.name, positions.FIRST_OFFSET),
-            mark if mark is not None and mark.scn > file.after_scn else None,
-            begins_after=file.after_scn,
+            BinlogRequest(begins.file, begins.offset),
+            mark if mark is not None and mark.scn > begins.after_scn else None,
+            begins_after=begins.after_scn,
         )
 
     def decoder(

@@ -1,20 +1,24 @@
 """Where in the binlog files a GTID sequence number lies.
 
-MariaDB finds a GTID position by itself, but only with the server id of the event, and a wrong
-one makes it pass over events; an scn has no server id.  So the file is looked up here, the
-binlog is read from its beginning, and what lies at or before the scn is passed over.
+MariaDB finds a GTID position by itself, but it wants one for every domain, and a wrong server id
+makes it pass over events.  So the place of the last transaction is kept in the memo.  Where the
+server has another transaction at that place (it is another server, or the file was purged), the
+file is looked up, the binlog is read from its beginning, and what lies at or before the scn is
+passed over.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from databus.common.errors import SourcePositionLost
-from databus.relay.sources.mysql.connection import Connection
-from databus.relay.sources.mysql.lineage import Memo
+from databus.relay.sources.mysql.connection import Connection, ServerError
+from databus.relay.sources.mysql.lineage import GroupPlace, Memo
 from databus.relay.sources.mysql.settings import Settings
 
 FIRST_OFFSET = 4
+_GTID = re.compile(r"\bGTID (\d+)-(\d+)-(\d+)")
 
 
 def domain_seq_no(state: object, domain_id: int) -> int:
@@ -55,17 +59,21 @@ def scn_of_snapshot(connection: Connection, file: str, offset: int, domain_id: i
 
 
 @dataclass(frozen=True, slots=True)
-class FirstFile:
-    """The file from whose beginning the binlog is read, and the scn before its first event."""
+class Beginning:
+    """The place from which the binlog is read, and the scn before its first event."""
 
-    name: str
+    file: str
+    offset: int
     after_scn: int
 
 
-def file_for(connection: Connection, settings: Settings, domain_id: int, memo: Memo) -> FirstFile:
-    """The last binlog file that begins at or before what ``memo`` needs.
+def beginning_for(
+    connection: Connection, settings: Settings, domain_id: int, memo: Memo
+) -> Beginning:
+    """The last place that is known to be at or before what ``memo`` needs.
 
-    Where that was purged it is the first file, if it begins at or before the memo's position.
+    That is the memo's own, or else the beginning of a file.  Where that file was purged it is the
+    first one, if it begins at or before the memo's position.
 
     Raises:
         SourcePositionLost: every file begins later, or the server has not come that far.
@@ -73,12 +81,15 @@ def file_for(connection: Connection, settings: Settings, domain_id: int, memo: M
     scn = memo.scn
     head = head_scn(connection, domain_id)
     where = f"{settings.host}:{settings.port} (database={settings.name}, domain={domain_id})"
-    files = [str(row[0]) for row in connection.query("SHOW BINARY LOGS")]
     if head < scn:
         raise SourcePositionLost(
             f"we are at GTID sequence {scn}, but {where} has only come to {head}; it was reset, "
             "restored from a backup, or is a replica that lags behind"
         )
+    place = memo.place
+    if place is not None and place.scn - 1 <= memo.read_from and _has(connection, domain_id, place):
+        return Beginning(place.file, place.offset, place.scn - 1)
+    files = [str(row[0]) for row in connection.query("SHOW BINARY LOGS")]
     low, high = 0, len(files) - 1
     first = scn_at(connection, files[0], FIRST_OFFSET, domain_id)
     if first > scn:
@@ -94,4 +105,16 @@ def file_for(connection: Connection, settings: Settings, domain_id: int, memo: M
             low, found = middle, begins
         else:
             high = middle - 1
-    return FirstFile(files[low], found)
+    return Beginning(files[low], FIRST_OFFSET, found)
+
+
+def _has(connection: Connection, domain_id: int, place: GroupPlace) -> bool:
+    """Whether the server's binlog has that transaction at that place."""
+    try:
+        shown = connection.query(
+            "SHOW BINLOG EVENTS IN %s FROM %s LIMIT 1", (place.file, place.offset)
+        )
+    except ServerError:
+        return False  # The file or the place does not exist there.
+    found = [match for row in shown for match in _GTID.findall(str(row[5]))]
+    return found == [(str(domain_id), str(place.server_id), str(place.scn))]

@@ -219,6 +219,7 @@ class MySqlSource:
         assert self._charsets is not None, "open() comes before stream()"
         decoder = self._numbering.decoder(settings, self._charsets, self._catalogue, memo)
         decoder.expected, decoder.ends = start.expected, start.ends
+        decoder.mark_place = memo.place
         decoder.last_seq_no, decoder.begins_after = start.after_scn, start.begins_after
         decoder.stopped = self._stopped = self._stops_of(memo)
         tracked = decoder.known.tracked = TrackedTables(memo.tracked_scn, memo.tracked)

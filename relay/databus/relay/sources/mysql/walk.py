@@ -130,6 +130,7 @@ def _begin_group(buf: U8Array, at: int, plan: I64Array) -> int:
     plan[c.SCN] = seq_no
     plan[c.SEQ] = 0
     plan[c.EVENT_COUNT] = 0
+    plan[c.GROUP_BEGIN] = load_u32(buf, at + 13) - load_u32(buf, at + 9)
     plan[c.COMMIT_US] = load_u32(buf, at) * 1_000_000
     plan[c.GROUP_SERVER] = load_u32(buf, at + 5)
     plan[c.GROUP_DOMAIN] = domain
