@@ -118,6 +118,12 @@ VALUES = {
         "columns were renamed",
     ),
 }
+EMPTIED = {
+    "dropped": "UPDATE t SET a = 6; DROP TABLE t",
+    "dropped and made again": "DROP TABLE t; CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT)",
+    "renamed": "ALTER TABLE t RENAME TO away; INSERT INTO away VALUES (4, 1, x'00', 'x')",
+    "dropped, a view": "DROP TABLE t; CREATE VIEW t AS SELECT 1 AS id WHERE 0",
+}
 OTHER_ROWS = {
     "a renamed key": ("ALTER TABLE t RENAME COLUMN id TO number", "its key was (id)"),
     "dropped and added": (
@@ -158,7 +164,7 @@ async def _altered(
 
 
 async def _equal(shop: sqlite3.Connection, tmp_path: Path) -> None:
-    shop.execute("CREATE TABLE fence (id INTEGER PRIMARY KEY)")
+    shop.executescript("DROP TABLE IF EXISTS fence; CREATE TABLE fence (id INTEGER PRIMARY KEY)")
     made = "SELECT 1 FROM sqlite_master WHERE name = 'databus_c_fence'"
     await eventually(lambda: shop.execute(made).fetchone(), WAIT_S)
     shop.execute("INSERT INTO fence VALUES (1)")
@@ -201,6 +207,71 @@ async def test_rows_that_a_definition_exchanged_are_emptied_and_dumped(
                    is_running=is_running)  # fmt: skip
     assert why in states(tmp_path, "t")[0]
     assert Op.TRUNCATE in ops(tmp_path, "t")
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("name", EMPTIED)
+async def test_tables_that_are_dropped_or_renamed_are_emptied_and_nothing_is_suspended(
+    shop: sqlite3.Connection, tmp_path: Path, name: str, is_running: bool
+) -> None:
+    await _altered(shop, tmp_path, f"BEGIN; {EMPTIED[name]}; COMMIT", is_running=is_running)
+    assert states(tmp_path, "t") == []
+    assert ops(tmp_path, "t")[-1] == Op.TRUNCATE
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_tables_that_exchange_their_names_are_suspended_both(
+    shop: sqlite3.Connection, tmp_path: Path, is_running: bool
+) -> None:
+    shop.execute("CREATE TABLE other (id INTEGER PRIMARY KEY, a INT NOT NULL, b BLOB, c TEXT)")
+    script = (
+        "INSERT INTO other VALUES (1, 9, NULL, 'other'); ALTER TABLE t RENAME TO u;"
+        "INSERT INTO u VALUES (7, 7, NULL, 'seven'); ALTER TABLE other RENAME TO t;"
+        "ALTER TABLE u RENAME TO other; INSERT INTO t VALUES (8, 8, NULL, 'eight')"
+    )
+    await _altered(shop, tmp_path, f"BEGIN; {script}; COMMIT", is_running=is_running)
+    await eventually(lambda: rows(tmp_path, "other") == held(shop, "other"), WAIT_S)
+    for table in ("t", "other"):
+        assert "it had no triggers" in states(tmp_path, table)[0]
+
+
+async def test_a_suspended_table_that_is_dropped_is_emptied_and_not_suspended_any_more(
+    shop: sqlite3.Connection, tmp_path: Path
+) -> None:
+    config = configured(tmp_path / "shop.db").model_copy(update={"resync": "manual"})
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        shop.execute("INSERT INTO t VALUES (1, 5, x'07', 'old')")
+        await eventually(lambda: len(rows(tmp_path, "t")) == 1, WAIT_S)
+        shop.execute("INSERT INTO t VALUES (2, 'none', x'07', 'old')")
+        await eventually(lambda: len(states(tmp_path, "t")) == 1, WAIT_S)
+        shop.execute("INSERT INTO t VALUES (3, 5, x'07', 'passed over')")
+        shop.execute("DROP TABLE t")
+        await eventually(lambda: states(tmp_path, "t")[1:] == ["followed: "], WAIT_S)
+        assert rows(tmp_path, "t") == []
+        shop.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, a INT)")
+        await _equal(shop, tmp_path)
+        shop.execute("INSERT INTO t VALUES (1, 1)")
+        await _equal(shop, tmp_path)
+
+
+async def test_a_table_that_loses_its_key_is_suspended_until_it_has_one(
+    shop: sqlite3.Connection, tmp_path: Path
+) -> None:
+    async with capturing(configured(tmp_path / "shop.db"), tmp_path) as fetcher:
+        await streaming(fetcher)
+        shop.execute("INSERT INTO t VALUES (1, 5, x'07', 'old')")
+        await eventually(lambda: len(rows(tmp_path, "t")) == 1, WAIT_S)
+        shop.executescript(
+            "BEGIN; CREATE TABLE u AS SELECT * FROM t; DROP TABLE t; ALTER TABLE u RENAME TO t;"
+            "INSERT INTO t VALUES (2, 2, NULL, NULL); COMMIT"
+        )
+        await eventually(lambda: "it has no key" in str(states(tmp_path, "t")), WAIT_S)
+        shop.executescript(
+            "BEGIN; CREATE TABLE u (id INTEGER PRIMARY KEY, a INT); INSERT INTO u VALUES (9, 9);"
+            "DROP TABLE t; ALTER TABLE u RENAME TO t; COMMIT"
+        )
+        await _equal(shop, tmp_path)
 
 
 async def test_tables_that_appear_with_rows_are_resynchronised(tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ class Fetcher:
         self._memo = batch.memo or self._memo
         if self._is_relaying:
             self.tables.relayed(batch.data)
-        took |= self.tables.took(intake, batch.schemas)
+        took |= self.tables.took(intake, batch)
         if took:
             self._wakeup.wake()
         elif self._wants_idle_window(intake):

@@ -28,7 +28,7 @@ from databus.common.table_state import CaptureState, TableState, decode_table_st
 from databus.common.window import WindowBuilder
 from databus.relay.dumps import FINISHED, Dump, DumpBook, DumpState, new_dump
 from databus.relay.intake import Intake
-from databus.relay.sources.source import ChunkRequest, Source
+from databus.relay.sources.source import Batch, ChunkRequest, Source
 from databus.relay.sources.stops import Stop
 from databus.relay.table_records import TableBook, TableRecord, shown
 
@@ -121,18 +121,30 @@ class Resync:
 
     # -- beside the stream --
 
-    def took(self, intake: Intake, schemas: Sequence[SourceSchema]) -> bool:
+    def took(self, intake: Intake, batch: Batch) -> bool:
         """A batch is in the ring; whether windows of ours follow it."""
-        for schema in schemas:
+        for schema in batch.schemas:
             record = self.book.get(schema.source)
             if record is not None and record.again_us:
                 record.again_us = 0  # What kept it from being read may have been altered.
                 self._changed.set()
         self.notice()
+        if self.book:
+            self._end_emptied(batch.data)
         if intake.in_window:
             return False
         self._closed.set()
         return self.publish(intake)
+
+    def _end_emptied(self, data: bytes) -> None:
+        """The source has no rows of a table any more, and reads it: nothing is to be repaired."""
+        columns = frame.scan(data, verify=False)
+        emptied = set(columns.source_id[columns.op == Op.TRUNCATE].tolist())
+        for record in self.book:
+            is_waiting = record.state == CaptureState.SUSPENDED and not record.dump
+            is_read = record.source not in (self._host.suspended() or {})
+            if is_waiting and is_read and frame.source_id(record.source) in emptied:
+                self._followed(record)
 
     def relayed(self, data: bytes) -> None:
         """Frames of a parent: its states are those of our tables."""

@@ -120,6 +120,7 @@ class SqliteSource:
         self._packer = LogPacker()
         self._tables = CapturedTables(self._path, self._captures, self._keys)
         self._unseen: dict[str, Unseen] = {}
+        self._emptied: set[str] = set()
         self._position = self._last_scn = 0
         self._goes_on = self._is_closed = False
         self._stopped = StoppedTables({})
@@ -366,6 +367,7 @@ class SqliteSource:
         planned = log.meta(db, "window_end")
         upto = planned if self._position < planned <= last else last
         passed_over = self._versions_passed_over(upto)
+        upto = log.first_emptied(db, self._position, upto, passed_over) or upto
         block = read_block(db, self._position, upto, _PART_ROWS, passed_over)
         if not block.text:
             self._position = upto
@@ -417,6 +419,14 @@ class SqliteSource:
             self._memo = StopsMemo(dict(self._stopped.stops))
         return bool(fresh)
 
+    def _follow_emptied(self) -> None:
+        """What was emptied is known whole; its windows end there, so that nothing follows yet."""
+        for source in self._emptied:
+            self._stopped.follow_again(source)
+        if self._emptied:
+            self._emptied.clear()
+            self._memo = StopsMemo(dict(self._stopped.stops))
+
     # -- windows
 
     async def _window(self, poll: _Poll) -> AsyncIterator[Batch]:
@@ -431,6 +441,7 @@ class SqliteSource:
             schemas = await self._run(partial(self._pack, window, block, after))
             if self._stop(self._passed_over, poll.upto):
                 yield Batch(b"", memo=self._memo, keep=True)
+            self._follow_emptied()
             if block.is_last:
                 self._position = poll.upto
                 data = window.end(str(poll.upto)) if window.seq else b""
@@ -472,7 +483,9 @@ class SqliteSource:
         if schema is None:
             self._versions = log.registered(self._db)
             schema = self._versions[row.version]
-        if schema.source in self._passed_over:
+        if row.op == "t" and schema.source in self._stopped.stops:
+            self._emptied.add(schema.source)
+        elif schema.source in self._passed_over:
             return
         if row.version not in self._announced:
             self._announced.add(row.version)

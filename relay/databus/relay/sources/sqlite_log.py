@@ -103,6 +103,14 @@ def set_meta(connection: sqlite3.Connection, name: str, value: int | str) -> Non
     connection.execute("INSERT OR REPLACE INTO databus_meta VALUES (?, ?)", (name, value))
 
 
+def metas(connection: sqlite3.Connection, prefix: str) -> dict[str, int | str]:
+    """What the log remembers under names that begin so."""
+    rows = connection.execute(
+        "SELECT name, value FROM databus_meta WHERE name GLOB ?", (f"{prefix}*",)
+    )
+    return dict(rows.fetchall())
+
+
 @contextlib.contextmanager
 def writing(connection: sqlite3.Connection) -> Iterator[None]:
     """A transaction that writes.
@@ -159,14 +167,15 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def user_tables(connection: sqlite3.Connection) -> list[str]:
-    """The names of all ordinary tables that are not ours or SQLite's own."""
+def user_tables(connection: sqlite3.Connection) -> dict[str, int]:
+    """All ordinary tables that are not ours or SQLite's own: names, and the page of the file on
+    which each begins."""
     rows = connection.execute(
-        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' "
-        "ESCAPE '\\' AND name NOT LIKE 'databus\\_%' ESCAPE '\\' "
+        "SELECT name, rootpage FROM sqlite_master WHERE type = 'table' "
+        "AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND name NOT LIKE 'databus\\_%' ESCAPE '\\' "
         "AND sql NOT LIKE 'CREATE VIRTUAL%' ORDER BY name"
     )
-    return [name for (name,) in rows]
+    return dict(rows.fetchall())
 
 
 def table_schema(
@@ -264,6 +273,28 @@ def put_version(
         (schema.source, json.dumps(schema.to_json()), changed_after),
     )
     return int(cursor.lastrowid or 0)
+
+
+def log_emptied(connection: sqlite3.Connection, version: int) -> None:
+    """Log that the table of a version has no rows, in the transaction that is open."""
+    connection.execute(
+        f"INSERT INTO databus_log (at_ms, version, op) VALUES ({NOW_MS}, ?, 't')", (version,)
+    )
+
+
+def first_emptied(
+    connection: sqlite3.Connection, after: int, upto: int, versions: Iterable[int]
+) -> int | None:
+    """The first log id in this range that says that a table of one of ``versions`` has no rows."""
+    listed = ", ".join(map(str, versions))
+    if not listed:
+        return None
+    (found,) = connection.execute(
+        f"SELECT min(id) FROM databus_log WHERE id > ? AND id <= ? AND op = 't' "
+        f"AND version IN ({listed})",
+        (after, upto),
+    ).fetchone()
+    return found if found is None else int(found)
 
 
 def has_rows(connection: sqlite3.Connection, table: str) -> bool:

@@ -20,7 +20,8 @@ from databus.relay.sources.sqlite_log import key_of, texts_as_bytes
 _BLOCK = """SELECT count(*), max(id), group_concat(line, '') FROM (
     SELECT id, id || ' ' || version || ' ' || op || char(10) || coalesce(old, '') || char(10)
         || coalesce(new, '') || char(10) AS line
-    FROM databus_log WHERE id > ? AND id <= ? AND version NOT IN ({}) ORDER BY id LIMIT ?)"""
+    FROM databus_log
+    WHERE id > ? AND id <= ? AND (version NOT IN ({}) OR op = 't') ORDER BY id LIMIT ?)"""
 _NEVER = (1 << 63) - 1
 _KINDS = {
     Kind.INT: k.INT,
@@ -65,7 +66,8 @@ def read_block(
 ) -> LogBlock:
     """The log's rows after one id and up to another; fewer than ``limit`` where they are large.
 
-    Those of versions that are ``passed_over`` are left out.
+    Those of versions that are ``passed_over`` are left out, unless they say that a table was
+    emptied.
     """
     query = _BLOCK.format(", ".join(map(str, passed_over)))
     while True:
@@ -210,6 +212,9 @@ def add_event(
     after: list[Any] | None,
 ) -> None:
     """One logged change as one event; an update of the key as a delete and an insert."""
+    if op == "t":
+        window.event(Op.TRUNCATE, schema.source_id, schema.fingerprint, b"")
+        return
     old_key = None if before is None else key_of(schema, before)
     new_key = None if after is None else key_of(schema, after)
     source, fingerprint = schema.source_id, schema.fingerprint

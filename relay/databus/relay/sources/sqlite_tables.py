@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from databus.common.schema import SourceSchema
-from databus.common.source_names import split_source
+from databus.common.source_names import join_source, split_source
 from databus.relay.sources import sqlite_log as log
 from databus.relay.sources import sqlite_triggers as triggers
 from databus.relay.sources.configured_keys import ConfiguredKeys
@@ -25,6 +25,8 @@ _MEASURE_EVERY = 8
 """A transaction of ours takes in more tables for so long, and the next begins so much later: SQLite
 looks whether it may write after 1, 2, 5, .. and at most 100 ms."""
 _SUSPENDED = "suspended "
+_WATCHED = "watched "
+"""Names in ``databus_meta``: why a source is suspended, and on which page its table begins."""
 
 FILLED_BEFORE = (
     "it was created, or took this name, with rows that were written before it had triggers"
@@ -33,6 +35,7 @@ UNWATCHED = (
     "it had no triggers for a while (it was rebuilt, or left out), so that what was written "
     "meanwhile is not known"
 )
+KEYLESS = "it has no key any more: create it with a PRIMARY KEY, or name one in keys"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,8 @@ class CapturedTables:
                 or present.get(table) != triggers.wanted(schema, version)
             ):  # fmt: skip
                 self._changed.append(table)
-        self._changed += sorted(present.keys() - captured)
+        watched = {name.removeprefix(_WATCHED) for name in log.metas(db, _WATCHED)}
+        self._changed += sorted((present.keys() | watched) - captured)
 
     def _bring_in_step(
         self, db: sqlite3.Connection, due: list[str], since_id: int
@@ -151,7 +155,7 @@ class CapturedTables:
     def _watch(self, db: sqlite3.Connection, table: str, since_id: int) -> None:
         schema = log.table_schema(db, table, self._keys) if self._captures(table) else None
         if schema is None:
-            triggers.drop(db, table, {})
+            self._unwatch(db, table)
             return
         version, before = log.latest_version(db, schema.source)
         held = triggers.ours(db).get(table, {})
@@ -163,16 +167,39 @@ class CapturedTables:
         elif held.keys() != triggers.wanted(schema, version).keys():
             if before != schema:
                 version = log.put_version(db, schema, log.last_id(db))
-            unseen = Unseen(UNWATCHED)
+            if log.has_rows(db, table):
+                unseen = Unseen(UNWATCHED)
+            else:
+                log.log_emptied(db, version)
         else:
             version, unseen = _altered(db, version, before, schema, since_id)
         triggers.watch(db, triggers.wanted(schema, version), table)
-        if unseen is not None and self.goes_on:
-            if not unseen.keeps_rows:
-                triggers.forget(db, schema.source, since_id)
-            document = json.dumps([unseen.why, unseen.keeps_rows])
-            log.set_meta(db, _SUSPENDED + schema.source, document)
-            self.has_unseen = True
+        log.set_meta(db, _WATCHED + table, log.user_tables(db)[table])
+        if unseen is not None:
+            self._suspend(db, schema.source, unseen, since_id)
+
+    def _unwatch(self, db: sqlite3.Connection, table: str) -> None:
+        """A table is not captured any more: it was dropped or renamed, has no key, or is left out
+        of the configuration."""
+        triggers.drop(db, table, {})
+        is_watched = db.execute(
+            "DELETE FROM databus_meta WHERE name = ?", (_WATCHED + table,)
+        ).rowcount
+        if not is_watched or not self._captures(table):
+            return
+        source = join_source("main", table)
+        if table in log.user_tables(db):
+            self._suspend(db, source, Unseen(KEYLESS), log.last_id(db))
+        else:
+            log.log_emptied(db, log.latest_version(db, source)[0])
+
+    def _suspend(self, db: sqlite3.Connection, source: str, unseen: Unseen, since_id: int) -> None:
+        if not self.goes_on:
+            return
+        if not unseen.keeps_rows:
+            triggers.forget(db, source, since_id)
+        log.set_meta(db, _SUSPENDED + source, json.dumps([unseen.why, unseen.keeps_rows]))
+        self.has_unseen = True
 
     def _pause(self, held_s: float) -> None:
         """Leave the application several times the time that its next statement takes.
@@ -193,13 +220,11 @@ class CapturedTables:
 
     def unseen(self, db: sqlite3.Connection) -> dict[str, Unseen]:
         """What became of tables without a row of the log, by source, until it is ``settled``."""
-        rows = db.execute(
-            "SELECT name, value FROM databus_meta WHERE name GLOB ?", (f"{_SUSPENDED}*",)
-        ).fetchall()
-        self.has_unseen = bool(rows)
+        found = log.metas(db, _SUSPENDED)
+        self.has_unseen = bool(found)
         return {
-            str(name).removeprefix(_SUSPENDED): Unseen(*json.loads(document))
-            for name, document in rows
+            name.removeprefix(_SUSPENDED): Unseen(*json.loads(str(document)))
+            for name, document in found.items()
         }
 
     def settled(self, db: sqlite3.Connection, unseen: Mapping[str, Unseen]) -> None:
