@@ -426,8 +426,9 @@ class PostgresSource:
         for table in tables:
             problem = publication.problem(table)
             if problem is not None:
-                if problem.is_lack and await self._catalogue.table(table.oid) is None:
-                    continue  # It was dropped meanwhile.
+                is_known = self._unpublished.get(table.source) == str(problem)
+                if not is_known and await self._catalogue.table(table.oid) != table:
+                    continue  # It was altered or dropped meanwhile: the next look sees it.
                 unpublished.setdefault(table.source, str(problem))
                 self._suspend(table.source, Gap(str(problem), keeps_rows=False))
                 continue
