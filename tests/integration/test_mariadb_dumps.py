@@ -20,6 +20,7 @@ from databus.common.errors import (
 )
 from databus.relay.sources.mysql import MySqlSource, positions
 from databus.relay.sources.mysql import source as source_module
+from databus.relay.sources.mysql.connection import Connection
 from databus.relay.sources.source import ChunkRequest
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.fixtures import FreshDatabase
@@ -146,6 +147,39 @@ async def test_a_chunk_takes_a_list_of_keys_and_names_the_missing_ones(
         await source.read_chunk(ChunkRequest(f"{mariadb_database.name}.nothing", 10))
     with pytest.raises(UnknownSource, match="not among"):
         await source.read_chunk(ChunkRequest("mysql.user", 10))
+
+
+@pytest.mark.parametrize("product", ["mariadb", "mysql"])
+async def test_many_keys_take_few_statements_and_each_missing_one_is_named(
+    request: pytest.FixtureRequest, product: str
+) -> None:
+    database: FreshDatabase = request.getfixturevalue(f"{product}_database")
+    database.execute("CREATE TABLE t (a VARCHAR(20), b INT, v INT, PRIMARY KEY (a, b))")
+    values = ", ".join(f"('Name {number}', {number}, {number})" for number in range(0, 1000, 2))
+    database.execute(f"INSERT INTO t VALUES {values}")
+    source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
+    await source.open()
+    # Another case and a key twice: the collation finds one row for both.
+    keys: list[list[Any]] = [[f"Name {number}", number] for number in range(1000)]
+    keys += [["NAME 4", 4], ["name 5", 5]]
+    sent: list[str] = []
+    query = Connection.query
+
+    def counted(connection: Connection, sql: str, *rest: Any) -> list[tuple[Any, ...]]:
+        sent.append(sql)
+        return query(connection, sql, *rest)
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Connection, "query", counted)
+            chunk = await source.read_chunk(ChunkRequest(f"{database.name}.t", 2000, keys=keys))
+    finally:
+        await source.close()
+    assert sorted(chunk.schema.decode_row(row.row)["v"] for row in chunk.rows) == list(
+        range(0, 1000, 2)
+    )
+    assert chunk.missing == [key for key in keys if int(key[1]) % 2]
+    assert len([sql for sql in sent if f"`{database.name}`.`t`" in sql]) <= 30
 
 
 async def test_a_chunk_names_the_exact_point_of_the_clock_at_which_it_was_read(

@@ -40,6 +40,9 @@ _TABLE_CHANGED = 1412
 _NO_SUCH_TABLE = 1146
 _ATTEMPTS = 5
 _DATES = ("date", "timestamp")
+# The server counts the rows of so many equal conditions; of more it estimates them, and may scan.
+_KEYS_AT_ONCE = 100
+_SAME_KEY_ROWS = 1000
 
 
 def read_chunk(
@@ -233,19 +236,35 @@ class _Reader:
         return conditions
 
     def _by_keys(self, keys: list[list[Any]], snapshot: Snapshot) -> Chunk:
+        """The rows with these keys; a configured key can be that of several rows."""
+        nullable = self._schema.nullable_key
+        at_once, limit = (1, _SAME_KEY_ROWS) if nullable else (_KEYS_AT_ONCE, _KEYS_AT_ONCE)
         rows: dict[bytes, Row] = {}
         missing = []
-        for key in keys:
-            equal = " AND ".join(
-                f"{quoted(column.name)} <=> {self._literal(column, value)}"
-                for column, value in zip(self._asked, self._checked(key, self._asked), strict=True)
-            )
-            found = self._select([f"({equal})"], 1000 if self._schema.nullable_key else 1)
-            if not found:
-                missing.append(key)
-            for row in map(self._row, found):
-                rows[row.key] = row
+        for start in range(0, len(keys), at_once):
+            part = keys[start : start + at_once]
+            equal = [self._equal(key) for key in part]
+            found = self._select([f"({' OR '.join(equal)})"], limit)
+            rows.update((row.key, row) for row in map(self._row, found))
+            if len(found) < len(part):
+                present = self._present(equal) if found else set()
+                missing += [key for number, key in enumerate(part) if number not in present]
         return Chunk(self._schema, Rows.of(rows.values()), snapshot, None, True, missing)
+
+    def _equal(self, key: list[Any]) -> str:
+        equal = " AND ".join(
+            f"{quoted(column.name)} <=> {self._literal(column, value)}"
+            for column, value in zip(self._asked, self._checked(key, self._asked), strict=True)
+        )
+        return f"({equal})"
+
+    def _present(self, conditions: list[str]) -> set[int]:
+        """The numbers of the conditions for which there is a row."""
+        asked = (
+            f"(SELECT {number} FROM {self._from} WHERE {condition} LIMIT 1)"
+            for number, condition in enumerate(conditions)
+        )
+        return {int(number) for (number,) in self._connection.query(" UNION ALL ".join(asked))}
 
     def _select(self, conditions: list[str], limit: int) -> list[tuple[Any, ...]]:
         try:
