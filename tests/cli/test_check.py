@@ -7,6 +7,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from databus.common.table_state import CaptureState
+from databus.relay.layout import DatabaseFolder
+from databus.relay.table_records import TableBook, TableRecord
+
 CONFIG = """
 [relay]
 data_dir = "relay"
@@ -108,3 +112,24 @@ def test_the_columns_that_are_left_and_patterns_that_name_none_are_shown(
     assert done.code == 0
     assert "main.people: id, ssn (excluded), name (first 3 characters)" in done.out
     assert "'*.snn' matches no column" in done.out
+
+
+def test_the_tables_that_the_relay_does_not_follow_are_named(databus: Any, tmp_path: Path) -> None:
+    _, config = shop(tmp_path, "CREATE TABLE good (id INTEGER PRIMARY KEY)")
+    folder = DatabaseFolder.of(tmp_path / "relay", "shop")
+    folder.path.mkdir(parents=True)
+    book = TableBook(folder.tables)
+    book.add(TableRecord("main.bad", CaptureState.SUSPENDED, 7, "it was [rebuilt]"))
+    book.add(TableRecord("main.good", CaptureState.FOLLOWED, 5, "", published="resynchronising"))
+    book.keep(book.content())
+    done = databus("check", config)
+    assert done.code == 0
+    assert done.out.splitlines()[1:] == [
+        "shop: main.bad is suspended since scn 7: it was [rebuilt]",
+        "shop: main.bad: The table is resynchronised automatically.",
+        f"shop: ready (sqlite:///{tmp_path}/shop.db)",
+    ]
+    folder.tables.write_text("{")
+    done = databus("check", config)
+    assert done.code != 0
+    assert str(folder.tables) in done.err

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from databus.cli.web import call, split_database
-from databus.common.config import Config
+from databus.common.config import Config, DatabaseConfig
 from databus.common.errors import (
     BadRequest,
     DatabusError,
@@ -21,6 +21,7 @@ from databus.common.errors import (
     PreflightFailed,
     ServerUnavailable,
 )
+from databus.common.table_state import CaptureState
 
 _ENDED = ("completed", "failed", "cancelled")
 _POLL_S = 0.3
@@ -54,6 +55,8 @@ async def check(config: Config) -> None:
             console.print(f"[{colour}]{database.name}[/]: {escape(str(finding))}", highlight=False)
         for name, columns in tables.items():
             console.print(f"{database.name}: {name}: {columns}", markup=False, highlight=False)
+        for line in _not_followed(config, database):
+            console.print(f"[yellow]{database.name}[/]: {escape(line)}", highlight=False)
         if any(finding.fatal for finding in findings):
             failed.append(database.name)
         else:
@@ -62,6 +65,20 @@ async def check(config: Config) -> None:
             )
     if failed:
         raise PreflightFailed(f"not ready for capture: {', '.join(failed)}")
+
+
+def _not_followed(config: Config, database: DatabaseConfig) -> Iterator[str]:
+    """The tables that the relay on this machine does not follow, as it last recorded them."""
+    from databus.relay.layout import DatabaseFolder
+    from databus.relay.table_records import TableBook, shown
+
+    if config.relay is None:
+        return
+    for record in TableBook(DatabaseFolder.of(config.relay.data_dir, database.name).tables):
+        table = shown(record, database.name, is_automatic=database.resync == "auto")
+        if table.state != CaptureState.FOLLOWED:
+            yield f"{table.source} is {table.state} since scn {table.since_scn}: {table.reason}"
+            yield f"{table.source}: {table.cure}"
 
 
 def start_dump(url: str, sources: str, options: dict[str, Any], *, wait: bool) -> None:

@@ -141,7 +141,8 @@ def check(
 ) -> None:
     """Examine the configuration and the databases in it; change nothing.
 
-    Prints each finding with the statement that mends it; exit code 3 if one forbids capture.
+    Prints each finding with the statement that mends it, and the tables that the relay with this
+    data_dir does not follow.  Exit code 3 if a finding forbids capture.
 
     Example:
 
