@@ -112,6 +112,11 @@ VALUES = {
         "ALTER TABLE t RENAME COLUMN c TO d; INSERT INTO t VALUES (4, 1, x'00', 'new')",
         "columns were renamed",
     ),
+    "dropped and added again": (
+        "ALTER TABLE t DROP COLUMN c; ALTER TABLE t ADD COLUMN c TEXT;"
+        "UPDATE t SET c = 'new' WHERE id = 2",
+        "column c may have been dropped and added again",
+    ),
     "exchanged columns": (
         "ALTER TABLE t RENAME COLUMN a TO z; ALTER TABLE t RENAME COLUMN c TO a;"
         "ALTER TABLE t RENAME COLUMN z TO c; UPDATE t SET a = 'y' WHERE id = 1",
@@ -125,6 +130,12 @@ EMPTIED = {
     "dropped, a view": "DROP TABLE t; CREATE VIEW t AS SELECT 1 AS id WHERE 0",
 }
 OTHER_ROWS = {
+    "rebuilt, with our triggers": (
+        "BEGIN; CREATE TABLE u (id INTEGER PRIMARY KEY, a INT NOT NULL, b BLOB, c TEXT);"
+        "INSERT INTO u SELECT id, a + 1, b, c FROM t WHERE id > 1; DROP TABLE t;"
+        "ALTER TABLE u RENAME TO t; TRIGGERS; COMMIT",
+        "it was rebuilt, its triggers included",
+    ),
     "a renamed key": ("ALTER TABLE t RENAME COLUMN id TO number", "its key was (id)"),
     "dropped and added": (
         f"{DROPPED} ALTER TABLE t DROP COLUMN c; ALTER TABLE t ADD COLUMN d INT DEFAULT 1",
@@ -154,6 +165,9 @@ async def _altered(
         for number in (1, 2, 3):
             shop.execute("INSERT INTO t VALUES (?, 5, x'07', 'old')", (number,))
         await eventually(lambda: rows(tmp_path, "t") == held(shop, "t"), WAIT_S)
+        if "TRIGGERS" in script:
+            ours = shop.execute("SELECT sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+            script = script.replace("TRIGGERS", ";".join(text for (text,) in ours))
         if is_running:
             shop.executescript(script)
             await _equal(shop, tmp_path)
@@ -192,7 +206,7 @@ async def test_values_that_a_definition_gave_to_rows_are_dumped_and_nothing_is_e
     shop: sqlite3.Connection, tmp_path: Path, name: str, is_running: bool
 ) -> None:
     script, why = VALUES[name]
-    await _altered(shop, tmp_path, script, is_running=is_running)
+    await _altered(shop, tmp_path, f"BEGIN; {script}; COMMIT", is_running=is_running)
     assert why in states(tmp_path, "t")[0]
     assert Op.READ in ops(tmp_path, "t") and Op.TRUNCATE not in ops(tmp_path, "t")
 
@@ -296,6 +310,29 @@ async def test_tables_that_appear_with_rows_are_resynchronised(tmp_path: Path) -
             shop.execute("INSERT INTO new VALUES (3, 3)")
             await eventually(lambda: len(rows(tmp_path, "new")) == 3, 60)
             assert {"id": 3, "c": 3} not in rows(tmp_path, "old")
+
+
+async def test_what_changes_no_row_suspends_nothing(
+    shop: sqlite3.Connection, tmp_path: Path
+) -> None:
+    """Statements of which nothing is to be seen, many at once, and all pages moved."""
+    shop.execute("CREATE TABLE empty (id INTEGER PRIMARY KEY, c TEXT)")
+    shop.execute("CREATE TABLE first (id INTEGER PRIMARY KEY, c TEXT)")
+    shop.executescript("DROP TABLE first; CREATE INDEX i ON t (a)")
+    changes = (
+        "VACUUM",
+        "BEGIN; DROP INDEX i; CREATE INDEX i ON t (a); DROP INDEX i; CREATE INDEX i ON t (c);"
+        "COMMIT",
+        "BEGIN; CREATE VIEW v AS SELECT 1; DROP VIEW v; CREATE TABLE w (x INT PRIMARY KEY); COMMIT",
+        "ALTER TABLE w RENAME TO z; ANALYZE; REINDEX",
+        "CREATE TRIGGER own AFTER INSERT ON z BEGIN UPDATE t SET a = a + 1; END",
+        "INSERT INTO z VALUES (1)",
+    )
+    for is_running in (True, False):
+        for script in changes if is_running else changes[:2]:
+            await _altered(shop, tmp_path, script, is_running=is_running)
+            shop.execute("DELETE FROM t")
+    assert states(tmp_path, "t") == states(tmp_path, "empty") == []
 
 
 async def test_what_a_definition_did_is_not_forgotten_by_a_relay_that_dies_at_once(

@@ -44,6 +44,8 @@ _T = TypeVar("_T")
 GROUP = 60
 """How many values of a row make an array of their own."""
 
+_LOOKED_AT = 1000
+
 BUSY_MS = 10_000
 WRITE_BUSY_MS = 20
 RETRY_S = 0.02
@@ -178,6 +180,14 @@ def user_tables(connection: sqlite3.Connection) -> dict[str, int]:
     return dict(rows.fetchall())
 
 
+def first_page(connection: sqlite3.Connection, table: str) -> int:
+    """The page of the file on which a table begins."""
+    row = connection.execute(
+        "SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)
+    ).fetchone()
+    return int(row[0])
+
+
 def table_schema(
     connection: sqlite3.Connection, table: str, keys: ConfiguredKeys = NO_KEYS
 ) -> SourceSchema | None:
@@ -300,6 +310,28 @@ def first_emptied(
 def has_rows(connection: sqlite3.Connection, table: str) -> bool:
     """Whether a table holds any row."""
     return connection.execute(f"SELECT 1 FROM {quoted(table)} LIMIT 1").fetchone() is not None
+
+
+def other_objects(connection: sqlite3.Connection) -> set[tuple[str, str]]:
+    """Type and name of everything that a statement has defined, but for what is ours."""
+    rows = connection.execute(
+        "SELECT type, name FROM sqlite_master WHERE sql IS NOT NULL "
+        "AND name NOT LIKE 'databus\\_%' ESCAPE '\\'"
+    )
+    return set(rows.fetchall())
+
+
+def has_only_defaults(
+    connection: sqlite3.Connection, table: str, column: str, default: str | None, spared: int
+) -> bool:
+    """Whether the first rows of a table have a column's default value, but for ``spared``."""
+    value = quoted(column)
+    (count,) = connection.execute(
+        f"SELECT count(*) FROM (SELECT {value} FROM {quoted(table)} LIMIT ?) "
+        f"WHERE {value} IS NOT ({default or 'NULL'})",
+        (2 * spared + _LOOKED_AT,),
+    ).fetchone()
+    return int(count) <= spared
 
 
 def defaults(connection: sqlite3.Connection, table: str) -> dict[str, str | None]:

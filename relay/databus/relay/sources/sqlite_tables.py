@@ -27,6 +27,11 @@ looks whether it may write after 1, 2, 5, .. and at most 100 ms."""
 _SUSPENDED = "suspended "
 _WATCHED = "watched "
 """Names in ``databus_meta``: why a source is suspended, and on which page its table begins."""
+_DEFINITIONS = "definitions"
+"""In ``databus_meta``: the database's ``schema_version`` when the definitions were compared last.
+Each statement that defines something raises it."""
+_STATEMENTS_OF_READDING = 2
+_STATEMENTS_OF_REBUILDING = 6
 
 FILLED_BEFORE = (
     "it was created, or took this name, with rows that were written before it had triggers"
@@ -36,6 +41,7 @@ UNWATCHED = (
     "meanwhile is not known"
 )
 KEYLESS = "it has no key any more: create it with a PRIMARY KEY, or name one in keys"
+REBUILT = "it was rebuilt, its triggers included: what was written meanwhile is not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,8 @@ class CapturedTables:
         self._keys = keys
         self._changed: list[str] = []
         self._new: list[str] = []
+        self._doubts: dict[str, Unseen] = {}
+        self._objects: set[tuple[str, str]] | None = None
         self._planned_version = self._version = -1
         self._reading_s = 0.0
         self._refresh_count = 0
@@ -124,6 +132,12 @@ class CapturedTables:
         versions = log.latest_versions(db)
         present = triggers.ours(db)
         self._changed, self._new = [], []
+        pages = log.user_tables(db)
+        watched = log.metas(db, _WATCHED)
+        # A table that has lost its triggers was dropped, and made again.
+        remade = sum(name.removeprefix(_WATCHED) in pages.keys() - present for name in watched)
+        unexplained = self._unexplained(db) - 2 * remade
+        self._doubts.clear()
         captured = set()
         for schema in self.schemas(db):
             table = split_source(schema.source)[1]
@@ -135,10 +149,32 @@ class CapturedTables:
                 version in missing
                 or json.loads(document) != schema.to_json()
                 or present.get(table) != triggers.wanted(schema, version)
-            ):  # fmt: skip
+            ):
                 self._changed.append(table)
-        watched = {name.removeprefix(_WATCHED) for name in log.metas(db, _WATCHED)}
-        self._changed += sorted((present.keys() | watched) - captured)
+            else:
+                is_moved = watched.get(_WATCHED + table) != pages[table]
+                doubt = _doubt(db, schema, version, unexplained, since_id, is_moved=is_moved)
+                if doubt is not None:
+                    self._doubts[table] = doubt
+                if doubt is not None or is_moved:
+                    self._changed.append(table)
+        held = {name.removeprefix(_WATCHED) for name in watched} | present.keys()
+        self._changed += sorted(held - captured)
+        if not (self._changed or self._new) and log.meta(db, _DEFINITIONS) != self._planned_version:
+            log.write_briefly(db, partial(self._compared, db))
+
+    def _unexplained(self, db: sqlite3.Connection) -> int:
+        """How many statements have defined something that is not there to be seen."""
+        before = log.meta(db, _DEFINITIONS)
+        objects = log.other_objects(db)
+        added = objects if self._objects is None else objects - self._objects
+        explained = 0 if self._objects is None else len(added)
+        self._objects = objects
+        return self._planned_version - before - explained if before else 0
+
+    def _compared(self, db: sqlite3.Connection) -> None:
+        """No definition of now has to be compared once more."""
+        log.set_meta(db, _DEFINITIONS, log.schema_version(db))
 
     def _bring_in_step(
         self, db: sqlite3.Connection, due: list[str], since_id: int
@@ -150,6 +186,8 @@ class CapturedTables:
                 self._watch(db, due[count], since_id)
                 count += 1
             self._planned_version = log.schema_version(db)
+            if count >= len(self._changed):
+                self._compared(db)
         return count, time.monotonic() - began_s
 
     def _watch(self, db: sqlite3.Connection, table: str, since_id: int) -> None:
@@ -158,7 +196,7 @@ class CapturedTables:
             self._unwatch(db, table)
             return
         version, before = log.latest_version(db, schema.source)
-        held = triggers.ours(db).get(table, {})
+        held = triggers.of_table(db, table)
         unseen = None
         if before is None:
             version = log.put_version(db, schema, None)
@@ -173,15 +211,16 @@ class CapturedTables:
                 log.log_emptied(db, version)
         else:
             version, unseen = _altered(db, version, before, schema, since_id)
+            unseen = unseen or self._doubts.get(table)
         triggers.watch(db, triggers.wanted(schema, version), table)
-        log.set_meta(db, _WATCHED + table, log.user_tables(db)[table])
+        log.set_meta(db, _WATCHED + table, log.first_page(db, table))
         if unseen is not None:
             self._suspend(db, schema.source, unseen, since_id)
 
     def _unwatch(self, db: sqlite3.Connection, table: str) -> None:
         """A table is not captured any more: it was dropped or renamed, has no key, or is left out
         of the configuration."""
-        triggers.drop(db, table, {})
+        triggers.drop(db, table)
         is_watched = db.execute(
             "DELETE FROM databus_meta WHERE name = ?", (_WATCHED + table,)
         ).rowcount
@@ -262,6 +301,37 @@ def _altered(
     elif old.key == new.key:
         log.log_again(db, new, split_source(new.source)[1], number, version, since_id)
     return number, unseen
+
+
+def _doubt(
+    db: sqlite3.Connection,
+    schema: SourceSchema,
+    version: int,
+    unexplained: int,
+    since_id: int,
+    *,
+    is_moved: bool,
+) -> Unseen | None:
+    """What may have become of a table with the definition and the triggers that it had before,
+    by statements of which nothing else is to be seen.
+
+    The last column can have been dropped and added again: then all rows have its default value,
+    but for those that were written since.
+    """
+    table, column = split_source(schema.source)[1], schema.columns[-1]
+    if is_moved and unexplained >= _STATEMENTS_OF_REBUILDING:
+        return Unseen(REBUILT)
+    if unexplained < _STATEMENTS_OF_READDING or column.name in schema.key:
+        return None
+    default = log.defaults(db, table)[column.name]
+    if (default is None and not column.nullable) or not log.has_rows(db, table):
+        return None
+    (written,) = db.execute(
+        "SELECT count(*) FROM databus_log WHERE id > ? AND version = ?", (since_id, version)
+    ).fetchone()
+    if not log.has_only_defaults(db, table, column.name, default, written):
+        return None
+    return Unseen(f"column {column.name} may have been dropped and added again", keeps_rows=True)
 
 
 def _only_dropped(old: SourceSchema, new: SourceSchema) -> bool:

@@ -8,7 +8,7 @@ names around it: the statement succeeds, and the log shows from which row on the
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from databus.common.schema import SourceSchema
 from databus.common.source_names import split_source
@@ -17,6 +17,7 @@ from databus.relay.sources.sqlite_log import GROUP, NOW_MS, quoted, row_expressi
 MISSING = "9C61D2F35B4E4A0C8F17E6A27D30B58E"
 """What stands in a row of the log for a column that its table has not any more, as hexadecimal."""
 
+_OURS = "sqlite_master WHERE type = 'trigger' AND name GLOB 'databus_[cud]_*'"
 _OPS = {"c": "INSERT", "u": "UPDATE", "d": "DELETE"}
 
 
@@ -57,28 +58,35 @@ def _image(schema: SourceSchema, row: str) -> str:
 def ours(connection: sqlite3.Connection) -> dict[str, dict[str, str]]:
     """The texts of our triggers by name, by the table that they are on."""
     found: dict[str, dict[str, str]] = {}
-    for table, name, text in connection.execute(
-        "SELECT tbl_name, name, sql FROM sqlite_master "
-        "WHERE type = 'trigger' AND name GLOB 'databus_[cud]_*'"
-    ):
+    for table, name, text in connection.execute(f"SELECT tbl_name, name, sql FROM {_OURS}"):
         found.setdefault(table, {})[name] = text
     return found
 
 
+def of_table(connection: sqlite3.Connection, table: str) -> dict[str, str]:
+    """The texts of our triggers on a table, by name."""
+    rows = connection.execute(f"SELECT name, sql FROM {_OURS} AND tbl_name = ?", (table,))
+    return dict(rows.fetchall())
+
+
 def watch(connection: sqlite3.Connection, triggers: Mapping[str, str], table: str) -> None:
     """Make these the only triggers of ours on a table."""
-    drop(connection, table, triggers)
-    for text in triggers.values():
-        connection.execute(text)
+    if of_table(connection, table) != triggers:
+        drop(connection, table, triggers)
+        for text in triggers.values():
+            connection.execute(text)
 
 
-def drop(connection: sqlite3.Connection, table: str, names: Mapping[str, str]) -> None:
+def drop(connection: sqlite3.Connection, table: str, names: Iterable[str] = ()) -> None:
     """Stop logging the changes of a table; triggers of these names go from all other tables too:
     a table that was renamed has taken them along."""
-    for held, triggers in ours(connection).items():
-        for name in triggers:
-            if held == table or name in names:
-                connection.execute(f"DROP TRIGGER {quoted(name)}")
+    listed = list(names)
+    rows = connection.execute(
+        f"SELECT name FROM {_OURS} AND (tbl_name = ? OR name IN ({', '.join('?' * len(listed))}))",
+        (table, *listed),
+    ).fetchall()
+    for (name,) in rows:
+        connection.execute(f"DROP TRIGGER {quoted(name)}")
 
 
 def first_missing(connection: sqlite3.Connection, after: int) -> dict[int, int]:
