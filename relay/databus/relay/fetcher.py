@@ -50,7 +50,7 @@ from databus.relay.resync_requests import states_of
 from databus.relay.ring import Ring
 from databus.relay.ring_format import RING_NAME
 from databus.relay.sources.catalogue import create_source
-from databus.relay.sources.ruled import remembering
+from databus.relay.sources.ruled import within_limits
 from databus.relay.sources.source import (
     Batch,
     Chunk,
@@ -245,10 +245,10 @@ class Fetcher:
         """Connect and stream until something goes wrong."""
         if self.intake is None and (self.folder.path / RING_NAME).exists():
             self._open_intake(None, Position(0, 0))
-        source = self._make_source(self.config)
+        source = within_limits(self._make_source(self.config), self.config)
         self._is_relaying = isinstance(source, RelayingSource)
         try:
-            source = self._recalled(source)
+            self._recall(source)
             await source.open()
             if self.intake is None:
                 self.folder.memo.unlink(missing_ok=True)
@@ -282,15 +282,12 @@ class Fetcher:
             with contextlib.suppress(Exception):
                 await source.close()
 
-    def _recalled(self, source: Source) -> Source:
-        """The source, with its memo back if the stream goes on where that was kept."""
+    def _recall(self, source: Source) -> None:
+        """Give the source its memo back if the stream goes on where that was kept."""
         intake = self.intake
-        if intake is not None:
+        if intake is not None and isinstance(source, RememberingSource):
             memo = self.folder.memo.read_text() if self.folder.memo.exists() else ""
-            source = remembering(source, self.config, memo)
-            if isinstance(source, RememberingSource):
-                source.recall(memo, intake.last_transaction(), intake.complete.scn)
-        return source
+            source.recall(memo, intake.last_transaction(), intake.complete.scn)
 
     def _open_intake(self, clock: str | None, start: Position) -> Intake:
         config = self.config

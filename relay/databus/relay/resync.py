@@ -175,11 +175,15 @@ class Resync:
         if stops is None:
             return
         self._resuming &= stops.keys()
+        for known in self.book:
+            stopped = stops.get(known.source)
+            self._waits_for(known, stopped.waits_for if stopped is not None else "")
         for source, stop in stops.items():
             record = self.book.get(source)
             if record is None:
                 record = TableRecord(source, CaptureState.SUSPENDED, stop.since_scn, stop.why)
                 record.noticed_us, record.keeps_rows = _now_us(), stop.keeps_rows
+                record.waits_for = stop.waits_for
                 self.book.add(record)
                 self._changed.set()
                 continue
@@ -198,6 +202,17 @@ class Resync:
                 record.reason = stop.why
                 self._failed(record, "it was suspended again meanwhile")
             self._changed.set()
+
+    def _waits_for(self, record: TableRecord, what: str) -> None:
+        """Whether it can be resynchronised has been learnt."""
+        if record.waits_for == what:
+            return
+        if what and record.state == CaptureState.SUSPENDED:
+            record.is_confirmed = False
+        elif not what:
+            record.again_us = 0
+        record.waits_for = what
+        self._changed.set()
 
     def publish(self, intake: Intake) -> bool:
         """Append the frames that are due; no window is open."""
@@ -292,6 +307,8 @@ class Resync:
             self._config.name, record.source, error, pause_s,
         )  # fmt: skip
         record.suspend(error, _now_us() + int(pause_s * 1e6))
+        if record.waits_for:
+            record.is_confirmed = False
         self._changed.set()
 
     def _publish_now(self) -> None:
@@ -346,12 +363,16 @@ class Resync:
             return record.until_us or None
         if record.state != CaptureState.SUSPENDED or record.dump:
             return None
-        if not (self._is_automatic or record.is_confirmed):
+        if not self._may_start(record):
             return None
         grace_s = self._pace.alone_s
         if not record.is_declined and self._is_accompanied(record.source):
             grace_s = self._pace.accompanied_s
         return max(record.again_us, record.noticed_us + int(grace_s * 1e6))
+
+    def _may_start(self, record: TableRecord) -> bool:
+        """Whether it may be resynchronised without another word of an operator."""
+        return record.is_confirmed or (self._is_automatic and not record.waits_for)
 
     def _is_accompanied(self, source: str) -> bool:
         now_s = time.monotonic()
@@ -392,7 +413,7 @@ class Resync:
             return True
         if record.by and record.by != by:
             return False
-        if not (self._is_automatic or record.is_confirmed or is_operator):
+        if not (self._may_start(record) or is_operator):
             return False
         if record.is_declined and not is_operator:
             return False
@@ -439,7 +460,7 @@ class Resync:
             record.state == CaptureState.SUSPENDED
             and not record.by
             and not record.is_declined
-            and (self._is_automatic or record.is_confirmed)
+            and self._may_start(record)
             and record.again_us <= _now_us()
         )
 

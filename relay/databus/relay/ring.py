@@ -14,13 +14,14 @@ from pathlib import Path
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import StoreError
 from databus.common.private import make_folder
-from databus.relay.ring_file import lock_ring, make_ring, whole_pages
+from databus.relay.ring_file import lock_ring, make_ring
 from databus.relay.ring_format import (
     EMPTY_STATE,
     MODE_BLOCK,
     MODE_OVERWRITE,
     RING_NAME,
     RingState,
+    whole_pages,
 )
 from databus.relay.ring_reader import RingReader
 from databus.relay.ring_writer import RingWriter

@@ -23,10 +23,8 @@ from databus.relay.ring_format import (
     DATA_OFFSET,
     LIVE_OFFSET,
     LOCK_NAME,
-    MIN_RING_BYTES,
     PAD,
     PAD_MAGIC,
-    PAGE_BYTES,
     SLOT,
     SLOT_OFFSETS,
     Control,
@@ -325,13 +323,6 @@ def sync_directory(directory: Path) -> None:
         raise SyncFailed(f"{directory} could not be written to disk: {error.strerror}") from error
     finally:
         os.close(fd)
-
-
-def whole_pages(ring_bytes: int) -> int:
-    """``ring_bytes`` in whole pages."""
-    if ring_bytes < MIN_RING_BYTES:
-        raise StoreError(f"ring_bytes={ring_bytes} is less than the smallest, {MIN_RING_BYTES}")
-    return -(-ring_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def make_ring(path: Path, ring_bytes: int, clock: str, mode: int, state: RingState) -> None:

@@ -29,6 +29,7 @@ SLOT_OFFSETS = (LIVE_OFFSET + 128, LIVE_OFFSET + 384)
 DATA_OFFSET = 16384
 PAGE_BYTES = 4096
 MIN_RING_BYTES = PAGE_BYTES
+MAX_FRAME_SHARE = 4
 CLOCK_BYTES = 256
 
 MAX_INDEX_ENTRIES = 16384
@@ -228,6 +229,18 @@ def unpack_control(page: bytes, path: Path) -> Control | None:
         clock[:clock_len].decode(),
         unflatten(values[9:-1]),
     )
+
+
+def whole_pages(ring_bytes: int) -> int:
+    """``ring_bytes`` in whole pages."""
+    if ring_bytes < MIN_RING_BYTES:
+        raise StoreError(f"ring_bytes={ring_bytes} is less than the smallest, {MIN_RING_BYTES}")
+    return -(-ring_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def largest_frame_bytes(ring_bytes: int) -> int:
+    """How large a frame may be, in a ring that was made with this size."""
+    return whole_pages(ring_bytes) // MAX_FRAME_SHARE
 
 
 def step_bytes(ring_bytes: int) -> int:

@@ -28,7 +28,6 @@ from databus.relay.ring_file import (
     make_ring,
     remove_folder,
     sync_directory,
-    whole_pages,
 )
 from databus.relay.ring_format import (
     EMPTY_STATE,
@@ -36,13 +35,14 @@ from databus.relay.ring_format import (
     MODE_BLOCK,
     RING_NAME,
     RingState,
+    largest_frame_bytes,
+    whole_pages,
 )
 from databus.relay.ring_reader import read_piece
 from databus.relay.ring_recovery import Recovered, place, recover, with_oldest
 from databus.relay.scn_index import ScnIndex, split
 
 NEXT_NAME = "ring.next"
-MAX_FRAME_SHARE = 4
 PART_SHARE = 8
 EVICT_SHARE = 256
 COPY_BYTES = 1 << 20
@@ -91,7 +91,7 @@ class RingWriter:
         self._control = control
         self.ring_bytes = control.ring_bytes
         self.part_bytes = control.ring_bytes // PART_SHARE
-        self.max_frame_bytes = control.ring_bytes // MAX_FRAME_SHARE
+        self.max_frame_bytes = largest_frame_bytes(control.ring_bytes)
         self._index = ScnIndex(
             self.directory / INDEX_NAME,
             file.data,

@@ -26,6 +26,7 @@ class TableRecord:
     cannot repair it, so that the relay has to dump it.  ``published`` is the state in the last
     frame about it, ``cure`` what the parent of a chained relay says.  ``keeps_rows``: the rows that
     its readers have are all there still and only their values are old, so nothing is emptied.
+    ``waits_for``: what has to be done before it can be resynchronised; empty: nothing is known.
     """
 
     source: str
@@ -44,6 +45,7 @@ class TableRecord:
     cure: str = ""
     published: str = ""
     keeps_rows: bool = False
+    waits_for: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is on disk."""
@@ -131,6 +133,9 @@ def _cure(record: TableRecord, database: str, *, is_automatic: bool) -> str:
     if record.state == CaptureState.RESYNCHRONISING:
         return "Wait until it is followed."
     command = f"databus resync RELAY_URL/{database} {record.source}"
+    if record.waits_for:
+        after = "it is resynchronised automatically, or at once with" if is_automatic else "run"
+        return f"{record.waits_for}; then {after}: {command}"
     if not is_automatic and not record.is_confirmed:
         return f"Remove the cause, then run: {command}"
     if record.tries:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,14 +32,17 @@ _log = logging.getLogger(__name__)
 class RuledMemo:
     """What is remembered of a source with rules, the source's own memo in it.
 
-    ``digest`` is that of the rules, ``stopped`` the tables that they did not fit.  The source's
-    part is ``inner``, or ``text`` until it has given one.
+    ``digest`` is that of the rules, ``stopped`` the tables that they did not fit, or of which a row
+    did not fit into a frame of ``limit_bytes``; these are in ``large``, as JSON.  The source's part
+    is ``inner``, or ``text`` until it has given one.
     """
 
     digest: str = ""
     stopped: Mapping[str, Stop] = field(default_factory=dict)
     inner: Memo | None = None
     text: str = ""
+    limit_bytes: int = 0
+    large: Mapping[str, list[Any]] = field(default_factory=dict)
 
     def encode(self) -> str:
         """As JSON; the source's own memo where there is nothing besides."""
@@ -46,7 +50,10 @@ class RuledMemo:
         if not self.digest and not self.stopped:
             return text
         tables = StopsMemo(self.stopped).encode()
-        return json.dumps({"ruled": {"by": self.digest, "tables": tables}, "source": text})
+        ruled: dict[str, Any] = {"by": self.digest, "tables": tables}
+        if self.large:
+            ruled |= {"limit_bytes": self.limit_bytes, "large": self.large}
+        return json.dumps({"ruled": ruled, "source": text})
 
 
 def decode_ruled(text: str) -> RuledMemo:
@@ -61,8 +68,10 @@ def decode_ruled(text: str) -> RuledMemo:
         document = json.loads(text)
         ruled = document["ruled"]
         stopped = decode_stops(str(ruled["tables"])).stopped
-        return RuledMemo(str(ruled["by"]), stopped, text=str(document["source"]))
-    except (ValueError, KeyError, TypeError) as error:
+        large, limit_bytes = dict(ruled.get("large", {})), int(ruled.get("limit_bytes", 0))
+        text = str(document["source"])
+        return RuledMemo(str(ruled["by"]), stopped, text=text, limit_bytes=limit_bytes, large=large)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{text[:200]!r} is no memo of a source with rules: {error}") from error
 
 
@@ -76,12 +85,13 @@ class Sifted:
     """A batch without the frames of stopped tables.
 
     ``columns`` are those of its frames, None if it has none; ``has_stopped`` says that a table
-    stopped in it that had not before.
+    stopped in it that had not before, ``has_changed`` that what is remembered of one is otherwise.
     """
 
     batch: Batch
     columns: FrameColumns | None = None
     has_stopped: bool = False
+    has_changed: bool = False
 
 
 class UnfitTables:
@@ -99,14 +109,37 @@ class UnfitTables:
     """
 
     def __init__(
-        self, database: str, rules: ColumnRules, stops: Mapping[str, Stop] | None = None
+        self,
+        database: str,
+        rules: ColumnRules,
+        tables: StoppedTables | None = None,
+        large: Container[str] = (),
     ) -> None:
-        self.tables = StoppedTables(stops or {})
-        self.in_window = False
+        """``large`` are tables in ``tables`` that are left out elsewhere, for a row's size."""
+        self.tables = tables or StoppedTables({})
+        self._large = large
+        self._in_window = False
+        self._last = b""
         self._database = database
         self._rules = rules
         self._known: set[int] = set()
         self._unfit: dict[int, tuple[str, str]] = {}
+
+    def begin(self) -> None:
+        """The stream begins, between two windows."""
+        self._in_window, self._last = False, b""
+
+    def passed(self, data: bytes) -> None:
+        """These frames go on without having been sifted."""
+        self._last = data or self._last
+
+    @property
+    def in_window(self) -> bool:
+        """Whether the frames so far end inside a window."""
+        if self._last:
+            self._in_window = _is_open(frame.scan(self._last, verify=False))
+            self._last = b""
+        return self._in_window
 
     def sift(self, batch: Batch) -> Sifted:
         """What may go on of a batch."""
@@ -121,7 +154,7 @@ class UnfitTables:
         ]
         # A table that was mended can be dumped before it has a row.
         batch = self._with_schemas(batch, (*batch.schemas, *told))
-        self.in_window = int(ops[-1]) != Op.END_OF_WINDOW
+        self._in_window, self._last = _is_open(columns), b""
         if not self._unfit and not self.tables.stops:
             return Sifted(batch, columns)
         before = len(self.tables.stops)
@@ -156,7 +189,8 @@ class UnfitTables:
         """Which frames do not go on; tables that stop with one of them have stopped."""
         is_row = ops < FIRST_CONTROL_OP
         left_out = np.zeros(len(columns), dtype=np.bool_)
-        before = [frame.source_id(source) for source in self.tables.stops]
+        stopped = self.tables.stops.keys()
+        before = [frame.source_id(source) for source in stopped if source not in self._large]
         if self._unfit:
             left_out = np.isin(columns.schema_fp, np.array(list(self._unfit), dtype=np.uint64))
             left_out &= is_row | (ops == Op.SCHEMA_CHANGE)
@@ -179,3 +213,7 @@ class UnfitTables:
                 self.tables.stop(source, int(columns.scn[first]), why)
                 found.append((source, first))
         return found
+
+
+def _is_open(columns: FrameColumns) -> bool:
+    return int(columns.op[-1]) != Op.END_OF_WINDOW

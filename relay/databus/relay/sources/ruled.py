@@ -1,11 +1,12 @@
-"""A source with the rules of its database applied: what the fetcher reads where there are any.
+"""A source with the rules of its database and the ring's limit applied: what the fetcher reads.
 
 ``create_source`` puts this around a source whose ``[[database]]`` has rules for columns or
-skipped operations.  The database's own keys are seen by nobody behind it: where a key column is
-hashed, the places at which a dump goes on are sealed.
+skipped operations, the fetcher around every other one.  The database's own keys are seen by nobody
+behind it: where a key column is hashed, the places at which a dump goes on are sealed.
 
 A table that the rules do not fit forbids capture at the first start.  One that comes later stops
-alone (``rule_stops.py``), as others do that cannot be read (``stops.py``).
+alone (``rule_stops.py``), as others do that cannot be read (``stops.py``), and those that have a
+row which the ring cannot hold (``large_rows.py``).
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from databus.common.config import DatabaseConfig
 from databus.common.errors import BadRequest, DumpFailed, UnsupportedChange
 from databus.common.frame import Op
 from databus.common.schema import SourceSchema
-from databus.relay.column_rules import ColumnRules, effective_columns
+from databus.relay.column_rules import Action, ColumnRules, effective_columns
 from databus.relay.rewriting import Rewriter
 from databus.relay.sealing import Sealing
-from databus.relay.sources.rule_stops import RuledMemo, UnfitTables, decode_ruled, is_ruled
+from databus.relay.sources.large_rows import LargeRows, RowLimit, decode_large
+from databus.relay.sources.rule_stops import RuledMemo, Sifted, UnfitTables, decode_ruled
 from databus.relay.sources.source import (
     Batch,
     Chunk,
@@ -39,7 +41,7 @@ from databus.relay.sources.source import (
     WatermarkingSource,
     raise_findings,
 )
-from databus.relay.sources.stops import Stop
+from databus.relay.sources.stops import Stop, StoppedTables
 
 _LOOK_AGAIN_S = 30.0
 """How often the status asks for tables that have no row yet which a rule does not fit."""
@@ -57,6 +59,8 @@ class RuledSource:
             ring in which it did, and stays so over restarts, also under other rules or none.
         I4. It begins again between two transactions, when somebody reads all of it and the rules
             fit it; that is on disk before its first row is in the ring.
+        I5. The same holds of a table with a row that is too large, be it met by the stream, or by
+            the one who reads a suspended table.
 
     Owner: as the source's.
     """
@@ -66,8 +70,12 @@ class RuledSource:
         self._rules = ColumnRules(config)
         self._rewriter = Rewriter(self._rules)
         self._captures = config.captures
-        self._unfit = UnfitTables(config.name, self._rules)
+        self._name, self._ring_bytes = config.name, config.ring_bytes
+        self._has_rules = not self._rules.is_empty
+        self._remembers({}, {})
         self._memo = RuledMemo(self._rules.digest)
+        self._resumed: set[str] = set()
+        self._too_large: dict[str, UnsupportedChange] = {}
         self._without: dict[str, str] = {}
         self._taken_up: set[str] = set()
         self._stop_next: dict[str, str] = {}
@@ -75,7 +83,6 @@ class RuledSource:
         self._goes_on = False
         self._sealing = Sealing(config.hash_salt.reveal if config.hash_salt else "")
         self._sealed: set[str] = set()
-        self._name = config.name
         # Attributes and not methods, so that only what is around a source that can seems to.
         # Whatever else a source may offer one day has to be handed on here by name as well.
         if isinstance(inner, WatermarkingSource):
@@ -87,12 +94,17 @@ class RuledSource:
         """See ``Source.clock``."""
         return self._inner.clock
 
+    def _remembers(self, stops: Mapping[str, Stop], large: Mapping[str, LargeRows]) -> None:
+        tables = StoppedTables(stops)
+        self._limit = RowLimit(self._ring_bytes, tables, large)
+        self._unfit = UnfitTables(self._name, self._rules, tables, self._limit.large)
+
     # -- opening --
 
     async def preflight(self) -> list[Finding]:
         """What the source finds, and what is wrong with the rules for its tables."""
         found = await self._inner.preflight()
-        if any(finding.fatal for finding in found):
+        if not self._has_rules or any(finding.fatal for finding in found):
             return found
         return [*found, *self._rules.findings(await self._inner.schemas())]
 
@@ -111,14 +123,23 @@ class RuledSource:
             for source, stop in kept.stopped.items()
             if self._captures(source)
         }
-        self._unfit = UnfitTables(self._name, self._rules, stops)
-        self._memo = RuledMemo(self._rules.digest, stops, text=kept.text)
+        limit_bytes = self._limit.limit_bytes
+        large = {s: rows for s, rows in decode_large(kept.large).items() if s in stops}
+        for source, rows in large.items():
+            if not self._goes_on or limit_bytes > kept.limit_bytes:
+                rows.waits_for = ""  # What has to be done may have been done.
+            stops[source] = replace(stops[source], waits_for=rows.waits_for)
+        self._remembers(stops, large)
+        self._memo = RuledMemo(self._rules.digest, text=kept.text)
+        self._remember()
         if isinstance(self._inner, RememberingSource):
             self._inner.recall(kept.text, last, after_scn)
 
     async def open(self) -> None:
         """See ``Source.open``; a rule that names no column is logged."""
         await self._inner.open()
+        if not self._has_rules:
+            return
         schemas = await self._inner.schemas()
         stops = self._unfit.tables.stops
         findings = [f for f in self._rules.findings(schemas) if f.table not in stops]
@@ -137,6 +158,9 @@ class RuledSource:
 
     def _seen(self, schemas: list[SourceSchema]) -> list[SourceSchema]:
         """All captured tables as consumers see them, but those that the rules do not fit."""
+        if not self._has_rules:
+            self._limit.learn(schemas)
+            return schemas
         problems = {schema.source: self._unfit.problem(schema) for schema in schemas}
         self._without = {source: problem for source, problem in problems.items() if problem}
         fitting = [schema for schema in schemas if schema.source not in self._without]
@@ -154,26 +178,43 @@ class RuledSource:
 
     async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """The source's windows, rewritten, without those tables that have stopped."""
-        self._unfit.in_window, self._resolved = False, after_scn
+        self._unfit.begin()
+        self._resolved = after_scn
         self._unfit.tables.begin()
         try:
             async with contextlib.aclosing(self._inner.stream(after_scn)) as batches:
                 async for batch in batches:
                     if self._settle():
                         yield Batch(b"", memo=self._memo, keep=True)
-                    sifted = self._unfit.sift(batch)
+                    sifted = self._sifted(batch)
                     if sifted.has_stopped:
-                        self._remember()
                         yield Batch(b"", memo=self._memo, keep=True)
                     if batch.memo is not None:
                         self._memo = replace(self._memo, inner=batch.memo)
                     self._resolved = max(self._resolved, batch.resolved)
-                    ruled = self._rewriter.batch(sifted.batch, sifted.columns)
-                    yield replace(ruled, memo=self._memo)
+                    yield replace(sifted.batch, memo=self._memo)
         except UnsupportedChange as error:
             raise self._without_value(error) from None
         finally:
             self._unfit.tables.end()
+
+    def _sifted(self, batch: Batch) -> Sifted:
+        """What goes on of a batch, rewritten."""
+        stops = self._unfit.tables.stops
+        if not (self._has_rules or stops) and self._limit.passes(batch):
+            self._limit.learn(batch.schemas)
+            self._unfit.passed(batch.data)
+            return Sifted(batch)
+        fitting = self._unfit.sift(batch)
+        ruled, columns = fitting.batch, fitting.columns
+        if self._has_rules:
+            ruled = self._rewriter.batch(ruled, columns)
+            columns = columns if ruled.data is fitting.batch.data else None
+        found = self._limit.sift(ruled, columns)
+        has_stopped = fitting.has_stopped or found.has_stopped
+        if has_stopped or found.has_changed:
+            self._remember()
+        return replace(found, has_stopped=has_stopped)
 
     def _settle(self) -> bool:
         """Between two transactions: tables begin again, or stop, that were asked for.
@@ -181,18 +222,29 @@ class RuledSource:
         Returns whether there were any.
         """
         tables = self._unfit.tables
-        if self._unfit.in_window or not (tables.is_asked or self._stop_next):
+        is_due = tables.is_asked or self._stop_next or self._too_large
+        if not is_due or self._unfit.in_window:
             return False
         tables.begin_again()
+        self._limit.resumed()
         for source, why in self._stop_next.items():
             _log.warning("database %s: %s has stopped: %s", self._name, source, why)
             tables.stop_again(source, self._resolved, why)
+        for source, problem in self._too_large.items():
+            _log.warning("database %s: %s", self._name, problem.message)
+            self._limit.suspend_again(source, self._resolved, problem)
         self._stop_next.clear()
+        self._too_large.clear()
         self._remember()
         return True
 
     def _remember(self) -> None:
-        self._memo = replace(self._memo, stopped=dict(self._unfit.tables.stops))
+        self._memo = replace(
+            self._memo,
+            stopped=dict(self._unfit.tables.stops),
+            limit_bytes=self._limit.limit_bytes,
+            large={source: rows.to_json() for source, rows in self._limit.large.items()},
+        )
 
     def _without_value(self, error: UnsupportedChange) -> UnsupportedChange:
         """The error, without its text if that may tell a value that must not be seen."""
@@ -225,20 +277,38 @@ class RuledSource:
         """All of a table is about to be read: if it has stopped, the stream takes it up before.
 
         Raises:
-            UnsupportedChange: a rule does not fit it as it is now.
+            UnsupportedChange: a rule does not fit it as it is now, or it still has a row that is
+                too large.
         """
         stops = self._unfit.tables.stops
+        if source in self.suspended():
+            self._resumed.add(source)
         if source in stops or source in self._without:
             await self.schemas()
             self._require_fit(source)
         if source not in stops:
             return
+        await self._require_small(source)
         await self._unfit.tables.resumption(source)
         self._taken_up.add(source)
 
     def _require_fit(self, source: str) -> None:
         if source in self._without:
             raise UnsupportedChange(self._without[source], source=source)
+
+    async def _require_small(self, source: str) -> None:
+        """The rows that were too large are gone or smaller, as far as their keys are known here.
+
+        Raises:
+            UnsupportedChange: one is not.
+        """
+        schema = next((s for s in await self._inner.schemas() if s.source == source), None)
+        if schema is None or source in self._sealed:
+            return
+        plan = self._rewriter.plan_of(schema) if self._has_rules else None
+        if plan is None or all(one.action is Action.KEEP for one in plan.key_plans()):
+            for key in self._limit.keys_of(source, schema):
+                await self._read(ChunkRequest(source, 1, keys=[key], is_probe=True))
 
     async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
         """See ``Source.chunk_end``; sealed where a key column is hashed."""
@@ -261,6 +331,8 @@ class RuledSource:
         Raises:
             DumpFailed: the token would not come back as it was written.
         """
+        if not self._has_rules:
+            return await self._watermarks.write_watermark(table, token)
         ruled = [s for s in await self._inner.schemas() if s.source == table]
         if self._rules.skipped_ops & {Op.INSERT, Op.UPDATE} or any(map(self._rules.plan, ruled)):
             raise DumpFailed(
@@ -274,11 +346,17 @@ class RuledSource:
 
         Raises:
             BadRequest: rows were asked for by keys of which only hashes are known.
-            UnsupportedChange: a rule does not fit the table, or a value cannot be carried.
+            UnsupportedChange: a rule does not fit the table, a value cannot be carried, or a row
+                is too large.
         """
         if request.is_of_whole_table:
             await self._begin_again(request.source)
-        if request.source not in self._sealed:
+        elif request.is_probe and request.source in self._limit.large:
+            await self._require_small(request.source)
+        return await self._read(request)
+
+    async def _read(self, request: ChunkRequest) -> Chunk:
+        if self._has_rules and request.source not in self._sealed:
             await self.schemas()
         sealed = request.source in self._sealed
         if sealed and request.keys is not None:
@@ -287,7 +365,7 @@ class RuledSource:
             )
         try:
             chunk = await self._inner.read_chunk(self._opened(request))
-            plan = self._rewriter.plan_of(chunk.schema)
+            plan = self._rewriter.plan_of(chunk.schema) if self._has_rules else None
         except UnsupportedChange as error:
             told = self._without_value(error)
             if request.source in self._taken_up:
@@ -295,8 +373,19 @@ class RuledSource:
             raise told from None
         if plan is not None and plan.key_is_hashed:
             self._sealed.add(request.source)
-        chunk = self._rewriter.chunk(chunk)
+        if self._has_rules:
+            chunk = self._rewriter.chunk(chunk)
+        if not request.is_filtered:
+            self._require_size(chunk, request.source)
         return replace(chunk, last_key=self._seal(request.source, chunk.last_key))
+
+    def _require_size(self, chunk: Chunk, source: str) -> None:
+        try:
+            self._limit.require(chunk)
+        except UnsupportedChange as error:
+            if source in self._resumed or source in self.suspended():
+                self._too_large[source] = error
+            raise
 
     def _opened(self, request: ChunkRequest) -> ChunkRequest:
         return replace(
@@ -310,7 +399,7 @@ class RuledSource:
         """See ``Source.status``; with the tables that a rule does not fit."""
         facts = await self._inner.status()
         now_s = asyncio.get_running_loop().time()
-        if self._without or now_s >= self._looked_s + _LOOK_AGAIN_S:
+        if self._without or (self._has_rules and now_s >= self._looked_s + _LOOK_AGAIN_S):
             self._looked_s = now_s
             await self.schemas()
         tables = self._unfit.tables
@@ -328,9 +417,8 @@ class RuledSource:
         await self._inner.close()
 
 
-def remembering(source: Source, config: DatabaseConfig, memo: str) -> Source:
-    """The source, with what is around it that this memo is of: the last rule is gone, and tables
-    that it has stopped are still to be dumped."""
-    if not is_ruled(memo) or isinstance(source, RuledSource | RelayingSource):
+def within_limits(source: Source, config: DatabaseConfig) -> Source:
+    """The source, with this around it if it is not yet; one that relays passes on what it gets."""
+    if isinstance(source, RuledSource | RelayingSource):
         return source
     return cast("Source", RuledSource(source, config))

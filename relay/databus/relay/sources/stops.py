@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from databus.common.errors import FormatError, SourceUnavailable
@@ -22,11 +22,13 @@ class Stop:
 
     ``keeps_rows``: each row that the stream gave is there still, under its key, with other
     values.  So the stream resumes behind this transaction, and a dump brings the values.
+    ``waits_for``: what has to be done before anybody can read the table; empty: nothing.
     """
 
     since_scn: int
     why: str
     keeps_rows: bool = False
+    waits_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +92,31 @@ class StoppedTables:
         """The tables of which nothing is read: those that do not keep their rows."""
         return {source for source, stop in self.stops.items() if not stop.keeps_rows}
 
-    def stop(self, source: str, scn: int, why: str, *, keeps_rows: bool = False) -> None:
+    def stop(
+        self, source: str, scn: int, why: str, *, keeps_rows: bool = False, waits_for: str = ""
+    ) -> None:
         """Pass over a table from here on; the first reason counts, unless it keeps the rows."""
         before = self.stops.get(source)
         if before is None or (before.keeps_rows and not keeps_rows):
-            self.stops[source] = Stop(scn, why, keeps_rows)
+            self.stops[source] = Stop(scn, why, keeps_rows, waits_for)
             self.suspended_count += 1
             if keeps_rows:
                 self._asked.add(source)
             else:
                 self._asked.discard(source)
 
-    def stop_again(self, source: str, scn: int, why: str) -> None:
+    def stop_again(self, source: str, scn: int, why: str, *, waits_for: str = "") -> None:
         """Pass over a table that began again, for nobody could read all of it.
 
         It has not been whole since it stopped first.
         """
         first = self._taken_up.get(source)
-        self.stop(source, first.since_scn if first is not None else scn, why)
+        self.stop(source, scn if first is None else first.since_scn, why, waits_for=waits_for)
+
+    def wait_for(self, source: str, what: str) -> None:
+        """A suspended table cannot be read before this is done; "": now it can."""
+        if (stop := self.stops.get(source)) is not None:
+            self.stops[source] = replace(stop, waits_for=what)
 
     def follow_again(self, source: str) -> None:
         """A table was emptied: from here on the stream has all of it."""
@@ -184,6 +193,7 @@ class StoppedTables:
         """For people."""
         return [
             f"{source} has stopped: its changes after scn {stop.since_scn} are passed over: "
-            f"{stop.why}. Mend that, then databus verify --repair, or dump the table"
+            f"{stop.why}. {stop.waits_for or 'Mend that'}, then databus verify --repair, or dump "
+            "the table"
             for source, stop in sorted(self.stops.items())
         ]

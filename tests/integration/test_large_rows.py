@@ -1,0 +1,229 @@
+"""A row that the ring cannot hold suspends its table alone, on every kind of source."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from databus.common.config import DatabaseConfig
+from databus.common.frame import Op
+from databus.common.table_state import TableState, decode_table_state
+from databus.relay.fetcher import Fetcher
+from tests.integration.test_stopped_tables import dump
+from tests.support.capture import capturing, database_config, kept_memo, streaming, upserted
+from tests.support.fixtures import FreshDatabase
+from tests.support.relay_process import ring_frames
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+RING = "1MiB"
+LIMIT = 1 << 18
+LARGE, SMALL = "x" * (LIMIT + 1000), "s"
+LARGER_RING = {"ring_bytes": "4MiB"}
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """A database with the tables ``calm`` and ``wide`` (id, body, note), and how to write to it."""
+
+    url: str
+    namespace: str
+    execute: Callable[[str], Any]
+
+    def table(self, name: str) -> str:
+        return f"{self.namespace}.{name}"
+
+    def put(self, table: str, key: int, body: str) -> None:
+        self.execute(f"INSERT INTO {table} VALUES ({key}, '{body}', 'n')")
+
+    def rows(self, table: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+        found = self.execute(f"SELECT id, body, note FROM {table}")
+        return {(key,): {"id": key, "body": body, "note": note} for key, body, note in found}
+
+
+@pytest.fixture(params=["sqlite", "mariadb", "mysql", "postgres"])
+def upstream(request: pytest.FixtureRequest, tmp_path: Path) -> Upstream:
+    if request.param == "sqlite":
+        path = tmp_path / "source.db"
+
+        def execute(statement: str) -> list[tuple[Any, ...]]:
+            connection = sqlite3.connect(path, timeout=60)
+            try:
+                with connection:
+                    return connection.execute(statement).fetchall()
+            finally:
+                connection.close()
+
+        execute("PRAGMA journal_mode = wal")
+        found = Upstream(f"sqlite:///{path}", "main", execute)
+    else:
+        fresh: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
+        namespace = "public" if request.param == "postgres" else fresh.name
+        found = Upstream(fresh.url, namespace, fresh.execute)
+    body = "LONGTEXT" if request.param in ("mariadb", "mysql") else "TEXT"
+    for table in ("calm", "wide"):
+        found.execute(
+            f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, body {body}, note VARCHAR(9))"
+        )
+    return found
+
+
+def settings(upstream: Upstream, **changed: Any) -> DatabaseConfig:
+    config = database_config("shop", upstream.url, f"{upstream.namespace}.*")
+    values = {"ring_bytes": RING, "resync": "auto"} | changed
+    return DatabaseConfig.model_validate(config.model_dump() | values)
+
+
+def states(folder: Path) -> list[TableState]:
+    """What the stream says of tables, in order."""
+    return [
+        decode_table_state(bytes(view.after or b""))
+        for view in ring_frames(folder)
+        if view.op == Op.TABLE_STATE
+    ]
+
+
+def is_suspended(fetcher: Fetcher, source: str) -> bool:
+    """Whether this table and no other is not followed."""
+    return [(r.source, str(r.state)) for r in fetcher.tables.book] == [(source, "suspended")]
+
+
+async def calm_goes_on(upstream: Upstream, folder: Path, key: int) -> None:
+    """A row of the other table comes."""
+    upstream.put("calm", key, "calm")
+    calm = upstream.table("calm")
+    await eventually(lambda: (key,) in upserted(folder, calm)[0], 60, "the other table goes on")
+
+
+async def test_a_row_that_is_too_large_suspends_its_table_until_it_is_smaller(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    folder, wide = tmp_path / "data" / "shop", upstream.table("wide")
+    async with capturing(settings(upstream), tmp_path / "data") as fetcher:
+        await streaming(fetcher)
+        upstream.put("wide", 1, SMALL)
+        upstream.put("wide", 2, LARGE)
+        await calm_goes_on(upstream, folder, 1)
+        await eventually(lambda: is_suspended(fetcher, wide), 60, "suspended")
+        upstream.put("wide", 3, SMALL)
+        await calm_goes_on(upstream, folder, 2)
+        (record,) = fetcher.tables.document()
+        assert "its row with the key [2] takes a frame of 263," in record["reason"]
+        assert "at most 262,144 bytes, a quarter of ring_bytes = 1,048,576" in record["reason"]
+        assert 'Set ring_bytes = "2MiB" or more, leave the large column out' in record["cure"]
+        assert not record["is_free"] and not fetcher.book.next_active()
+        assert set(upserted(folder, wide)[0]) == {(1,)}
+        assert wide in kept_memo(fetcher)
+    async with capturing(settings(upstream), tmp_path / "data") as fetcher:
+        await streaming(fetcher)
+        await calm_goes_on(upstream, folder, 3)
+        assert is_suspended(fetcher, wide), "still, and nobody has tried to dump it"
+        assert not list(fetcher.book) and "[2]" in fetcher.tables.document()[0]["reason"]
+        upstream.execute(f"UPDATE wide SET body = '{SMALL}' WHERE id = 2")
+        await eventually(lambda: not fetcher.tables.document(), 60, "followed again")
+        upstream.put("wide", 4, SMALL)
+        await calm_goes_on(upstream, folder, 4)
+        assert upserted(folder, wide)[0] == upstream.rows("wide")
+        assert len(list(fetcher.book)) == 1
+    assert [str(state.state) for state in states(folder)] == [
+        "suspended", "resynchronising", "followed",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("cure", ["a larger ring", "without the column", "deleted", "truncated"])
+async def test_what_the_cure_names_ends_the_suspension(
+    upstream: Upstream, tmp_path: Path, cure: str
+) -> None:
+    folder, wide = tmp_path / "data" / "shop", upstream.table("wide")
+    async with capturing(settings(upstream), tmp_path / "data") as fetcher:
+        await streaming(fetcher)
+        upstream.put("wide", 1, SMALL)
+        upstream.put("wide", 2, LARGE)
+        await eventually(lambda: is_suspended(fetcher, wide), 60, "suspended")
+        if cure in ("deleted", "truncated"):
+            is_sqlite = upstream.url.startswith("sqlite")
+            where = "WHERE id = 2" if cure == "deleted" else ""
+            verb = "TRUNCATE TABLE" if cure == "truncated" and not is_sqlite else "DELETE FROM"
+            upstream.execute(f"{verb} wide {where}")
+            await eventually(lambda: not fetcher.tables.document(), 60, "followed again")
+            await calm_goes_on(upstream, folder, 1)
+            assert upserted(folder, wide)[0] == upstream.rows("wide")
+            return
+    changed = LARGER_RING if cure == "a larger ring" else {"exclude_columns": ["*.wide.body"]}
+    async with capturing(settings(upstream, **changed), tmp_path / "data") as fetcher:
+        await eventually(lambda: not fetcher.tables.document(), 60, "followed again")
+        await calm_goes_on(upstream, folder, 1)
+        rows = upserted(folder, wide)[0]
+        assert set(rows) == {(1,), (2,)}
+        assert "body" in rows[2,] or cure == "without the column"
+
+
+async def test_an_operator_who_tries_too_early_empties_nothing_and_no_dump_repeats(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    folder, wide = tmp_path / "data" / "shop", upstream.table("wide")
+    async with capturing(settings(upstream), tmp_path / "data") as fetcher:
+        await streaming(fetcher)
+        upstream.put("wide", 1, SMALL)
+        upstream.put("wide", 2, LARGE)
+        await eventually(lambda: is_suspended(fetcher, wide), 60, "suspended")
+        fetcher.tables.confirm(wide)
+        await eventually(lambda: fetcher.tables.document()[0]["tries"] == 1, 60, "tried")
+        await calm_goes_on(upstream, folder, 1)
+        assert (
+            "the last attempt to resynchronise it failed" in fetcher.tables.document()[0]["reason"]
+        )
+        await calm_goes_on(upstream, folder, 2)
+        assert len(list(fetcher.book)) == 1, "one dump, by the operator's word"
+        assert set(upserted(folder, wide)[0]) == {(1,)}
+
+
+async def test_a_dump_that_meets_a_row_which_was_never_streamed_fails_by_its_name_and_key(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    folder, wide = tmp_path / "data" / "shop", upstream.table("wide")
+    upstream.put("wide", 1, SMALL)
+    upstream.put("wide", 7, LARGE)
+    async with capturing(settings(upstream), tmp_path / "data") as fetcher:
+        await streaming(fetcher)
+        await dump(folder, wide, ends="failed")
+        (failed,) = fetcher.book
+        assert f"{wide}: its row with the key [7] takes" in str(failed.error)
+        await calm_goes_on(upstream, folder, 1)
+        upstream.put("wide", 8, SMALL)
+        await calm_goes_on(upstream, folder, 2)
+        assert (8,) in upserted(folder, wide)[0], "what the stream gives of the table still comes"
+
+
+async def test_a_large_transaction_of_small_rows_stays_whole(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    folder, wide = tmp_path / "data" / "shop", upstream.table("wide")
+    async with capturing(settings(upstream), tmp_path / "data") as fetcher:
+        await streaming(fetcher)
+        body = "y" * 20_000
+        upstream.execute(
+            "INSERT INTO wide VALUES " + ", ".join(f"({key}, '{body}', 'n')" for key in range(40))
+        )
+        await calm_goes_on(upstream, folder, 1)
+        assert upserted(folder, wide)[0] == upstream.rows("wide")
+        assert not fetcher.tables.document()
+
+
+async def test_the_generator_whose_every_row_is_too_large_suspends_its_table(
+    tmp_path: Path,
+) -> None:
+    url = f"generator://?events_per_second=50&payload_bytes={LIMIT}&events_per_window=1"
+    config = DatabaseConfig.model_validate(
+        {"name": "gen", "url": url, "ring_bytes": RING, "sync_every": 0.05}
+    )
+    async with capturing(config, tmp_path / "data") as fetcher:
+        await streaming(fetcher)
+        await eventually(lambda: is_suspended(fetcher, "gen.events"), 60, "suspended")
+        assert fetcher.status.state == "streaming"
