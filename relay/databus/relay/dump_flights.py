@@ -36,11 +36,16 @@ from databus.relay.dumps import (
 )
 from databus.relay.intake import Intake
 from databus.relay.resync import Resync
-from databus.relay.sources.source import Chunk, ChunkRequest, Source, WatermarkingSource
+from databus.relay.sources.source import (
+    MAX_CHUNK_BYTES,
+    Chunk,
+    ChunkRequest,
+    Source,
+    WatermarkingSource,
+)
 from databus.relay.watermark import ChunkWindow, ReadAgain, Ready, Waiting
 
 MAX_SLICE_BYTES = 256 << 10
-MAX_CHUNK_BYTES = 16 << 20
 MAX_ATTEMPTS = 20
 MAX_HALVINGS = 6
 LEAST_CHUNK_ROWS = 10

@@ -268,8 +268,9 @@ class GeneratorSource:
             return Chunk(SCHEMA, Rows.of(rows), GeneratorSnapshot(scn), None, True, missing)
         after = self._id(request.after) if request.after else -1
         upto = self._id(request.upto) if request.upto else self.shape.keys - 1
-        found = self._rows_after(after, upto + 1, request.limit, count)
-        done = len(found) < request.limit
+        limit = min(request.limit, max(1, request.max_bytes // (1 + self.shape.payload_bytes)))
+        found = self._rows_after(after, upto + 1, limit, count)
+        done = len(found) < limit
         last_key = [found[-1][0]] if found else request.after
         rows = [self._row(row, event) for row, event in found]
         return Chunk(SCHEMA, Rows.of(rows), GeneratorSnapshot(scn), last_key, done)

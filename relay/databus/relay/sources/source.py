@@ -20,6 +20,8 @@ from databus.relay.sources.rows import Row as Row
 from databus.relay.sources.rows import Rows
 from databus.relay.sources.stops import Stop
 
+MAX_CHUNK_BYTES = 16 << 20
+
 _log = logging.getLogger(__name__)
 
 
@@ -83,7 +85,8 @@ class ChunkRequest:
     ``upto`` is the largest key when the dump began (rows above it are the log's business),
     ``keys`` an explicit list of keys instead.  Keys are JSON-able values in key order.  With
     ``is_filtered`` the caller uses only some of the rows; with ``is_probe`` the rows are wanted
-    only to see whether they can be read.
+    only to see whether they can be read.  A source that can ends the chunk, not ``done``, with the
+    row that makes it ``max_bytes``; not where ``keys`` are asked for.
     """
 
     source: str
@@ -93,6 +96,7 @@ class ChunkRequest:
     keys: list[list[Any]] | None = None
     is_filtered: bool = False
     is_probe: bool = False
+    max_bytes: int = MAX_CHUNK_BYTES
 
     @property
     def is_of_whole_table(self) -> bool:

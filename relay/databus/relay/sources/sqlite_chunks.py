@@ -117,7 +117,8 @@ class ChunkReader:
             order = ", ".join(log.quoted(name) for name in key)
             names = ", ".join(log.quoted(column.name) for column in schema.columns)
             query = f"SELECT {names}, {order} FROM {origin} {condition} ORDER BY {order} LIMIT ?"
-            rows = db.execute(query, (*parameters, request.limit)).fetchall()
+            found_rows = db.execute(query, (*parameters, request.limit))
+            rows, is_cut = _within(found_rows, request.max_bytes)
         except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:
             told = _told(error, request.source)
             if isinstance(told, UnsupportedChange):
@@ -132,7 +133,8 @@ class ChunkReader:
         packed = [_chunk_row(schema, row[:count]) for row in rows]
         if schema.nullable_key:
             packed = list({row.key: row for row in packed}.values())
-        return Chunk(schema, Rows.of(packed), snapshot, last_key, len(rows) < request.limit)
+        done = len(rows) < request.limit and not is_cut
+        return Chunk(schema, Rows.of(packed), snapshot, last_key, done)
 
     def _rows_of_keys(
         self, schema: SourceSchema, table: str, keys: list[list[Any]]
@@ -151,6 +153,18 @@ class ChunkReader:
             for row in (_chunk_row(schema, row) for row in rows):
                 found[row.key] = row
         return list(found.values()), missing
+
+
+def _within(cursor: sqlite3.Cursor, max_bytes: int) -> tuple[list[tuple[Any, ...]], bool]:
+    """The rows up to the one that makes them ``max_bytes``, and whether others may follow it."""
+    rows, size_bytes = [], 0
+    for row in cursor:
+        rows.append(row)
+        size_bytes += sum(len(value) for value in row if isinstance(value, str | bytes))
+        if size_bytes >= max_bytes:
+            cursor.close()
+            return rows, True
+    return rows, False
 
 
 def _told(error: sqlite3.Error, source: str) -> Exception:
