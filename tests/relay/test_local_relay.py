@@ -86,31 +86,35 @@ async def test_a_full_disk_fails_a_dump_and_the_stream_goes_on(
         await eventually(lambda: [one.state for one in fetcher.book] == ["failed", "completed"])
 
 
-class Where:
-    """A source's memo."""
-
-    def encode(self) -> str:
-        return "where"
-
-
 async def test_what_the_disk_does_not_take_at_a_sync_is_written_at_a_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[Path] = []
+    has_room = False
+    write = fetcher_module.replace_file
 
     def refuse(path: Path, content: bytes, *, durable: bool) -> None:
+        if has_room:
+            write(path, content, durable=durable)
+            return
         refused.append(path)
         raise StoreError(f"{path} cannot be written: No space left on device")
 
-    async with LocalRelay(config(tmp_path)) as relay:
+    monkeypatch.setattr(fetcher_module, "replace_file", refuse)
+    # The fetcher remembers the rules for columns beside the ring.
+    text = f'{TEXT}exclude_columns = ["gen.events.payload"]\n'
+    async with LocalRelay(config(tmp_path, text)) as relay:
         await relay.ready()
         fetcher = relay.fetchers["gen"]
-        fetcher._memo = Where()
-        with monkeypatch.context() as patch:
-            patch.setattr(fetcher_module, "replace_file", refuse)
-            await eventually(lambda: len(refused) > 3)
-        await eventually(lambda: fetcher.folder.memo.exists())
-        assert fetcher.folder.memo.read_text() == "where"
+        memo = fetcher.folder.memo
+        await eventually(lambda: len(refused) > 3)
+        assert set(refused) == {memo}
+        assert not memo.exists()
+        has_room = True
+        await eventually(memo.exists)
+        kept = fetcher._memo
+        assert kept is not None
+        assert memo.read_text() == kept.encode()
 
 
 async def test_a_waiting_reader_is_woken_by_the_commit_itself(tmp_path: Path) -> None:
