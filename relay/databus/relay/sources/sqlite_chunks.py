@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 import sqlite3
 from dataclasses import dataclass
@@ -117,8 +118,9 @@ class ChunkReader:
             order = ", ".join(log.quoted(name) for name in key)
             names = ", ".join(log.quoted(column.name) for column in schema.columns)
             query = f"SELECT {names}, {order} FROM {origin} {condition} ORDER BY {order} LIMIT ?"
-            found_rows = db.execute(query, (*parameters, request.limit))
-            rows, is_cut = _within(found_rows, request.max_bytes)
+            # A query that is left open, as by a text that is none, keeps its snapshot for the next.
+            with contextlib.closing(db.execute(query, (*parameters, request.limit))) as cursor:
+                rows, is_cut = _within(cursor, request.max_bytes)
         except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:
             told = _told(error, request.source)
             if isinstance(told, UnsupportedChange):
@@ -162,7 +164,6 @@ def _within(cursor: sqlite3.Cursor, max_bytes: int) -> tuple[list[tuple[Any, ...
         rows.append(row)
         size_bytes += sum(len(value) for value in row if isinstance(value, str | bytes))
         if size_bytes >= max_bytes:
-            cursor.close()
             return rows, True
     return rows, False
 
