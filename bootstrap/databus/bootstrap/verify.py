@@ -125,6 +125,7 @@ class _Answer:
     last_key: list[Any] | None
     done: bool
     skips_deletes: bool
+    key_count: int | None
     content: bytes
 
 
@@ -289,12 +290,14 @@ class Verifier:
         """The rows with these keys; from where to where the source's clock went meanwhile."""
         rows: dict[bytes, bytes] = {}
         answers: list[_Answer] = []
-        for at in range(0, len(keys), KEYS_AT_ONCE):
+        at = 0
+        while at < len(keys):
             batch = keys[at : at + KEYS_AT_ONCE]
             answer = await self._chunk(source, limit=len(batch), keys=batch, content="frames")
             for view in frame.iter_frames(answer.content):
                 rows[bytes(view.key)] = bytes(view.after or b"")
             answers.append(answer)
+            at += len(batch) if answer.key_count is None else answer.key_count
         high = max(answer.high for answer in answers)
         return rows, answers[0].low, high, answers[-1]
 
@@ -346,6 +349,7 @@ class Verifier:
             header["last_key"],
             bool(header["done"]),
             "d" in header.get("skipped_operations", ()),
+            header.get("key_count"),
             body[4 + size :],
         )
 

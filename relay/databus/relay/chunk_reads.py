@@ -7,8 +7,9 @@ dump reads it, and answered instead of appended.  The answer is
 
 with the header's ``low`` (position that the ring had reached before the chunk was read: the rows
 show every commit up to it), ``high`` (scn at or after every commit that they show), ``rows``,
-``schema``, ``last_key``, ``done`` and ``missing`` of source.py's ``Chunk``, and the database's
-``skipped_operations``, without which a copy is not meant to be equal.  The content is, with
+``schema``, ``last_key``, ``done``, ``missing`` and ``key_count`` of source.py's ``Chunk``, and
+the database's ``skipped_operations``, without which a copy is not meant to be equal.
+The content is, with
 ``"content": "digests"``, a u64 LE key hash and a u64 LE xxh3 of the row's Avro bytes for each
 row; with ``"frames"``, a READ frame for each row.
 """
@@ -89,6 +90,7 @@ def pack_answer(
         "last_key": chunk.last_key,
         "done": chunk.done,
         "missing": chunk.missing,
+        "key_count": chunk.key_count,
         "skipped_operations": list(skipped_operations),
     }
     text = json.dumps(header).encode()

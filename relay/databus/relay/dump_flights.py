@@ -340,6 +340,8 @@ class TableDump:
         flight.took_s = time.monotonic() - began_s
         if flight.bracket is not None:
             await self._mark(source, flight.bracket.high)
+        if chunk.key_count is not None:
+            flight.key_count = chunk.key_count
         gone = chunk.schema, chunk.missing
         chunk = await self._host.shaped(chunk)
         self._adapt(flight, limit, chunk)
@@ -360,13 +362,15 @@ class TableDump:
     def _adapt(self, flight: _Flight, limit: int, chunk: Chunk) -> None:
         """Let the size of chunks follow the time they take."""
         dump = self._dump
+        size_bytes = chunk.rows.size_bytes
+        if not chunk.done and size_bytes >= MAX_CHUNK_BYTES // 2:
+            limit = min(limit, len(chunk.rows))  # More were asked for than it may have bytes.
         if not dump.chunk_ms or flight.attempt or len(chunk.rows) < limit // 2:
             return
         wanted_ms = min(dump.chunk_ms, LIVE_CHUNK_MS) if self._is_careful else dump.chunk_ms
         factor = min(2.0, max(0.5, wanted_ms / 1000 / max(flight.took_s, 1e-4)))
         if self._table.is_scanned:
             factor = 2.0  # A smaller chunk takes as long, and there are more of them.
-        size_bytes = chunk.rows.size_bytes
         if size_bytes:
             factor = min(factor, MAX_CHUNK_BYTES / size_bytes)
         least = min(limit, DEFAULT_CHUNK_ROWS) if wanted_ms < dump.chunk_ms else LEAST_CHUNK_ROWS

@@ -43,6 +43,25 @@ def test_sqlite_reads_rows_of_a_megabyte_a_few_at_a_time(tmp_path: Path) -> None
     assert peak_bytes < 5 * MAX_CHUNK_BYTES, "rows, packed rows, their buffer"
 
 
+def test_of_a_list_of_keys_sqlite_looks_for_as_many_as_fit(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
+    install(connection)
+    connection.execute("CREATE TABLE wide (id INTEGER PRIMARY KEY, body BLOB)")
+    for key in range(20):
+        connection.execute("INSERT INTO wide VALUES (?, zeroblob(?))", (key, ROW_BYTES))
+    connection.close()
+    reader = ChunkReader(str(tmp_path / "shop.db"), NO_KEYS)
+    asked, count, missing, done = [[key] for key in range(22)], 0, [], False
+    while not done:
+        request = ChunkRequest("main.wide", 100, keys=asked, max_bytes=4 * ROW_BYTES)
+        chunk = reader.read(request)
+        assert chunk.rows.size_bytes <= 5 * ROW_BYTES
+        asked, done = asked[chunk.key_count :], chunk.done
+        count, missing = count + len(chunk.rows), missing + chunk.missing
+    assert (count, missing, asked) == (20, [[20], [21]], [])
+    reader.close()
+
+
 def test_an_sqlite_chunk_that_failed_leaves_no_snapshot_behind(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode = WAL")

@@ -67,7 +67,8 @@ class Chunk:
     """Rows of one table in key order, read at one point of the source's clock.
 
     ``last_key`` is what the next chunk's ``after`` must be, JSON-able; ``done`` says that the
-    table (or the list of keys) ends here.  ``missing`` are asked-for keys without a row.
+    table (or the list of keys) ends here.  ``missing`` are asked-for keys without a row, among the
+    first ``key_count`` of the asked-for keys; None: all were looked for.
     """
 
     schema: SourceSchema
@@ -76,6 +77,7 @@ class Chunk:
     last_key: list[Any] | None
     done: bool
     missing: list[list[Any]] = field(default_factory=list)
+    key_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class ChunkRequest:
     ``keys`` an explicit list of keys instead.  Keys are JSON-able values in key order.  With
     ``is_filtered`` the caller uses only some of the rows; with ``is_probe`` the rows are wanted
     only to see whether they can be read.  A source that can ends the chunk, not ``done``, with the
-    row that makes it ``max_bytes``; not where ``keys`` are asked for.
+    row that makes it ``max_bytes``.
     """
 
     source: str

@@ -110,9 +110,9 @@ class ChunkReader:
             snapshot = SqliteSnapshot(log.last_id(db))
             schema, table = self._schema(request.source)
             if request.keys is not None:
-                found, missing = self._rows_of_keys(schema, table, request.keys[: request.limit])
-                done = len(request.keys) <= request.limit
-                return Chunk(schema, Rows.of(found), snapshot, None, done, missing)
+                found, missing, count = self._rows_of_keys(schema, table, request)
+                done = count == len(request.keys)
+                return Chunk(schema, Rows.of(found), snapshot, None, done, missing, count)
             origin, key = log.chunk_order(schema)
             condition, parameters = _condition(key, request)
             order = ", ".join(log.quoted(name) for name in key)
@@ -139,13 +139,18 @@ class ChunkReader:
         return Chunk(schema, Rows.of(packed), snapshot, last_key, done)
 
     def _rows_of_keys(
-        self, schema: SourceSchema, table: str, keys: list[list[Any]]
-    ) -> tuple[list[Row], list[list[Any]]]:
+        self, schema: SourceSchema, table: str, request: ChunkRequest
+    ) -> tuple[list[Row], list[list[Any]], int]:
+        """The rows, the keys that have none, and of how many keys that is."""
         names = ", ".join(log.quoted(column.name) for column in schema.columns)
         condition = " AND ".join(f"{log.quoted(name)} IS ?" for name in schema.key)
         found: dict[bytes, Row] = {}
         missing = []
-        for key in keys:
+        count = size_bytes = 0
+        for key in (request.keys or [])[: request.limit]:
+            if size_bytes >= request.max_bytes:
+                break
+            count += 1
             rows = self._db.execute(
                 f"SELECT {names} FROM {log.quoted(table)} WHERE {condition}",
                 _key_of_json(schema, key),
@@ -154,7 +159,8 @@ class ChunkReader:
                 missing.append(key)
             for row in (_chunk_row(schema, row) for row in rows):
                 found[row.key] = row
-        return list(found.values()), missing
+                size_bytes += len(row.row)
+        return list(found.values()), missing, count
 
 
 def _within(cursor: sqlite3.Cursor, max_bytes: int) -> tuple[list[tuple[Any, ...]], bool]:

@@ -81,14 +81,18 @@ def read_rows(
     key_places: Sequence[int],
     *,
     null_zero: bool,
-) -> tuple[RowSpace, list[Any] | None]:
+    max_bytes: int,
+) -> tuple[RowSpace, list[Any] | None, bool]:
     """The rows of ``sql``, whose first columns are ``columns``; and the last row's values.
+
+    They end with the block of rows that makes them ``max_bytes``: then, the last value says, others
+    may follow, and the connection is closed.
 
     Raises:
         TextNeeded: a type or a value is none of the kernel's; the result was read to its end.
         ServerError: the server refuses the statement.
     """
-    space, last = RowSpace(), b""
+    space = RowSpace()
     with connection.binary_result(sql) as result:
         fields = [_Field(definition) for definition in result.definitions]
         coded = [
@@ -100,14 +104,20 @@ def read_rows(
             raise TextNeeded
         plan: list[list[int]] = [line for line in coded if line is not None]
         plan += [[k.SKIPPED, 1, field.width, 0, 0, 0] for field in fields[len(columns) :]]
-        last = _receive(result, space, np.array(plan, dtype=np.int64), key_places)
-    return space, _values(last, fields) if last else None
+        last, is_cut = _receive(
+            result, space, np.array(plan, dtype=np.int64), key_places, max_bytes
+        )
+    return space, _values(last, fields) if last else None, is_cut
 
 
 def _receive(
-    result: BinaryResult, space: RowSpace, plan: I64Array, key_places: Sequence[int]
-) -> bytes:
-    """Pack everything; the last row's packet, b"" if there was no row."""
+    result: BinaryResult,
+    space: RowSpace,
+    plan: I64Array,
+    key_places: Sequence[int],
+    max_bytes: int,
+) -> tuple[bytes, bool]:
+    """Pack up to ``max_bytes``; the last row's packet, b"" if there was no row; is there more?"""
     keys = np.array(key_places, dtype=np.int64)
     scratch = np.empty((2, len(plan)), dtype=np.int64)
     limbs = np.empty(k.LIMBS, dtype=np.int64)
@@ -122,6 +132,8 @@ def _receive(
         if start > begin:
             place = k.last_packet(buf, begin, start)
             last = bytes(memoryview(data)[place:start])
+        if space.fill >= max_bytes:
+            return last, True
         if reason == k.OUT_FULL:
             size = int.from_bytes(data[start : start + 3], "little")
             space.grow(64 + 2 * size + 48 * len(plan))
@@ -130,7 +142,7 @@ def _receive(
             _drain(result, data, start, stop)
             raise TextNeeded
         if reason == k.AT_OTHER and result.ends(memoryview(data)[start:stop]):
-            return last
+            return last, False
         data, start, stop = _more(result, data, start, stop)
 
 

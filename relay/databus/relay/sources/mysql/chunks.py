@@ -171,39 +171,38 @@ class _Reader:
 
     def chunk(self, request: ChunkRequest, snapshot: Snapshot) -> Chunk:
         if request.keys is not None:
-            return self._by_keys(request.keys, snapshot)
-        rows, last_key, count = self._rows(self._bounds(request), request.limit)
+            return self._by_keys(request, request.keys, snapshot)
+        rows, last_key, has_more = self._rows(request)
         return Chunk(
-            self._schema,
-            rows,
-            snapshot,
-            last_key or request.after,
-            done=count < request.limit,
-        )
+            self._schema, rows, snapshot, last_key or request.after, done=not has_more
+        )  # fmt: skip
 
-    def _rows(self, conditions: list[str], limit: int) -> tuple[Rows, list[Any] | None, int]:
-        """The rows, the last one's key, how many were read: by the kernel, or one by one."""
-        schema = self._schema
-        if schema.nullable_key:
-            return self._distinct(self._select(conditions, limit))
-        if COMPILED and schema.fingerprint not in self._connection.as_text:
+    def _rows(self, request: ChunkRequest) -> tuple[Rows, list[Any] | None, bool]:
+        """The rows, the last one's key, may others follow?  By the kernel, or one by one."""
+        schema, conditions, limit = self._schema, self._bounds(request), request.limit
+        if (
+            COMPILED
+            and not schema.nullable_key
+            and schema.fingerprint not in self._connection.as_text
+        ):
             sql = self._statement(self._expressions(), conditions, limit)
             try:
-                space, last = read_rows(
+                space, last, is_cut = read_rows(
                     self._connection, sql, schema.columns, self._key_indices,
-                    null_zero=self._null_zero,
+                    null_zero=self._null_zero, max_bytes=request.max_bytes,
                 )  # fmt: skip
-                return space.rows(), last and self._last_key(last), space.count
+                has_more = is_cut or space.count == limit
+                return space.rows(), last and self._last_key(last), has_more
             except TextNeeded:
                 self._connection.as_text.add(schema.fingerprint)
-        found = self._select(conditions, limit)
-        last_key = self._position(found[-1]) if found else None
-        return Rows.of(map(self._row, found)), last_key, len(found)
-
-    def _distinct(self, found: list[tuple[Any, ...]]) -> tuple[Rows, list[Any] | None, int]:
-        """One row for each configured key: rows that are equal in it are one to consumers."""
+        found, is_cut = self._select(conditions, limit, request.max_bytes, closes=True)
+        has_more = is_cut or len(found) == limit
+        if not schema.nullable_key:
+            last_key = self._position(found[-1]) if found else None
+            return Rows.of(map(self._row, found)), last_key, has_more
+        # One row for each configured key: rows that are equal in it are one to consumers.
         rows = {row.key: row for row in map(self._row, found)}
-        return Rows.of(rows.values()), [str(found[-1][-1])] if found else None, len(found)
+        return Rows.of(rows.values()), [str(found[-1][-1])] if found else None, has_more
 
     def _last_key(self, values: list[Any]) -> list[Any]:
         numbers = iter(values[len(self._schema.columns) :])
@@ -235,21 +234,30 @@ class _Reader:
             conditions.append(self._compared(request.upto, "<", or_same=True))
         return conditions
 
-    def _by_keys(self, keys: list[list[Any]], snapshot: Snapshot) -> Chunk:
+    def _by_keys(self, request: ChunkRequest, keys: list[list[Any]], snapshot: Snapshot) -> Chunk:
         """The rows with these keys; a configured key can be that of several rows."""
         nullable = self._schema.nullable_key
         at_once, limit = (1, _SAME_KEY_ROWS) if nullable else (_KEYS_AT_ONCE, _KEYS_AT_ONCE)
         rows: dict[bytes, Row] = {}
         missing = []
-        for start in range(0, len(keys), at_once):
-            part = keys[start : start + at_once]
+        asked, left_bytes = 0, request.max_bytes
+        while asked < len(keys) and left_bytes > 0:
+            part = keys[asked : asked + at_once]
             equal = [self._equal(key) for key in part]
-            found = self._select([f"({' OR '.join(equal)})"], limit)
-            rows.update((row.key, row) for row in map(self._row, found))
+            condition = f"({' OR '.join(equal)})"
+            found, is_cut = self._select([condition], limit, request.max_bytes, closes=False)
+            if is_cut and len(part) > 1:
+                at_once = 1  # Which keys have no row is not known of a part.
+                continue
+            packed = list(map(self._row, found))
+            rows.update((row.key, row) for row in packed)
+            left_bytes -= sum(len(row.row) for row in packed)
+            asked += len(part)
             if len(found) < len(part):
                 present = self._present(equal) if found else set()
                 missing += [key for number, key in enumerate(part) if number not in present]
-        return Chunk(self._schema, Rows.of(rows.values()), snapshot, None, True, missing)
+        done = asked == len(keys)
+        return Chunk(self._schema, Rows.of(rows.values()), snapshot, None, done, missing, asked)
 
     def _equal(self, key: list[Any]) -> str:
         equal = " AND ".join(
@@ -266,22 +274,26 @@ class _Reader:
         )
         return {int(number) for (number,) in self._connection.query(" UNION ALL ".join(asked))}
 
-    def _select(self, conditions: list[str], limit: int) -> list[tuple[Any, ...]]:
+    def _select(
+        self, conditions: list[str], limit: int, max_bytes: int, *, closes: bool
+    ) -> tuple[list[tuple[Any, ...]], bool]:
+        sql = self._statement(self._expressions(), conditions, limit)
         try:
-            return self._connection.query(self._statement(self._expressions(), conditions, limit))
+            return self._connection.query_within(sql, max_bytes, closes=closes)
         except UnicodeDecodeError as error:
+            column = self._no_text(conditions, limit, max_bytes)
             raise UnsupportedChange(
-                f"{self._table.source}: {self._no_text(conditions, limit)} holds "
+                f"{self._table.source}: {column} holds "
                 f"x'{error.object[:40].hex()}', which is no text; correct the row"
             ) from None
 
-    def _no_text(self, conditions: list[str], limit: int) -> str:
+    def _no_text(self, conditions: list[str], limit: int, max_bytes: int) -> str:
         """The column that has text which is none, among rows that are read again for it."""
         for column in self._schema.columns:
             if column.kind in (Kind.STRING, Kind.JSON):
                 sql = self._statement(_expression(column), conditions, limit)
                 try:
-                    self._connection.query(sql)
+                    self._connection.query_within(sql, max_bytes, closes=False)
                 except UnicodeDecodeError:
                     return f"column {column.name}"
         return "a column"

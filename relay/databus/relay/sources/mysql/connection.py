@@ -15,6 +15,7 @@ from typing import Any
 import pymysql
 from pymysql.constants import COMMAND, CR, ER
 from pymysql.converters import conversions
+from pymysql.cursors import SSCursor
 
 from databus.common.errors import PreflightFailed, SourceUnavailable
 from databus.relay.sources.mysql.settings import Settings
@@ -215,6 +216,40 @@ class Connection:
                 while not self._connection._read_packet().is_eof_packet():
                     pass
                 raise
+
+    def query_within(
+        self, sql: str, max_bytes: int, *, closes: bool
+    ) -> tuple[list[tuple[Any, ...]], bool]:
+        """The rows up to the one that makes them ``max_bytes``, and whether others may follow it.
+
+        What follows is read and forgotten, or the connection ``closes``, which is quicker where it
+        may be much.  It raises as ``query`` does.
+        """
+        rows: list[tuple[Any, ...]] = []
+        size_bytes = 0
+        with _translated(self._settings):
+            cursor = self._connection.cursor(SSCursor)
+            try:
+                cursor.execute(sql)
+                while size_bytes < max_bytes:
+                    row = cursor.fetchone()
+                    if row is None:
+                        return rows, False
+                    rows.append(row)
+                    size_bytes += sum(len(value) for value in row if value is not None)
+                if closes:
+                    cursor._result.unbuffered_active = False
+                    self.close()
+                return rows, True
+            finally:
+                if self.is_open:
+                    cursor.close()
+                cursor.connection = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing has closed it."""
+        return bool(self._connection.open)
 
     @contextlib.contextmanager
     def binary_result(self, sql: str) -> Iterator[BinaryResult]:

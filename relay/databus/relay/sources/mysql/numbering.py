@@ -77,12 +77,14 @@ class Numbering(Protocol):
 
 @contextmanager
 def transaction(connection: Connection, begin: str) -> Iterator[None]:
-    """A read transaction that ``begin`` opens; it is rolled back at the end."""
+    """A read transaction that ``begin`` opens; it is rolled back at the end, unless the
+    connection was closed, which does the same."""
     connection.query(begin)
     try:
         yield
     finally:
-        connection.query("ROLLBACK")
+        if connection.is_open:
+            connection.query("ROLLBACK")
 
 
 _REPEATABLE = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"

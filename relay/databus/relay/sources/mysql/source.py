@@ -495,10 +495,9 @@ class MySqlSource:
         except SourceUnavailable:
             connection.close()
             raise
-        except BaseException:
-            self._idle.append(connection)
-            raise
-        self._idle.append(connection)
+        finally:
+            if connection.is_open:
+                self._idle.append(connection)
         return answer
 
     def _table_settings(self, source: str) -> Any:
