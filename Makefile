@@ -8,7 +8,7 @@ DB ?= sqlite
 DURATION ?= 60
 BIN := .venv/bin
 ROOMS := relay bootstrap client common cli
-CODE := $(ROOMS) tests benchmarks
+CODE := $(ROOMS) tests benchmarks docs/generate examples
 FIGURES := $(basename $(notdir $(wildcard benchmarks/fig_*.py benchmarks/capture_*.py)))
 PYTEST := $(BIN)/python -m pytest
 # Each test file stays with one process, so that its servers are started once; the files come
@@ -100,6 +100,11 @@ storm-ci: setup-test ## Five minutes of random statements with fresh seeds, over
 coverage: setup-test ## The whole suite under branch coverage; report in htmlcov/
 	@$(MAKE) --no-print-directory run-compile
 	@$(PYTEST) $(PARALLEL) --cov --cov-report=term --cov-report=html
+
+.PHONY: docs
+docs: setup ## Build the manual into build/site/index.html, strictly
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "the manual is in build/site/index.html"
 
 .PHONY: build
 build: setup ## Build the wheel and the source distribution into dist/

@@ -194,7 +194,7 @@ stamp_now() {
     { cat pyproject.toml scripts/constraints.txt; pwd -P; "$VENV/bin/python" --version; } | sha256sum
 }
 
-WANTED=(--constraint scripts/constraints.txt --editable '.[all,dev]')
+WANTED=(--constraint scripts/constraints.txt --editable '.[all,dev,docs]')
 
 pip() { "$VENV/bin/python" -m pip "$@" --quiet --disable-pip-version-check --no-input; }
 

@@ -15,6 +15,7 @@ from databus.common import config
 from databus.common.filters import parse_ops, parse_partition, parse_sources
 from databus.relay.predicate import parse_where
 from databus.relay.sources.catalogue import create_source
+from docs.generate.hooks import PAGES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -95,10 +96,13 @@ def test_every_target_that_a_text_names_is_in_the_makefile() -> None:
 
 
 def test_every_link_leads_to_a_file() -> None:
+    """Or to a page that the manual's build makes."""
+    made = {ROOT / "docs" / uri for uri in (*PAGES, "decisions/index.md")}
     broken = []
     for path in texts():
         for link in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
-            if "://" not in link and not (path.parent / link).exists():
+            target = (path.parent / link).resolve()
+            if "://" not in link and not target.exists() and target not in made:
                 broken.append(f"{path.relative_to(ROOT)}: {link}")
     assert broken == []
 

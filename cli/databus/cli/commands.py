@@ -188,7 +188,7 @@ def tail(
         databus tail http://127.0.0.1:8700/shop --from latest
         databus tail http://127.0.0.1:8700/shop --from 2026-03-01T12:00:00Z
         databus tail http://127.0.0.1:8700/shop --sources shop.orders --ops c,d --format table
-        databus tail http://127.0.0.1:8700/shop --until-idle 2s
+        databus tail http://127.0.0.1:8700/shop --until-idle 2s \\
             --bootstrap http://127.0.0.1:8701 --from bootstrap
     """
     if output not in ("json", "table"):

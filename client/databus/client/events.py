@@ -161,8 +161,9 @@ class Event:
     Invariants:
         I1. The event holds its block of bytes, so it may be kept; ``frame`` is a view of it.
 
-    Raises: FormatError from ``key``, ``value`` and ``before`` where the bytes are not of
-        their schema; UnknownSchema where that is not known.
+    Raises:
+        FormatError: the bytes of ``key``, ``value`` or ``before`` are not of their schema.
+        UnknownSchema: the schema of the row is not known.
     """
 
     __slots__ = ("_block", "_index", "window")

@@ -1,158 +1,46 @@
 """The configuration: one TOML file for any mix of the processes.
 
-Each component gets one frozen model.  Unknown keys are refused with the nearest right name,
-sizes and durations are written with their units ("256MiB", "30s"), and secrets never print.
+Each section is one frozen model.  The text under a key is its description: the configuration
+reference of the manual is made of these texts, and the line that begins with ``Example:`` is
+TOML.  Unknown keys are refused with the nearest right name, sizes and durations are written with
+their units ("256MiB", "30s"), and secrets never print.
 """
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
-import os
-import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from databus.common.errors import ConfigError
-from databus.common.private import without_passwords
-
-_SIZE_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_SIZE_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def parse_bytes(value: Any) -> int:
-    """A size: a number of bytes, or text such as "256MiB"."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(value))
-    if not found or found[2] not in _SIZE_UNITS:
-        raise ValueError(f"{value!r} is not a size such as '256MiB' ({', '.join(_SIZE_UNITS)})")
-    return int(float(found[1]) * _SIZE_UNITS[found[2]])
-
-
-def parse_seconds(value: Any) -> float:
-    """A duration in seconds: a number, or text such as "30s"."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", str(value))
-    if not found or found[2] not in _DURATION_UNITS:
-        raise ValueError(
-            f"{value!r} is not a duration such as '30s' ({', '.join(_DURATION_UNITS)})"
-        )
-    return float(found[1]) * _DURATION_UNITS[found[2]]
-
-
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds)]
-
-
-class SourceUrl(str):
-    """A database URL that does not show its password when printed or logged."""
-
-    __slots__ = ()
-
-    @property
-    def reveal(self) -> str:
-        """The URL with its password, for the driver alone."""
-        return str.__str__(self)
-
-    def __str__(self) -> str:
-        return without_passwords(self.reveal)
-
-    def __repr__(self) -> str:
-        return repr(str(self))
-
-    def __format__(self, spec: str) -> str:
-        return format(str(self), spec)
-
-
-_SCHEMES = (
-    "mariadb",
-    "mysql",
-    "postgresql",
-    "postgres",
-    "sqlite",
-    "generator",
-    "relay+http",
-    "relay+https",
+from databus.common.config_values import (
+    RELAY_SCHEMES,
+    Address,
+    Bytes,
+    HiddenText,
+    KeyColumns,
+    RelayUrl,
+    Seconds,
+    Url,
 )
-_LOCAL_SCHEMES = ("sqlite", "generator")
-_RELAY_SCHEMES = ("relay+http", "relay+https")
-
-
-def _source_url(value: Any) -> SourceUrl:
-    if isinstance(value, SourceUrl):
-        value = value.reveal  # str() of it has lost the password
-    scheme = str(value).partition("://")[0]
-    if scheme not in _SCHEMES or "://" not in str(value):
-        raise ValueError(f"the URL's scheme is {scheme!r}; supported are {', '.join(_SCHEMES)}")
-    if scheme not in _LOCAL_SCHEMES:
-        _require_plain_authority(str(value))
-    return SourceUrl(value)
-
-
-def _require_plain_authority(url: str) -> None:
-    """Refuse a URL whose password ends its authority: it would be cut in the wrong place."""
-    rest = url.partition("://")[2]
-    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    if "@" in rest and "@" not in authority:
-        raise ValueError(
-            "the URL has /, ? or # in front of its @; if they are in the user or the password, "
-            "write %2F, %3F and %23 (and %40 for @, %3A for :, %25 for %)"
-        )
-    if re.search(r"%(?![0-9A-Fa-f]{2})", authority.rpartition("@")[0]):
-        raise ValueError("the URL's user or password has a % that begins no %XX; write %25 for it")
-
-
-def _relay_url(value: Any) -> str:
-    _require_plain_authority(str(value))
-    return str(value)
-
-
-class Secret(str):
-    """A text that does not show when printed or logged; ``env:NAME`` stands for a variable."""
-
-    __slots__ = ()
-
-    @property
-    def reveal(self) -> str:
-        """The secret itself.
-
-        Raises:
-            ConfigError: the variable that it names is not set.
-        """
-        text = str.__str__(self)
-        if not text.startswith("env:"):
-            return text
-        name = text.removeprefix("env:")
-        if not os.environ.get(name):
-            raise ConfigError(f"the environment variable {name}, which holds a secret, is not set")
-        return os.environ[name]
-
-    def __str__(self) -> str:
-        return "***" if self else ""
-
-    def __repr__(self) -> str:
-        return repr(str(self))
-
-    def __format__(self, spec: str) -> str:
-        return format(str(self), spec)
-
-
-def _secret(value: Any) -> Secret:
-    if not isinstance(value, str):
-        raise ValueError("it is not a text")
-    return Secret(str.__str__(value))
+from databus.common.config_values import Secret as Secret
+from databus.common.config_values import SourceUrl as SourceUrl
+from databus.common.config_values import parse_bytes as parse_bytes
+from databus.common.config_values import parse_seconds as parse_seconds
+from databus.common.errors import ConfigError
 
 
 class _Model(pydantic.BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
+        frozen=True,
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
     )
 
 
@@ -160,83 +48,129 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _key_columns(value: Any) -> tuple[str, ...]:
-    """The columns of a configured key: "*" is a list of one, and so is a single name."""
-    names = [value] if isinstance(value, str) else list(value)
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise ValueError('a key is a list of columns, or "*" for all of them')
-    if len(set(names)) != len(names) or ("*" in names and len(names) > 1):
-        raise ValueError(f'the key {names} names a column twice, or more than "*"')
-    return tuple(names)
-
-
-def _address(value: Any) -> str:
-    host, colon, port = str(value).rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{value!r} is not HOST:PORT")
-    return str(value)
-
-
-Address = Annotated[str, BeforeValidator(_address)]
-
-
 class RelayConfig(_Model):
-    """``[relay]``: the HTTP workers and where the rings lie.
-
-    ``allowed_hosts`` are names, globs allowed, by which clients reach the relay, besides its
-    ``listen`` address, addresses in numbers, localhost and the machine's own names: a request
-    that changes something and names another host is refused.  ``max_connections`` is each
-    worker's.
-    """
+    """``[relay]``: the HTTP workers, and the folder of the rings."""
 
     listen: Address = "127.0.0.1:8700"
+    """Address and port of the HTTP server.
+    Example: listen = "0.0.0.0:8700" """
+
     data_dir: Path = Path("var/relay")
+    """Folder of the rings, the schemas and the state of the sources. A relative path starts at
+    the configuration file.
+    Example: data_dir = "/var/lib/databus/relay" """
+
     workers: int = Field(default=1, ge=1, le=64)
+    """Number of HTTP worker processes. They share one port.
+    Example: workers = 4 """
+
     allowed_hosts: tuple[str, ...] = ()
+    """Further host names of this server, globs allowed. The server refuses a request that changes
+    something and has another `Host`. It always accepts its `listen` address, IP addresses,
+    localhost and the names of the machine.
+    Example: allowed_hosts = ["relay.example.com", "*.internal"] """
+
     max_connections: int = Field(default=20_000, ge=1)
+    """Largest number of open connections of each worker.
+    Example: max_connections = 5000 """
+
     heartbeat: Seconds = 1.0
+    """Interval after which a follower without new events gets a heartbeat.
+    Example: heartbeat = "500ms" """
+
     max_wait: Seconds = 60.0
+    """Longest time that a long poll waits, whatever its `wait_ms` is.
+    Example: max_wait = "30s" """
 
 
 class DatabaseConfig(_Model):
-    """``[[database]]``: one upstream database, its sources and its ring.
-
-    The rules for columns and operations are told in docs/columns.md; ``keys`` names the key
-    columns, "*" for all, of tables that have no key of their own.  ``retention`` is how long a
-    window is served after its commit, where ``ring_bytes`` would keep it longer.
-    ``resync`` says whether a suspended table is resynchronised automatically, or only after an
-    operator has confirmed it.
-    """
+    """``[[database]]``: one upstream database, its sources and its ring."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
-    url: Annotated[SourceUrl, BeforeValidator(_source_url)]
+    """Name of the database in URLs, metrics and folders: 1 to 63 letters, digits, `_`, `.`, `-`.
+    Example: name = "shop" """
+
+    url: Url
+    """Where the database is. The scheme selects the source: `mariadb`, `mysql`, `postgresql`,
+    `sqlite`, `relay+http`, `relay+https` or `generator`. Write `%2F`, `%23`, `%3F`, `%40` and
+    `%25` for `/`, `#`, `?`, `@` and `%` in a password.
+    Example: url = "postgresql://databus_reader:secret@db.internal:5432/shop" """
+
     sources: tuple[str, ...] = ("*",)
+    """Tables to capture: globs over `schema.table`.
+    Example: sources = ["public.*"] """
+
     exclude_sources: tuple[str, ...] = ()
+    """Tables that `sources` selects and that are not captured: globs over `schema.table`.
+    Example: exclude_sources = ["public.tmp_*"] """
+
     include_columns: tuple[str, ...] = ()
+    """Of the tables that these patterns name, the relay captures only these columns and the key.
+    A pattern is `SCHEMA.TABLE.COLUMN`, globs allowed.
+    Example: include_columns = ["public.audit.at", "public.audit.what"] """
+
     exclude_columns: tuple[str, ...] = ()
+    """Columns that never leave the database. Patterns are `SCHEMA.TABLE.COLUMN`.
+    Example: exclude_columns = ["*.password"] """
+
     hash_columns: tuple[str, ...] = ()
-    hash_salt: Annotated[Secret, BeforeValidator(_secret)] = Secret("")
+    """Columns that are replaced by their HMAC-SHA256, as 64 hexadecimal digits.
+    Example: hash_columns = ["*.email"] """
+
+    hash_salt: HiddenText = Secret("")
+    """Secret key of `hash_columns`. `env:NAME` reads an environment variable.
+    Example: hash_salt = "env:SHOP_SALT" """
+
     mask_columns: dict[str, str | Annotated[int, Field(strict=True, ge=1, le=1000)]] = Field(
         default_factory=dict
     )
+    """Columns that are replaced by a fixed text, or by this many asterisks.
+    Example: mask_columns = { "public.customers.card" = 8, "public.customers.phone" = "hidden" } """
+
     null_columns: tuple[str, ...] = ()
+    """Columns that are always null.
+    Example: null_columns = ["public.customers.birthday"] """
+
     truncate_columns: dict[str, Annotated[int, Field(strict=True, ge=1)]] = Field(
         default_factory=dict
     )
+    """Text columns of which only this many first characters are captured.
+    Example: truncate_columns = { "public.orders.note" = 20 } """
+
     skipped_operations: tuple[Literal["c", "u", "d", "t"], ...] = ()
-    keys: dict[str, Annotated[tuple[str, ...], BeforeValidator(_key_columns)]] = Field(
-        default_factory=dict
-    )
+    """Operations that are left out of the stream: `c` insert, `u` update, `d` delete, `t` truncate.
+    Example: skipped_operations = ["t"] """
+
+    keys: dict[str, KeyColumns] = Field(default_factory=dict)
+    """Key columns of tables that have no key of their own. `"*"` makes the whole row the key.
+    Example: keys = { "public.log" = ["at", "line"], "public.raw_*" = "*" } """
+
     ring_bytes: Bytes = Field(default=256 << 20, ge=64 << 10)
+    """Size of the ring file. The newest changes stay in it until newer ones need the space.
+    Example: ring_bytes = "4GiB" """
+
     retention: Seconds | None = Field(default=None, gt=0)
+    """Time after its commit at which a window leaves the ring, also where there is space left.
+    Without it, only `ring_bytes` bounds the ring.
+    Example: retention = "24h" """
+
     resync: Literal["auto", "manual"] = "auto"
+    """How a suspended table is resynchronised: `auto` without an operator, `manual` after
+    `databus resync`.
+    Example: resync = "manual" """
+
     sync_every: Seconds = 0.5
+    """Interval at which the ring is written to disk. The source is acknowledged after that.
+    Example: sync_every = "200ms" """
+
     options: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """Settings of one kind of source. The page of each source lists them.
+    Example: options = { zero_dates = "null" } """
 
     @property
     def is_relayed(self) -> bool:
         """Whether another relay is read and not a database."""
-        return self.url.reveal.partition("://")[0] in _RELAY_SCHEMES
+        return self.url.reveal.partition("://")[0] in RELAY_SCHEMES
 
     def require_options(self, *known: str) -> None:
         """Refuse ``options`` that the source does not know.
@@ -293,53 +227,125 @@ class DatabaseConfig(_Model):
 
 
 class S3Options(_Model):
-    """``[bootstrap.s3]``: how a ``store`` on S3 is reached.
+    """``[bootstrap.s3]`` and ``[export.s3]``: how an S3 store is reached.
 
-    What is empty here comes from the environment (``AWS_*``) or the machine's role, for the
-    writer and the server here and for Spark's tasks where they run.  ``lease_ttl`` is how
-    long a writer or applier that died keeps others waiting.
+    A value that is empty comes from the environment (``AWS_*``) or from the machine's role. This
+    holds for the writer and the server here, and for the tasks of Spark where they run.
     """
 
     endpoint: str = ""
+    """URL of the S3 service. Empty for Amazon.
+    Example: endpoint = "http://127.0.0.1:9000" """
+
     region: str = ""
+    """Region of the bucket.
+    Example: region = "eu-central-1" """
+
     access_key: str = ""
+    """Access key.
+    Example: access_key = "AKIDEXAMPLE" """
+
     secret_key: pydantic.SecretStr = pydantic.SecretStr("")
+    """Secret key.
+    Example: secret_key = "secret" """
+
     session_token: pydantic.SecretStr = pydantic.SecretStr("")
+    """Session token of temporary credentials.
+    Example: session_token = "token" """
+
     request_timeout: Seconds = Field(default=20.0, gt=0)
+    """Longest time without an answer, for each attempt.
+    Example: request_timeout = "10s" """
+
     attempts: int = Field(default=8, ge=1, le=100)
+    """Number of attempts of each request.
+    Example: attempts = 3 """
+
     lease_ttl: Seconds = Field(default=30.0, ge=1)
+    """Time after which another writer or applier takes over from one that has died.
+    Example: lease_ttl = "1min" """
 
 
 class BootstrapConfig(_Model):
     """``[bootstrap]``: the log writer, the applier and the server over one store.
 
-    ``store`` is where runs lie: ``s3://bucket/prefix``, or empty for ``data_dir``, which has the
-    hot log in any case.
-    ``retention_bytes`` bounds the runs that readers who come back need, on disk, beside the
-    base; ``retention_time`` and ``retention_scns`` bound them by commit time and by distance to
-    the end (0: no bound).  None of them goes past what the base and open readers need.
-    ``run_grace`` is how long a run is kept after a merge took its place: for readers
-    inside it, and as the reach of all changes and of past states.
+    No retention setting removes what the base or an open reader needs.
     """
 
     listen: Address = "127.0.0.1:8701"
+    """Address and port of the HTTP server.
+    Example: listen = "0.0.0.0:8701" """
+
     allowed_hosts: tuple[str, ...] = ()
+    """Further host names of this server, as in `[relay]`.
+    Example: allowed_hosts = ["bootstrap.example.com"] """
+
     max_connections: int = Field(default=20_000, ge=1)
+    """Largest number of open connections.
+    Example: max_connections = 5000 """
+
     data_dir: Path = Path("var/bootstrap")
+    """Folder of the hot log, and of the runs where `store` is empty. A relative path starts at
+    the configuration file.
+    Example: data_dir = "/var/lib/databus/bootstrap" """
+
     store: str = Field(default="", pattern=r"^(s3://[^/?#]+[^?#]*)?$")
+    """Where the runs are: `s3://bucket/prefix`, or empty for `data_dir`.
+    Example: store = "s3://bucket/prefix" """
+
     s3: S3Options = S3Options()
-    relays: tuple[Annotated[str, BeforeValidator(_relay_url)], ...] = ("http://127.0.0.1:8700",)
+    """How a `store` on S3 is reached.
+    Example: s3 = { region = "eu-central-1" } """
+
+    relays: tuple[RelayUrl, ...] = ("http://127.0.0.1:8700",)
+    """Base URLs of the relays to read. The log writer uses the next one if one fails.
+    Example: relays = ["http://relay-a:8700", "http://relay-b:8700"] """
+
     databases: tuple[str, ...] = ()
+    """Databases to store. Empty for all databases of the relays.
+    Example: databases = ["shop"] """
+
     sources: tuple[str, ...] = ("*",)
+    """Tables to store: globs over `schema.table`.
+    Example: sources = ["public.*"] """
+
     apply_every: Seconds = 30.0
+    """Interval at which the applier merges.
+    Example: apply_every = "5min" """
+
     segment_bytes: Bytes = Field(default=64 << 20, ge=4 << 10)
+    """Size at which the hot log is sealed into a Parquet segment.
+    Example: segment_bytes = "128MiB" """
+
     segment_every: Seconds = 30.0
+    """Age at which the hot log is sealed into a Parquet segment.
+    Example: segment_every = "1min" """
+
     retention_bytes: Bytes = 64 << 30
+    """Largest size on disk of the runs, besides the base, that returning readers need.
+    Example: retention_bytes = "500GiB" """
+
     retention_time: Seconds = Field(default=0.0, ge=0)
+    """Age, by commit time, up to which these runs are retained. 0 for no bound.
+    Example: retention_time = "7d" """
+
     retention_scns: int = Field(default=0, ge=0)
+    """Distance from the end of the log, in SCNs, up to which these runs are retained. 0 for no
+    bound.
+    Example: retention_scns = 10000000 """
+
     run_grace: Seconds = Field(default=600.0, ge=0)
+    """Time for which a run is retained after a merge has replaced it. Readers inside it finish;
+    `/changes?mode=all` and past states reach back this far.
+    Example: run_grace = "1h" """
+
     spark_master: str = "local[*]"
+    """Master URL of Spark. Executors need PySpark, pyarrow and pandas.
+    Example: spark_master = "spark://host:7077" """
+
     spark_driver_memory: str = "1g"
+    """Heap of Spark's driver. The default is enough for tables of any size.
+    Example: spark_driver_memory = "2g" """
 
     @pydantic.model_validator(mode="after")
     def _retention_holds_segments(self) -> BootstrapConfig:
@@ -352,24 +358,32 @@ class BootstrapConfig(_Model):
 
 
 class ExportConfig(_Model):
-    """``[export]``: where ``databus export`` keeps tables that do not lie in a folder.
-
-    ``s3`` is how S3 is reached; without it as ``[bootstrap.s3]`` says.  ``catalog`` are the
-    properties of an Iceberg catalog of your own, as ``pyiceberg`` takes them; ``env:NAME``
-    stands for a variable.
-    """
+    """``[export]``: where ``databus export`` stores tables that are not in a local folder."""
 
     s3: S3Options | None = None
-    catalog: dict[str, Annotated[Secret, BeforeValidator(_secret)]] = Field(default_factory=dict)
+    """How S3 is reached. Without it, as in `[bootstrap.s3]`.
+    Example: s3 = { endpoint = "http://127.0.0.1:9000" } """
+
+    catalog: dict[str, HiddenText] = Field(default_factory=dict)
+    """Properties of an Iceberg catalog of your own, as pyiceberg names them. `env:NAME` reads an
+    environment variable.
+    Example: catalog = { type = "rest", uri = "https://catalog.example" } """
 
 
 class Config(_Model):
-    """The whole file; a process uses the parts that are its own."""
+    """The whole file. A process uses the sections that are its own."""
 
     relay: RelayConfig | None = None
+    """The relay."""
+
     database: tuple[DatabaseConfig, ...] = ()
+    """The upstream databases."""
+
     bootstrap: BootstrapConfig | None = None
+    """The bootstrap server."""
+
     export: ExportConfig = ExportConfig()
+    """`databus export`."""
 
     @property
     def export_s3(self) -> S3Options:
