@@ -175,7 +175,7 @@ def _check_make(arguments: list[str]) -> None:
 
 def _check_pip(arguments: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for argument in arguments[1:]:
+    for argument in (one for one in arguments[1:] if not one.startswith("-")):
         found = re.fullmatch(r"([\w-]+)(?:\[([\w,]+)\])?", argument)
         assert found, f"pip install {argument!r}"
         if found[1] == project["name"]:
