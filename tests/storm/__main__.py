@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--failures", type=int, default=1000, help="end after so many")
     parser.add_argument("--shrink-s", type=float, default=60.0, help="spent on a failed case")
     parser.add_argument("--no-restarts", action="store_true", help="leave the server running")
+    parser.add_argument("--spark", action="store_true", help="have Spark merge segments")
     parser.add_argument("--without", default="", help="productions, with commas between them")
     parser.add_argument("--replay", type=Path, help="run a script that was kept")
     options = parser.parse_args(arguments)
@@ -40,6 +41,8 @@ def main(arguments: list[str]) -> int:
             storm.most_failures, storm.shrink_s = options.failures, options.shrink_s
             storm.without = {name.strip() for name in options.without.split(",")}
             storm.restarts = not options.no_restarts
+            if options.spark:
+                storm.use_spark()
             storm.run(seed, options.minutes * 60, options.statements)
             print(storm.report())
             return 1 if storm.failures else 0

@@ -9,17 +9,24 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from tests.storm import script
+from tests.storm.bootstrapped import Bootstrapped
 from tests.storm.known import KnownFaults
-from tests.storm.live import MANY_TRIES, LiveFetcher, Loop, Stalled
+from tests.storm.live import MANY_TRIES, Latecomer, LiveFetcher, Loop, Stalled
 from tests.storm.replica import Replica, Row, differences
 from tests.storm.script import Step
 from tests.storm.site import Session, Site, TableFacts
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 NAMED_WITHIN_S = 10.0
 HEALED_WITHIN_S = 60.0
 SESSIONS = 3
+COPY_EVERY = 3
+"""At each so manieth comparison, what a bootstrap gives is compared too."""
 
 
 @dataclasses.dataclass
@@ -30,11 +37,11 @@ class Tally:
     failures: Counter[str] = dataclasses.field(default_factory=Counter)
     refusals: Counter[str] = dataclasses.field(default_factory=Counter)
     suspensions: Counter[str] = dataclasses.field(default_factory=Counter)
-    comparisons: int = 0
+    comparisons: Counter[str] = dataclasses.field(default_factory=Counter)
     unequal_but_named: int = 0
-    unsent: int = 0
     known: Counter[str] = dataclasses.field(default_factory=Counter)
     healed: int = 0
+    merges: int = 0
     slow: list[str] = dataclasses.field(default_factory=list)
     events: int = 0
 
@@ -52,7 +59,7 @@ class Tally:
 class Difference(Exception):
     """A table that is followed is not what the source has, or the stream stalls.
 
-    ``kind``: "content", "stalled", "fault" or "unhealed".
+    ``kind``: "content", "stalled", "fault", "unhealed" or "unseeded".
     """
 
     def __init__(self, kind: str, table: str, details: list[str]) -> None:
@@ -62,6 +69,16 @@ class Difference(Exception):
 
 class TooSlow(Exception):
     """The machine is too slow for the case: nothing is known of the rest."""
+
+
+class Compared(Protocol):
+    """What is compared with the source."""
+
+    def read(self) -> Replica:
+        """What a consumer holds now."""
+
+    def is_named(self, source: str) -> bool:
+        """Whether a table is reported as not followed."""
 
 
 class Case:
@@ -81,6 +98,7 @@ class Case:
         known: KnownFaults,
         *,
         named_within_s: float = NAMED_WITHIN_S,
+        spark: SparkSession | None = None,
     ) -> None:
         self.site = site
         self._known = known
@@ -92,12 +110,21 @@ class Case:
         folder.mkdir(parents=True)
         site.fresh()
         self.sessions: list[Session] = []
-        self.fetchers: dict[str, LiveFetcher] = {}
+        self.fetchers: dict[str, LiveFetcher | Latecomer] = {}
+        self.bootstrapped: Bootstrapped | None = None
+        self._spark, self._checks = spark, 0
         try:
             self.sessions = [site.session() for _ in range(SESSIONS)]
         except BaseException:
             self.close()
             raise
+
+    @property
+    def stream(self) -> LiveFetcher:
+        """The relay that is there from the beginning."""
+        found = self.fetchers["stream"]
+        assert isinstance(found, LiveFetcher)
+        return found
 
     def _fetcher(self, name: str) -> LiveFetcher:
         return LiveFetcher(self._loop, self.site.config(name), self._folder / name, self.site.mark)
@@ -105,7 +132,9 @@ class Case:
     def close(self) -> None:
         for session in self.sessions:
             session.close()
-        for fetcher in self.fetchers.values():
+        if self.bootstrapped is not None:
+            self.bootstrapped.stop()
+        for fetcher in reversed(self.fetchers.values()):
             self.tally.events += fetcher.replica.event_count if fetcher.has_replica else 0
             fetcher.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -142,6 +171,13 @@ class Case:
                 self._stalled_is_a_difference(fetcher.restart)
         elif action == script.START_LATE:
             self._stalled_is_a_difference(self._start_late)
+        elif action == script.START_BOOTSTRAP:
+            self._start_bootstrap()
+        elif action == script.RESTART_BOOTSTRAP:
+            if self.bootstrapped is not None:
+                self.bootstrapped.restart()
+        elif action == script.MERGE:
+            self._merge()
         else:
             self.site.restart(kill=action == script.KILL_SERVER)
 
@@ -152,14 +188,28 @@ class Case:
         is_open = self.site.is_open() or any(session.in_transaction for session in self.sessions)
         if "dump" in self.fetchers or is_open:
             return  # PostgreSQL makes no slot while a transaction is open.
+        if self.site.has_one_relay:
+            self._dump_late(Latecomer(self.stream))
+            return
         try:
             late = self._fetcher("dump")
         except Stalled as error:
             if error.code == "preflight_failed":
                 return  # A new relay refuses a table that it cannot capture, and names it.
             raise
+        self._dump_late(late)
+
+    def _dump_late(self, late: LiveFetcher | Latecomer) -> None:
         self.fetchers["dump"] = late
         late.dump([name for name in late.fetcher.known_sources() if name != self.site.mark])
+
+    def _start_bootstrap(self) -> None:
+        if self.bootstrapped is None:
+            self.bootstrapped = Bootstrapped(self._loop, self.stream, self._folder / "bootstrap")
+
+    def _merge(self, *, full: bool = False) -> None:
+        if self.bootstrapped is not None and self._spark is not None:
+            self.tally.merges += self.bootstrapped.merge(self._spark, full=full)
 
     @staticmethod
     def _stalled_is_a_difference(work: Callable[[], object]) -> None:
@@ -170,8 +220,10 @@ class Case:
                 raise TooSlow(str(error)) from error
             raise Difference("stalled", "", [str(error)]) from error
 
-    def check(self) -> None:
+    def check(self, *, last: bool = False) -> None:
         """Every followed table of every replica is what a SELECT gives.
+
+        ``last``: whatever it costs.
 
         Raises:
             Difference: one is not.
@@ -182,11 +234,9 @@ class Case:
         is_open = any(session.in_transaction for session in self.sessions)
         compared = [
             table
-            for table in self.site.tables()
-            if table.kind == "table"
-            and self.site.is_captured(table.schema)
-            # Rows of such a table are visible before they are logged.
-            and not (is_open and not table.is_transactional)
+            for table in self._captured()
+            # Rows of a table without transactions are visible before they are logged.
+            if not (is_open and not table.is_transactional)
         ]
         rows = {table.source: self._rows(table) for table in compared}
         for name, fetcher in self.fetchers.items():
@@ -194,12 +244,49 @@ class Case:
             if fetcher.is_dumping:
                 continue  # Its rows are still to come.
             undumped = fetcher.undumped() if name == "dump" else set()
-            for table in compared:
-                found = rows[table.source]
-                if found is not None and table.source not in undumped:
-                    self._compare(name, fetcher, table, found)
-            if fetcher.replica.faults and name == "stream":
-                raise Difference("fault", name, fetcher.replica.faults)
+            left = [table for table in compared if table.source not in undumped]
+            self._compare_all(name, fetcher, left, rows)
+            if name == "stream":
+                self._check_faults(fetcher, {table.source for table in compared})
+        self._checks += 1
+        copy = self.bootstrapped
+        if copy is not None and (last or self._checks % COPY_EVERY == 0):
+            at = self.stream.replica.position
+            self._stalled_is_a_difference(partial(copy.wait, at))
+            self._compare_all("bootstrap", copy, compared, rows)
+
+    def _check_faults(self, fetcher: LiveFetcher | Latecomer, there: set[str]) -> None:
+        """Events that fit no row are of tables that are reported by then, or there no more."""
+        deadline_s = time.monotonic() + self._named_within_s
+        while faults := {
+            source: found
+            for source, found in fetcher.read().faults.items()
+            if source in there and not fetcher.is_named(source)
+        }:
+            if time.monotonic() > deadline_s:
+                source, found = next(iter(faults.items()))
+                raise Difference("fault", source, found)
+            time.sleep(0.01)
+
+    def _captured(self) -> list[TableFacts]:
+        return [
+            table
+            for table in self.site.tables()
+            if table.kind == "table" and self.site.is_captured(table.schema)
+        ]
+
+    def _compare_all(
+        self,
+        name: str,
+        view: Compared,
+        tables: list[TableFacts],
+        rows: dict[str, list[Row] | None],
+    ) -> None:
+        replica = view.read()
+        for table in tables:
+            found = rows[table.source]
+            if found is not None:
+                self._compare(name, view, replica, table, found)
 
     def _rows(self, table: TableFacts) -> list[Row] | None:
         """What a SELECT gives; None: a session has locked the table."""
@@ -208,37 +295,33 @@ class Case:
         except Exception:
             return None
 
-    def _compare(self, name: str, fetcher: LiveFetcher, table: TableFacts, rows: list[Row]) -> None:
-        self.tally.comparisons += 1
+    def _compare(
+        self, name: str, view: Compared, replica: Replica, table: TableFacts, rows: list[Row]
+    ) -> None:
+        self.tally.comparisons[name] += 1
         columns = [column.name for column in table.columns if column.is_carried]
 
         def unequal() -> list[str]:
-            held = fetcher.replica.tables.get(table.source)
+            held = replica.tables.get(table.source)
             if held is None:
                 return [f"no event of it, {len(rows)} rows at the source"] if rows else []
             key = held.schema.key if held.schema else ()
             if not set(key) <= set(columns):
                 key = table.key  # PostgreSQL announces a new key with the next row.
-            found, unsent = differences(columns, list(key), rows, held)
-            self.tally.unsent += unsent
-            return found
+            return differences(columns, list(key), rows, held)
 
         found = unequal()
         if not found:
             return
         deadline_s = time.monotonic() + self._named_within_s
-        while found and not self._is_named(fetcher, table):
+        while found and not view.is_named(table.source):
             if time.monotonic() > deadline_s:
                 raise Difference("content", f"{table.source} of {name}", found)
             time.sleep(0.01)
-            fetcher.replica.read()
+            replica = view.read()
             found = unequal()
         if found:
             self.tally.unequal_but_named += 1
-
-    @staticmethod
-    def _is_named(fetcher: LiveFetcher, table: TableFacts) -> bool:
-        return fetcher.replica.state(table.source) is not None or table.source in fetcher.named()
 
     def finish(self) -> None:
         """All sessions rest: compare everything, and let suspended tables come back.
@@ -254,9 +337,12 @@ class Case:
             self._stalled_is_a_difference(fetcher.wait_dumped)
             self._wait_healed(fetcher)
             self.tally.suspensions.update(reasons(fetcher.replica))
-        self.check()
+        if self.bootstrapped is not None:
+            self._wait_seeded(self.bootstrapped)
+            self._merge(full=self._checks % 2 == 0)
+        self.check(last=True)
 
-    def _wait_healed(self, fetcher: LiveFetcher) -> None:
+    def _wait_healed(self, fetcher: LiveFetcher | Latecomer) -> None:
         """Tables that are suspended are followed again, after a while.
 
         Raises:
@@ -264,11 +350,8 @@ class Case:
             TooSlow: the attempts did not come to an end.
         """
         deadline_s = time.monotonic() + HEALED_WITHIN_S
-        there = {
-            table.source
-            for table in self.site.tables()
-            if table.kind == "table" and self.site.is_captured(table.schema)
-        }
+        # A table without a key is reported as long as it has none.
+        there = {table.source for table in self._captured() if table.key}
         before = {record.source for record in fetcher.unfollowed()} & there
         while True:
             fetcher.replica.read()
@@ -291,6 +374,23 @@ class Case:
             if time.monotonic() > deadline_s:
                 raise TooSlow(f"not within {HEALED_WITHIN_S} s: {left}")
             time.sleep(0.01)
+
+    def _wait_seeded(self, copy: Bootstrapped) -> None:
+        """The bootstrap server serves every table that its relay follows.
+
+        Raises:
+            Difference: it says that it cannot.
+            TooSlow: it does not come to an end.
+        """
+        deadline_s = time.monotonic() + HEALED_WITHIN_S
+        followed = copy.relay.fetcher.known_sources()
+        there = [table.source for table in self._captured() if table.source in followed]
+        while left := [(name, why) for name in there if (why := copy.unseeded(name))]:
+            if time.monotonic() > deadline_s:
+                if any(not why.startswith("dumping") for _, why in left):
+                    raise Difference("unseeded", left[0][0], [f"{n}: {why}" for n, why in left])
+                raise TooSlow(f"not seeded within {HEALED_WITHIN_S} s: {left}")
+            time.sleep(0.02)
 
 
 def reasons(replica: Replica) -> Counter[str]:

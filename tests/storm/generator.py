@@ -55,6 +55,8 @@ class Grammar(ABC):
 
     dialect: ClassVar[Dialect] = Dialect()
     plain_modes: ClassVar[Modes] = Modes()
+    stays: ClassVar[float] = 0.7
+    """How likely the session of the last statement sends the next one of its production too."""
 
     def __init__(self, rng: random.Random, site: Site) -> None:
         self.rng, self.site = rng, site
@@ -173,7 +175,7 @@ class Generator:
 
     def _some_session(self) -> int:
         """Mostly the one of the last statement, so that a transaction holds its locks shortly."""
-        if not (self._queues[self._last] and self._rng.random() < 0.7):
+        if not (self._queues[self._last] and self._rng.random() < self._grammar.stays):
             self._last = self._rng.randrange(SESSIONS)
         return self._last
 
@@ -183,7 +185,12 @@ class Generator:
             return Step(-1, script.RESTART_RELAY, script.RESTART_RELAY)
         if chance < 0.012 and self._count > 20:
             return Step(-1, script.START_LATE, script.START_LATE)
-        if self._restarts and chance < 0.0135:
+        if chance < 0.03:
+            action = script.START_BOOTSTRAP
+            if chance > 0.026:
+                action = script.MERGE if chance > 0.028 else script.RESTART_BOOTSTRAP
+            return Step(-1, action, action)
+        if self._restarts and chance < 0.0315:
             action = self._rng.choice((script.RESTART_SERVER, script.KILL_SERVER))
             self._grammar.forget_sessions()
             return Step(-1, action, action)

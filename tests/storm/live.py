@@ -1,22 +1,24 @@
-"""A fetcher in a thread of its own, for a driver that is not asynchronous."""
+"""A relay in a thread of its own, for a driver that is not asynchronous."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from databus.common.config import DatabaseConfig
+from databus.common.config import Config, DatabaseConfig, RelayConfig
 from databus.common.table_state import CaptureState
 from databus.relay.dumps import ACTIVE, DumpState, new_dump
 from databus.relay.fetcher import Fetcher, Pace
 from databus.relay.fetcher_status import FetcherState
+from databus.relay.relay import LocalRelay
 from databus.relay.resync import ResyncPace
 from databus.relay.table_records import TableRecord
-from tests.storm.replica import Replica
+from tests.storm.replica import RingReplica
 
 PATIENCE_S = 60.0
 MANY_RECONNECTS = 12
@@ -29,7 +31,7 @@ PACE = Pace(
     backoff_first_s=0.02,
     backoff_most_s=0.3,
     failed_retry_s=1.0,
-    resync=ResyncPace(alone_s=0.0, accompanied_s=0.0, first_pause_s=0.05),
+    resync=ResyncPace(alone_s=0.0, accompanied_s=20.0, first_pause_s=0.05),
 )
 _T = TypeVar("_T")
 
@@ -46,7 +48,7 @@ class Stalled(Exception):
 
 
 class Loop:
-    """An event loop in a thread, for all fetchers of a process."""
+    """An event loop in a thread, for all relays of a process."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -63,14 +65,16 @@ class Loop:
 
 
 class LiveFetcher:
-    """Captures one database into a folder; its replica reads the ring there.
+    """A relay that captures one database into a folder; its replica reads the ring there.
 
-    Owner: the driver's thread; the fetcher itself belongs to ``loop``.
+    Owner: the driver's thread; the relay itself belongs to ``loop``.
     """
 
     def __init__(self, loop: Loop, config: DatabaseConfig, folder: Path, mark: str) -> None:
-        self._loop, self._config, self._folder, self._mark = loop, config, folder, mark
-        self._replica: Replica | None = None
+        self._loop, self._config, self._folder, self.mark = loop, config, folder, mark
+        self.database, self._listen = config.name, "127.0.0.1:0"
+        self._relay: LocalRelay | None = None
+        self._replica: RingReplica | None = None
         self._dumping = False
         try:
             self.start()
@@ -79,9 +83,13 @@ class LiveFetcher:
             raise
 
     @property
-    def replica(self) -> Replica:
+    def ring_folder(self) -> Path:
+        return self._folder / self._config.name
+
+    @property
+    def replica(self) -> RingReplica:
         if self._replica is None:
-            self._replica = Replica(self._folder / self._config.name)
+            self._replica = RingReplica(self.ring_folder)
         return self._replica
 
     @property
@@ -91,24 +99,34 @@ class LiveFetcher:
     def start(self) -> None:
         """Begin, or resume where the ring ends; returns when it streams."""
         self._loop.run(self._start())
-        self._wait(lambda: self.fetcher.status.state == FetcherState.STREAMING, "it streams")
+        self.wait(lambda: self.fetcher.status.state == FetcherState.STREAMING, "it streams")
 
     async def _start(self) -> None:
-        self.fetcher = Fetcher(self._config, self._folder, pace=PACE)
-        self._task = asyncio.create_task(self.fetcher.run())
+        config = Config(
+            relay=RelayConfig(listen=self._listen, data_dir=self._folder),
+            database=(self._config,),
+        )
+        relay = LocalRelay(config, pace=PACE)
+        await relay.__aenter__()
+        self._relay = relay
+        if error := relay.refused.get(self._config.name):
+            raise error
+        self.fetcher: Fetcher = relay.fetchers[self._config.name]
+        self.url = relay.url
+        self._listen = self.url.removeprefix("http://")
 
     def stop(self) -> None:
-        """End the fetcher; the ring stays."""
+        """End the relay; the ring stays."""
         self._loop.run(self._stop())
 
     async def _stop(self) -> None:
-        self.fetcher.stop()
-        await asyncio.wait([self._task])
-        if not self._task.cancelled():
-            self._task.exception()
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            with contextlib.suppress(Exception):
+                await relay.__aexit__(None, None, None)
 
     def restart(self) -> None:
-        """Another fetcher on the same folder."""
+        """Another relay on the same folder and address."""
         self.stop()
         self.start()
 
@@ -134,7 +152,7 @@ class LiveFetcher:
 
     def wait_dumped(self) -> None:
         """Return when nothing is being dumped."""
-        self._wait(lambda: not self.is_dumping, "its dumps end")
+        self.wait(lambda: not self.is_dumping, "its dumps end")
 
     async def _dump(self, sources: list[str]) -> None:
         for source in sources:
@@ -155,15 +173,14 @@ class LiveFetcher:
         Raises:
             Stalled: it does not come; the message has the relay's error.
         """
-        self._wait(lambda: self._marked() >= number, f"mark {number}")
+        self.wait(lambda: self.read().marked(self.mark) >= number, f"mark {number}")
 
-    def _marked(self) -> int:
-        self.replica.read()
-        table = self.replica.tables.get(self._mark)
-        held = table.rows.get((1,)) if table is not None else None
-        return held.values["n"] if held is not None else 0
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Return when something is so.
 
-    def _wait(self, condition: Any, what: str) -> None:
+        Raises:
+            Stalled: it does not come; the message has the relay's error.
+        """
         began_s, reconnects = time.monotonic(), self.fetcher.status.reconnect_count
         while not condition():
             status = self.fetcher.status
@@ -186,6 +203,15 @@ class LiveFetcher:
             record for record in self.fetcher.tables.book if record.state != CaptureState.FOLLOWED
         ]
 
+    def read(self) -> RingReplica:
+        """The replica, with everything that was published."""
+        self.replica.read()
+        return self.replica
+
+    def is_named(self, source: str) -> bool:
+        """Whether stream or status say that a table is not followed."""
+        return self.replica.state(source) is not None or source in self.named()
+
     def named(self) -> dict[str, str]:
         """Sources that the status names as not followed, and why."""
         document = self.fetcher.status_document()
@@ -197,3 +223,60 @@ class LiveFetcher:
                 name, _, why = str(warning).partition(" cannot be captured: ")
             found.setdefault(name, why)
         return found
+
+
+class Latecomer:
+    """A consumer that begins at the end of a relay's ring and has every table dumped.
+
+    Owner: the driver's thread.
+    """
+
+    def __init__(self, relay: LiveFetcher) -> None:
+        self.relay = relay
+        self.replica = RingReplica(relay.ring_folder, at_end=True)
+        self.has_replica = True
+
+    @property
+    def fetcher(self) -> Fetcher:
+        return self.relay.fetcher
+
+    def dump(self, sources: list[str]) -> None:
+        """Have each of these tables dumped; ``is_dumping`` while that lasts."""
+        self.relay.dump(sources)
+
+    @property
+    def is_dumping(self) -> bool:
+        return self.relay.is_dumping
+
+    def wait_dumped(self) -> None:
+        """Return when nothing is being dumped."""
+        self.relay.wait_dumped()
+
+    def undumped(self) -> set[str]:
+        """Tables whose dump has failed, as its record says."""
+        return self.relay.undumped()
+
+    def wait_mark(self, number: int) -> None:
+        """See ``LiveFetcher.wait_mark``."""
+        mark = self.relay.mark
+        self.relay.wait(lambda: self.read().marked(mark) >= number, f"mark {number}")
+
+    def unfollowed(self) -> list[TableRecord]:
+        """The records of the tables that are suspended or resynchronising."""
+        return self.relay.unfollowed()
+
+    def read(self) -> RingReplica:
+        """The replica, with everything that was published."""
+        self.replica.read()
+        return self.replica
+
+    def is_named(self, source: str) -> bool:
+        """Whether stream or status say that a table is not followed."""
+        return self.replica.state(source) is not None or source in self.relay.named()
+
+    def restart(self) -> None:
+        """The relay is restarted by its owner."""
+
+    def close(self) -> None:
+        """Release the ring's files."""
+        self.replica.close()

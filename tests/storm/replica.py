@@ -1,4 +1,4 @@
-"""What a consumer holds that applies every frame of a ring, states of tables included."""
+"""What a consumer holds that applies every frame of a stream, states of tables included."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import dataclasses
 import datetime as dt
 import decimal
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from databus.common import frame
+from databus.common.checkpoint import ORIGIN
 from databus.common.frame import FrameView, Op
 from databus.common.schema import SourceSchema
 from databus.common.table_state import CaptureState, TableState, decode_table_state
@@ -30,42 +32,39 @@ class Held:
 
 @dataclasses.dataclass
 class Table:
-    """The rows of a source by key, and the newest schema that the stream named."""
+    """The rows of a source by key, and the newest schema that the stream named.
+
+    ``since_scn``: when its first frame came.
+    """
 
     schema: SourceSchema | None = None
+    since_scn: int = 0
     rows: dict[Key, Held] = dataclasses.field(default_factory=dict)
+
+    def is_newest(self, held: Held) -> bool:
+        """Whether a row came with the newest schema."""
+        return self.schema is None or self.schema.fingerprint == held.fingerprint
 
 
 class Replica:
-    """Follows the ring in a folder from its first frame.
+    """The tables, after the frames that it was given.
 
-    Owner: one thread.  ``read`` applies what is new.
-    Raises: ReaderOvertaken if the ring is too small for a case.
+    Owner: one thread.  ``schema_of`` gives the schema of a fingerprint.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, schema_of: Callable[[int], SourceSchema]) -> None:
         self.tables: dict[str, Table] = {}
         self.states: dict[str, TableState] = {}
         self.suspensions: list[TableState] = []
-        self.faults: list[str] = []
+        self.faults: dict[str, list[str]] = {}
         self.event_count = 0
-        self._registry = RegistryReader(folder / "schemas.jsonl")
-        self._reader = Ring.open_reader(folder)
-        self._position = self._reader.snapshot().head
+        self.position = ORIGIN
+        self._schema_of = schema_of
 
-    def close(self) -> None:
-        """Release the ring's files."""
-        self._reader.close()
-
-    def read(self) -> None:
-        """Apply every frame that was published since."""
-        tail = self._reader.snapshot().tail
-        while self._position < tail:
-            frames, self._position = self._reader.read(self._position, 1 << 22)
-            if not frames:
-                break
-            for view in frame.iter_frames(bytes(frames)):
-                self._apply(view)
+    def apply(self, frames: bytes) -> None:
+        """Take whole frames, in the order of the stream."""
+        for view in frame.iter_frames(frames):
+            self._apply(view)
 
     def state(self, source: str) -> TableState | None:
         """The state of a table that is not followed, as the stream says; None: it is followed."""
@@ -73,19 +72,22 @@ class Replica:
         return None if found is None or found.state == CaptureState.FOLLOWED else found
 
     def _apply(self, view: FrameView) -> None:
-        if view.op == Op.TABLE_STATE:
+        if view.op == Op.END_OF_WINDOW:
+            self.position = view.position
+        elif view.op == Op.TABLE_STATE:
             state = decode_table_state(bytes(view.after or b""))
             self.states[state.source] = state
             if state.state == CaptureState.SUSPENDED:
                 self.suspensions.append(state)
+                self.faults.pop(state.source, None)
         elif view.op == Op.SCHEMA_CHANGE:
-            self._adopt(SourceSchema.from_json(json.loads(bytes(view.after or b""))))
+            self.adopt(SourceSchema.from_json(json.loads(bytes(view.after or b""))), view.scn)
         elif not view.is_control:
             self._apply_row(view)
 
-    def _adopt(self, schema: SourceSchema) -> Table:
+    def adopt(self, schema: SourceSchema, scn: int = 0) -> Table:
         """Rows keep the columns that are left, under the key of the new schema."""
-        table = self.tables.setdefault(schema.source, Table())
+        table = self.tables.setdefault(schema.source, Table(since_scn=scn))
         old, table.schema = table.schema, schema
         if old is None or old.fingerprint == schema.fingerprint:
             return table
@@ -101,20 +103,22 @@ class Replica:
 
     def _apply_row(self, view: FrameView) -> None:
         self.event_count += 1
-        schema = self._schema(view.schema_fp)
+        schema = self._schema_of(view.schema_fp)
         table = self.tables.get(schema.source)
         if table is None or table.schema is None or table.schema.fingerprint != view.schema_fp:
-            table = self._adopt(schema)
+            table = self.adopt(schema, view.scn)
         if view.op == Op.TRUNCATE:
             table.rows.clear()
             return
         key = tuple(schema.decode_key(view.key).values())
+        fits = key in table.rows or self.state(schema.source) is not None
+        # A table may have rows of before it was met.
+        if view.op in (Op.DELETE, Op.UPDATE) and not fits and view.scn > table.since_scn:
+            what = f"{view.op.name} of {key}, which is not there"
+            self.faults.setdefault(schema.source, []).append(what)
         if view.op == Op.DELETE:
-            if table.rows.pop(key, None) is None and self.state(schema.source) is None:
-                self.faults.append(f"{schema.source}: DELETE of {key}, which is not there")
+            table.rows.pop(key, None)
             return
-        if view.op == Op.UPDATE and key not in table.rows and self.state(schema.source) is None:
-            self.faults.append(f"{schema.source}: UPDATE of {key}, which is not there")
         assert view.after is not None
         values = schema.decode_row(view.after)
         for name in schema.absent_names(view.absent):
@@ -122,37 +126,66 @@ class Replica:
             values[name] = held.values.get(name) if held is not None else None
         table.rows[key] = Held(values, view.schema_fp)
 
+    def marked(self, mark: str) -> int:
+        """The number that the marking table has here."""
+        table = self.tables.get(mark)
+        held = table.rows.get((1,)) if table is not None else None
+        return held.values["n"] if held is not None else 0
+
+
+class RingReplica(Replica):
+    """Follows the ring in a folder from its first frame, or from its end.
+
+    Owner: one thread.  ``read`` applies what is new.
+    Raises: ReaderOvertaken if the ring is too small for a case.
+    """
+
+    def __init__(self, folder: Path, *, at_end: bool = False) -> None:
+        super().__init__(self._schema)
+        self._registry = RegistryReader(folder / "schemas.jsonl")
+        self._reader = Ring.open_reader(folder)
+        start = self._reader.snapshot()
+        self._ring_position = start.tail if at_end else start.head
+
+    def close(self) -> None:
+        """Release the ring's files."""
+        self._reader.close()
+
+    def read(self) -> None:
+        """Apply every frame that was published since."""
+        tail = self._reader.snapshot().tail
+        while self._ring_position < tail:
+            frames, self._ring_position = self._reader.read(self._ring_position, 1 << 22)
+            if not frames:
+                break
+            self.apply(bytes(frames))
+
     def _schema(self, fingerprint: int) -> SourceSchema:
         self._registry.refresh()
         return self._registry.schemas.by_fingerprint(fingerprint)
 
 
-def differences(
-    columns: list[str], key: list[str], rows: list[Row], table: Table
-) -> tuple[list[str], int]:
+def differences(columns: list[str], key: list[str], rows: list[Row], table: Table) -> list[str]:
     """Where a replica's table is not what a SELECT gave; ``key`` are the key's columns there.
 
-    A row that came with an earlier schema may lack columns that were added since, and have its
-    values in an earlier type.  The second number counts values of such columns that are not NULL
-    at the source: the log has no event that carries them.
+    A row that came before a column was added has NULL there.
     """
-    newest = table.schema.fingerprint if table.schema is not None else 0
     left = {tuple(map(plain, k)): held for k, held in table.rows.items()}
-    found, unsent = [], 0
+    found = []
     for row in rows:
         values = tuple(plain(row[name]) for name in key)
         held = left.pop(values, None)
         if held is None:
             found.append(f"row {values} is missing: {row}")
             continue
-        is_old = held.fingerprint != newest
         for name in columns:
-            if name not in held.values:
-                unsent += row[name] is not None
-            elif not alike(row[name], held.values[name], loosely=is_old):
-                found.append(f"row {values}: {name} = {held.values[name]!r}, not {row[name]!r}")
-    found += [f"row {values} is there no more: {held.values}" for values, held in left.items()]
-    return found, unsent
+            value = held.values.get(name)
+            if not alike(row[name], value):
+                old = "" if table.is_newest(held) else " (from before the last definition)"
+                found.append(f"row {values}: {name} = {value!r}, not {row[name]!r}{old}")
+    return found + [
+        f"row {values} is there no more: {held.values}" for values, held in left.items()
+    ]
 
 
 def plain(value: Any) -> Any:
@@ -166,7 +199,7 @@ def plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, bytearray | memoryview) else value
 
 
-def alike(one: Any, other: Any, *, loosely: bool = False) -> bool:
+def alike(one: Any, other: Any) -> bool:
     """Whether the source's value is the replica's."""
     one, other = plain(one), plain(other)
     if one == other:
@@ -180,4 +213,4 @@ def alike(one: Any, other: Any, *, loosely: bool = False) -> bool:
             return bool(json.loads(one) == json.loads(other))
         except ValueError:
             return False
-    return loosely and type(one) is not type(other)
+    return False

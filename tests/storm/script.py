@@ -14,7 +14,13 @@ KILL_SERVER = "kill server"
 SET_UP = "set up"
 """The production of statements that come before the relay starts."""
 START_LATE = "start late replica"
-ACTIONS = {CHECK, RESTART_RELAY, RESTART_SERVER, KILL_SERVER, START_LATE}
+START_BOOTSTRAP = "start bootstrap"
+RESTART_BOOTSTRAP = "restart bootstrap"
+MERGE = "merge"
+ACTIONS = {
+    CHECK, RESTART_RELAY, RESTART_SERVER, KILL_SERVER, START_LATE, START_BOOTSTRAP,
+    RESTART_BOOTSTRAP, MERGE,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,7 +36,9 @@ class Step:
         return self.session < 0
 
     def __str__(self) -> str:
-        return f"-- {self.sql}" if self.is_action else f"/* s{self.session} */ {self.sql};"
+        if self.is_action:
+            return f"-- {self.sql}"
+        return f"/* s{self.session} */ {self.sql};".replace("\r", "\\r").replace("\n", "\\n")
 
 
 def check() -> Step:

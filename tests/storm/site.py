@@ -64,6 +64,8 @@ class Site(ABC):
 
     product: ClassVar[str]
     mark: ClassVar[str]
+    has_one_relay: ClassVar[bool] = False
+    """Whether the database can be read by one relay at a time."""
     version = ""
 
     @abstractmethod

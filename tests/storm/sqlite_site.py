@@ -13,7 +13,7 @@ from tests.storm.site import Column, Session, Site, TableFacts
 
 
 class SqliteSession(Session):
-    """A connection that does not wait for locks."""
+    """A connection that waits for the locks of the relay, which are short."""
 
     def __init__(self, path: Path) -> None:
         self._connection = connected(path)
@@ -34,6 +34,7 @@ class SqliteSite(Site):
 
     product = "sqlite"
     mark = "main.storm_mark"
+    has_one_relay = True
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "storm.db"
@@ -116,7 +117,7 @@ class SqliteSite(Site):
 
 
 def connected(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None, timeout=0.0, check_same_thread=False)
+    connection = sqlite3.connect(path, isolation_level=None, timeout=0.05, check_same_thread=False)
     with contextlib.suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA synchronous = OFF")
     return connection

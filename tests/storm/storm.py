@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from tests.storm import script
 from tests.storm.case import Case, Difference, Tally, TooSlow
@@ -25,6 +25,9 @@ from tests.storm.script import Step
 from tests.storm.shrinking import shrunk
 from tests.storm.site import Site
 from tests.storm.sqlite_site import SqliteSite
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclasses.dataclass
@@ -72,11 +75,18 @@ class Storm:
         self.seconds = 0.0
         self._folder, self._keep = folder, keep
         self._known = KnownFaults()
+        self._spark: SparkSession | None = None
         self._loop = Loop()
         self.site = make_site(product, folder)
         self.grammar_rules = [
             rule.name for rule, _ in make_grammar(random.Random(0), self.site).productions
         ]
+
+    def use_spark(self) -> None:
+        """Have Spark merge what the bootstrap stores."""
+        from databus.bootstrap.applier import start_spark
+
+        self._spark = start_spark("local[1]", "512m", scratch=self._folder)
 
     def __enter__(self) -> Self:
         return self
@@ -87,6 +97,8 @@ class Storm:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._spark is not None:
+            self._spark.stop()
         self.site.close()
         self._loop.close()
 
@@ -104,7 +116,7 @@ class Storm:
                 self._keep_failure(failure)
 
     def _one(self, seed: int, statements: int, deadline_s: float) -> Failure | None:
-        case = Case(self.site, self._loop, self._folder / "case", self._known)
+        case = Case(self.site, self._loop, self._folder / "case", self._known, spark=self._spark)
         rng = random.Random(seed)
         grammar = make_grammar(rng, self.site)
         grammar.leave_out(self.without)
@@ -129,7 +141,7 @@ class Storm:
         last: list[Difference] = []
 
         def fails(steps: list[Step]) -> bool:
-            found = self.replay(steps, is_finished=kind == "unhealed")
+            found = self.replay(steps, is_finished=kind in ("unhealed", "unseeded"))
             if found is not None and found.kind == kind:
                 last.append(found)
                 return True
@@ -158,7 +170,10 @@ class Storm:
 
     def replay(self, steps: list[Step], *, is_finished: bool = False) -> Difference | None:
         """What a script gives; ``is_finished``: suspended tables come back at its end."""
-        case = Case(self.site, self._loop, self._folder / "replay", self._known, named_within_s=3.0)
+        case = Case(
+            self.site, self._loop, self._folder / "replay", self._known,
+            named_within_s=3.0, spark=self._spark,
+        )  # fmt: skip
         try:
             for step in steps:
                 case.run(step)
@@ -180,9 +195,9 @@ class Storm:
             f"{self.site.product} {self.site.version}: {len(self.seeds)} cases, seeds "
             f"{self.seeds[0]} to {self.seeds[-1]}, {done} statements that succeeded, "
             f"{sum(tally.failures.values())} refused, {done / max(self.seconds, 1):.0f} a second",
-            f"{tally.events} row events, {tally.comparisons} comparisons of tables, "
-            f"{tally.unequal_but_named} unequal and named, {len(self.failures)} failures; "
-            f"{tally.unsent} values of columns that were added with a default, which no event has",
+            f"{tally.events} row events, {tally.comparisons.total()} comparisons of tables "
+            f"({told_counts(tally.comparisons)}), {tally.merges} merges by Spark, "
+            f"{tally.unequal_but_named} unequal and named, {len(self.failures)} failures",
             "suspended: " + "; ".join(f"{n} x {why}" for why, n in tally.suspensions.most_common()),
             f"{tally.healed} tables were suspended at a case's end and came back; known faults: "
             + ("; ".join(f"{n} x {why}" for why, n in tally.known.most_common()) or "none"),
@@ -198,6 +213,11 @@ class Storm:
         signatures = Counter(failure.signature for failure in self.failures)
         lines += [f"{n} x {signature}" for signature, n in signatures.most_common()]
         return "\n".join(lines)
+
+
+def told_counts(counts: Counter[str]) -> str:
+    """Numbers by name, for people."""
+    return ", ".join(f"{name} {n}" for name, n in sorted(counts.items())) or "none"
 
 
 def told(failure: Failure) -> str:

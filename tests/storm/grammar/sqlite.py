@@ -22,6 +22,7 @@ class SqliteGrammar(Grammar):
 
     dialect = Dialect('"', hash_comments=False, executable=())
     plain_modes = Modes(no_backslash=True)
+    stays = 0.97  # A transaction locks the whole file.
 
     def first(self) -> list[str]:
         names = ("t1", "t2", "t3", "a-b")

@@ -167,8 +167,12 @@ class CapturedTables:
         """How many statements have defined something that is not there to be seen."""
         before = log.meta(db, _DEFINITIONS)
         objects = log.other_objects(db)
-        added = objects if self._objects is None else objects - self._objects
-        explained = 0 if self._objects is None else len(added)
+        explained = 0
+        if self._objects is not None:
+            added, gone = objects - self._objects, self._objects - objects
+            dropped = sum(kind in ("table", "view") for kind, _ in gone)
+            renamed = sum(kind == "table" for kind, _ in added)  # at the most
+            explained = len(added) + max(0, dropped - renamed)
         self._objects = objects
         return self._planned_version - before - explained if before else 0
 
@@ -237,6 +241,8 @@ class CapturedTables:
             return
         if not unseen.keeps_rows:
             triggers.forget(db, source, since_id)
+        elif (before := self.unseen(db).get(source)) is not None and not before.keeps_rows:
+            unseen = before  # Rows are gone too.
         log.set_meta(db, _SUSPENDED + source, json.dumps([unseen.why, unseen.keeps_rows]))
         self.has_unseen = True
 
