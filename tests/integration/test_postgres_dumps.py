@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from databus.relay.sources.source import MAX_CHUNK_BYTES, ChunkRequest
 from tests.integration.test_stopped_tables import dump, rows_of
 from tests.support.capture import capturing, database_config, streaming
 from tests.support.fixtures import FreshDatabase
@@ -48,3 +50,45 @@ async def test_chunks_of_a_table_without_a_key_do_not_shrink(
     async with opened(config) as source:
         assert (await source.table_size("public.heap")).is_scanned
         assert not (await source.table_size("public.keyed")).is_scanned
+
+
+async def test_a_chunk_of_large_rows_ends_at_its_bound_and_the_next_one_continues_behind_it(
+    postgres_database: FreshDatabase,
+) -> None:
+    db, row_bytes = postgres_database, 1 << 20
+    db.execute("CREATE TABLE wide (id int PRIMARY KEY, body text, d date)")
+    db.execute("ALTER TABLE wide ALTER body SET STORAGE EXTERNAL")
+    # Small ones first, of which many are asked for at once, then large ones.
+    db.execute(
+        "INSERT INTO wide SELECT n, repeat('x', CASE WHEN n <= 5000 THEN n % 7 ELSE 1048576 END) "
+        "FROM generate_series(1, 5080) n"
+    )
+    db.execute("CREATE TABLE heap (LIKE wide)")
+    db.execute("INSERT INTO heap SELECT * FROM wide WHERE id > 5050")
+    db.execute("ALTER TABLE heap REPLICA IDENTITY FULL")
+    config = config_of(db).model_copy(update={"keys": {"public.heap": ("id",)}})
+    counts: dict[str, list[int]] = {"public.wide": [], "public.heap": []}
+    async with opened(config) as source:
+        await source.read_chunk(ChunkRequest("public.wide", 1))
+        tracemalloc.start()
+        for name, chunks in counts.items():
+            after, done, keys = None, False, set[int]()
+            while not done:
+                chunk = await source.read_chunk(ChunkRequest(name, 10_000, after=after))
+                assert chunk.rows.size_bytes <= MAX_CHUNK_BYTES + row_bytes
+                for row in chunk.rows:
+                    (key,) = chunk.schema.decode_key(row.key).values()
+                    assert key not in keys
+                    keys.add(key)
+                after, done = chunk.last_key, chunk.done
+                chunks.append(len(chunk.rows))
+            assert len(keys) == (5080 if name == "public.wide" else 30)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        asked = await source.read_chunk(
+            ChunkRequest("public.wide", 50, keys=[[n] for n in range(5041, 5081)])
+        )
+        assert (len(asked.rows), asked.done) == (40, True)
+    assert counts["public.wide"] == [5016, 16, 16, 16, 16, 0]
+    assert counts["public.heap"] in ([16, 14], [16, 14, 0])
+    assert peak_bytes < 6 * MAX_CHUNK_BYTES, "two chunks, and one whose buffer grows"

@@ -25,13 +25,15 @@ from databus.relay.sources.postgres.layout import KernelTables
 from databus.relay.sources.postgres.replication import Connection, PostgresError, error_of
 from databus.relay.sources.postgres.rows import RowCodec
 from databus.relay.sources.postgres.schema import Table
-from databus.relay.sources.rows import Row, RowSpace
+from databus.relay.sources.rows import ROW_STOP, Row, RowSpace
 
 _T = TypeVar("_T")
 
 _INT = struct.Struct("!I")
 _SHORT = struct.Struct("!H")
-_DATA_ROW, _ERROR, _READY = b"DEZ"
+_DATA_ROW, _ERROR, _READY, _SUSPENDED = b"DEZs"
+STEP = 8
+"""So many times as many rows are asked for as before, at the most: others may be larger."""
 _CLOSED = "the source was closed while something was asked of it"
 
 
@@ -110,17 +112,32 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 class RowBuffer:
     """Rows of one table as they arrive, and the tables that steer the kernel.
 
+    Invariants:
+        I1. It takes no row once it has ``max_bytes``; ``is_cut`` says that there may be others.
+
     Owner: one chunk.
     """
 
     codec: RowCodec
     columns: I64Array
     keys: I64Array
+    max_bytes: int
     space: RowSpace = field(default_factory=RowSpace)
     last: bytes = b""
+    is_cut: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no further row."""
+        return self.space.fill >= self.max_bytes
+
+    @property
+    def fitting(self) -> int:
+        """How many rows of this size it takes; what is asked for beyond them is read in vain."""
+        return self.max_bytes * self.space.count // max(1, self.space.fill)
 
     @staticmethod
-    def of(codec: RowCodec, table: Table, *, binary: bool) -> RowBuffer:
+    def of(codec: RowCodec, table: Table, *, max_bytes: int, binary: bool) -> RowBuffer:
         """An empty one.  The key comes as text: it is needed as text for the next chunk."""
         tables = KernelTables(codec.encoding)
         tables.put(1, codec.schema)
@@ -133,10 +150,11 @@ class RowBuffer:
             ):
                 if column.name not in codec.schema.key:
                     columns[place, k.FORM] = FORMS.get((known.base_oid, column.kind), TEXT)
-        return RowBuffer(codec, columns, keys)
+        return RowBuffer(codec, columns, keys, max_bytes)
 
     def take(self, block: memoryview) -> int:
-        """Pack the rows at the start of a block of whole messages; how many bytes they take.
+        """Pack the rows at the start of a block of whole messages, until it is full; how many
+        bytes they take.
 
         Raises:
             TextNeeded: a value's binary form does not tell all.
@@ -145,7 +163,7 @@ class RowBuffer:
         at, stop = 0, len(buf)
         fields = np.empty((2, len(self.columns)), dtype=np.int64)
         space = self.space
-        while at < stop and buf[at] == _DATA_ROW:
+        while at < stop and buf[at] == _DATA_ROW and not self.is_full:
             begin, reason = at, k.ROW_REFUSED
             if COMPILED and not self.codec.schema.nullable_key:
                 at, space.fill, space.count, reason = k.walk_rows(
@@ -153,6 +171,7 @@ class RowBuffer:
                     self.columns, self.keys, fields,
                 )  # fmt: skip
             if at > begin:
+                at = self._within(block, begin, at)
                 last = k.last_row(buf, begin, at)
                 self.last = bytes(block[last : last + _length(block, last)])
             if reason == k.OUT_FULL:
@@ -166,6 +185,19 @@ class RowBuffer:
                 space.put(Row(self.codec.key(texts), self.codec.row(texts)[0]))
                 at = end
         return at
+
+    def _within(self, block: memoryview, begin: int, at: int) -> int:
+        """Give back the rows behind the one that fills it; where the rows end in the block."""
+        space, ends = self.space, [begin]
+        if space.fill < self.max_bytes:
+            return at
+        while ends[-1] < at:
+            ends.append(ends[-1] + _length(block, ends[-1]))
+        stops = space.spans[: space.count, ROW_STOP]
+        over = space.count - 1 - int(np.searchsorted(stops, self.max_bytes))
+        space.count -= over
+        space.fill = int(stops[space.count - 1])
+        return ends[-1 - over]
 
 
 def _length(block: memoryview, at: int) -> int:
@@ -193,11 +225,14 @@ class ChunkSession(Connection):
     Owner: one task of the loop that it was connected in.
     """
 
-    async def select_into(self, rows: RowBuffer, sql: str, parameters: Sequence[str]) -> None:
-        """Run one statement and pack its rows; the others of its results' forms are ``rows``'s.
+    async def select_into(
+        self, rows: RowBuffer, sql: str, parameters: Sequence[str], step: int
+    ) -> None:
+        """Run one statement and pack its rows until ``rows`` is full; the forms of its results are
+        ``rows``'s.  At first ``step`` rows are asked for (0: all).  A transaction is under way.
 
         Raises:
-            TextNeeded: as ``RowBuffer.take``; the result was read to its end.
+            TextNeeded: as ``RowBuffer.take``; what was asked for was read to its end.
             PostgresError: the server refuses it.
         """
         texts = [self._encoded(parameter) for parameter in parameters]
@@ -209,9 +244,19 @@ class ChunkSession(Connection):
             b"\0\0" + _SHORT.pack(0) + _SHORT.pack(len(texts)) + bound
             + _SHORT.pack(len(forms)) + b"".join(map(_SHORT.pack, forms)),
         )  # fmt: skip
-        self._send(b"E", b"\0" + _INT.pack(0))
-        self._send(b"S", b"")
+        while True:
+            self._send(b"E", b"\0" + _INT.pack(step))
+            self._send(b"S", b"")
+            is_suspended = await self._take_rows(rows)
+            rows.is_cut |= is_suspended and rows.is_full
+            if not is_suspended or rows.is_cut:
+                return
+            step = max(1, min(STEP * step, rows.fitting - rows.space.count))
+
+    async def _take_rows(self, rows: RowBuffer) -> bool:
+        """What comes up to ReadyForQuery; whether the statement may have more rows."""
         problem: Exception | None = None
+        is_suspended = False
         inbox = self._inbox
         while True:
             stop = self._whole_messages()
@@ -221,18 +266,22 @@ class ChunkSession(Connection):
             block, at = memoryview(inbox.data)[inbox.start : stop], 0
             while at < len(block):
                 kind, end = block[at], at + _length(block, at)
-                if kind == _DATA_ROW and problem is None:
+                if kind == _DATA_ROW and rows.is_full:
+                    rows.is_cut = True
+                elif kind == _DATA_ROW and problem is None:
                     try:
                         end = at + rows.take(block[at:])
                     except Exception as error:
                         problem = error
                 elif kind == _ERROR:
                     problem = problem or error_of(block[at + 5 : end])
+                elif kind == _SUSPENDED:
+                    is_suspended = True
                 elif kind == _READY:
                     inbox.start = stop
                     if problem is not None:
                         raise problem
-                    return
+                    return is_suspended
                 at = end
             inbox.start = stop
 

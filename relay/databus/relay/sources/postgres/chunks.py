@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from databus.common.errors import BadRequest, DumpFailed, SourceUnavailable, Uns
 from databus.common.schema import Kind
 from databus.relay.sources.postgres.catalogue import Catalogue
 from databus.relay.sources.postgres.chunk_session import (
+    STEP,
     ChunkSession,
     RowBuffer,
     SessionLoop,
@@ -33,6 +35,8 @@ from databus.relay.sources.rows import Rows
 from databus.relay.sources.source import Chunk, ChunkRequest, TableSize
 
 _SCHEMA_TRIES = 5
+_FIRST_ROWS = 64
+"""A chunk's first rows, while nothing is known of their size."""
 _BYTEA = 17
 _UNDEFINED = ("42703", "42P01", "0A000")
 _BEGIN = "START TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
@@ -68,6 +72,7 @@ class ChunkReader:
         self._idle: list[ChunkSession] = []
         self._sessions = weakref.WeakSet[ChunkSession]()
         self._as_text: set[int] = set()
+        self._steps: dict[int, int] = {}
 
     async def close(self) -> None:
         """End the sessions, and their thread; a read that is under way fails."""
@@ -203,7 +208,7 @@ class ChunkReader:
             rows=_distinct(rows.space.rows()) if table.key_is_configured else rows.space.rows(),
             snapshot=parse_snapshot(snapshot_text.decode(), scn_before(written)),
             last_key=last,
-            done=rows.space.count < request.limit,
+            done=rows.space.count < request.limit and not rows.is_cut,
             missing=missing,
         )
 
@@ -213,20 +218,26 @@ class ChunkReader:
         special_values = self._settings.special_values
         schema = table.schema(special_values)
         known = schema.fingerprint
+        max_bytes = request.max_bytes if request.keys is None else sys.maxsize
+        step = self._steps.get(table.oid, _FIRST_ROWS) if request.keys is None else 0
         while True:
             rows = RowBuffer.of(
                 RowCodec(schema, special_values, session.encoding),
                 table,
+                max_bytes=max_bytes,
                 binary=known not in self._as_text and not schema.nullable_key,
             )
             try:
-                await session.select_into(rows, sql, parameters)
+                await session.select_into(rows, sql, parameters, step)
             except TextNeeded:
                 self._as_text.add(known)
                 continue
             if rows.codec.schema == schema:
-                return rows
+                break
             schema = rows.codec.schema
+        if rows.space.count and request.keys is None:
+            self._steps[table.oid] = max(1, rows.fitting // STEP)
+        return rows
 
     async def _missing(
         self, session: ChunkSession, table: Table, keys: Sequence[list[Any]]
