@@ -13,6 +13,7 @@ import pytest
 
 from databus.common.errors import PreflightFailed, UnsupportedChange
 from databus.relay.sources.postgres import PostgresSource
+from databus.relay.sources.postgres.stream import SlotStream
 from databus.relay.sources.source import ChunkRequest
 from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import Seen, config_of, now_scn, opened, table_of
@@ -291,6 +292,67 @@ async def test_a_new_table_is_followed_from_its_first_row_or_suspended(
             db.execute("CREATE TABLE calm (id int PRIMARY KEY)")
             assert "created again" in await reader.why("public.calm")
             await reader.equals(db, "public.calm")
+
+
+@pytest.mark.parametrize("how", ["created again", "exchanged", "without a key"])
+async def test_rows_of_the_table_that_had_a_name_before_do_not_come_under_it(
+    postgres_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The stream lags: it still has rows of the old table when the new one is dumped."""
+    db = postgres_database
+    start_now = SlotStream._start
+
+    async def start_late(stream: SlotStream, after_scn: int) -> None:
+        while not stream._stopped.is_asked:
+            await asyncio.sleep(0.01)
+        await start_now(stream, after_scn)
+
+    async def read(source: PostgresSource) -> dict[object, object]:
+        while not source._stopped._is_streamed:
+            await asyncio.sleep(0.01)
+        return await table_of(source, "public.t")
+
+    db.execute("CREATE TABLE t (id int PRIMARY KEY, v int)")
+    db.execute("INSERT INTO t SELECT n, n FROM generate_series(1, 3) n")
+    async with opened(config_of(db, discover_every="100ms")) as source:
+        start = await source.first_scn()
+        async with following(source, start) as reader:
+            await reader.equals(db, "public.t")
+            memo, start = reader.seen.memo, reader.seen.resolved
+    db.execute("INSERT INTO t VALUES (4, 4)")
+    db.execute("UPDATE t SET v = 7 WHERE id = 1")
+    if how == "exchanged":
+        db.execute("CREATE TABLE t_new (LIKE t INCLUDING ALL)")
+        db.execute("ALTER TABLE t RENAME TO t_old")
+        db.execute("ALTER TABLE t_new RENAME TO t")
+    else:
+        db.execute("DROP TABLE t")
+        key = "" if how == "without a key" else "PRIMARY KEY"
+        db.execute(f"CREATE TABLE t (id int {key}, v int)")
+    db.execute("INSERT INTO t VALUES (1, 1), (9, 9)")
+    resumed = PostgresSource(config_of(db, discover_every="1h"))
+    resumed.recall(memo, None, start)
+    try:
+        await resumed.open()
+        batches = resumed.stream(start)
+        seen = Seen(tables={"public.t": {}})
+        seen.take(await anext(batches))
+        stop = resumed.suspended()["public.t"]
+        if how == "without a key":
+            assert "no key" in stop.why
+            return
+        assert "created again" in stop.why
+        monkeypatch.setattr(SlotStream, "_start", start_late)
+        scn, reading = now_scn(db), asyncio.create_task(read(resumed))
+        async with contextlib.aclosing(batches), asyncio.timeout(20 * PATIENCE):
+            async for batch in batches:
+                seen.take(batch)
+                if seen.resolved >= scn and reading.done():
+                    break
+        assert seen.tables["public.t"] == {}
+        assert sorted(await reading) == [(1,), (9,)]
+    finally:
+        await resumed.close()
 
 
 async def test_a_parents_dump_has_none_of_its_childrens_rows_and_a_moved_large_value_is_not_lost(

@@ -13,7 +13,7 @@ from typing import Any
 import asyncpg
 
 from databus.common.errors import PreflightFailed, SourceUnavailable
-from databus.common.source_names import join_source
+from databus.common.source_names import join_source, split_source
 from databus.relay.sources.postgres.auth import IN_CLEAR
 from databus.relay.sources.postgres.clear_guard import ClearGuardLoop
 from databus.relay.sources.postgres.definitions import (
@@ -86,6 +86,12 @@ AND relation IN (SELECT $1::bigint::oid
                  UNION ALL SELECT relid FROM pg_catalog.pg_partition_tree($1::bigint::oid))
 """
 
+_OID_SQL = """
+SELECT c.oid::bigint AS oid FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relname = $2
+"""
+
 _ROOT_SQL = """
 SELECT n.nspname AS schema_name, c.relname AS table_name
 FROM pg_catalog.pg_class p
@@ -145,7 +151,7 @@ class Catalogue:
             ) as error:
                 self._drop()
                 raise SourceUnavailable(
-                    f"{self._settings.address} cannot be asked: {error or type(error).__name__}"
+                    f"{self._settings.address} cannot be asked: {str(error) or type(error).__name__}"
                 ) from error
             except asyncpg.PostgresError:
                 raise
@@ -175,6 +181,11 @@ class Catalogue:
         types = await self.fetch(TYPES_SQL)
         rows = await self.fetch(CATALOGUE_SQL, oid)
         return tables_of(rows, types, self._settings.keys).get(oid)
+
+    async def table_named(self, source: str) -> Table | None:
+        """The table of this name as it is now; None if there is none."""
+        rows = await self.fetch(_OID_SQL, *split_source(source))
+        return await self.table(rows[0]["oid"]) if rows else None
 
     async def definitions(self, tables: Collection[Table]) -> dict[int, Definition]:
         """The definitions of these tables, by oid; of one that is another one by now, none."""

@@ -199,6 +199,11 @@ class GivenTables:
         known = (self.tables or {}).get(table.source)
         return known is not None and known.oid == table.oid
 
+    @property
+    def oids(self) -> dict[str, int]:
+        """Which table each source is."""
+        return {source: given.oid for source, given in (self.tables or {}).items()}
+
     def gap(
         self, table: Table, publication: Publication, definition: Definition | None = None
     ) -> Gap | None:

@@ -264,6 +264,8 @@ class PostgresSource:
         while before & await self._catalogue.writers(table):
             await asyncio.sleep(_WRITERS_EVERY_S)
         table.schema(self._settings.special_values)
+        if self._stream is not None:
+            self._stream.follow_only(source, table.oid)
         await self._stopped.resumption(source)
         self._taken_up.add(source)
 
@@ -332,9 +334,11 @@ class PostgresSource:
         return [table for table in found.values() if matches(table.source, self._globs)]
 
     async def _table(self, source: str) -> Table:
-        for table in await self._tables():
-            if table.source == source:
-                return table
+        table = None
+        if matches(source, self._globs):
+            table = await self._catalogue.table_named(source)
+        if table is not None:
+            return table
         raise UnknownSource(
             f"{self._settings.name} has no captured table {source}; the globs are "
             f"{', '.join(self._globs)}"
@@ -378,7 +382,8 @@ class PostgresSource:
                 asyncpg.UndefinedTableError,
             ) as error:
                 unpublished[table.source] = f"it is not in the publication: {error}"
-        unkeyed = [table for table in tables if not table.key and self._given.knows(table)]
+        given = self._given.oids
+        unkeyed = [table for table in tables if not table.key and table.source in given]
         for table in unkeyed:
             if table.oid in publication.members:
                 await self._catalogue.reduce_publication(table)

@@ -103,6 +103,10 @@ class SlotStream:
         publication does not give whole, or whose rows have changed with its definition."""
         self._windows.stop_again(source, gap)
 
+    def follow_only(self, source: str, oid: int) -> None:
+        """From here on the source is this table, and none that had its name before."""
+        self._windows.follow_only(source, oid)
+
     def ack(self, scn: int) -> None:
         """Tell the server what it may forget."""
         lsn = flush_lsn(scn)
@@ -165,7 +169,7 @@ class SlotStream:
         return WindowAssembler(
             self._globs, self._settings.special_values, after_scn, keys=self._settings.keys,
             stopped=self._stopped, announced=ToldSchemas(self._memo.announced),
-            binary=self._binary, encoding=self._connection.encoding,
+            binary=self._binary, encoding=self._connection.encoding, only=self._given().oids,
         )  # fmt: skip
 
     def _batch(self) -> Batch:

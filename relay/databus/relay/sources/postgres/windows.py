@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -71,7 +72,8 @@ class WindowAssembler:
             is packed from that row on, until it begins again between two transactions.
 
     ``stopped`` are the tables that have stopped before ``resolved``, ``announced`` the
-    schemas that consumers were told of last.
+    schemas that consumers were told of last, ``only`` the oids of tables by their sources: what
+    comes under such a name of another table is older, and was never asked for.
 
     Owner: the task that reads the stream.
     Raises: FormatError; the assembler is of no use after.
@@ -89,8 +91,10 @@ class WindowAssembler:
         announced: ToldSchemas | None = None,
         binary: bool = False,
         encoding: str = UTF8,
+        only: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._globs = globs
+        self._only = dict(only)
         self._special_values = special_values
         self._keys = keys
         self._compiled = compiled
@@ -202,7 +206,7 @@ class WindowAssembler:
             TextNeeded: its rows come in binary, and one of its types is not known in that form.
         """
         codec = None
-        if matches(relation.source, self._globs):
+        if matches(relation.source, self._globs) and self._is_meant(relation.source, relation.oid):
             try:
                 codec = RowCodec(
                     schema_of(relation, table, self._special_values, self._keys),
@@ -216,6 +220,16 @@ class WindowAssembler:
             self._base_oids[relation.oid] = oids = base_oids(relation, table)
             require_forms(codec.schema, oids)
         self._use(relation.oid, codec)
+
+    def follow_only(self, source: str, oid: int) -> None:
+        """A table is about to be read from its beginning: rows of the one that had its name before
+        may still come, and are not its."""
+        if self._only.get(source) != oid:
+            self._only[source] = oid
+            self._steer_all()
+
+    def _is_meant(self, source: str, oid: int) -> bool:
+        return self._only.get(source, oid) == oid
 
     def pass_over_partition(self, relation: Relation, root: str) -> None:
         """Go on without a partition.  It is described together with its root, under whose name
@@ -385,7 +399,9 @@ class WindowAssembler:
             codec = self._codecs[oid]
         except KeyError:
             raise FormatError(f"pgoutput sent a change of the undescribed table {oid}") from None
-        return None if codec is None or codec.schema.source in self._passed_over else codec
+        if codec is None or codec.schema.source in self._passed_over:
+            return None
+        return codec if self._is_meant(codec.schema.source, oid) else None
 
     def _in_text(self, change: Change) -> Change:
         """The change with every value in its text form."""
