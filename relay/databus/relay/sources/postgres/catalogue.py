@@ -150,8 +150,9 @@ class Catalogue:
                 asyncpg.InsufficientResourcesError,
             ) as error:
                 self._drop()
+                why = str(error) or type(error).__name__
                 raise SourceUnavailable(
-                    f"{self._settings.address} cannot be asked: {str(error) or type(error).__name__}"
+                    f"{self._settings.address} cannot be asked: {why}"
                 ) from error
             except asyncpg.PostgresError:
                 raise

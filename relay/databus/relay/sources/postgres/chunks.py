@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import sys
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from databus.common.errors import BadRequest, DumpFailed, SourceUnavailable, UnsupportedChange
@@ -35,7 +34,7 @@ from databus.relay.sources.rows import Rows
 from databus.relay.sources.source import Chunk, ChunkRequest, TableSize
 
 _SCHEMA_TRIES = 5
-_FIRST_ROWS = 64
+_FIRST_ROWS = 16
 """A chunk's first rows, while nothing is known of their size."""
 _BYTEA = 17
 _UNDEFINED = ("42703", "42P01", "0A000")
@@ -186,16 +185,16 @@ class ChunkReader:
         in_order = request.keys is None
         await session.begin(f"{_BEGIN}; {_BY_INDEX}" if in_order else _BEGIN)
         snapshot_text = (await session.query(_SNAPSHOT))[0][0] or b""
+        rows, asked = await self._rows(session, table, request)
         missing: list[list[Any]] = []
         if request.keys is not None and request.after is None:
-            missing = await self._missing(session, table, request.keys)
-        rows = await self._rows(session, table, request)
+            missing = await self._missing(session, table, request.keys[:asked])
         insert_lsn, page_bytes, segment_bytes = (await session.query(_END))[0]
         written = written_end(
             parse_lsn((insert_lsn or b"").decode()), int(page_bytes or 0), int(segment_bytes or 0)
         )
         last = None
-        if rows.space.count:
+        if rows.space.count and request.keys is None:
             texts = texts_of(rows.last)
             if table.key_is_configured:
                 sql, parameters = _select(table, request, last_of=rows.space.count)
@@ -208,36 +207,59 @@ class ChunkReader:
             rows=_distinct(rows.space.rows()) if table.key_is_configured else rows.space.rows(),
             snapshot=parse_snapshot(snapshot_text.decode(), scn_before(written)),
             last_key=last,
-            done=rows.space.count < request.limit and not rows.is_cut,
+            done=(rows.space.count < request.limit and not rows.is_cut)
+            if request.keys is None
+            else asked == len(request.keys),
             missing=missing,
+            key_count=None if request.keys is None else asked,
         )
 
-    async def _rows(self, session: ChunkSession, table: Table, request: ChunkRequest) -> RowBuffer:
-        """The rows, with the forms and the schema that turn out to fit all of them."""
-        sql, parameters = _select(table, request)
+    async def _rows(
+        self, session: ChunkSession, table: Table, request: ChunkRequest
+    ) -> tuple[RowBuffer, int]:
+        """The rows, with the forms and the schema that turn out to fit all of them, and how many
+        of the asked-for keys were looked for."""
         special_values = self._settings.special_values
         schema = table.schema(special_values)
         known = schema.fingerprint
-        max_bytes = request.max_bytes if request.keys is None else sys.maxsize
-        step = self._steps.get(table.oid, _FIRST_ROWS) if request.keys is None else 0
         while True:
             rows = RowBuffer.of(
                 RowCodec(schema, special_values, session.encoding),
                 table,
-                max_bytes=max_bytes,
+                max_bytes=request.max_bytes,
                 binary=known not in self._as_text and not schema.nullable_key,
             )
             try:
-                await session.select_into(rows, sql, parameters, step)
+                asked = await self._fill(session, table, request, rows)
             except TextNeeded:
                 self._as_text.add(known)
                 continue
             if rows.codec.schema == schema:
                 break
             schema = rows.codec.schema
-        if rows.space.count and request.keys is None:
+        if rows.space.count:
             self._steps[table.oid] = max(1, rows.fitting // STEP)
-        return rows
+        return rows, asked
+
+    async def _fill(
+        self, session: ChunkSession, table: Table, request: ChunkRequest, rows: RowBuffer
+    ) -> int:
+        step = self._steps.get(table.oid, _FIRST_ROWS)
+        if request.keys is None:
+            await session.select_into(rows, *_select(table, request), step)
+            return 0
+        keys, asked, space = request.keys[: request.limit], 0, rows.space
+        while asked < len(keys) and not rows.is_full:
+            part = keys[asked : asked + step]
+            before = space.count, space.fill
+            await session.select_into(rows, *_select(table, replace(request, keys=part)), 0)
+            if rows.is_cut and len(part) > 1:
+                # Which of these keys have no row is not known.
+                (space.count, space.fill), rows.is_cut, step = before, False, 1
+                continue
+            asked += len(part)
+            step = max(1, min(STEP * step, rows.fitting - space.count))
+        return asked
 
     async def _missing(
         self, session: ChunkSession, table: Table, keys: Sequence[list[Any]]
