@@ -13,6 +13,7 @@ from databus.common.config import Config, parse
 from databus.common.errors import ServerUnavailable, StoreError
 from databus.relay import dumps
 from databus.relay import fetcher as fetcher_module
+from databus.relay.layout import read_document
 from databus.relay.relay import LocalRelay
 from tests.support.waiting import PATIENCE, eventually
 
@@ -63,7 +64,7 @@ async def test_events_and_a_dump_reach_a_reader_over_http(tmp_path: Path) -> Non
 async def test_a_full_disk_fails_a_dump_and_the_stream_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path, content: bytes, *, durable: bool) -> None:
+    def refuse(path: Path, content: bytes) -> None:
         raise StoreError(f"{path} cannot be written: No space left on device")
 
     text = TEXT.replace("&events=500", "")
@@ -75,7 +76,7 @@ async def test_a_full_disk_fails_a_dump_and_the_stream_goes_on(
         fetcher = relay.fetchers["gen"]
         body = {"sources": ["gen.*"]}
         with monkeypatch.context() as patch:
-            patch.setattr(dumps, "replace_file", refuse)
+            patch.setattr(dumps, "keep_document", refuse)
             async with http.post("/v1/gen/dumps", json=body) as answer:
                 assert "No space left" in (await answer.json())["detail"]
             await eventually(lambda: [one.state for one in fetcher.book] == ["failed"])
@@ -91,16 +92,16 @@ async def test_what_the_disk_does_not_take_at_a_sync_is_written_at_a_later_one(
 ) -> None:
     refused: list[Path] = []
     has_room = False
-    write = fetcher_module.replace_file
+    write = fetcher_module.keep_document
 
-    def refuse(path: Path, content: bytes, *, durable: bool) -> None:
+    def refuse(path: Path, content: bytes) -> None:
         if has_room:
-            write(path, content, durable=durable)
+            write(path, content)
             return
         refused.append(path)
         raise StoreError(f"{path} cannot be written: No space left on device")
 
-    monkeypatch.setattr(fetcher_module, "replace_file", refuse)
+    monkeypatch.setattr(fetcher_module, "keep_document", refuse)
     # The fetcher remembers the rules for columns beside the ring.
     text = f'{TEXT}exclude_columns = ["gen.events.payload"]\n'
     async with LocalRelay(config(tmp_path, text)) as relay:
@@ -114,7 +115,7 @@ async def test_what_the_disk_does_not_take_at_a_sync_is_written_at_a_later_one(
         await eventually(memo.exists)
         kept = fetcher._memo
         assert kept is not None
-        assert memo.read_text() == kept.encode()
+        assert read_document(memo) == kept.encode().encode()
 
 
 async def test_a_waiting_reader_is_woken_by_the_commit_itself(tmp_path: Path) -> None:

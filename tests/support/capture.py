@@ -13,6 +13,7 @@ from databus.common.checkpoint import Position
 from databus.common.config import DatabaseConfig
 from databus.common.frame import OP_LETTERS, Op
 from databus.relay.fetcher import Fetcher, Pace
+from databus.relay.layout import read_document
 from databus.relay.registry import RegistryReader
 from databus.relay.resync import ResyncPace
 from tests.support.relay_process import ring_frames
@@ -75,8 +76,7 @@ async def failed_with(fetcher: Fetcher, code: str, timeout_s: float = 90.0) -> s
 
 def kept_memo(fetcher: Fetcher) -> str:
     """What is on disk of the source's memo; empty while there is none."""
-    memo = fetcher.folder.memo
-    return memo.read_text() if memo.exists() else ""
+    return (read_document(fetcher.folder.memo) or b"").decode()
 
 
 @dataclass

@@ -16,7 +16,7 @@ from databus.common.config import DatabaseConfig, SourceUrl
 from databus.common.frame import FrameView, Op
 from databus.relay.fetcher import Fetcher, Pace
 from databus.relay.intake import Intake
-from databus.relay.layout import SocketName
+from databus.relay.layout import SocketName, read_document
 from databus.relay.ring import Ring
 from tests.support.scripted_source import ITEMS, ScriptedDatabase
 from tests.support.waiting import eventually
@@ -73,7 +73,7 @@ async def told(folder: Path, state: str) -> dict[str, Any]:
 
     def says() -> bool:
         with contextlib.suppress(FileNotFoundError):
-            found.update(json.loads((folder / "shop" / "status.json").read_bytes()))
+            found.update(json.loads(read_document(folder / "shop" / "status.json") or b"{}"))
         return found.get("state") == state
 
     await eventually(says)

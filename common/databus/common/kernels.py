@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -155,8 +156,14 @@ if COMPILED and intrinsics.HAS_CRC:
         crc = intrinsics.crc_words(buf, start, words, i64(0xFFFFFFFF))
         return crc_by_tables(CRC32C_TABLES, buf, start + 8 * words, stop, crc) ^ 0xFFFFFFFF
 
-else:
+elif COMPILED:
     crc32c = crc32c_by_tables
+
+else:
+
+    def crc32c(buf: U8Array, start: int, stop: int) -> int:
+        """CRC-32C of ``buf[start:stop]`` by the library."""
+        return int(google_crc32c.value(buf[start:stop].tobytes()))
 
 
 if COMPILED:

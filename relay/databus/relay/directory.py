@@ -146,7 +146,12 @@ class Directory:
         file, head = ring.file, Head(ring, ring.file)
         lap_start = start - start % file.data_bytes
         count, stop, what = kernels.list_headers(
-            file.data.view(np.int64), start - lap_start, limit - lap_start, _places, _headers
+            file.data,
+            file.data.view(np.int64),
+            start - lap_start,
+            limit - lap_start,
+            _places,
+            _headers,
         )
         if head.has_passed(start):
             raise ReaderOvertaken(f"ring position {start} was overwritten while it was listed")

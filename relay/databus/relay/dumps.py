@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from databus.common.checkpoint import Position, decode_position
-from databus.common.errors import BadCheckpoint, BadRequest, FormatError, NotFound, StoreError
-from databus.relay.layout import replace_file
+from databus.common.errors import BadCheckpoint, BadRequest, FormatError, NotFound
+from databus.relay.layout import keep_document, read_document
 from databus.relay.predicate import parse_where
 
 DEFAULT_CHUNK_ROWS = 2000
@@ -285,12 +285,9 @@ class DumpBook:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._dumps: dict[str, Dump] = {}
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
+        content = read_document(path)
+        if content is None:
             return
-        except OSError as error:
-            raise StoreError(f"{path} cannot be read: {error.strerror}") from error
         try:
             documents = json.loads(content)["dumps"]
             dumps = [Dump.from_json(document) for document in documents]
@@ -339,4 +336,4 @@ class DumpBook:
 
     def keep(self, content: bytes) -> None:
         """Put what ``content`` gave on disk."""
-        replace_file(self.path, content, durable=True)
+        keep_document(self.path, content)

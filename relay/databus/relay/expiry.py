@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from databus.common.kernels import U8Array, jit, load_u32
-from databus.relay.kernels import END_OF_WINDOW, HEADER_BYTES, is_header, is_pad
+from databus.relay.kernels import END_OF_WINDOW, HEADER_BYTES, has_crc, is_header, is_pad
 
 
 @jit
@@ -13,8 +13,8 @@ def expired(ring: U8Array, head: int, stop: int, limit_us: int) -> tuple[int, in
     """Walk from ``head`` over whole windows, as long as each ended before ``limit_us``.
 
     A window's time is the commit time of its end-of-window frame.  The walk ends at the first
-    window that is not earlier, at one that has no end before ring position ``stop``, and at bytes
-    that are no frame.
+    window that is not earlier, at one that has no end before ring position ``stop``, at bytes
+    that are no frame, and at a damaged end.
 
     Returns (end of the last window passed or ``head``, offset of its last frame or -1, frames,
     windows passed).
@@ -36,7 +36,7 @@ def expired(ring: U8Array, head: int, stop: int, limit_us: int) -> tuple[int, in
             high = load_u32(ring, at + 52)
             # The upper half carries the sign.
             commit_us = ((high - ((high & 0x80000000) << 1)) << 32) + load_u32(ring, at + 48)
-            if commit_us >= limit_us or position > stop:
+            if commit_us >= limit_us or position > stop or not has_crc(ring, at, length):
                 break
             found, last, frames, windows = position, at, frame_count, windows + 1
     return found, last, frames, windows

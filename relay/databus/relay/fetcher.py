@@ -41,7 +41,7 @@ from databus.relay.fetcher_status import FetcherState, FetcherStatus
 from databus.relay.gathering import Gathering
 from databus.relay.handover import take_over
 from databus.relay.intake import Intake, first_position
-from databus.relay.layout import DatabaseFolder, replace_file
+from databus.relay.layout import DatabaseFolder, keep_document, naming, read_document
 from databus.relay.recent import RecentBatches
 from databus.relay.registry import Registry
 from databus.relay.release import release
@@ -201,7 +201,9 @@ class Fetcher:
         self._wakeup.close()
         failure = self._sync_failure
         self.status.enter(FetcherState.FAILED if failure else FetcherState.STOPPED, failure)
-        self.status.write(self.status.document(None, self.dumps.counts()))
+        # Its folder may be what failed.
+        with contextlib.suppress(StoreError) if failure else contextlib.nullcontext():
+            self.status.write(self.status.document(None, self.dumps.counts()))
 
     # -- capture --
 
@@ -286,8 +288,9 @@ class Fetcher:
         """Give the source its memo back if the stream goes on where that was kept."""
         intake = self.intake
         if intake is not None and isinstance(source, RememberingSource):
-            memo = self.folder.memo.read_text() if self.folder.memo.exists() else ""
-            source.recall(memo, intake.last_transaction(), intake.complete.scn)
+            memo = (read_document(self.folder.memo) or b"").decode()
+            with naming(self.folder.memo):
+                source.recall(memo, intake.last_transaction(), intake.complete.scn)
 
     def _open_intake(self, clock: str | None, start: Position) -> Intake:
         config = self.config
@@ -414,7 +417,7 @@ class Fetcher:
                 self.tables.written(tables)
             if memo != self._kept_memo:
                 # Not before the ring: the memo must not be ahead of it.
-                await asyncio.to_thread(replace_file, self.folder.memo, memo.encode(), durable=True)
+                await asyncio.to_thread(keep_document, self.folder.memo, memo.encode())
                 self._kept_memo = memo
             self._unsaved_dumps |= self.dumps.settle(emitted)
             if self._unsaved_dumps:

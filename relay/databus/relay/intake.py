@@ -16,7 +16,7 @@ from databus.common.checkpoint import Position
 from databus.common.errors import FormatError, SourcePositionLost
 from databus.common.frame import Flag, FrameColumns, FrameView, Op
 from databus.common.window import end_of_window
-from databus.relay.layout import DatabaseFolder, replace_file
+from databus.relay.layout import DatabaseFolder, keep_document, read_document
 from databus.relay.registry import Registry
 from databus.relay.ring import Ring, RingWriter
 from databus.relay.sources.source import Batch, RelayingSource, Source, Transaction
@@ -90,11 +90,12 @@ class Intake:
         collects a range of a log (SQLite) it lies inside.
         """
         try:
-            noted = json.loads(self._open_window.read_bytes())
-            if noted["window"] == last.scn:
+            noted = json.loads(read_document(self._open_window) or b"{}")
+            if noted.get("window") == last.scn:
                 return Position(int(noted["after"]["scn"]), int(noted["after"]["seq"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # Not written yet: then the end is still in the ring.
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FormatError(f"{self._open_window} is damaged: {error!r}; move it away") from error
+        # Not written yet: then the end is still in the ring.
         with Ring.open_reader(self.ring.directory) as reader:
             state = reader.snapshot()
             found = state.prev if state.prev.scn < last.scn else Position(last.scn - 1)
@@ -114,7 +115,7 @@ class Intake:
             return
         after = {"scn": self.complete.scn, "seq": self.complete.seq}
         content = json.dumps({"window": shown.scn, "after": after}).encode()
-        replace_file(self._open_window, content, durable=True)
+        keep_document(self._open_window, content)
         self._noted_scn = shown.scn
 
     def _last_frame(self) -> FrameView:

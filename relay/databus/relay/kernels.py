@@ -61,6 +61,21 @@ def is_header(buf: U8Array, at: int) -> bool:
 
 
 @jit
+def has_crc(buf: U8Array, at: int, length: int) -> bool:
+    """Whether the frame of ``length`` bytes at ``at`` is as it was packed; all of it is there."""
+    return crc32c(buf, at + 4, at + length) == load_u32(buf, at)
+
+
+@jit
+def is_frame(buf: U8Array, at: int) -> bool:
+    """Whether a whole, undamaged frame lies at ``at``."""
+    if at + HEADER_BYTES > len(buf) or not is_header(buf, at):
+        return False
+    length = load_u32(buf, at + 4)
+    return at + length <= len(buf) and has_crc(buf, at, length)
+
+
+@jit
 def is_pad(buf: U8Array, at: int, lap_rest: int) -> bool:
     """Whether the bytes at ``at`` are the pad of the ``lap_rest`` bytes up to the lap's end."""
     return load_u32(buf, at) == PAD_MAGIC and load_u32(buf, at + 4) == lap_rest | 1
@@ -189,6 +204,8 @@ def cut_frames(buf: U8Array, lap_rest: int) -> tuple[int, int]:
             return at, WALK_MALFORMED
         if at + length > size:
             return at, WALK_CUT
+        if not has_crc(buf, at, length):
+            return at, WALK_MALFORMED
         at += length
     return at, WALK_CUT if at < size else WALK_OK
 
@@ -212,6 +229,8 @@ def measure(ring: U8Array, at: int, stop: int) -> tuple[int, int, int, int]:
             return at, WALK_MALFORMED, last, rows
         if at + length > stop:
             return at, WALK_CUT, last, rows
+        if not has_crc(ring, at, length):
+            return at, WALK_MALFORMED, last, rows
         if ring[at + 11] < END_OF_WINDOW:
             rows += 1
         last = at
@@ -221,7 +240,7 @@ def measure(ring: U8Array, at: int, stop: int) -> tuple[int, int, int, int]:
 
 @jit
 def list_headers(
-    words: I64Array, at: int, stop: int, places: I64Array, headers: I64Array
+    ring: U8Array, words: I64Array, at: int, stop: int, places: I64Array, headers: I64Array
 ) -> tuple[int, int, int]:
     """Copy the headers of the whole frames between two offsets, which lie in one lap.
 
@@ -259,6 +278,8 @@ def list_headers(
             return count, at, WALK_MALFORMED
         if at + length > stop:
             return count, at, WALK_CUT
+        if not has_crc(ring, at, length):
+            return count, at, WALK_MALFORMED
         to = count * 9
         headers[to] = first
         headers[to + 1] = second
@@ -308,6 +329,8 @@ def evict(
         position += length
         at_window_end = ring[at + 11] == END_OF_WINDOW
         if at_window_end:
+            if not has_crc(ring, at, length):
+                return -1, at, frames, windows
             windows += 1
 
 
@@ -315,10 +338,11 @@ def evict(
 def seek(ring: U8Array, start: int, tail: int, hi: int, lo: int, seq: int) -> int:
     """Position of the first frame from ``start`` on that is after (hi, lo, seq), or ``tail``.
 
+    The frame before it is looked at whole: its position says that nothing was passed over.
     Returns ~position (which is negative) where the bytes on the way are no frame.
     """
     size = len(ring)
-    position = start
+    position, last = start, -1
     while position < tail:
         at = position % size
         length = load_u32(ring, at + 4)
@@ -330,9 +354,12 @@ def seek(ring: U8Array, start: int, tail: int, hi: int, lo: int, seq: int) -> in
         if is_after(
             load_u32(ring, at + 20), load_u32(ring, at + 16), load_u32(ring, at + 24), hi, lo, seq
         ):
-            return position
+            break
+        last = position
         position += length
-    return tail if position == tail else ~position
+    if last >= 0 and not is_frame(ring, last % size):
+        return ~last
+    return position if position <= tail else ~position
 
 
 @jit
@@ -340,7 +367,8 @@ def seek_time(ring: U8Array, start: int, tail: int, commit_us: int) -> tuple[int
     """The first frame from ``start`` on with this commit time or a later one.
 
     Returns (its position or ``tail``, position of the frame before it or -1 if it is the first
-    that was looked at); (~position, -1) where the bytes on the way are no frame.
+    that was looked at); (~position, -1) where the bytes on the way are no frame.  The frame
+    before it is looked at whole.
     """
     size = len(ring)
     position, last = start, -1
@@ -354,10 +382,12 @@ def seek_time(ring: U8Array, start: int, tail: int, commit_us: int) -> tuple[int
             return ~position, -1
         high = load_u32(ring, at + 52)
         if ((high - ((high & 0x80000000) << 1)) << 32) + load_u32(ring, at + 48) >= commit_us:
-            return position, last
+            break
         last = position
         position += length
-    return (tail, last) if position == tail else (~position, -1)
+    if last >= 0 and not is_frame(ring, last % size):
+        return ~last, -1
+    return (position, last) if position <= tail else (~position, -1)
 
 
 @jit
@@ -390,7 +420,7 @@ def follow(
         hi2, lo2, seq2 = load_u32(ring, at + 20), load_u32(ring, at + 16), load_u32(ring, at + 24)
         if not is_after(hi2, lo2, seq2, hi, lo, seq):
             break
-        if crc32c(ring, at + 4, at + length) != load_u32(ring, at):
+        if not has_crc(ring, at, length):
             break
         hi, lo, seq = hi2, lo2, seq2
         last = at
@@ -408,10 +438,8 @@ def next_header(ring: U8Array, start: int, stop: int) -> int:
     position = start
     while position < stop:
         at = position % size
-        if at + HEADER_BYTES <= size and is_header(ring, at):
-            length = load_u32(ring, at + 4)
-            if at + length <= size and crc32c(ring, at + 4, at + length) == load_u32(ring, at):
-                return position
+        if is_frame(ring, at):
+            return position
         position += 8
     return -1
 
@@ -549,13 +577,15 @@ def warm_up() -> None:
     shared_rows = rows[:]
     shared_rows.flags.writeable = False
     is_header(ring, 0)
+    has_crc(ring, 0, 72)
+    is_frame(ring, 0)
     is_pad(ring, 0, 8)
     check_block(ring, 64, 0, 0, 0)
     chain_windows(ring, np.zeros(64, dtype=np.uint32), 0, 0, 0, 0, 0)
     take_piece(ring, 256, 0, 0, 0, 1, points)
     cut_frames(ring, len(ring))
     measure(ring, 0, 0)
-    list_headers(ring.view(np.int64), 0, 0, points, lanes)
+    list_headers(ring, ring.view(np.int64), 0, 0, points, lanes)
     evict(ring, 0, 0, 0, 0)
     seek(ring, 0, 0, 0, 0, 0)
     seek_time(ring, 0, 0, 0)

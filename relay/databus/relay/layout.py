@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from databus.common.errors import StoreError
+import google_crc32c
+
+from databus.common.errors import FormatError, StoreError
 from databus.common.private import private_opener
 
 
@@ -59,6 +63,9 @@ class DatabaseFolder:
         return self.path / "fetcher.sock"
 
 
+_SEAL = b"crc32c="
+
+
 class SocketName:
     """A name of a unix socket that is short however deep its folder lies.
 
@@ -95,6 +102,46 @@ class SocketName:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def keep_document(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Put a document of one line at ``path`` in one step, with its CRC in a line before it."""
+    replace_file(
+        path, b"%b%08x\n%b" % (_SEAL, google_crc32c.value(content), content), durable=durable
+    )
+
+
+def read_document(path: Path) -> bytes | None:
+    """What ``keep_document`` put there, or an earlier release without the CRC; None: nothing.
+
+    Raises:
+        FormatError: it was cut or damaged.
+        StoreError: it cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    head, newline, content = data.partition(b"\n")
+    if not newline and data and not data.startswith(_SEAL):
+        return data
+    if not newline or head != b"%b%08x" % (_SEAL, google_crc32c.value(content)):
+        raise FormatError(
+            f"{path} is damaged: its {len(data)} bytes do not have the CRC of its first line, "
+            f"{head[:40]!r}; restore it from a copy, or move it away"
+        )
+    return content
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """A FormatError of what was read from ``path`` names it."""
+    try:
+        yield
+    except FormatError as error:
+        raise FormatError(f"{path}: {error.message}") from error
 
 
 def replace_file(path: Path, content: bytes, *, durable: bool) -> None:

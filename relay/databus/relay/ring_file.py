@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import struct
 import threading
 from pathlib import Path
 
@@ -37,6 +38,8 @@ from databus.relay.ring_format import (
 )
 
 REWRITE_BYTES = 1 << 20
+_DIGEST = struct.Struct("<Q")
+_DIGEST_AT = SLOT.size - _DIGEST.size
 
 
 def _boot_identity() -> str:
@@ -125,6 +128,30 @@ class RingFile:
         self.map.close()
         os.close(self.fd)
 
+    def require_in_place(self) -> None:
+        """The file that is mapped is still the one at its path, and as long as it was.
+
+        Raises:
+            StoreError: it was moved away, deleted, replaced or cut.
+        """
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            raise StoreError(
+                f"{self.path} was moved away or deleted while it was open ({error.strerror}); "
+                f"leave the folders of a running relay where they are"
+            ) from error
+        if (status.st_dev, status.st_ino) != self.inode:
+            raise StoreError(
+                f"{self.path} was replaced by another file while it was open; stop the relay "
+                f"before you restore a copy"
+            )
+        if status.st_size != DATA_OFFSET + self.data_bytes:
+            raise StoreError(
+                f"{self.path} was cut to {status.st_size} bytes while it was open; it had "
+                f"{DATA_OFFSET + self.data_bytes}"
+            )
+
     def fence(self) -> None:
         """Order the stores and loads before it with those after it, on any processor.
 
@@ -143,39 +170,66 @@ class RingFile:
     def publish(self, state: RingState) -> None:
         """Make ``state`` the one that readers see."""
         epoch = self._words[0] + 1 & 0xFFFFFFFFFFFFFFFF
-        SLOT.pack_into(self.map, SLOT_OFFSETS[epoch & 1], self.origin, *flatten(state))
+        at = SLOT_OFFSETS[epoch & 1]
+        SLOT.pack_into(self.map, at, self.origin, *flatten(state), 0)
+        _DIGEST.pack_into(self.map, at + _DIGEST_AT, self._digest(epoch))
         self.fence()
         self._words[0] = epoch
         self.fence()
 
     def snapshot(self) -> RingState:
-        """The state at one moment between the call and its return."""
-        return unflatten(self._slot()[1:])
+        """The state at one moment between the call and its return.
+
+        Raises:
+            FormatError: the live page is damaged.
+        """
+        epoch, values = self._slot()
+        if values is None:
+            at = SLOT_OFFSETS[epoch & 1]
+            raise FormatError(
+                f"{self.path} is damaged in its live page: slot {epoch & 1} at offset {at} of the "
+                f"file has another digest than its fields and the epoch {epoch} at offset "
+                f"{LIVE_OFFSET}; restart the relay"
+            )
+        return unflatten(values[1:-1])
 
     def live_state(self) -> RingState | None:
         """The live state, or None if another boot, or another file copied here, wrote it.
 
         One that cannot be, since it was damaged, is none.
         """
-        values = self._slot()
-        if not self.origin or values[0] != self.origin:
+        values = self._slot()[1]
+        if values is None or not self.origin or values[0] != self.origin:
             return None
-        state = unflatten(values[1:])
+        state = unflatten(values[1:-1])
         return state if 0 <= state.tail - state.head <= self.data_bytes else None
+
+    @property
+    def has_damaged_state(self) -> bool:
+        """Whether readers of this boot may have seen a state that cannot be read any more."""
+        return self._slot()[1] is None
 
     @property
     def is_live(self) -> bool:
         """Whether a writer of this boot has opened the file, as far as can be known."""
         return not self.origin or self.live_state() is not None
 
-    def _slot(self) -> tuple[int, ...]:
+    def _slot(self) -> tuple[int, tuple[int, ...] | None]:
+        """(the epoch, the fields of its slot; None where they are damaged)."""
         while True:
             epoch = self._words[0]
             self.fence()
             values = SLOT.unpack_from(self.map, SLOT_OFFSETS[epoch & 1])
+            digest = self._digest(epoch)
             self.fence()
             if self._words[0] == epoch:
-                return values
+                return epoch, values if values[-1] in (0, digest) else None
+
+    def _digest(self, epoch: int) -> int:
+        """What the slot of ``epoch`` has to say at its end."""
+        at = SLOT_OFFSETS[epoch & 1]
+        digest = xxhash.xxh3_64_intdigest(self.view[at : at + _DIGEST_AT], epoch)
+        return digest or 1
 
     @property
     def epoch(self) -> int:
@@ -279,11 +333,12 @@ class RingFile:
         """
         lap_rest = self.data_bytes - position % self.data_bytes
         got = self.copy(position, min(24, lap_rest)) if found is None else found[:24]
+        pad = PAD.pack(PAD_MAGIC, lap_rest | 1).hex()
         return FormatError(
             f"{self.path} is damaged at ring position {position}, offset "
             f"{self.file_offset(position)} of the file: expected a frame, whose length is that of "
-            f"its parts, or the pad {PAD.pack(PAD_MAGIC, lap_rest | 1).hex()} of the {lap_rest} "
-            f"bytes up to the lap's end, got {got.hex()}; check the file by databus inspect ring"
+            f"its parts and whose CRC is right, or the pad {pad} of the {lap_rest} bytes up to the "
+            f"lap's end, got {got.hex()}; check the file by databus inspect ring"
         )
 
     def copy(self, position: int, size: int) -> bytes:

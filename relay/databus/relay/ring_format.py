@@ -84,6 +84,7 @@ LIVE_WORDS: tuple[Field, ...] = (
 SLOT_FIELDS: tuple[Field, ...] = (
     Field("origin", "Q", "xxh3_64 of the machine's boot and the file's inode"),
     *STATE_FIELDS,
+    Field("digest", "Q", "xxh3_64 of the epoch and all bytes before it; 0 in earlier releases"),
 )
 INDEX_FIELDS: tuple[Field, ...] = (
     Field("magic", "8s", "DBUSINDX"),

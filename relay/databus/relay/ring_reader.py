@@ -41,10 +41,10 @@ def read_piece(file: RingFile, position: int, tail: int, max_bytes: int) -> tupl
             else:
                 piece = file.copy(position, length)
                 stop, what = kernels.cut_frames(np.frombuffer(piece, dtype=np.uint8), lap_rest)
-        if what == kernels.WALK_MALFORMED:
-            raise file.damage(position + stop, piece[stop : stop + kernels.HEADER_BYTES])
-        if stop > 0:
+        if stop > 0:  # What comes before damage is good.
             return memoryview(piece)[:stop], position + stop
+        if what == kernels.WALK_MALFORMED:
+            raise file.damage(position, piece[: kernels.HEADER_BYTES])
         position += lap_rest
     return memoryview(b""), position
 
@@ -107,13 +107,32 @@ class RingReader:
         """Map the new file where the writer has put one in the old one's place."""
         if not self.file.retired:
             return
-        status = (self.directory / RING_NAME).stat()
+        try:
+            status = (self.directory / RING_NAME).stat()
+        except OSError:
+            self.file.require_in_place()
+            return
         if (status.st_dev, status.st_ino) == self.file.inode:
             return
         old = self.file
         self.file = self._map()
         self._close_index()
         old.close()
+
+    def require_in_place(self) -> None:
+        """The ring that is read is still the one in the folder; to be asked now and then.
+
+        Raises:
+            StoreError: it was moved away, deleted, replaced by something else than its writer,
+                or cut.  Nothing more is to be read here: a cut file ends the process.
+        """
+        try:
+            self.file.require_in_place()
+        except StoreError:
+            if not self.file.retired:
+                raise
+            self._follow_replacement()
+            self.file.require_in_place()
 
     @property
     def is_live(self) -> bool:

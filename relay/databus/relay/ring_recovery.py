@@ -24,6 +24,9 @@ from databus.relay.ring_file import RingFile
 from databus.relay.ring_format import Control, RingState
 from databus.relay.scn_index import split
 
+UNSEEN_BYTES = 1 << 40
+"""Readers are never so far beyond the last sync: where their position cannot be known."""
+
 _PLACE = struct.Struct("<16xQI20xq")
 
 
@@ -113,9 +116,11 @@ def recover(file: RingFile) -> Recovered:
         StoreError: no control copy is whole.
     """
     first, second = file.read_controls()
-    live = file.live_state()
-    base = BASES[(live is not None, first is not None, second is not None)]
     control = file.newest_control()
+    live, is_damaged = file.live_state(), file.has_damaged_state
+    if live is not None and live.tail < control.state.tail:
+        live, is_damaged = None, True  # its epoch has gone back
+    base = BASES[(live is not None, first is not None, second is not None)]
     state = control.state
     if base is Base.LIVE and live is not None:
         state = live
@@ -125,6 +130,8 @@ def recover(file: RingFile) -> Recovered:
             f"{control.ring_bytes}; it was cut or is a bad copy: move it away"
         )
     shown = state.tail
+    if is_damaged:
+        shown += UNSEEN_BYTES
     # What the live state counts as synced is newer than a control copy that was damaged later.
     synced = min(state.synced, control.state.synced) if base is Base.LIVE else 0
     whole = _leads_to_tail(file, state, synced)
@@ -138,15 +145,28 @@ def recover(file: RingFile) -> Recovered:
     elif repair is Repair.EMPTY:
         # What was not synced comes again from the source.
         newest = control.state if control.state.tail < state.tail else state
-        state = state._replace(
-            head=state.tail,
-            prev=newest.max,
-            max=newest.max,
-            max_commit_us=newest.max_commit_us,
-            evicted_frames=state.frames,
-            evicted_windows=state.windows,
-        )
+        state = _emptied(state, newest)
     return Recovered(control, with_oldest(file, state), base, repair, shown)
+
+
+def without_damage(file: RingFile, state: RingState) -> RingState:
+    """``state`` without what lies before the last damaged frame; all of it where there is none."""
+    if _reaches_tail(file, state, state.head, split(state.prev)):
+        return state
+    start = _first_sound(file, state)
+    return with_oldest(file, _emptied(state, state) if start is None else _cut(file, state, start))
+
+
+def _emptied(state: RingState, newest: RingState) -> RingState:
+    """``state`` with nothing left to serve, behind the last position of ``newest``."""
+    return state._replace(
+        head=state.tail,
+        prev=newest.max,
+        max=newest.max,
+        max_commit_us=newest.max_commit_us,
+        evicted_frames=state.frames,
+        evicted_windows=state.windows,
+    )
 
 
 def _leads_to_tail(file: RingFile, state: RingState, synced: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import threading
@@ -39,7 +40,13 @@ from databus.relay.ring_format import (
     whole_pages,
 )
 from databus.relay.ring_reader import read_piece
-from databus.relay.ring_recovery import Recovered, place, recover, with_oldest
+from databus.relay.ring_recovery import (
+    Recovered,
+    place,
+    recover,
+    with_oldest,
+    without_damage,
+)
 from databus.relay.scn_index import ScnIndex, split
 
 NEXT_NAME = "ring.next"
@@ -48,6 +55,8 @@ EVICT_SHARE = 256
 COPY_BYTES = 1 << 20
 
 _POSITION = struct.Struct("<16xQI")
+
+_log = logging.getLogger("databus.relay.ring_writer")
 
 
 class RingWriter:
@@ -288,10 +297,26 @@ class RingWriter:
         head, last, frames, windows = kernels.evict(
             self._file.data, state.head, needed, whole_until, state.tail
         )
-        if head < 0:
+        if head < 0 or not self._has_sound_edge(head, last):
             # The walk began at the head and ended within one lap of it.
-            lap = (last - state.head) % self.ring_bytes
-            raise self._file.damage(state.head + lap)
+            self._drop_damage(state.head + (last - state.head) % self.ring_bytes)
+            return self._make_room(end)
+        self._evict(head, last, frames, windows)
+
+    def _has_sound_edge(self, head: int, last: int) -> bool:
+        """Whether the frames at both sides of a new head, the last of which is at an offset, are
+        whole."""
+        data, tail = self._file.data, self._state.tail
+        at = head % self.ring_bytes
+        if kernels.is_pad(data, at, self.ring_bytes - at):
+            head, at = head + self.ring_bytes - at, 0
+        return (last < 0 or kernels.is_frame(data, last)) and (
+            head >= tail or kernels.is_frame(data, at)
+        )
+
+    def _evict(self, head: int, last: int, frames: int, windows: int) -> None:
+        """Let everything before ``head`` go, the frame at the offset ``last`` as its last."""
+        state = self._state
         state = with_oldest(
             self._file,
             state._replace(
@@ -304,6 +329,20 @@ class RingWriter:
         )
         self._show(state)
         self._index.evict(head)
+
+    def _drop_damage(self, position: int) -> None:
+        """Let everything go up to the last damaged frame: it was to go anyway, or cannot be read.
+
+        Raises:
+            FormatError: the ring is in block mode, and the reader has not released it.
+        """
+        damage = self._file.damage(position)
+        state = without_damage(self._file, self._state)
+        if self.blocks or state.head == self._state.head:
+            raise damage
+        _log.warning("%s; windows up to %s are dropped", damage.message, state.prev)
+        self._show(state._replace(synced=self._synced))
+        self._index.evict(state.head)
 
     def _publish(self, tail: int, last: int, frames: int, windows: int) -> None:
         """Show ``frames`` more frames up to ``tail``; the last of them lies at ``last``."""
@@ -337,20 +376,9 @@ class RingWriter:
             return False
         stop = self._released if self.blocks else state.tail
         head, last, frames, windows = expiry.expired(self._file.data, state.head, stop, before_us)
-        if head == state.head:
+        if head == state.head or not self._has_sound_edge(head, last):
             return False
-        state = with_oldest(
-            self._file,
-            state._replace(
-                head=head,
-                synced=self._synced,
-                prev=place(self._file, last)[0],
-                evicted_frames=state.evicted_frames + frames,
-                evicted_windows=state.evicted_windows + windows,
-            ),
-        )
-        self._show(state)
-        self._index.evict(head)
+        self._evict(head, last, frames, windows)
         return True
 
     # -- block mode --
@@ -395,6 +423,7 @@ class RingWriter:
             self._require_sound()
             state = self._state
             try:
+                self._require_in_place()
                 self._file.flush()
                 state = state._replace(synced=state.tail)
                 self._control = self._control._replace(
@@ -406,6 +435,12 @@ class RingWriter:
                 raise
             self._synced = state.tail
         return state.max
+
+    def _require_in_place(self) -> None:
+        try:
+            self._file.require_in_place()
+        except StoreError as error:
+            raise SyncFailed(f"{error.message}; nothing more is acknowledged") from error
 
     def _require_sound(self) -> None:
         if self._failure is not None:
@@ -425,7 +460,7 @@ class RingWriter:
         Raises:
             FrameTooLarge: a retained frame is larger than the new size allows.
         """
-        old = self._state
+        old = self._state = without_damage(self._file, self._state)
         counts = (old.evicted_frames, old.evicted_windows)
         self._replace_file(whole_pages(ring_bytes), old.prev, counts, keep=True)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,11 +36,11 @@ from databus.common.table_state import CaptureState, table_state_of
 from databus.relay.directory import Directory
 from databus.relay.dumps import DumpBook
 from databus.relay.extents import Extents
-from databus.relay.layout import DatabaseFolder
+from databus.relay.layout import DatabaseFolder, read_document
 from databus.relay.projection import Projections
 from databus.relay.registry import RegistryReader
 from databus.relay.ring import Ring
-from databus.relay.ring_format import RingState
+from databus.relay.ring_format import RING_NAME, RingState
 from databus.relay.ring_reader import RingReader
 from databus.relay.row_judge import Judges
 from databus.relay.shared_reads import SharedReads
@@ -47,6 +48,9 @@ from databus.relay.wakeup import WakeupReceiver
 
 STALE_FETCHER_S = 10.0
 SHOWN_DUMPS = 20
+LOOK_EVERY_S = 0.5
+
+_log = logging.getLogger("databus.relay.served")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,9 @@ class ServedDatabase:
     Invariants:
         I1. A schema is known here before a frame that uses it can have been read from the
             ring, as long as ``refresh_schemas`` is called after the read.
-        I2. After ``retire`` no reader is served, and the ring's files are let go when the last
+        I2. A ring that was moved away, replaced or cut is noticed within ``LOOK_EVERY_S`` of the
+            next look at it; nothing of it is served from then on.
+        I3. After ``retire`` no reader is served, and the ring's files are let go when the last
             of those that were being served has ended.
 
     Owner: one worker's event loop.
@@ -84,9 +90,42 @@ class ServedDatabase:
         self.folder = folder
         self.wakeup = wakeup
         self._ring: RingReader | None = None
+        self._look_at_s = 0.0
         self._is_retired = False
         self._answer_count = 0
-        self._registry = RegistryReader(folder.registry)
+        self._start_over()
+
+    @property
+    def ring(self) -> RingReader:
+        """The ring, mapped when it is there."""
+        if self._is_retired:
+            raise UnknownDatabase(f"{self.name} is no longer served here", database=self.name)
+        if self._ring is not None and time.monotonic() >= self._look_at_s:
+            self._look_at_s = time.monotonic() + LOOK_EVERY_S
+            try:
+                self._ring.require_in_place()
+            except StoreError as error:
+                _log.error("%s: %s", self.name, error.message)
+                self._start_over()
+                raise SourceUnavailable(error.message, database=self.name) from error
+        if self._ring is None:
+            try:
+                ring = Ring.open_reader(self.folder.path)
+            except (StoreError, FormatError) as error:
+                if not (self.folder.path / RING_NAME).exists():
+                    raise self._not_ready() from error
+                raise SourceUnavailable(error.message, database=self.name) from error
+            # What another boot left may be torn: its writer looks through it first.
+            if not ring.clock or not ring.is_live:
+                ring.close()
+                raise self._not_ready()
+            self._ring = ring
+        return self._ring
+
+    def _start_over(self) -> None:
+        """Let go of the folder's files: others may come in their place."""
+        self._close_ring()
+        self._registry = RegistryReader(self.folder.registry)
         self._fetcher: tuple[int, dict[str, Any]] = (0, {})
         self.judges = Judges(self._registry.schemas)
         self.reads = SharedReads()
@@ -94,22 +133,10 @@ class ServedDatabase:
         self.directory = Directory()
         self.projections = Projections()
 
-    @property
-    def ring(self) -> RingReader:
-        """The ring, mapped when it is there."""
-        if self._is_retired:
-            raise UnknownDatabase(f"{self.name} is no longer served here", database=self.name)
-        if self._ring is None:
-            try:
-                ring = Ring.open_reader(self.folder.path)
-            except (StoreError, FormatError) as error:
-                raise self._not_ready() from error
-            # What another boot left may be torn: its writer looks through it first.
-            if not ring.clock or not ring.is_live:
-                ring.close()
-                raise self._not_ready()
-            self._ring = ring
-        return self._ring
+    def _close_ring(self) -> None:
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
 
     def _not_ready(self) -> SourceUnavailable:
         state = self.fetcher_state()
@@ -132,9 +159,7 @@ class ServedDatabase:
     def close(self) -> None:
         """Let go of the ring and wake whoever waits for it."""
         self.wakeup.close()
-        if self._ring is not None:
-            self._ring.close()
-            self._ring = None
+        self._close_ring()
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
@@ -219,9 +244,10 @@ class ServedDatabase:
         try:
             status = self.folder.status.stat()
             if status.st_mtime_ns != self._fetcher[0]:
-                document = json.loads(self.folder.status.read_bytes())
+                document = json.loads(read_document(self.folder.status) or b"")
                 self._fetcher = status.st_mtime_ns, document if isinstance(document, dict) else {}
-        except (FileNotFoundError, ValueError):  # it is not synced: a power loss may have torn it
+        except (FileNotFoundError, ValueError, FormatError):
+            # It is not synced: a power loss may have torn it.
             return FetcherState({}, 0.0)
         return FetcherState(self._fetcher[1], time.time() - self._fetcher[0] / 1e9)
 

@@ -67,7 +67,7 @@ class StreamAnswer:
         if request.where is not None:
             judge = database.judges.of(request.where)
             judge.check(sources)
-        ring = database.ring
+        ring = self._ring = database.ring
         state = ring.snapshot()
         start = request.start
         if isinstance(start, AtTime):
@@ -157,6 +157,11 @@ class StreamAnswer:
         """The next bytes of the body, b"" after filtered-out frames, None at the end for now."""
         database, cursor = self.database, self.cursor
         ring = database.ring
+        if ring is not self._ring:
+            raise SourceUnavailable(
+                f"the ring of {database.name} that was served here is no longer in its folder",
+                database=database.name,
+            )
         self.has_lost_its_place = False
         if self._ring_position < 0 and not self._find():
             return None

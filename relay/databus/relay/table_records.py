@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from databus.common.errors import FormatError, StoreError
+from databus.common.errors import FormatError
 from databus.common.table_state import CaptureState, TableState
-from databus.relay.layout import replace_file
+from databus.relay.layout import keep_document, read_document
 
 
 @dataclasses.dataclass(slots=True)
@@ -73,12 +73,9 @@ class TableBook:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._records: dict[str, TableRecord] = {}
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
+        content = read_document(path)
+        if content is None:
             return
-        except OSError as error:
-            raise StoreError(f"{path} cannot be read: {error.strerror}") from error
         try:
             for document in json.loads(content)["tables"]:
                 record = TableRecord(**document)
@@ -111,7 +108,7 @@ class TableBook:
 
     def keep(self, content: bytes) -> None:
         """Put what ``content`` gave on disk."""
-        replace_file(self.path, content, durable=True)
+        keep_document(self.path, content)
 
 
 def shown(record: TableRecord, database: str, *, is_automatic: bool) -> TableState:
