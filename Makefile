@@ -102,9 +102,10 @@ coverage: setup-test ## The whole suite under branch coverage; report in htmlcov
 	@$(PYTEST) $(PARALLEL) --cov --cov-report=term --cov-report=html
 
 .PHONY: docs
-docs: setup ## Build the manual into build/site/index.html, strictly
+docs: setup ## Build the manual into build/site, strictly
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
-	@echo "the manual is in build/site/index.html"
+	@echo "the manual is in build/site; its search needs a server:"
+	@echo "  $(BIN)/python -m http.server --directory build/site"
 
 .PHONY: build
 build: setup ## Build the wheel and the source distribution into dist/

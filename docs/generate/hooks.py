@@ -39,7 +39,7 @@ BESIDE = {
 """Texts that lie outside docs/, and where the site has them."""
 
 _LINK = re.compile(r"(!?)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
-_FOREIGN = re.compile(r"https://(?:unpkg\.com|api\.github\.com)/[^\"'`]*")
+_FOREIGN = re.compile(r"https://(?:unpkg\.com|api\.github\.com|\$\{\w+\}/api)/[^\"'`]*")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -57,8 +57,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn links to files that the site has elsewhere, or not at all."""
-    place = {uri: source for source, uri in BESIDE.items()}.get(page.file.src_uri)
-    folder = posixpath.dirname(place or f"docs/{page.file.src_uri}")
+    source = {uri: path for path, uri in BESIDE.items()}.get(page.file.src_uri)
+    folder = posixpath.dirname(source or f"docs/{page.file.src_uri}")
 
     def turned(link: re.Match[str]) -> str:
         mark, text, target, anchor = link[1], link[2], link[3], link[4] or ""
@@ -67,8 +67,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         path = posixpath.normpath(posixpath.join(folder, target))
         uri = BESIDE.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else "")
         if not uri or files.get_file_from_path(uri) is None:
-            # A folder or a file of the code: the site has its name only.
-            return text if mark or text.startswith("`") or place is None else f"{text}"
+            return text  # a folder or a file of the code, which the site does not have
         start = posixpath.dirname(page.file.src_uri)
         return f"{mark}[{text}]({posixpath.relpath(uri, start or '.')}{anchor})"
 

@@ -95,7 +95,7 @@ def test_the_site_has_the_made_pages_pictures_and_a_search_index(site: Path) -> 
         assert len((site / "reference" / f"{name}.html").read_text()) > 20_000, name
     assert 'id="database-ring_bytes"' in (site / "reference" / "configuration.html").read_text()
     assert "onTableState" in (site / "reference" / "python.html").read_text()
-    assert (site / "search" / "search_index.js").stat().st_size > 100_000
+    assert (site / "search" / "search_index.json").stat().st_size > 100_000
     assert not list(site.rglob("*.py")), "a program is part of the site"
 
 
