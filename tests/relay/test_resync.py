@@ -7,16 +7,19 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from databus.common.config import DatabaseConfig
 from databus.common.errors import BadRequest
 from databus.common.frame import Op
-from databus.common.table_state import TableState, decode_table_state
+from databus.common.table_state import CaptureState, TableState, decode_table_state
+from databus.relay.dumps import Dump, DumpState
 from databus.relay.fetcher import Fetcher
+from databus.relay.resync import Resync, ResyncPace
 from databus.relay.resync_requests import change_table
+from databus.relay.sources.stops import Stop
 from tests.support.capture import (
     PACE,
     capturing,
@@ -147,6 +150,52 @@ async def test_a_claim_keeps_the_relay_away_until_it_is_given_up(
         assert held(tmp_path) == rows(shop)
     reasons = [state.reason for state in states(folder)]
     assert any("too many rows differ" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("by", ["the relay", "bootstrap"])
+async def test_a_second_definition_while_a_table_is_read_suspends_it_again(
+    tmp_path: Path, by: str
+) -> None:
+    """Of a table that keeps its rows the source ends the suspension itself, before it is read."""
+
+    class Host:
+        intake: Any = None
+        book: Any = ()
+        stops: ClassVar[dict[str, Stop]] = {}
+
+        def suspended(self) -> dict[str, Stop]:
+            return self.stops
+
+        async def start_dump(self, dump: Dump) -> None:
+            started.append(dump)
+
+    started: list[Dump] = []
+    host: Any = Host()
+    pace = ResyncPace(alone_s=0.0)
+    tables = Resync(config_of(tmp_path, "auto"), tmp_path / "tables.json", host, pace)
+    host.stops = {"main.t": Stop(5, "its column d was added", keeps_rows=True)}
+    tables.notice()
+    host.stops = {}
+    if by == "bootstrap":
+        assert tables.claim("main.t", by)
+    else:
+        await tables._step()
+        (dump,) = started
+        record = tables.book.get("main.t")
+        assert record is not None
+        record.state = CaptureState.RESYNCHRONISING
+        tables._take_up("main.t")
+    # The rows of these keys may have been read before.
+    host.stops = {"main.t": Stop(9, "its column e was added", keeps_rows=True)}
+    tables.notice()
+    host.stops = {}
+    if by == "bootstrap":
+        assert not tables.done("main.t", by)
+    else:
+        dump.state = DumpState.COMPLETED
+        tables.dump_ended(dump)
+    (record,) = tables.book
+    assert (record.state, record.reason) == (CaptureState.SUSPENDED, "its column e was added")
 
 
 async def test_a_kill_between_any_two_steps_leaves_the_table_named_or_followed(

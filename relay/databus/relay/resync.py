@@ -274,11 +274,18 @@ class Resync:
         intake = await self._no_window_open()
         record.state, record.by, record.dump = CaptureState.RESYNCHRONISING, RELAY, dump.id
         record.until_us = 0
-        self._resuming.add(schema.source)
+        self._take_up(schema.source)
         keeps_deleted = {"d", "t"} & set(self._config.skipped_operations)
         self._append(intake, record, None if keeps_deleted or record.keeps_rows else schema)
         # A dump's plan is on disk only behind this.
         await self._host.make_durable()
+
+    def _take_up(self, source: str) -> None:
+        """It is about to be read, which ends its suspension.  Where the source has ended that
+        already, as for a table that keeps its rows, the next suspension is another one."""
+        stops = self._host.suspended()
+        if stops is None or source in stops:
+            self._resuming.add(source)
 
     def dump_ended(self, dump: Dump) -> None:
         """A dump is completed, has failed or was cancelled."""
@@ -419,7 +426,7 @@ class Resync:
             return False
         record.state, record.by = CaptureState.RESYNCHRONISING, by
         record.until_us = _now_us() + int(CLAIM_S * 1e6)
-        self._resuming.add(source)
+        self._take_up(source)
         self._publish_now()
         return True
 
