@@ -136,6 +136,8 @@ async def test_no_table_is_published_whose_updates_the_server_would_refuse(
         await source.close()
 
 
+PARTS_SINCE = 15_00_00
+"""Row filters and lists of columns."""
 ALTERED = [
     ("SET (publish = 'insert')", "leaves out every update", "SET (publish = 'insert, update"),
     ("DROP TABLE t", "lacks it", 'ADD TABLE ONLY "public"."t"'),
@@ -160,7 +162,9 @@ async def test_what_somebody_alters_in_the_publication_suspends_tables_and_is_no
         start = await source.first_scn()
         async with following(source, start) as reader:
             await reader.reaches(db)
-            for number, (altered, why, cure) in enumerate(ALTERED):
+            ((version,),) = db.execute("SELECT current_setting('server_version_num')::int")
+            known = ALTERED if int(version) >= PARTS_SINCE else ALTERED[:2]
+            for number, (altered, why, cure) in enumerate(known):
                 db.execute("INSERT INTO t VALUES (%s, 'a')", number)
                 db.execute(f"ALTER PUBLICATION {name} {altered}")
                 db.execute("UPDATE t SET v = v || 'b'")

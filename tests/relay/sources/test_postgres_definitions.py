@@ -66,6 +66,18 @@ def test_labels_may_be_added_and_members_may_not() -> None:
     assert gap(typed(a=[23, 25]), typed(a=[23, 25, 0])) is not None
 
 
+def test_a_truncated_partition_is_not_hidden_by_a_label_that_was_renamed_too() -> None:
+    def parted(version: str, file: int) -> Definition:
+        types = json.dumps({"a": {"1": version}})
+        return definition(column(20_000), file=file, types=types, is_partitioned=True)
+
+    assert gap(parted("700", 1), parted("700", 2)) is None  # The look at the publication sees it.
+    for file, keeps_rows in ((1, True), (2, False)):
+        found = gap(parted("700", 1), parted("701", file))
+        assert found is not None
+        assert found.keeps_rows is keeps_rows
+
+
 def test_rows_under_another_key_are_not_kept() -> None:
     known = definition(column())
     other = gap(known, Definition(known.columns, (2,), known.files))

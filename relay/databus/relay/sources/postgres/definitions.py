@@ -172,14 +172,14 @@ def change_between(known: Definition, now: Definition) -> Gap | None:
         ]
         return Gap(f"its key was ({names[0]}) and is ({names[1]})", keeps_rows=False)
     of_key = [after[number] for number in now.key]
+    # The files of partitions also change with rows that come and go.
+    is_moved = now.is_partitioned and _is_rewritten(known, now)
     if revalued:
-        # The files of partitions also change with rows that come and go.
-        is_moved = now.is_partitioned and _is_rewritten(known, now)
         in_key = not revalued.keys().isdisjoint(now.key)
         return Gap("; ".join(revalued.values()), keeps_rows=not (is_moved or in_key))
     if why := _types_changed(known.types, now.types):
         in_key = any(column.type_oid >= _FIRST_OF_USERS for column in of_key)
-        return Gap(why, keeps_rows=not in_key)
+        return Gap(why, keeps_rows=not (is_moved or in_key))
     return None
 
 
