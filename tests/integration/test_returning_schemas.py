@@ -6,7 +6,10 @@ The schema of a moment is the one that the stream names there, not the one that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,18 @@ from typing import Any
 import aiohttp
 import pytest
 
+from databus.bootstrap.copies import HttpPeer, LocalCopy
+from databus.bootstrap.manifest import Store
+from databus.bootstrap.served import OpenLogs, ServedDatabase
+from databus.bootstrap.verify import Verifier
+from databus.bootstrap.writer import write_logs
 from databus.client import Consumer, DatabusClient
 from databus.client.events import Event
-from databus.common.config import parse
+from databus.common.config import BootstrapConfig, parse
+from databus.relay.registry import RegistryReader
 from databus.relay.relay import LocalRelay
+from tests.relay.test_resync import words
+from tests.support.capture import PACE, upserted
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import eventually
 
@@ -114,3 +125,85 @@ async def test_values_come_in_the_shape_that_the_stream_names(
     assert source["fingerprint"] == schemas[-1]["fingerprint"]
     assert [column["name"] for column in schemas[-1]["schema"]["columns"]] == ["id"]
     assert [line["after"]["id"] for line in lines if line.get("op") == "c"] == [4]
+
+
+OLD = ("INSERT INTO t (id, c) VALUES (1, 10), (2, 20)", "INSERT INTO t (id, c) VALUES (3, NULL)")
+DROPPED = ("ALTER TABLE t DROP COLUMN c", "INSERT INTO t (id) VALUES (4)")
+AGAIN = ("ALTER TABLE t ADD COLUMN c INT", "INSERT INTO t (id, c) VALUES (5, 50)")
+
+
+@pytest.mark.parametrize("product", ["mariadb", "mysql", "postgres", "sqlite"])
+async def test_a_column_that_is_dropped_and_added_again_shows_no_old_values(
+    product: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url, namespace, execute = opened(product, request, tmp_path)
+    execute("CREATE TABLE t (id INT NOT NULL PRIMARY KEY, c INT)")
+    source, ring = f"{namespace}.t", tmp_path / "relay" / "shop"
+    async with contextlib.AsyncExitStack() as ending:
+        config = parse(CONFIG.format(url=url, namespace=namespace), folder=tmp_path)
+        relay = await ending.enter_async_context(LocalRelay(config, pace=PACE))
+        await relay.ready(120)
+        settings = BootstrapConfig(
+            data_dir=tmp_path / "bootstrap", relays=(relay.url,), databases=("shop",)
+        )
+        logs = OpenLogs(writes=True)
+        writing = asyncio.create_task(write_logs(settings, logs, asyncio.Event()))
+        ending.push_async_callback(ended, writing, logs)
+        log = logs.to_write(tmp_path / "bootstrap" / "shop" / "log")
+
+        def seeded() -> bool:
+            seeding = {} if log.is_new() else log.note("seeding") or {}
+            return bool(seeding.get(source, {}).get("state") == "seeded")
+
+        def names(count: int) -> bool:
+            reader = RegistryReader(ring / "schemas.jsonl")
+            reader.refresh()
+            latest = reader.schemas.latest(source)
+            return latest is not None and len(latest.columns) == count
+
+        await eventually(seeded, 60, "the copy is seeded")
+        for statements, columns in ((OLD, 2), (DROPPED, 1), (AGAIN, 2)):
+            for statement in statements:
+                await asyncio.to_thread(execute, statement)
+            await eventually(partial(names, columns), 60, statements[0])
+
+        def followed() -> bool:
+            states = [state for table, state in words(ring) if table == source]
+            return "suspended" in states and states[-1] == "followed"
+
+        await eventually(followed, 60, "it was suspended and is followed again", poll_s=0.2)
+        rows, letters = upserted(ring, source)
+        assert {key: row.get("c") for (key,), row in rows.items()} == {
+            1: None, 2: None, 3: None, 4: None, 5: 50,
+        }  # fmt: skip
+        assert "t" not in letters, "no row came or went"
+        store = Store(tmp_path / "bootstrap" / "shop")
+        copy = LocalCopy(ServedDatabase("shop", tmp_path / "bootstrap" / "shop", logs, store))
+        async with HttpPeer(relay.url, "shop") as peer:
+            report = await Verifier(peer, copy).verify(source)
+        assert report.is_equal, report.to_json()
+        assert report.rows == 5
+
+
+def opened(
+    product: str, request: pytest.FixtureRequest, folder: Path
+) -> tuple[str, str, Callable[[str], object]]:
+    """A database's URL, the schema of its tables, and a function that runs a statement."""
+    if product == "sqlite":
+        path = folder / "shop.db"
+
+        def execute(statement: str) -> None:
+            with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+                db.execute(statement)
+
+        execute("PRAGMA journal_mode = WAL")
+        return f"sqlite:///{path}", "main", execute
+    database: FreshDatabase = request.getfixturevalue(f"{product}_database")
+    namespace = "public" if product == "postgres" else database.name
+    return database.url, namespace, database.execute
+
+
+async def ended(writing: asyncio.Task[None], logs: OpenLogs) -> None:
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    logs.close()

@@ -90,7 +90,7 @@ def test_what_a_full_disk_left_of_a_line_is_cut_off_before_the_next_one(
     registry, reader = Registry(path), RegistryReader(path)
     registry.add([version(0)])
     write = os.pwrite
-    fits = len(registry_line(version(1))) + 10
+    fits = len(registry_line(version(1), is_ahead=True)) + 10
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", lambda fd, data, at: write(fd, data[:fits], at))
         with pytest.raises(StoreError, match=f"only {fits} of"):
@@ -130,7 +130,7 @@ def test_a_line_that_a_power_loss_tore_is_told_again(tmp_path: Path, seed: int) 
     registry.close()
     reader.refresh()
     assert list(reader.schemas)[2:] == [version(20), version(21)]
-    assert path.read_bytes() == now + registry_line(version(21))
+    assert path.read_bytes() == now + registry_line(version(21), is_ahead=True)
 
 
 def test_zeros_before_a_version_that_is_whole_are_damage(tmp_path: Path) -> None:

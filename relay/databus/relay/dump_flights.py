@@ -454,7 +454,7 @@ class TableDump:
         )
 
     def _append(self, head: _Flight, chunk: Chunk, ready: Ready, intake: Intake) -> None:
-        intake.registry.add((chunk.schema,))
+        intake.registry.follow((chunk.schema,))
         commit_us = intake.ring.state.max_commit_us or time.time_ns() // 1000
         limit_bytes = min(MAX_SLICE_BYTES, intake.ring.part_bytes // 2)
         window, count = pack_window(

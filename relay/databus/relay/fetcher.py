@@ -309,7 +309,7 @@ class Fetcher:
                     f"database keeps its log; move {self.folder.path} away for a new ring"
                 )
             if self._registry is None:
-                self._registry = Registry(self.folder.registry)
+                self._registry = Registry(self.folder.registry, self.tables.columns_returned)
             self.intake = Intake(ring, self._registry)
         except BaseException:
             ring.close()

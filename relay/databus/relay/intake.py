@@ -198,7 +198,7 @@ class Intake:
     def take(self, batch: Batch) -> bool:
         """Append what is new in ``batch``; True if readers can see more than before."""
         tail = self.ring.state.tail
-        self.registry.announce(batch.schemas)
+        self.registry.follow(batch.schemas)
         if batch.data:
             self._append(memoryview(batch.data))
         if self._torn is not None and batch.resolved >= self._torn.scn:

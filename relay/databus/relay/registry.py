@@ -3,6 +3,7 @@
 A file of JSON lines, ``{"fingerprint": "<16 hex>", "schema": {...}}``, that only grows.  The
 fetcher appends; HTTP workers read it and read on when it has grown.  The last line of a source is
 its current version: a table that returns to an earlier version gets that version's line again.
+A line with ``"ahead":true`` is a version that the catalogue had and the stream had not come to.
 """
 
 from __future__ import annotations
@@ -10,17 +11,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from databus.common.errors import FormatError, StoreError
 from databus.common.schema import SchemaSet, SourceSchema
+from databus.relay.returning import ReturningColumns
 from databus.relay.ring_file import sync_directory
 
+_AHEAD_END = b',"ahead":true}\n'
 
-def registry_line(schema: SourceSchema) -> bytes:
-    """The line of a version."""
-    document = {"fingerprint": f"{schema.fingerprint:016x}", "schema": schema.to_json()}
+
+def registry_line(schema: SourceSchema, *, is_ahead: bool = False) -> bytes:
+    """The line of a version; ``is_ahead``: the stream has not come to it."""
+    document: dict[str, Any] = {
+        "fingerprint": f"{schema.fingerprint:016x}",
+        "schema": schema.to_json(),
+        **({"ahead": True} if is_ahead else {}),
+    }
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
@@ -61,6 +70,7 @@ class RegistryReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.schemas = SchemaSet()
+        self.shapes = ReturningColumns()
         self.read_bytes = 0
         self._line_count = 0
 
@@ -80,7 +90,10 @@ class RegistryReader:
         synced = grown.partition(b"\0")[0]
         for line in synced[: synced.rfind(b"\n") + 1].splitlines(keepends=True):
             origin = f"{self.path} line {self._line_count + 1}, offset {self.read_bytes}"
-            self.schemas.announce(read_line(line, origin))
+            schema = read_line(line, origin)
+            self.schemas.announce(schema)
+            if not line.endswith(_AHEAD_END):
+                self.shapes.follow(schema)
             self.read_bytes += len(line)
             self._line_count += 1
         return self.read_bytes > before
@@ -109,18 +122,25 @@ class Registry:
         I1. A version in ``schemas`` is on disk.
         I2. The file holds whole lines only; what a crash left behind them is cut off at start,
             what a full disk left before the next line.
+        I3. ``on_return`` has been called before the line of a version is on disk with which the
+            stream has a column again that an earlier version had.
 
     Owner: the fetcher's task.
     Durability: when ``add`` returns, the versions are on disk.
     Raises: FormatError where the file is damaged, StoreError where the disk refuses.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, on_return: Callable[[str, Sequence[str]], None] = lambda *_: None
+    ) -> None:
+        """``on_return``: a source has these columns again."""
         reader = RegistryReader(path)
         reader.refresh()
         _require_unsynced(path, reader.read_bytes)
         self.path = path
         self.schemas = reader.schemas
+        self.on_return = on_return
+        self._shapes = reader.shapes
         self._synced_bytes = 0
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         # Lines that a process before this one failed to sync look as if they were on disk.
@@ -129,29 +149,47 @@ class Registry:
         sync_directory(path.parent)
 
     def add(self, schemas: Iterable[SourceSchema]) -> list[SourceSchema]:
-        """Append the versions that are not there yet and sync; returns those."""
+        """Append the versions that are not there yet and sync; returns those.
+
+        The stream may not have come to them.
+        """
         wanted = {schema.fingerprint: schema for schema in schemas}
         new = [schema for fp, schema in wanted.items() if fp not in self.schemas]
-        self._append(new)
+        self._append(new, is_ahead=True)
         return new
+
+    def follow(self, schemas: Iterable[SourceSchema]) -> None:
+        """``announce`` for the stream, which has come to these versions in this order."""
+        wanted = list(schemas)
+        unknown = {s.fingerprint for s in wanted if not self._shapes.has_followed(s)}
+        for schema in wanted:
+            if names := self._shapes.returning(schema):
+                self.on_return(schema.source, names)
+            self._shapes.follow(schema)
+        self._append(self._changes(wanted, unknown))
 
     def announce(self, schemas: Iterable[SourceSchema]) -> None:
         """Make each of these versions the current one of its source, in this order, and sync."""
+        self._append(self._changes(schemas))
+
+    def _changes(
+        self, schemas: Iterable[SourceSchema], unknown: Container[int] = ()
+    ) -> list[SourceSchema]:
+        """The versions that are not the current ones when their turn comes, or ``unknown``."""
         current: dict[str, int] = {}
         new = []
         for schema in schemas:
             latest = self.schemas.latest(schema.source)
             before = current.get(schema.source, latest.fingerprint if latest else None)
-            if before != schema.fingerprint:
+            if before != schema.fingerprint or schema.fingerprint in unknown:
                 new.append(schema)
             current[schema.source] = schema.fingerprint
-        self._append(new)
+        return new
 
-    def _append(self, new: Sequence[SourceSchema]) -> None:
+    def _append(self, new: Sequence[SourceSchema], *, is_ahead: bool = False) -> None:
         if not new:
             return
-        lines = b"".join(registry_line(schema) for schema in new)
-        self._write(lines)
+        self._write(b"".join(registry_line(schema, is_ahead=is_ahead) for schema in new))
         for schema in new:
             self.schemas.announce(schema)
 

@@ -28,6 +28,7 @@ from databus.common.table_state import CaptureState, TableState, decode_table_st
 from databus.common.window import WindowBuilder
 from databus.relay.dumps import FINISHED, Dump, DumpBook, DumpState, new_dump
 from databus.relay.intake import Intake
+from databus.relay.returning import returned_words
 from databus.relay.sources.source import Batch, ChunkRequest, Source
 from databus.relay.sources.stops import Stop
 from databus.relay.table_records import TableBook, TableRecord, shown
@@ -194,14 +195,37 @@ class Resync:
                 record.reason = stop.why
             elif source in self._resuming:
                 continue
-            elif record.state == CaptureState.FOLLOWED:
-                record.since_scn, record.reason, record.error = stop.since_scn, stop.why, ""
-                record.noticed_us = _now_us()
-                record.suspend("", 0)
             else:
-                record.reason = stop.why
-                self._failed(record, "it was suspended again meanwhile")
+                self._suspend_again(record, stop.since_scn, stop.why)
             self._changed.set()
+
+    def _suspend_again(self, record: TableRecord, since_scn: int, why: str) -> None:
+        record.reason = why
+        if record.state == CaptureState.FOLLOWED:
+            record.since_scn, record.error = since_scn, ""
+            record.noticed_us = _now_us()
+            record.suspend("", 0)
+        else:
+            self._failed(record, "it was suspended again meanwhile")
+
+    def columns_returned(self, source: str, names: Sequence[str]) -> None:
+        """The stream comes to a definition that has columns again: see ``returning.py``.
+
+        The table's record is on disk when this returns, for the definition is before the next sync.
+        """
+        intake = self._host.intake
+        if self._config.is_relayed or intake is None:
+            return  # A parent publishes the state.
+        why, record = returned_words(names), self.book.get(source)
+        if record is None:
+            _log.warning("database %s: %s is suspended: %s", self._config.name, source, why)
+            record = TableRecord(source, CaptureState.SUSPENDED, intake.resolved, why)
+            record.noticed_us, record.keeps_rows = _now_us(), True
+            self.book.add(record)
+        elif record.state != CaptureState.SUSPENDED:
+            self._suspend_again(record, intake.resolved, why)
+        self.book.keep_at_once(self._written, record)
+        self._changed.set()
 
     def _waits_for(self, record: TableRecord, what: str) -> None:
         """Whether it can be resynchronised has been learnt."""

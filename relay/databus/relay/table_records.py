@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,10 @@ class TableBook:
 
     Invariants:
         I1. The file is never ahead of the ring's disk: ``keep`` gets what ``content`` gave before
-            the ring was synced.
+            the ring was synced.  Only what ``keep_at_once`` names may be.
 
-    Owner: the fetcher's loop; only ``keep`` may be called in another thread.
+    Owner: the fetcher's loop; only ``keep`` may be called in another thread, and ``content`` not
+        before it has ended.
     Durability: when ``keep`` returns, the records are on disk.
     Raises: StoreError, FormatError from the constructor where the file is damaged.
     """
@@ -73,6 +75,8 @@ class TableBook:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._records: dict[str, TableRecord] = {}
+        self._at_once: dict[str, dict[str, Any]] = {}
+        self._keeping = threading.Lock()
         content = read_document(path)
         if content is None:
             return
@@ -104,11 +108,22 @@ class TableBook:
 
     def content(self) -> bytes:
         """What belongs into the file now."""
+        self._at_once.clear()
         return json.dumps({"v": 1, "tables": [record.to_json() for record in self]}).encode()
 
     def keep(self, content: bytes) -> None:
         """Put what ``content`` gave on disk."""
-        keep_document(self.path, content)
+        with self._keeping:
+            if self._at_once:
+                document = json.loads(content)
+                tables = {table["source"]: table for table in document["tables"]} | self._at_once
+                content = json.dumps({**document, "tables": list(tables.values())}).encode()
+            keep_document(self.path, content)
+
+    def keep_at_once(self, content: bytes, record: TableRecord) -> None:
+        """Put a record on disk that need not wait for the ring; ``content`` was there before."""
+        self._at_once[record.source] = record.to_json()
+        self.keep(content)
 
 
 def shown(record: TableRecord, database: str, *, is_automatic: bool) -> TableState:
