@@ -47,7 +47,7 @@ _GAUGES: Mapping[str, tuple[str, Callable[[Facts], float]]] = {
         lambda f: sum(run.file_bytes for run in f.manifest.runs),
     ),
     "unseeded_sources": (
-        "Sources that are not whole yet.",
+        "Sources whose first dump has not ended.",
         lambda f: sum(
             one.get("state") not in (SEEDED, GONE) for one in f.database.seeding().values()
         ),
@@ -66,18 +66,18 @@ _GAUGES: Mapping[str, tuple[str, Callable[[Facts], float]]] = {
         lambda f: float(f.last_apply.get("finished_us", 0)),
     ),
     "applier_failed": (
-        "1 if the applier's last merge failed or it fell silent in one.",
+        "1 if the last merge failed, or if the applier has stopped in one.",
         lambda f: float(f.applier.get("state") in ("failed", "down")),
     ),
     "applier_tasks": (
-        "Tasks of the merge that is going on.",
+        "Tasks of the running merge.",
         lambda f: float(f.applier.get("tasks", 0)),
     ),
     "applier_tasks_done": (
-        "Tasks of it that are done.",
+        "Finished tasks of the running merge.",
         lambda f: float(f.applier.get("tasks_done", 0)),
     ),
-    "readers": ("Bootstraps being served.", lambda f: f.database.readers),
+    "readers": ("Open bootstrap answers.", lambda f: f.database.readers),
 }
 _COUNTERS: Mapping[str, tuple[str, Callable[[ServedDatabase], float]]] = {
     "requests": ("Bootstrap requests.", lambda d: d.requests),

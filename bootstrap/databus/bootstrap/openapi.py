@@ -34,14 +34,14 @@ from databus.common.query import (
 
 SINCE = Parameter(
     "since",
-    "What happened after this: SCN (everything at it), SCN:SEQ, or a commit time in ISO 8601; "
-    "without it from the oldest change that is kept.",
+    "Changes after this point: SCN (everything at it), SCN:SEQ, or a commit time in ISO 8601; "
+    "without it from the oldest retained change.",
     {"type": "string"},
     "1004",
 )
 UNTIL = Parameter(
     "until",
-    "And up to this, in the same forms; without it to the log's end.",
+    "Changes up to this point, in the same forms; without it up to the end of the log.",
     {"type": "string"},
     "2026-03-01T12:00:00Z",
 )
@@ -52,13 +52,13 @@ MODE = Parameter(
 )
 AS_OF = Parameter(
     "scn",
-    "The state as of this SCN, SCN:SEQ or commit time; without it at the log's end. In the "
-    "middle of a transaction it means before that.",
+    "The state as of this SCN, SCN:SEQ or commit time; without it at the end of the log. A "
+    "point in the middle of a transaction means the state before it.",
     {"type": "string"},
     "1004",
 )
 ONE_SOURCE = Parameter(
-    "source", "One source by its name, in the place of sources.", {"type": "string"}, "shop.orders"
+    "source", "One source by its name, instead of sources.", {"type": "string"}, "shop.orders"
 )
 CHANGES_PARAMETERS = (SINCE, UNTIL, MODE, SOURCES, ONE_SOURCE, OPS, PARTITION, FORMAT)
 SNAPSHOT_PARAMETERS = (AS_OF, SOURCES, ONE_SOURCE, OPS, PARTITION, FORMAT)
@@ -73,7 +73,7 @@ _RANGE = {
     "max": POSITION,
     "snapshot": {"oneOf": [POSITION, {"type": "null"}]},
     "state": {"type": "string", "enum": ["seeding", "seeded", "failing"]},
-    "error": {**TEXT, "description": "Why the state is failing: nothing is served then."},
+    "error": {**TEXT, "description": "Why the state is failing; the database is not served then."},
 }
 _RANGE_HEADERS = {
     "Databus-Clock": "Identity of the stream's clock.",
@@ -98,14 +98,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/databases",
         "databases",
-        "What is kept, with the range of each log and the snapshot's position.",
+        "The stored databases, with the range of each log and the position of the snapshot.",
         answer=whole_object({"databases": _OBJECTS}),
     ),
     Endpoint(
         "GET",
         "/v1/{db}/sources",
         "sources",
-        "The sources of a database and how far their seeding is.",
+        "The sources of a database, and the progress of their first dump.",
         answer=whole_object({**_RANGE, "sources": _OBJECTS}),
         errors=_DATABASE,
     ),
@@ -122,7 +122,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/{db}/startSCN",
         "start_scn",
-        "The position of the snapshot; scn 0 while it does not hold the sources whole.",
+        "The position of the snapshot; scn 0 while it does not have all rows of the sources.",
         parameters=SCN_PARAMETERS,
         answer=POSITION,
         errors=_SCN_ERRORS,
@@ -131,7 +131,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/{db}/targetSCN",
         "target_scn",
-        "Up to where a bootstrap goes that begins now.",
+        "The end of a bootstrap that starts now.",
         parameters=SCN_PARAMETERS,
         answer=POSITION,
         errors=_SCN_ERRORS,
@@ -140,7 +140,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/{db}/bootstrap",
         "bootstrap",
-        "The state of the sources, or what changed since a start point, up to the target.",
+        "The state of the sources, or what has changed since a start point, up to the target.",
         parameters=BOOTSTRAP_PARAMETERS,
         produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
         headers=_RANGE_HEADERS,
@@ -161,7 +161,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/{db}/changes",
         "changes",
-        "What changed between two positions or commit times, then a checkpoint at the second.",
+        "The changes between two positions or commit times, then a checkpoint at the second.",
         parameters=CHANGES_PARAMETERS,
         produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
         headers=_RANGE_HEADERS,
@@ -171,7 +171,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/{db}/snapshot",
         "snapshot",
-        "The state of the sources as of a position, all of one moment, then a checkpoint at it.",
+        "The state of all sources as of one position, then a checkpoint at it.",
         parameters=SNAPSHOT_PARAMETERS,
         produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
         headers=_RANGE_HEADERS,
@@ -185,6 +185,6 @@ def document() -> dict[str, Any]:
     """The bootstrap server's OpenAPI document."""
     return openapi.document(
         "Databus bootstrap server",
-        "The state of databases, and what changed since any position, by pull.",
+        "The state of databases, and what has changed since any position, by pull.",
         ENDPOINTS,
     )

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from databus.common.config import BootstrapConfig, Config
 
 ConfigPath = Annotated[
-    Path, typer.Option("--config", "-c", metavar="FILE", help="The TOML file; see the README.")
+    Path, typer.Option("--config", "-c", metavar="FILE", help="The configuration file, TOML.")
 ]
 
 
 def relay(config: ConfigPath) -> None:
-    """Run a relay: one fetcher process a database, and the HTTP workers.
+    """Run a relay: one fetcher process for each database, and the HTTP workers.
 
-    Ends cleanly on ctrl-C and SIGTERM, with exit code 0.
+    The command ends with exit code 0 on ctrl-C and SIGTERM.
 
     Example:
 
@@ -45,11 +45,11 @@ def relay(config: ConfigPath) -> None:
 
 
 def reload(config: ConfigPath) -> None:
-    """Let a running relay read its file again: databases come, change and go.
+    """Have a running relay read its configuration file again.
 
-    The other databases go on undisturbed, and their readers keep their connections. What is
-    wrong, or needs a restart, is refused, and the relay goes on as before. SIGHUP to
-    `databus relay` does the same.
+    Databases can be added, changed and removed. Other databases are not disturbed, and their
+    readers stay connected. The relay refuses a file that has an error or that needs a restart, and
+    continues with the old one. SIGHUP to `databus relay` does the same.
 
     Example:
 
@@ -73,16 +73,17 @@ def reload(config: ConfigPath) -> None:
 def bootstrap(
     config: ConfigPath,
     role: Annotated[
-        str, typer.Option(metavar="all|writer|server", help="Run only the log writer or server.")
+        str,
+        typer.Option(
+            metavar="all|writer|server", help="Run only the log writer or only the server."
+        ),
     ] = "all",
-    apply: Annotated[
-        bool, typer.Option(help="Also run the Spark applier every `apply_every`.")
-    ] = True,
+    apply: Annotated[bool, typer.Option(help="Run the Spark applier every `apply_every`.")] = True,
 ) -> None:
-    """Run a bootstrap server: log writer, HTTP server and, every so often, the applier.
+    """Run a bootstrap server: log writer, HTTP server and, every `apply_every`, the applier.
 
-    `--no-apply` where the applier runs elsewhere, `--role` to run writer and server as
-    processes of their own.  Ends cleanly on ctrl-C and SIGTERM, with exit code 0.
+    Give `--no-apply` if the applier runs elsewhere, and `--role` to run writer and server as
+    separate processes. The command ends with exit code 0 on ctrl-C and SIGTERM.
 
     Examples:
 
@@ -111,12 +112,13 @@ def bootstrap(
 
 def apply(
     config: ConfigPath,
-    once: Annotated[bool, typer.Option("--once", help="Merge what there is, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Merge once, then end.")] = False,
     every: Annotated[
-        str | None, typer.Option("--every", metavar="DURATION", help="Merge again and again.")
+        str | None,
+        typer.Option("--every", metavar="DURATION", help="Merge at this interval until SIGTERM."),
     ] = None,
 ) -> None:
-    """Merge the bootstrap's log into its snapshot with Spark.
+    """Merge the bootstrap server's log into its snapshot with Spark.
 
     Examples:
 
@@ -139,10 +141,10 @@ def apply(
 def check(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOML file.")],
 ) -> None:
-    """Examine the configuration and the databases in it; change nothing.
+    """Examine the configuration and its databases; change nothing.
 
-    Prints each finding with the statement that mends it, and the tables that the relay with this
-    data_dir does not follow.  Exit code 3 if a finding forbids capture.
+    The command prints each finding with the statement that corrects it, and the tables that the
+    relay with this data_dir does not follow. The exit code is 3 if a finding forbids capture.
 
     Example:
 
@@ -166,12 +168,14 @@ def tail(
         typer.Option(
             "--from",
             metavar="oldest|latest|bootstrap|SCN|TIME",
-            help="Where to begin; TIME is a commit time in ISO 8601, UTC if it names no zone.",
+            help="Where to start; TIME is a commit time in ISO 8601, in UTC if it has no zone.",
         ),
     ] = "oldest",
     until_idle: Annotated[
         str | None,
-        typer.Option("--until-idle", metavar="DURATION", help="End when nothing came for so long."),
+        typer.Option(
+            "--until-idle", metavar="DURATION", help="End after this time without an event."
+        ),
     ] = None,
     output: Annotated[str, typer.Option("--format", metavar="json|table")] = "json",
     partition: Annotated[
@@ -179,9 +183,10 @@ def tail(
     ] = None,
     ops: Annotated[str | None, typer.Option(metavar="c,u,d,r", help="Only these changes.")] = None,
 ) -> None:
-    """Print the changes of a database as they come.
+    """Print the changes of a database as they are committed.
 
-    With `--bootstrap` it goes there when the relay is too young. Ctrl-C ends it: exit code 130.
+    With `--bootstrap`, the command reads a bootstrap server if the relay no longer has the
+    position. Ctrl-C ends it with exit code 130.
 
     Examples:
 
@@ -211,30 +216,35 @@ def dump(
     url: Annotated[str, typer.Argument(metavar="RELAY_URL/DATABASE")],
     sources: Annotated[str, typer.Option(help="Globs over source names, comma separated.")] = "*",
     where: Annotated[
-        str | None, typer.Option(help="An SQL condition; only the rows that fulfil it.")
+        str | None, typer.Option(help="A predicate over the columns; only rows that match.")
     ] = None,
     keys: Annotated[
         str | None, typer.Option(metavar="JSON", help='Only these keys: [7, 9], [[1, "a"]].')
     ] = None,
-    chunk_rows: Annotated[int | None, typer.Option(help="Rows a chunk, fixed.")] = None,
+    chunk_rows: Annotated[
+        int | None, typer.Option(help="Rows of each chunk, a fixed number.")
+    ] = None,
     chunk_ms: Annotated[
-        int | None, typer.Option(help="Let chunks be as large as can be read in this time.")
+        int | None, typer.Option(help="Time that the read of a chunk should take.")
     ] = None,
     delay_ms: Annotated[int | None, typer.Option(help="Pause between two chunks.")] = None,
     share: Annotated[
         int | None,
-        typer.Option(help="Percentage of the time to read in while the stream brings changes."),
+        typer.Option(help="Percentage of the time in which to read while the stream has changes."),
     ] = None,
-    parallel: Annotated[int | None, typer.Option(help="Chunks that are read at once.")] = None,
+    parallel: Annotated[
+        int | None, typer.Option(help="Number of chunks that are read at once.")
+    ] = None,
     watermark_table: Annotated[
-        str | None, typer.Option(metavar="TABLE", help="Write watermarks there, as DBLog does.")
+        str | None,
+        typer.Option(metavar="TABLE", help="Write watermark rows into this table, as in DBLog."),
     ] = None,
-    wait: Annotated[bool, typer.Option(help="Show progress until it has ended.")] = True,
+    wait: Annotated[bool, typer.Option(help="Show progress until the dump has ended.")] = True,
     list_: Annotated[bool, typer.Option("--list", help="List the dumps instead.")] = False,
     watch: Annotated[str | None, typer.Option(metavar="ID", help="Show this dump.")] = None,
     pause: Annotated[str | None, typer.Option(metavar="ID", help="Pause this dump.")] = None,
-    resume: Annotated[str | None, typer.Option(metavar="ID", help="Go on with this dump.")] = None,
-    cancel: Annotated[str | None, typer.Option(metavar="ID", help="Give this dump up.")] = None,
+    resume: Annotated[str | None, typer.Option(metavar="ID", help="Resume this dump.")] = None,
+    cancel: Annotated[str | None, typer.Option(metavar="ID", help="Cancel this dump.")] = None,
 ) -> None:
     """Send the rows of tables through the stream, as events of op r, without locks.
 
@@ -277,7 +287,7 @@ def resync(
     url: Annotated[str, typer.Argument(metavar="RELAY_URL/DATABASE")],
     table: Annotated[str, typer.Argument(metavar="SCHEMA.TABLE")],
 ) -> None:
-    """Have a suspended table resynchronised now; with resync = "manual" this confirms it.
+    """Resynchronise a suspended table now; with resync = "manual" this confirms it.
 
     Example:
 
@@ -290,9 +300,11 @@ def resync(
 
 def status(
     urls: Annotated[list[str], typer.Argument(metavar="URL...", help="Relays and bootstraps.")],
-    json_: Annotated[bool, typer.Option("--json", help="As JSON, one object a server.")] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="As JSON, one object for each server.")
+    ] = False,
 ) -> None:
-    """Show what relays and bootstrap servers hold and how far behind they are.
+    """Show what relays and bootstrap servers hold, and how far behind they are.
 
     Example:
 

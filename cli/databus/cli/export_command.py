@@ -26,36 +26,35 @@ FORMATS = ("parquet", "delta", "iceberg")
 
 def export(
     config: Annotated[
-        Path, typer.Option("--config", "-c", metavar="FILE", help="The TOML file; see the README.")
+        Path, typer.Option("--config", "-c", metavar="FILE", help="The configuration file, TOML.")
     ],
     form: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS))] = "parquet",
-    source: Annotated[str, typer.Option(metavar="GLOB", help="Which sources.")] = "*",
+    source: Annotated[str, typer.Option(metavar="GLOB", help="Sources to export.")] = "*",
     to: Annotated[
-        str, typer.Option(metavar="DIR|s3://BUCKET/PREFIX", help="Where the tables are kept.")
+        str, typer.Option(metavar="DIR|s3://BUCKET/PREFIX", help="Where to write the tables.")
     ] = "export",
     since: Annotated[
         str,
         typer.Option(
             metavar="auto|0|SCN|TIME",
-            help="What changed since the last export, everything, or what changed since then.",
+            help="Export what has changed since the last export, everything, or since a position.",
         ),
     ] = "auto",
     bootstrap: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="The bootstrap server; by default that of the file."),
+        typer.Option(metavar="URL", help="The bootstrap server; by default the one of the file."),
     ] = None,
 ) -> None:
-    """Keep the tables as Parquet, Delta or Iceberg, for readers that have nothing of ours.
+    """Write tables as Parquet, Delta or Iceberg, for readers that know nothing of Databus.
 
-    The first export writes everything, each further one what has changed since; all tables stand
-    at one transaction of the source.  The tables are DIR/DATABASE/SOURCE, with Parquet their
-    folder `current`, with Iceberg those of the SQL catalog DIR/DATABASE/catalog.db.  On S3 the
-    URLs of a Parquet table's files are in its object `current/files.txt`; how S3 is reached is
-    in the file's [export.s3], else [bootstrap.s3], and an Iceberg catalog of your own in
-    [export.catalog].
+    The first export writes everything, each further one what has changed since. All tables end at
+    one transaction of the source. The tables are DIR/DATABASE/SOURCE: with Parquet their folder
+    `current`, with Iceberg tables of the SQL catalog DIR/DATABASE/catalog.db. On S3 the object
+    `current/files.txt` has the URLs of a Parquet table's files. [export.s3], else [bootstrap.s3],
+    configures S3, and [export.catalog] an Iceberg catalog of your own.
 
-    With --since SCN, SCN:SEQ or a commit time the changes after it are put in once more; a table
-    must have come that far.
+    With --since SCN, SCN:SEQ or a commit time, the changes after it are applied once more; a table
+    must have reached that position.
 
     Examples:
 

@@ -21,16 +21,19 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def runs(
     config: Annotated[
-        Path, typer.Option("--config", "-c", metavar="FILE", help="The TOML file; see the README.")
+        Path, typer.Option("--config", "-c", metavar="FILE", help="The configuration file, TOML.")
     ],
-    json_: Annotated[bool, typer.Option("--json", help="As JSON, one object a database.")] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="As JSON, one object for each database.")
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Read every frame of every run; fail if one is wrong.")
     ] = False,
 ) -> None:
     """Show the runs of a bootstrap store, on disk or on S3, and what the last applies did.
 
-    Reads the store; no server needs to be up.  `tier` is how many runs a merge took.
+    The command reads the store; no server needs to run. `tier` is the number of runs that a merge
+    combined.
 
     Examples:
 

@@ -24,7 +24,7 @@ SHOWN_KEYS = 5
 
 def verify(
     config: Annotated[
-        Path, typer.Option("--config", "-c", metavar="FILE", help="The TOML file; see the README.")
+        Path, typer.Option("--config", "-c", metavar="FILE", help="The configuration file, TOML.")
     ],
     source: Annotated[
         str, typer.Option("--source", metavar="GLOB", help="Only tables that match.")
@@ -34,14 +34,18 @@ def verify(
     ] = "",
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Dump the rows that differ; delete those that are gone."),
+        typer.Option(
+            "--repair",
+            help="Dump the rows that differ, and delete those that the source has deleted.",
+        ),
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="One JSON object a table.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="One JSON object for each table.")] = False,
 ) -> None:
-    """Compare the source with the bootstrap server's copy while both live.
+    """Compare the source with the bootstrap server's copy while both are in use.
 
-    Relay and bootstrap server have to run; the source is read in chunks, as a dump reads it, and
-    not locked.  Names the key ranges that differ.  Exit code 0: equal, or repaired; 4: different.
+    Relay and bootstrap server must run. The source is read in chunks, as for a dump, and is not
+    locked. The command names the key ranges that differ. The exit code is 0 if the tables are equal
+    or repaired, and 4 if they differ.
 
     Examples:
 

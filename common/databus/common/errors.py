@@ -87,11 +87,11 @@ class MethodNotAllowed(DatabusError):
 
 
 class NotAcceptable(DatabusError):
-    """The answer exists in none of the forms that the request accepts."""
+    """The server has none of the forms that the request accepts."""
 
     code = "not_acceptable"
     status = 406
-    hint = "Leave Accept out, or choose with format=frames, ndjson or sse."
+    hint = "Leave Accept out, or set format=frames, ndjson or sse."
 
 
 class RequestTimeout(DatabusError):
@@ -111,7 +111,7 @@ class UnsupportedMediaType(DatabusError):
 
 
 class ForeignHost(DatabusError):
-    """A request that changes something names another host than this server."""
+    """A request that changes something has a Host that this server does not know."""
 
     code = "foreign_host"
     status = 403
@@ -119,7 +119,7 @@ class ForeignHost(DatabusError):
 
 
 class ForeignOrigin(DatabusError):
-    """A page of another site asks to change something."""
+    """A page of another site requests a change."""
 
     code = "foreign_origin"
     status = 403
@@ -132,13 +132,13 @@ class ClockMismatch(DatabusError):
     code = "clock_mismatch"
     status = 409
     hint = (
-        "The database behind this name is another one than the checkpoint was made with. "
-        "Restore the right one, or delete the checkpoint and start from the bootstrap."
+        "The checkpoint was made with another database than the one behind this name. "
+        "Restore the right database, or delete the checkpoint and start from the bootstrap."
     )
 
 
 class ScnTooOld(DatabusError):
-    """The position lies before the oldest one that is kept."""
+    """The position is before the oldest one that the server has."""
 
     code = "scn_too_old"
     status = 410
@@ -153,7 +153,7 @@ class ReaderOvertaken(ScnTooOld):
 
 
 class LogTooYoung(DatabusError):
-    """The bootstrap log begins after the position that was asked for."""
+    """The log of the bootstrap server starts after the requested position."""
 
     code = "log_too_young"
     status = 410
@@ -161,7 +161,7 @@ class LogTooYoung(DatabusError):
 
 
 class NotSeeded(DatabusError):
-    """The bootstrap server does not hold the whole table yet."""
+    """The bootstrap server does not have the whole table yet."""
 
     code = "not_seeded"
     status = 503
@@ -175,7 +175,7 @@ class SourceUnavailable(DatabusError):
     code = "source_unavailable"
     status = 503
     retry = True
-    hint = "It is tried again with back-off; check that the database runs and accepts us."
+    hint = "The relay retries with back-off. Check the database, and the rights of the user."
 
 
 class SourcePositionLost(DatabusError):
@@ -184,7 +184,7 @@ class SourcePositionLost(DatabusError):
     code = "source_position_lost"
     status = 503
     hint = (
-        "Changes are missing. Move the ring's folder away to begin again at the present, "
+        "Changes are missing. Move the folder of the ring away to start at the present, "
         "then dump the tables: databus dump."
     )
 
@@ -197,7 +197,7 @@ class UnsupportedChange(DatabusError):
 
 
 class PreflightFailed(DatabusError):
-    """The source is not set up for capture.  ``details['findings']`` lists what to mend."""
+    """The source is not set up for capture.  ``details['findings']`` lists what to change."""
 
     code = "preflight_failed"
     hint = "Run the statements that the findings give, then start again."
@@ -214,50 +214,50 @@ class ConfigError(DatabusError):
     """The configuration cannot be used."""
 
     code = "config_error"
-    hint = "Correct the key that the message names; the README has a full example."
+    hint = "Correct the key that the message names; the manual lists every key."
 
 
 class FormatError(DatabusError):
     """Bytes are not what the format says.  Nothing of them has been used."""
 
     code = "format_error"
-    hint = "The bytes are damaged or of another version; read them again from their origin."
+    hint = "The bytes are damaged or of another version. Read them again from their origin."
 
 
 class UnknownSchema(DatabusError):
-    """A frame names a schema that nobody has registered."""
+    """A frame names a schema that is not registered."""
 
     code = "unknown_schema"
     status = 404
     retry = True
-    hint = "GET /v1/{database}/register has all the versions; ask for it again."
+    hint = "Request GET /v1/{database}/register again; it has all versions."
 
 
 class StoreError(DatabusError):
-    """A file of ours cannot be read or written."""
+    """A file of Databus cannot be read or written."""
 
     code = "store_error"
     hint = "Check the disk's free space and the folder's owner."
 
 
 class SyncFailed(StoreError):
-    """The disk failed to write what a file of ours holds; what it has of it is unknown."""
+    """The disk failed to write a file; its content on disk is unknown."""
 
     code = "sync_failed"
     hint = (
-        "Check the disk (dmesg, SMART, the volume's events). The process starts again and reads "
-        "from the source what was not on disk; nothing of it was acknowledged."
+        "Check the disk (dmesg, SMART, the events of the volume). The process restarts, and reads "
+        "again from the source what was not on disk; nothing of it was acknowledged."
     )
 
 
 class BucketError(StoreError):
-    """S3 refuses to read or to write an object, or does not answer."""
+    """S3 refuses to read or write an object, or does not answer."""
 
     code = "bucket_error"
     retry = True
     hint = (
-        "The message has what S3 answered: check the bucket, what its policy lets the credentials "
-        "do, and the network; [bootstrap.s3] or [export.s3] says how S3 is reached."
+        "The message has the answer of S3. Check the bucket, the rights of the credentials, the "
+        "network, and [bootstrap.s3] or [export.s3]."
     )
 
 
@@ -290,32 +290,32 @@ class ServerUnavailable(DatabusError):
     code = "server_unavailable"
     status = 503
     retry = True
-    hint = "It is tried again with back-off, on each server in turn."
+    hint = "The client retries with back-off, on each server in turn."
 
 
 class ConsumerFailed(DatabusError):
     """A callback failed until its retries were used up."""
 
     code = "consumer_failed"
-    hint = "The cause is chained; mend the consumer and start it again from its checkpoint."
+    hint = "Fix the consumer (the cause is chained), and start it again from its checkpoint."
 
 
 class DumpFailed(DatabusError):
     """A dump stopped before its end; it can be resumed."""
 
     code = "dump_failed"
-    hint = "Mend the cause that the message gives and resume: PATCH state=running."
+    hint = "Remove the cause that the message names, then resume: databus dump --resume ID."
 
 
 class WindowMissing(DatabusError):
-    """A window of the stream has not come: the end of a later one names its end."""
+    """A window of the stream is missing: the end of a later one names its end."""
 
     code = "window_missing"
     status = 500
     retry = True
     hint = (
-        "The reader asks again from its last good position, at another server where there is one. "
-        "If it comes again, check the relay's ring: databus inspect ring FOLDER."
+        "The reader asks again from its last good position, at another server if there is one. "
+        "If the error repeats, check the ring of the relay: databus inspect ring FOLDER."
     )
 
 

@@ -57,8 +57,14 @@ class Endpoint:
 def operations(server: str, ready_when: str) -> tuple[Endpoint, ...]:
     """What an operator asks any server for: its state, its health, its metrics."""
     return (
-        Endpoint("GET", "/v1/status", "status", f"Everything about the {server}'s state."),
-        Endpoint("GET", "/status", "status_page", "A page that shows it.", produces=("text/html",)),
+        Endpoint("GET", "/v1/status", "status", f"The whole state of the {server}."),
+        Endpoint(
+            "GET",
+            "/status",
+            "status_page",
+            "The same as a page for browsers.",
+            produces=("text/html",),
+        ),
         Endpoint("GET", "/v1/openapi.json", "openapi", "This document."),
         Endpoint("GET", "/healthz", "healthz", "Whether the process answers."),
         Endpoint("GET", "/readyz", "readyz", ready_when, errors=(ServerUnavailable,)),

@@ -54,41 +54,41 @@ SCN = Parameter(
 )
 START = Parameter(
     "start",
-    "Start with the oldest event that is kept, or with the next one to come.",
+    "Start with the oldest event of the ring, or with the next new one.",
     {"type": "string", "enum": ["oldest", "latest"], "default": "oldest"},
 )
 START_TIME = Parameter(
     "start_time",
-    "Start with the first window committed at this time or later: ISO 8601, UTC if it names no "
+    "Start with the first window committed at this time or later: ISO 8601, in UTC if it has no "
     "zone, or microseconds since 1970.",
     {"type": "string"},
     "2026-03-01T12:00:00Z",
 )
 PARTITION = Parameter(
     "partition",
-    "Keys by hash, mod:COUNT:A,B or mod:COUNT:A-B, or by number, range:SIZE:A-B.",
+    "Only these keys: by hash, mod:COUNT:A,B or mod:COUNT:A-B, or by number, range:SIZE:A-B.",
     {"type": "string"},
     "mod:16:3,7",
 )
-OPS = Parameter("ops", "Letters of the changes wanted: c, u, d, r.", {"type": "string"}, "c,u,d")
+OPS = Parameter("ops", "Only these operations: c, u, d, r.", {"type": "string"}, "c,u,d")
 MAX_BYTES = Parameter(
     "max_bytes",
-    "End the answer before its frames are longer than this; one is always sent.",
+    "Largest size of the frames of the answer; the first frame is always sent.",
     {"type": "integer", "minimum": 1},
 )
 WAIT_MS = Parameter(
     "wait_ms",
-    "When there is nothing yet, wait this long for the next event.",
+    "If there is no event yet, wait this long for the next one.",
     {"type": "integer", "minimum": 0, "default": 0},
 )
 FOLLOW = Parameter(
     "follow",
-    "Keep the answer open and send events as they come.",
+    "Keep the answer open, and send events as they are committed.",
     {"type": "boolean", "default": False},
 )
 FORMAT = Parameter(
     "format",
-    "The form of the answer, before what Accept says.",
+    "Form of the answer; it has priority over Accept.",
     {"type": "string", "enum": ["frames", "ndjson", "sse"]},
 )
 CLIENT_HEADER = "Databus-Client"

@@ -18,7 +18,7 @@ from databus.relay.tallies import read_tallies
 _COUNTED = {
     "requests": "Stream requests.",
     "errors": "Stream requests refused, and streams ended by an error.",
-    "too_old": "Requests for positions that are no longer kept.",
+    "too_old": "Requests for positions that the ring no longer has.",
     "ahead": "Requests for positions that the stream had not reached.",
     "overtaken": "Readers overtaken by the writer in the middle of an answer.",
     "bytes": "Bytes of stream bodies sent, before any content coding.",
@@ -26,8 +26,8 @@ _COUNTED = {
 }
 _COUNTED_BY_CLIENT = {
     "requests": "Stream requests of a client.",
-    "too_old": "Requests of a client for positions that are no longer kept.",
-    "overtaken": "Answers to a client that the writer overtook.",
+    "too_old": "Requests of a client for positions that the ring no longer has.",
+    "overtaken": "Answers to a client in which the writer overtook it.",
     "bytes": "Bytes of stream bodies sent to a client, before any content coding.",
     "events": "Events sent to a client.",
 }
@@ -90,7 +90,7 @@ class RelayCollector(Collector):
         lag = _client_gauge(
             "lag_seconds", "Commit time of the newest frame, less that of the last one sent."
         )
-        scn = _client_gauge("scn", "Position that was sent to a client last.")
+        scn = _client_gauge("scn", "SCN that was sent to a client last.")
         for labels, client, newest_us in found:
             readers.add_metric(labels, client.counts["readers"])
             lag_us = client.lag_us(newest_us)
@@ -104,7 +104,7 @@ class RelayCollector(Collector):
             "databus_relay_ring_scn", "Range of the ring.", labels=["database", "edge"]
         )
         size = _gauge("ring_capacity_bytes", "Size of the ring.")
-        used = _gauge("ring_used_bytes", "Bytes of retained frames.")
+        used = _gauge("ring_used_bytes", "Bytes of the frames in the ring.")
         commit = _gauge("last_commit_timestamp_seconds", "Commit time of the newest frame.")
         frames = _counter("ring_frames", "Frames ever written.")
         windows = _counter("ring_windows", "Windows ever written.")
@@ -130,8 +130,13 @@ class RelayCollector(Collector):
             labels=["database", "state"],
         )
         lag = _gauge("fetcher_lag_seconds", "How far the ring is behind the source.")
-        retained = _gauge("source_retained_bytes", "Log that the source keeps for this relay.")
-        safe = _gauge("source_safe_bytes", "Log that it may still keep before it gives up ours.")
+        retained = _gauge(
+            "source_retained_bytes", "Bytes of log that the source retains for this relay."
+        )
+        safe = _gauge(
+            "source_safe_bytes",
+            "Bytes of log that the source may still retain before the position is lost.",
+        )
         warnings = _gauge("source_warnings", "Warnings about the source; /v1/status has them.")
         for database in self.databases:
             fetcher = database.fetcher_state()
@@ -165,18 +170,21 @@ class RelayCollector(Collector):
 
     def _dumps(self) -> Iterator[Metric]:
         states = GaugeMetricFamily(
-            "databus_relay_dumps", "Dumps of this state.", labels=["database", "state"]
+            "databus_relay_dumps", "Number of dumps in this state.", labels=["database", "state"]
         )
         counted = {
             "sent_rows": _counter("dump_sent_rows", "Rows of dumps sent into the stream."),
-            "dropped_rows": _counter("dump_dropped_rows", "Rows that the stream had overtaken."),
+            "dropped_rows": _counter(
+                "dump_dropped_rows",
+                "Rows of dumps that were dropped because the stream had a newer change.",
+            ),
             "chunks": _counter("dump_chunks", "Chunks of dumps that are on disk."),
         }
         running = {
-            "rows_read": _gauge("dump_rows", "Rows of the running dump so far."),
+            "rows_read": _gauge("dump_rows", "Rows that the running dump has read."),
             "estimated_rows": _gauge("dump_estimated_rows", "Rows that the running dump expects."),
-            "rows_per_s": _gauge("dump_rows_per_second", "Pace of the running dump."),
-            "eta_s": _gauge("dump_eta_seconds", "Time that the running dump still needs."),
+            "rows_per_s": _gauge("dump_rows_per_second", "Rows per second of the running dump."),
+            "eta_s": _gauge("dump_eta_seconds", "Expected remaining seconds of the running dump."),
         }
         for database in self.databases:
             dumps = database.fetcher_state().document.get("dumps") or {}

@@ -42,25 +42,25 @@ WHERE = Parameter(
 )
 COLUMNS = Parameter(
     "columns",
-    "Names of the columns wanted, comma separated; the key's always come. Frames then have rows "
-    "of smaller schemas, which register gives for the same columns.",
+    "Only these columns, comma separated, and always those of the key. Frames then have rows of "
+    "smaller schemas, which register lists for the same columns.",
     {"type": "string"},
     "state,total",
 )
 BATCH_MS = Parameter(
     "batch_ms",
-    "While following or waiting, gather events for this long before they are sent.",
+    "With follow or wait_ms: collect events for this time before they are sent.",
     {"type": "integer", "minimum": 0, "default": 0},
 )
 BATCH_BYTES = Parameter(
     "batch_bytes",
-    "With batch_ms: so many bytes of the stream, before any filter, are sent at once.",
+    "With batch_ms: send at the latest when this many bytes of the stream, unfiltered, wait.",
     {"type": "integer", "minimum": 1, "default": batching.BATCH_BYTES},
 )
 CLIENT = Parameter(
     "client",
-    f"Who asks, for the counts in metrics and status alone; the header {CLIENT_HEADER} says the "
-    "same.",
+    f"Name of the client in metrics and status, without other effect; the header {CLIENT_HEADER} "
+    "does the same.",
     {"type": "string", "maxLength": 64},
     "search-index",
 )

@@ -9,4 +9,4 @@ class TableUncertain(UnsupportedChange):
     """What a change of one table means cannot be known; those of other tables can."""
 
     code = "table_uncertain"
-    hint = "The table has stopped alone; see docs/failover.md for how it is synchronised again."
+    hint = "Only this table is suspended; see docs/operations/resynchronisation.md for the cure."
