@@ -6,8 +6,10 @@ import random
 from pathlib import Path
 
 from tests.storm import script
+from tests.storm.kinds import kind_of
 from tests.storm.replica import Held, Table, alike, differences
 from tests.storm.script import Step
+from tests.storm.servers import number
 from tests.storm.shrinking import shrunk
 from tests.storm.spelling import Dialect, Modes, respell
 
@@ -58,3 +60,17 @@ def test_a_difference_is_found_in_rows_keys_and_values() -> None:
     assert "a = None, not 'x'" in differences(["id", "a"], ["id"], rows, table)[0]
     assert alike(1, True) and alike('{"a": 1}', '{"a":1}')
     assert not alike("1", 1) and not alike(None, 0)
+
+
+def test_a_statement_counts_as_its_kind_however_it_is_spelt() -> None:
+    assert kind_of("/*!40000 Truncate/**/TABLE `x` */") == "TRUNCATE"
+    assert kind_of("-- it's `so`\nalter table t1 /* ADD */ drop column b") == "ALTER TABLE DROP"
+    assert kind_of("CREATE OR REPLACE TABLE `order` SELECT 1") == "CREATE TABLE SELECT"
+    assert kind_of("XA PREPARE 'x1'") == "XA PREPARE"
+    assert kind_of("SET binlog_format = ROW") == "SET BINLOG_FORMAT"
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    assert number("10.11.19-MariaDB-log") == (10, 11, 19)
+    assert number("8.0.15") < (8, 0, 20) < number("9.7.4-2")
+    assert number("18.0 (Debian)") >= (18,)

@@ -12,6 +12,7 @@ import pytest
 from databus.common.config import DatabaseConfig
 from databus.common.frame import Op, source_id
 from databus.common.table_state import decode_table_state
+from databus.relay.dumps import new_dump
 from databus.relay.registry import RegistryReader
 from databus.relay.sources.sqlite import SqliteSource
 from tests.support.capture import capturing, database_config, streaming
@@ -355,3 +356,25 @@ async def test_what_a_definition_did_is_not_forgotten_by_a_relay_that_dies_at_on
             assert "ADD COLUMN d" in again.suspended()["main.t"].why
         await stream.aclose()
         await again.close()
+
+
+async def test_a_table_that_is_dropped_while_it_is_dumped_ends_its_part_of_the_dump_alone(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as shop:
+        for table in ("dropped", "kept"):
+            shop.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY)")
+            shop.executemany(f"INSERT INTO {table} VALUES (?)", [(n,) for n in range(50)])
+        async with capturing(configured(path), tmp_path) as fetcher:
+            await streaming(fetcher)
+            dump = new_dump({"sources": ["main.*"], "chunk_rows": 10, "delay_ms": 60_000})
+            await fetcher.start_dump(dump)
+            await eventually(lambda: len(rows(tmp_path, "dropped")) == 10, WAIT_S)
+            shop.execute("DROP TABLE dropped")
+            dump.delay_ms = 0
+            fetcher.dumps.poke()
+            await eventually(lambda: dump.state == "failed", WAIT_S)
+            assert dump.error is not None and dump.error["code"] == "unknown_source"
+            assert dump.error["failed_at"]["source"] == "main.dropped"
+            assert len(rows(tmp_path, "kept")) == 50

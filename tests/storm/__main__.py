@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.storm import script
+from tests.storm import script, servers
 from tests.storm.storm import Storm, replayed
 
 
@@ -19,6 +19,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--db", default="mariadb", choices=["mariadb", "mysql", "postgres", "sqlite"]
     )
+    parser.add_argument("--server", help="another version: a name of scripts/servers.sh")
     parser.add_argument("--seed", type=int, default=0, help="of the first case; 0: a fresh one")
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--statements", type=int, default=150, help="in one case")
@@ -34,6 +35,8 @@ def main(arguments: list[str]) -> int:
     sys.setswitchinterval(0.0005)
     with tempfile.TemporaryDirectory(prefix="storm-") as folder:
         Path(folder).chmod(0o755)
+        if options.server:
+            options.db = servers.use(options.server, Path(folder))
         if options.replay:
             return replayed(options.db, Path(folder), script.read(options.replay))
         seed = options.seed or secrets.randbelow(10**9) + 1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tests.storm import script
 from tests.storm.bootstrapped import Bootstrapped
+from tests.storm.kinds import kind_of
 from tests.storm.known import KnownFaults
 from tests.storm.live import MANY_TRIES, Latecomer, LiveFetcher, Loop, Stalled
 from tests.storm.replica import Replica, Row, differences
@@ -34,6 +35,7 @@ class Tally:
     """What was done; the report adds them up."""
 
     successes: Counter[str] = dataclasses.field(default_factory=Counter)
+    kinds: Counter[str] = dataclasses.field(default_factory=Counter)
     failures: Counter[str] = dataclasses.field(default_factory=Counter)
     refusals: Counter[str] = dataclasses.field(default_factory=Counter)
     suspensions: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -159,6 +161,7 @@ class Case:
             self.tally.refusals[f"{step.production}: {error.args}"[:160]] += 1
             return False
         self.tally.successes[step.production] += 1
+        self.tally.kinds[kind_of(step.sql)] += 1
         return True
 
     def _act(self, action: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from tests.storm import script
 from tests.storm.case import SESSIONS
 from tests.storm.script import Step
+from tests.storm.servers import number
 from tests.storm.site import Column, Site, TableFacts
 from tests.storm.spelling import Dialect, Modes, respell
 
@@ -26,22 +27,26 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Production:
-    """A rule of a grammar: its name, how likely it is, and what products have it."""
+    """A rule of a grammar: its name, how likely it is, and what servers have it."""
 
     name: str
     weight: float
     only: str
+    since: tuple[int, ...]
 
 
-def production(weight: float = 1.0, *, only: str = "") -> Callable[[_F], _F]:
+def production(
+    weight: float = 1.0, *, only: str = "", since: tuple[int, ...] = ()
+) -> Callable[[_F], _F]:
     """Marks a method that gives the statements of one rule, or none where it does not apply.
 
-    ``only`` names the products that have it; "" stands for all of the grammar.
+    ``only`` names the products that have it; "" stands for all of the grammar.  ``since`` is the
+    first version.
     """
 
     def mark(method: _F) -> _F:
         name = method.__name__.removeprefix("p_").replace("_", " ")
-        method.production = Production(name, weight, only)  # type: ignore[attr-defined]  # a mark
+        method.production = Production(name, weight, only, since)  # type: ignore[attr-defined]  # a mark
         return method
 
     return mark
@@ -69,7 +74,8 @@ class Grammar(ABC):
             if name.startswith("p_"):
                 method = getattr(self, name)
                 rule: Production = method.production
-                if not rule.only or site.product in rule.only.split():
+                is_of = not rule.only or site.product in rule.only.split()
+                if is_of and self.has(*rule.since):
                     self.productions.append((rule, method))
         self._weights = [rule.weight for rule, _ in self.productions]
 
@@ -119,6 +125,10 @@ class Grammar(ABC):
         if captured and self.chance(0.9):
             found = captured
         return self.rng.choice(found) if found else None
+
+    def has(self, *since: int) -> bool:
+        """Whether the server is of this version or a later one."""
+        return number(self.site.version) >= since
 
     def chance(self, of: float) -> bool:
         return self.rng.random() < of

@@ -192,10 +192,17 @@ class LiveFetcher:
                 raise Stalled(
                     error.code if error is not None else "",
                     f"not within {waited_s:.1f} s: {what}; the relay is {status.state} after "
-                    f"{tries} attempts: {error.message if error else 'no error'}",
+                    f"{tries} attempts: {error.message if error else 'no error'}; "
+                    f"{self._left()}",
                     is_slow=error is None,
                 )
             time.sleep(0.0005)
+
+    def _left(self) -> str:
+        """What is still to be done, for people."""
+        dumps = [f"{one.state} {one.sources}" for one in self.fetcher.book if one.state in ACTIVE]
+        tables = [f"{one.source}, {one.tries} tries: {one.reason}" for one in self.unfollowed()]
+        return f"dumps: {dumps or 'none'}; tables: {tables or 'none'}"
 
     def unfollowed(self) -> list[TableRecord]:
         """The records of the tables that are suspended or resynchronising."""

@@ -18,6 +18,8 @@ from tests.support.mysql_server import MySQLServer
 CAPTURED = ("storm", "storm_b")
 OUTSIDE = "storm_out"
 MARK = "storm_mark"
+RELAY = "'storm_relay'@'%'"
+"""The account of the relays, which has no more rights than docs/managed-servers.md gives."""
 _SYSTEM = {"mysql", "information_schema", "performance_schema", "sys"}
 LOADED = "1\tone\n2\ttwo, `t1`\n3\tTRUNCATE TABLE t1\n"
 
@@ -103,19 +105,30 @@ class MySqlSite(Site):
                 ask(f"DROP DATABASE `{name}`")
         for user, host in ask("SELECT user, host FROM mysql.user WHERE user LIKE 'app%'"):
             ask(f"DROP USER '{user}'@'{host}'")
-        for variable in ("binlog_format = ROW", "binlog_row_image = FULL"):
+        for variable in (
+            "binlog_format = ROW", "binlog_row_image = FULL", "binlog_checksum = CRC32"
+        ):  # fmt: skip
             ask(f"SET GLOBAL {variable}")
         for name in (*CAPTURED, OUTSIDE):
             ask(f"CREATE DATABASE `{name}` CHARACTER SET utf8mb4")
         ask(f"CREATE DATABASE IF NOT EXISTS {MARK}")
+        self._make_relay()
         ask(f"CREATE TABLE IF NOT EXISTS {self.mark} (id INT PRIMARY KEY, n BIGINT)")
         ask(f"DELETE FROM {self.mark}")
+
+    def _make_relay(self) -> None:
+        monitor = "BINLOG MONITOR" if self.product == "mariadb" else "REPLICATION CLIENT"
+        self._ask(f"DROP USER IF EXISTS {RELAY}")
+        self._ask(f"CREATE USER {RELAY} IDENTIFIED BY '{PASSWORD}'")
+        self._ask(f"GRANT REPLICATION SLAVE, {monitor} ON *.* TO {RELAY}")
+        for name in (*CAPTURED, MARK):
+            self._ask(f"GRANT SELECT ON `{name}`.* TO {RELAY}")
 
     def config(self, name: str) -> DatabaseConfig:
         return DatabaseConfig.model_validate(
             {
                 "name": "shop",
-                "url": self._server.url("storm"),
+                "url": self._server.url("storm").replace(f"//{USER}:", "//storm_relay:"),
                 "sources": [f"{name}.*" for name in (*CAPTURED, MARK)],
                 "ring_bytes": "8MiB",
                 "sync_every": 0.1,

@@ -114,7 +114,7 @@ class Replica:
         fits = key in table.rows or self.state(schema.source) is not None
         # A table may have rows of before it was met.
         if view.op in (Op.DELETE, Op.UPDATE) and not fits and view.scn > table.since_scn:
-            what = f"{view.op.name} of {key}, which is not there"
+            what = f"{Op(view.op).name} of {key}, which is not there"
             self.faults.setdefault(schema.source, []).append(what)
         if view.op == Op.DELETE:
             table.rows.pop(key, None)

@@ -105,6 +105,11 @@ class SqliteSite(Site):
         found = self._ask(f"SELECT {asked} FROM {quoted(table.name)}")
         return [dict(zip(names, row, strict=True)) for row in found]
 
+    def triggers(self, table: str) -> list[str]:
+        """The names of all triggers of a table."""
+        found = self._ask("SELECT name, tbl_name FROM sqlite_master WHERE type = 'trigger'")
+        return [name for name, of in found if of == table]
+
     def is_captured(self, schema: str) -> bool:
         return True
 

@@ -204,6 +204,7 @@ class Storm:
             *(f"too slow: {what}" for what in tally.slow),
             "refused most: "
             + "; ".join(f"{n} x {why}" for why, n in tally.refusals.most_common(6)),
+            f"{len(tally.kinds)} kinds of statements: {told_counts(tally.kinds)}",
             "coverage (statements that succeeded, refused, by production):",
         ]
         for name in sorted({*self.grammar_rules, *tally.successes, *tally.failures}):

@@ -120,15 +120,15 @@ class DumpRunner:
             dump.tables = await self._plan(dump, source)
             await self._host.save_dumps()
         self.progress.begin(dump)
-        unread: list[UnsupportedChange] = []
+        unread: list[DatabusError] = []
         for table in dump.tables:
             if not table.done:
                 try:
                     await TableDump(
                         dump, table, self._host, self.book, self._changed, self._emitted
                     ).run()
-                except UnsupportedChange as error:
-                    # One table's value is no reason to leave out the tables behind it.
+                except (UnsupportedChange, UnknownSource) as error:
+                    # One table's value, or its end, is no reason to leave out those behind it.
                     _log.error("dump %s: %s", dump.id, error.message)
                     unread.append(error)
             if self._emitted:
@@ -174,7 +174,7 @@ class DumpRunner:
                 if dump.where is None:
                     await self._host.tables.before_dump(dump, source, schemas[name])
                 upto, size = await source.largest_key(name), await source.table_size(name)
-            except UnsupportedChange:
+            except (UnsupportedChange, UnknownSource):
                 if len(wanted) == 1:
                     raise
                 tables.append(TableProgress(name))  # It fails by itself, when its turn comes.

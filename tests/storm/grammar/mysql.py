@@ -16,6 +16,7 @@ TYPES = (
     "INT", "BIGINT", "VARCHAR(40)", "DECIMAL(10,2)", "TEXT", "DATETIME", "SMALLINT UNSIGNED",
     "CHAR(8)", "VARBINARY(20)", "DATE", "ENUM('a','b','it''s')", "DOUBLE", "BLOB",
     "VARCHAR(20) CHARACTER SET latin1", "TINYINT(1)", "SET('x','y')",
+    "JSON", "TIMESTAMP NULL", "YEAR", "MEDIUMINT", "FLOAT", "LONGTEXT CHARACTER SET utf8mb4",
 )  # fmt: skip
 TEXTS = (
     "'plain'", "''", "'it''s'", "'TRUNCATE TABLE `t1`'", "'/* x */ -- y'", "'a;b'",
@@ -51,11 +52,15 @@ class MySqlWords(Grammar):
             return str(rng.randint(1, 30))
         if kind in ("tinyint", "bit"):
             return str(rng.randint(0, 1))
-        if kind in ("decimal", "double", "float"):
+        if kind == "float":
+            return f"{rng.randint(-99, 99)}.{rng.choice((0, 25, 5, 75))}"
+        if kind in ("decimal", "double"):
             return f"{rng.randint(-99, 99)}.{rng.randint(0, 99):02}"
         if kind in ("datetime", "date", "timestamp"):
             day = f"20{rng.randint(10, 29)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
             return self.pick("NOW()", f"'{day}'") if kind != "date" else f"'{day}'"
+        if kind == "year":
+            return str(rng.randint(1990, 2030))
         if kind == "enum":
             return self.pick("'a'", "'b'", "1")
         if kind == "set":

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.storm.generator import production
-from tests.storm.grammar.mysql import TYPES, MySqlRows
+from tests.storm.grammar.mysql import TYPES
+from tests.storm.grammar.mysql_admin import MySqlAdministration
 from tests.storm.mysql_site import CAPTURED, OUTSIDE, quoted
 from tests.storm.site import TableFacts
 
 
-class MySqlGrammar(MySqlRows):
+class MySqlGrammar(MySqlAdministration):
     """All productions."""
 
     def first(self) -> list[str]:

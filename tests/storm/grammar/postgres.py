@@ -140,7 +140,7 @@ class PostgresRows(PostgresWords):
         if table and other and table.source != other.source:
             yield f"WITH `x` AS (DELETE FROM {self.full(table)} RETURNING 1) {self.any_dml(other)}"
 
-    @production(1)
+    @production(1, since=(15,))
     def p_merge(self) -> Iterator[str]:
         table, other = self.some_table(with_key=True), self.some_table(with_key=True)
         if table and other:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.storm.generator import production
-from tests.storm.grammar.postgres import TYPES, PostgresRows, ticked
+from tests.storm.grammar.postgres import TYPES, ticked
+from tests.storm.grammar.postgres_admin import PostgresAdministration
 from tests.storm.postgres_site import CAPTURED, OUTSIDE
 from tests.storm.site import TableFacts
 
 
-class PostgresGrammar(PostgresRows):
+class PostgresGrammar(PostgresAdministration):
     """All productions."""
 
     def first(self) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tests.storm.generator import Grammar, production
 from tests.storm.site import Column, TableFacts
 from tests.storm.spelling import Dialect, Modes
+from tests.storm.sqlite_site import SqliteSite
 
 NAMES = ("t1", "t2", "t3", "t4", "T6", "order", "a-b", "with space", "Über", "back`tick")
 TYPES = ("INT", "TEXT", "REAL", "BLOB", "VARCHAR(20)", "INTEGER")
@@ -20,6 +21,8 @@ def ticked(name: str) -> str:
 class SqliteGrammar(Grammar):
     """All productions."""
 
+    site: SqliteSite
+
     dialect = Dialect('"', hash_comments=False, executable=())
     plain_modes = Modes(no_backslash=True)
     stays = 0.97  # A transaction locks the whole file.
@@ -31,8 +34,17 @@ class SqliteGrammar(Grammar):
 
     def created(self, name: str) -> str:
         columns = [f"`{c}` {self.rng.choice(TYPES)}" for c in "abcd"[: self.rng.randint(1, 4)]]
-        end = self.pick("", "", "", " WITHOUT ROWID")
-        return f"CREATE TABLE {name} (`id` INTEGER PRIMARY KEY, {', '.join(columns)}){end}"
+        if self.chance(0.15):
+            columns.append("`g` INT AS (`id` + 1) " + self.pick("STORED", "VIRTUAL"))
+        end = self.pick("", "", "", " WITHOUT ROWID", " STRICT")
+        if end == " STRICT":
+            columns = ["`a` TEXT", "`b` INTEGER", "`c` REAL", "`d` BLOB"]
+        kind = self.pick("INTEGER PRIMARY KEY", "INTEGER PRIMARY KEY", "INTEGER NOT NULL")
+        if end == "" and self.chance(0.2):
+            kind = "INTEGER PRIMARY KEY AUTOINCREMENT"
+        if kind == "INTEGER NOT NULL":
+            columns.append("PRIMARY KEY (`id`)")
+        return f"CREATE TABLE {name} (`id` {kind}, {', '.join(columns)}){end}"
 
     def value(self, column: Column) -> str:
         if column.nullable and self.chance(0.12):
@@ -231,9 +243,75 @@ class SqliteGrammar(Grammar):
         )
 
     @production(1)
+    def p_update_from(self) -> Iterator[str]:
+        table, other = self.some_table(), self.some_table()
+        if table and other and table.source != other.source:
+            name, there = ticked(table.name), ticked(other.name)
+            key, other_key = ticked(table.columns[0].name), ticked(other.columns[0].name)
+            yield self.pick(
+                f"UPDATE {name} SET {self.assignments(table)} FROM {there} AS `y` "
+                f"WHERE {name}.{key} = `y`.{other_key}",
+                f"WITH `w` AS (SELECT {other_key} AS `k` FROM {there}) DELETE FROM {name} "
+                f"WHERE {key} IN (SELECT `k` FROM `w`)",
+                f"INSERT OR IGNORE INTO {name} ({key}) SELECT {other_key} + 100 FROM {there}",
+            )
+
+    @production(0.7)
+    def p_attached(self) -> Iterator[str]:
+        """Another database in the same session, with tables of the same names."""
+        if table := self.some_table():
+            other, name = f"`aux{self.next_number()}`", ticked(table.name)
+            key = ticked(table.columns[0].name)
+            yield f"ATTACH DATABASE ':memory:' AS {other}"
+            yield f"CREATE TABLE {other}.{name} AS SELECT * FROM main.{name}"
+            yield f"DELETE FROM {other}.{name}"
+            yield f"INSERT INTO {other}.{name} ({key}) VALUES (90), (91)"
+            yield f"INSERT OR IGNORE INTO main.{name} ({key}) SELECT {key} FROM {other}.{name}"
+            yield f"DROP TABLE {other}.{name}"
+            yield f"DETACH DATABASE {other}"
+
+    @production(0.5)
+    def p_trigger_that_refuses(self) -> Iterator[str]:
+        if table := self.some_table():
+            name = f"`raise{self.next_number()}`"
+            yield (
+                f"CREATE TRIGGER {name} BEFORE UPDATE ON {ticked(table.name)} "
+                f"WHEN NEW.{ticked(table.columns[0].name)} % 2 = 0 BEGIN "
+                f"SELECT RAISE({self.pick('ABORT', 'FAIL', 'ROLLBACK')}, 'no'); END"
+            )
+            yield f"UPDATE {ticked(table.name)} SET {self.assignments(table)}"
+            yield f"UPDATE {ticked(table.name)} SET {self.assignments(table)} WHERE 0"
+            yield f"DROP TRIGGER IF EXISTS {name}"
+
+    @production(0.5)
+    def p_our_triggers_dropped(self) -> Iterator[str]:
+        """A migration that drops every trigger that it finds."""
+        if (table := self.some_table()) and (found := self.site.triggers(table.name)):
+            yield f"DROP TRIGGER {ticked(self.rng.choice(found))}"
+            yield self.any_dml(table)
+
+    @production(0.5)
+    def p_index(self) -> Iterator[str]:
+        if table := self.some_table():
+            name = f"`i{self.next_number()}`"
+            column = ticked(table.columns[-1].name)
+            yield f"CREATE INDEX {name} ON {ticked(table.name)} ({column}) WHERE {column} NOTNULL"
+            yield f"DROP INDEX {name}"
+
+    @production(0.3)
+    def p_virtual_table(self) -> Iterator[str]:
+        name = f"`fts{self.next_number()}`"
+        yield f"CREATE VIRTUAL TABLE {name} USING fts5(`a`)"
+        yield f"INSERT INTO {name} VALUES ('words to find')"
+        yield f"DROP TABLE {name}"
+
+    @production(1)
     def p_pragma(self) -> Iterator[str]:
         yield self.pick(
             "PRAGMA foreign_keys = OFF", "PRAGMA recursive_triggers = ON", "VACUUM", "ANALYZE",
             "PRAGMA recursive_triggers = OFF", "PRAGMA wal_checkpoint(TRUNCATE)", "REINDEX",
             "PRAGMA user_version = 7", "PRAGMA optimize",
+            "PRAGMA defer_foreign_keys = ON", "PRAGMA legacy_alter_table = ON",
+            "PRAGMA legacy_alter_table = OFF", "PRAGMA cache_size = 10", "PRAGMA temp_store = 2",
+            "PRAGMA ignore_check_constraints = ON", "PRAGMA incremental_vacuum",
         )  # fmt: skip

@@ -9,7 +9,7 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
-from databus.common.errors import BadRequest, SourceUnavailable, UnsupportedChange
+from databus.common.errors import BadRequest, UnknownSource, UnsupportedChange
 from databus.common.schema import Kind, SourceSchema
 from databus.common.source_names import split_source
 from databus.relay.sources import sqlite_log as log
@@ -62,7 +62,7 @@ class ChunkReader:
         table = split_source(source)[1]
         schema = log.table_schema(self._db, table, self._keys)
         if schema is None:
-            raise SourceUnavailable(f"{source} is not there, or has no key any more")
+            raise UnknownSource(f"{source} is not there, or has no key any more")
         return schema, table
 
     def largest_key(self, source: str) -> list[Any] | None:
