@@ -13,13 +13,9 @@ VENV=.venv
 say() { printf 'setup: %s\n' "$*" >&2; }
 
 compile_kernels() {
-    local stamp=$VENV/.kernels-stamp
-    if [ -f "$stamp" ] && [ -z "$(find relay bootstrap client common -name '*.py' -newer "$stamp" -print -quit)" ]; then
-        return
-    fi
-    [ -f "$stamp" ] || say "compiling the kernels (once; up to a minute)"
-    "$VENV/bin/python" scripts/warm_up.py
-    touch "$stamp"
+    ! "$VENV/bin/python" -m databus.common.kernel_cache --check || return 0
+    say "compiling the kernels (once; up to a minute)"
+    "$VENV/bin/python" -m databus.common.kernel_cache
 }
 
 # Spark starts twice as fast with it, and as well, only slower, without.

@@ -28,6 +28,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile("databus", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("databus")
 
+# A server of a test does not restart itself in the middle because kernels were edited.
+os.environ["DATABUS_COMPILE_FIRST"] = "1"
+
 # Each of the tests' Sparks lives for seconds: it takes its classes from the archive that
 # scripts/compile.sh made, where there is one, and compiles quickly instead of well.
 _CLASSES = Path(__file__).parents[1] / ".venv" / "spark-classes.jsa"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from databus.common.kernel_cache import forget_stale
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "setup.sh"
 TOOLS = ("bash", "dirname", "flock", "sed", "head", "cat", "sha256sum", "apt-get", "apt-cache")
@@ -103,11 +104,6 @@ def test_what_numba_kept_is_forgotten_when_a_kernel_or_its_constants_have_change
     tmp_path: Path,
 ) -> None:
     """A function of one module keeps what it called of another's, which numba does not notice."""
-    spec = importlib.util.spec_from_file_location("warm_up", SCRIPT.parent / "warm_up.py")
-    assert spec is not None
-    assert spec.loader is not None
-    warm_up = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(warm_up)
     called = tmp_path / "common" / "databus" / "common" / "called.py"
     kept = tmp_path / "relay" / "databus" / "relay" / "__pycache__" / "caller.run-1.py311.nbi"
     for path in (called, kept):
@@ -116,7 +112,7 @@ def test_what_numba_kept_is_forgotten_when_a_kernel_or_its_constants_have_change
 
     def forgotten() -> bool:
         kept.touch()
-        warm_up.forget_stale(tmp_path)
+        forget_stale(tmp_path / room / "databus" for room in ("common", "relay"))
         return not kept.exists()
 
     assert [forgotten(), forgotten()] == [True, False]

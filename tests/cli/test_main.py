@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from databus.common.errors import (
 )
 from tests.support.broken_body import breaking_off
 
-COMMANDS = ("relay", "bootstrap", "apply", "check", "tail", "dump", "status", "demo", "inspect")
+COMMANDS = ("relay", "bootstrap", "apply", "check", "tail", "dump", "status", "demo")
+COMMANDS += ("inspect", "init")
 INSPECTIONS = ("ring", "log", "runs", "checkpoint")
 
 RELAY = '[relay]\nlisten = "127.0.0.1:{port}"\ndata_dir = "relay"\n'
@@ -56,6 +58,43 @@ def test_the_help_of_each_command_shows_an_example_of_it(
     _, _, examples = done.out.partition("Example")
     assert f"databus {' '.join(words)}" in examples
     assert done.err == ""
+
+
+def test_the_version_is_shown(databus: Any) -> None:
+    done = databus("--version")
+    assert (done.code, done.out) == (0, f"databus {metadata.version('databus-cdc')}\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("relay", "-c", "x.toml"), ("check", "x.toml"), ("demo",), ("apply", "--once", "-c", "x")],
+)
+def test_a_package_that_is_not_installed_is_one_line_with_the_extra_that_has_it(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    """As in an installation without extras: neither the module nor its metadata is found."""
+    code = (
+        "import sys\n"
+        "from importlib import metadata\n"
+        "found = metadata.distribution\n"
+        "def distribution(name):\n"
+        "    if name in ('uvloop', 'google-crc32c'):\n"
+        "        raise metadata.PackageNotFoundError(name)\n"
+        "    return found(name)\n"
+        "metadata.distribution = distribution\n"
+        "sys.modules['numba'] = sys.modules['uvloop'] = None\n"
+        f"sys.argv = ['databus', *{words!r}]\n"
+        "from databus.cli.main import app\n"
+        "app()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    first, second = done.stderr.splitlines()
+    assert first.startswith("databus: missing_dependency: "), done.stderr
+    assert "pip install 'databus-cdc[" in first
+    assert second.startswith("  ")
+    assert done.returncode == 1
 
 
 def test_the_help_lists_every_command(databus: Any) -> None:

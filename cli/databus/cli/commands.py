@@ -9,6 +9,7 @@ import typer
 
 from databus.cli import serving
 from databus.common.errors import BadRequest, ConfigError
+from databus.common.extras import require_extra
 from databus.common.loading import loading
 from databus.common.private import keep_files_private
 
@@ -29,19 +30,21 @@ def relay(config: ConfigPath) -> None:
 
         databus relay -c databus.toml
     """
+    require_extra("relay")
     keep_files_private()
     serving.log_to_stderr()
     loaded = _load(config)
     if loaded.relay is None or not loaded.database:
         raise ConfigError(f"{config}: a relay needs [relay] and at least one [[database]]")
-    with loading():
-        from databus.relay.supervisor import run_relay
+    with serving.compiled_kernels():
+        with loading():
+            from databus.relay.supervisor import run_relay
 
-    run_relay(
-        loaded,
-        lambda supervisor: serving.announce_relay(supervisor.url, loaded.database),
-        lambda: _load(config),
-    )
+        run_relay(
+            loaded,
+            lambda supervisor: serving.announce_relay(supervisor.url, loaded.database),
+            lambda: _load(config),
+        )
 
 
 def reload(config: ConfigPath) -> None:
@@ -57,6 +60,7 @@ def reload(config: ConfigPath) -> None:
     """
     import asyncio
 
+    require_extra("relay")
     loaded = _load(config)
     if loaded.relay is None:
         raise ConfigError(f"{config}: there is no [relay] section")
@@ -92,22 +96,24 @@ def bootstrap(
     """
     if role not in ("all", "writer", "server"):
         raise BadRequest(f"--role {role!r} is none of all, writer, server")
+    require_extra("bootstrap")
     keep_files_private()
     serving.log_to_stderr()
     section = _bootstrap_section(config)
-    with loading():
-        from databus.bootstrap import process
+    with serving.compiled_kernels():
+        with loading():
+            from databus.bootstrap import process
 
-    def started(url: str) -> None:
-        serving.announce_bootstrap(url, section)
+        def started(url: str) -> None:
+            serving.announce_bootstrap(url, section)
 
-    if role == "writer":
-        serving.announce_writer(section)
-        process.run_writer(section)
-    elif role == "server":
-        process.run_server(section, started=started)
-    else:
-        process.run_bootstrap(section, apply=apply, started=started)
+        if role == "writer":
+            serving.announce_writer(section)
+            process.run_writer(section)
+        elif role == "server":
+            process.run_server(section, started=started)
+        else:
+            process.run_bootstrap(section, apply=apply, started=started)
 
 
 def apply(
@@ -127,6 +133,7 @@ def apply(
     """
     if once == (every is not None):
         raise BadRequest("say either --once or --every DURATION")
+    require_extra("bootstrap")
     every_s = None if every is None else _seconds("--every", every)
     serving.log_to_stderr()
     section = _bootstrap_section(config)
@@ -152,6 +159,7 @@ def check(
     """
     import asyncio
 
+    require_extra("relay")
     from databus.cli import asking
 
     asyncio.run(asking.check(_load(config)))
@@ -198,6 +206,7 @@ def tail(
     """
     if output not in ("json", "table"):
         raise BadRequest(f"--format {output!r} is neither json nor table")
+    require_extra("client")
     from databus.cli import tailing
 
     tailing.run(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from databus.common.errors import BadRequest
+from databus.common.extras import require_extra
 
 EXIT_DIFFERENT = 4
 SHORTEST_S = 25.0
@@ -38,6 +39,7 @@ def demo(
     """
     import asyncio
 
+    require_extra("demo")
     from databus.cli.demo.demo import Demo
     from databus.cli.shop import DIALECTS
 

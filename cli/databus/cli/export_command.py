@@ -11,10 +11,10 @@ from databus.common.answers import OPENER, read_all, read_json
 from databus.common.errors import (
     BadRequest,
     ConfigError,
-    MissingDependency,
     ServerUnavailable,
     UnknownSource,
 )
+from databus.common.extras import require_extra
 
 if TYPE_CHECKING:
     from databus.client.tables import TableReader
@@ -67,16 +67,12 @@ def export(
         raise BadRequest(f"--format {form!r} is none of {', '.join(FORMATS)}")
     loaded = _loaded(config)
     url = bootstrap or _address(config, loaded)
-    try:
-        from databus.client.exports.export import export as export_table
-        from databus.client.exports.formats import Lake
-        from databus.client.tables import TableAddress, TableReader
+    require_extra("export")
+    from databus.client.exports.export import export as export_table
+    from databus.client.exports.formats import Lake
+    from databus.client.tables import TableAddress, TableReader
 
-        lake = Lake(form, str(to), loaded)
-    except ImportError as error:
-        raise MissingDependency(
-            f"{error.name} is not installed; it comes with: pip install 'databus-cdc[export]'"
-        ) from error
+    lake = Lake(form, str(to), loaded)
     found = 0
     for database in _json(url, "/v1/databases")["databases"]:
         name = database["name"]

@@ -11,7 +11,7 @@ A command imports what it needs when it runs, so that ``--help`` answers at once
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -19,6 +19,7 @@ from databus.cli import (
     commands,
     demo_command,
     export_command,
+    init_command,
     inspection,
     runs_command,
     verify_command,
@@ -30,6 +31,7 @@ from databus.common.errors import (
     PreflightFailed,
     ServerUnavailable,
 )
+from databus.common.extras import extra_of, missing_extra, version
 
 cli = typer.Typer(
     name="databus",
@@ -40,12 +42,32 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+init_command.add_to(cli)
 commands.add_to(cli)
 runs_command.add_to(cli)
 export_command.add_to(cli)
 verify_command.add_to(cli)
 demo_command.add_to(cli)
 cli.add_typer(inspection.cli, name="inspect")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"databus {version()}")
+        raise typer.Exit
+
+
+@cli.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Change data capture: relay, bootstrap server, and the commands that operate them."""
+
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -78,12 +100,22 @@ def app() -> NoReturn:
     try:
         cli(prog_name="databus")
     except DatabusError as error:
-        print(f"databus: {error.code}: {error}", file=sys.stderr)
-        print(f"  {advice(error)}", file=sys.stderr)
-        sys.exit(exit_code(error))
+        _fail(error)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        extra = extra_of(package)
+        if extra is None:
+            raise  # A fault of the installation, not an extra.
+        _fail(missing_extra(extra, [package]))
     except OSError as error:
         print(f"databus: {error}", file=sys.stderr)
         sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(0)
+
+
+def _fail(error: DatabusError) -> NoReturn:
+    print(f"databus: {error.code}: {error}", file=sys.stderr)
+    print(f"  {advice(error)}", file=sys.stderr)
+    sys.exit(exit_code(error))

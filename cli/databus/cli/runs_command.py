@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from databus.common.errors import ConfigError, StoreError
+from databus.common.extras import require_extra
 
 if TYPE_CHECKING:
     from databus.bootstrap.manifest import Manifest
@@ -41,6 +42,7 @@ def runs(
         databus runs -c databus.toml --json
         databus runs -c databus.toml --check
     """
+    require_extra("bootstrap")
     from databus.bootstrap import handover
     from databus.bootstrap.log import FOLDER
     from databus.bootstrap.progress import applier_document

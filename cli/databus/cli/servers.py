@@ -332,7 +332,7 @@ class MariaDBServer(PrivateServer):
             import pymysql
         except ImportError as error:
             raise MissingDependency(
-                "pymysql is not installed; pip install 'databus-cdc[relay]'"
+                "pymysql is not installed; pip install 'databus-cdc[demo]'"
             ) from error
         return pymysql.connect(
             host="127.0.0.1",
@@ -468,7 +468,7 @@ class PostgresServer(PrivateServer):
             import psycopg
         except ImportError as error:
             raise MissingDependency(
-                "psycopg is not installed; pip install 'databus-cdc[relay]'"
+                "psycopg is not installed; pip install 'databus-cdc[demo]'"
             ) from error
         return psycopg.connect(self.url(database or "postgres"), autocommit=True)
 

@@ -1,17 +1,25 @@
-"""What the commands that serve have in common: a log on stderr, and where they are reached."""
+"""What the commands that serve share: a log on stderr, a first start, where they are reached."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import signal
+import subprocess
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from databus.common.private import without_passwords
 
 if TYPE_CHECKING:
     from databus.common.config import BootstrapConfig, DatabaseConfig
+
+NO_NUMBA = "DATABUS_NO_NUMBA"
+COMPILE_FIRST = "DATABUS_COMPILE_FIRST"
+"""Set to 1: a first start compiles the kernels before it serves, as processes of tests do."""
 
 _log = logging.getLogger("databus")
 
@@ -28,6 +36,63 @@ def log_to_stderr() -> None:
 def end_on_sigterm(code: int) -> None:
     """Let SIGTERM unwind the main thread as ctrl-C does; the exit code is ``code``."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
+
+
+@contextlib.contextmanager
+def compiled_kernels() -> Iterator[None]:
+    """Serve in here from the first second on, also before the kernels are compiled.
+
+    On the first start after an installation this process and its children run the kernels as plain
+    Python, while another process compiles them.  Then the server ends as by SIGTERM, and the same
+    command starts again in this process with compiled kernels: clients reconnect and resume.
+    The rooms' modules must be imported inside.
+    """
+    if os.environ.get(NO_NUMBA) or os.environ.get(COMPILE_FIRST):
+        yield
+        return
+    from databus.common.kernel_cache import is_compiled
+
+    if is_compiled():
+        yield
+        return
+    _log.info(
+        "compiling loops for this processor: once after an installation, up to two minutes; "
+        "the server runs meanwhile, more slowly, and restarts itself at the end"
+    )
+    # Started by this thread: the child ends with the thread that made it.
+    module = "databus.common.kernel_cache"
+    compiler = subprocess.Popen([sys.executable, "-m", module, str(os.getpid())])
+    os.environ[NO_NUMBA] = "1"
+    is_restart = threading.Event()
+
+    def wait() -> None:
+        if compiler.wait() < 0:
+            return  # A signal ended it: this server ends too.
+        if compiler.returncode:
+            _log.error(
+                "the loops could not be compiled (exit code %s); the server stays slow. "
+                "Run `python -m %s` to see why",
+                compiler.returncode,
+                module,
+            )
+        elif not is_ended.is_set():
+            is_restart.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    is_ended = threading.Event()
+    threading.Thread(target=wait, name="compiler", daemon=True).start()
+    try:
+        yield
+    except SystemExit:  # How SIGTERM ends what has not begun to serve.
+        if not is_restart.is_set():
+            raise
+    finally:
+        is_ended.set()
+        compiler.kill()
+    if is_restart.is_set():
+        _log.info("the loops are compiled; starting again")
+        del os.environ[NO_NUMBA]
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def announce_relay(url: str, databases: Iterable[DatabaseConfig]) -> None:

@@ -12,6 +12,7 @@ from rich.status import Status
 from rich.table import Table
 
 from databus.common.errors import ConfigError, UnknownSource
+from databus.common.extras import require_extra
 
 if TYPE_CHECKING:
     from databus.bootstrap.copies import ServedCopy
@@ -54,6 +55,7 @@ def verify(
     """
     import asyncio
 
+    require_extra("bootstrap")
     from databus.common import config as configuration
 
     reports = asyncio.run(

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_T = TypeVar("_T", bound=tuple[int, ...])
 
 U8Array = npt.NDArray[np.uint8]
 I64Array = npt.NDArray[np.int64]
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
     def i64(value: Any) -> int:
         """The number as a machine word: shifts wrap as they do in compiled code."""
+
+    def whole(numbers: _T) -> _T:
+        """The numbers that a kernel returned, as Python's own: undecorated it returns numpy's."""
 
 else:
     i64 = np.int64
@@ -73,6 +77,9 @@ else:
     def jit(function):
         """Compile ``function`` (nopython, no GIL, cached on disk) if numba is there."""
         return numba.njit(cache=True, nogil=True, _nrt=True)(function) if COMPILED else function
+
+    def whole(numbers):
+        return numbers if COMPILED else tuple(map(int, numbers))
 
     def jit_uncounted(function):
         """The same for a function that makes no arrays: no copies, no slices that are assigned.

@@ -22,7 +22,7 @@ from databus.common.errors import (
     SyncFailed,
 )
 from databus.common.frame import Buffer
-from databus.common.kernels import U8Array
+from databus.common.kernels import U8Array, whole
 from databus.relay import expiry, kernels
 from databus.relay.ring_file import (
     RingFile,
@@ -219,14 +219,16 @@ class RingWriter:
             windows,
             point_count,
             _,
-        ) = kernels.take_piece(
-            frames,
-            start,
-            room,
-            self.part_bytes,
-            index.next_point(written) - written,
-            index.step_bytes,
-            self._points,
+        ) = whole(
+            kernels.take_piece(
+                frames,
+                start,
+                room,
+                self.part_bytes,
+                index.next_point(written) - written,
+                index.step_bytes,
+                self._points,
+            )
         )
         if stop == start:
             self._make_room(written + room)
@@ -294,8 +296,8 @@ class RingWriter:
         limit = self._released if self.blocks else state.tail
         needed = min(needed + self.ring_bytes // EVICT_SHARE, limit)
         whole_until = limit if self.blocks else needed + self.part_bytes
-        head, last, frames, windows = kernels.evict(
-            self._file.data, state.head, needed, whole_until, state.tail
+        head, last, frames, windows = whole(
+            kernels.evict(self._file.data, state.head, needed, whole_until, state.tail)
         )
         if head < 0 or not self._has_sound_edge(head, last):
             # The walk began at the head and ended within one lap of it.

@@ -1,0 +1,88 @@
+"""Whether the packages of an extra are installed, by the package's own metadata.
+
+What belongs here: the question, and the error that names the extra.  What does not: which module
+needs which package; pyproject.toml lists the packages of each extra.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from importlib import metadata
+
+from databus.common.errors import MissingDependency
+
+DISTRIBUTION = "databus-cdc"
+_REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")
+_OF_EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
+
+
+def version() -> str:
+    """The version of the installed distribution; "unknown" in a tree that is not installed."""
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def require_extra(extra: str) -> None:
+    """Check that every package of an extra is installed.
+
+    Raises:
+        MissingDependency: one is not.  It names the extra and the packages.
+    """
+    absent = sorted({name for name in packages_of(extra) if not _is_installed(name)})
+    if absent:
+        raise missing_extra(extra, absent)
+
+
+def missing_extra(extra: str, packages: list[str]) -> MissingDependency:
+    """The error for an extra of which these packages are not installed."""
+    are = "is" if len(packages) == 1 else "are"
+    return MissingDependency(
+        f"{', '.join(packages)} {are} not installed. "
+        f"Install the extra that has it: pip install '{DISTRIBUTION}[{extra}]'",
+        extra=extra,
+        packages=packages,
+    )
+
+
+def extra_of(module: str) -> str | None:
+    """The smallest extra that brings a module, by the name of its package; None if none does."""
+    wanted = _canonical(module.partition(".")[0])
+    sizes = Counter(extra for _, extra in _requirements() if extra)
+    having = [extra for name, extra in _requirements() if extra and _canonical(name) == wanted]
+    return min(having, key=lambda extra: (sizes[extra], extra), default=None)
+
+
+def packages_of(extra: str) -> Iterator[str]:
+    """The packages of an extra, with those of the extras that it includes."""
+    return (name for name, of in _requirements() if of == extra)
+
+
+def _requirements() -> Iterator[tuple[str, str | None]]:
+    """Each requirement as (package, the extra of ours that asks for it).
+
+    The metadata of a wheel has the extras that an extra includes replaced by their packages.
+    """
+    try:
+        lines = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:  # A tree that is not installed: nothing is known.
+        return
+    for line in lines:
+        found, of = _REQUIREMENT.match(line), _OF_EXTRA.search(line)
+        if found is not None:
+            yield found[0], of[1] if of else None
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
