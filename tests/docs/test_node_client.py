@@ -70,8 +70,8 @@ def test_a_client_in_another_language_sleeps_past_the_ring_and_equals_the_source
     config = tmp_path / "databus.toml"
     ports = {"relay": relay.rpartition(":")[2], "bootstrap": bootstrap.rpartition(":")[2]}
     config.write_text(CONFIG.format(folder=tmp_path, **ports))
-    processes.start("relay", "-c", config).wait_ready(f"{relay}/readyz")
-    processes.start("bootstrap", "-c", config, "--no-apply").wait_ready(f"{bootstrap}/readyz")
+    processes.start("relay", "-c", config).wait_ready(f"{relay}/readyz", 60)
+    processes.start("bootstrap", "-c", config, "--no-apply").wait_ready(f"{bootstrap}/readyz", 60)
 
     client = DatabusProcess(
         [CLIENT, relay, bootstrap, "shop", copy], tmp_path / "node.log", command=[NODE]

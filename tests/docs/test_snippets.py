@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from pathlib import Path
 
 import pytest
 
+from docs.generate import metrics
 from tests.support.fixtures import FreshDatabase
-from tests.support.snippets import Snippet, check, shell_commands, snippets
+from tests.support.snippets import Snippet, check, pages, shell_commands, snippets
 
 SNIPPETS = snippets()
 BY_PAGE = sorted({one.page for one in SNIPPETS})
 RUN = [one for one in SNIPPETS if one.marker.startswith("run:")]
+PYTHON = [one for one in SNIPPETS if one.language == "python"]
 
 
 @pytest.mark.parametrize("page", BY_PAGE)
@@ -24,6 +27,24 @@ def test_every_block_of_a_page_is_right(page: str) -> None:
 
 def test_the_manual_has_blocks_of_every_kind() -> None:
     assert {one.language for one in SNIPPETS} >= {"python", "toml", "sh", "sql", "js", "json"}
+
+
+def test_python_that_is_marked_runs_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    marked = [one for one in PYTHON if one.marker == "run"]
+    assert len(marked) >= 5
+    for snippet in marked:
+        check(snippet)
+    broken = "from databus.client import DatabusClient\nDatabusClient(database='shop', relay='x')"
+    with pytest.raises(AssertionError, match="relay"):
+        check(Snippet("page.md", 1, "python", broken, "run"))
+
+
+def test_every_metric_that_a_page_names_is_there() -> None:
+    there = {one.name for group in metrics.families().values() for one in group}
+    for page, text in pages():
+        named = set(re.findall(r"\bdatabus_(?:relay|bootstrap)_\w+", text))
+        assert {name.removesuffix("_total") for name in named} <= there, page
 
 
 def wrong(language: str, text: str, match: str) -> None:

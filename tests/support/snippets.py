@@ -100,7 +100,9 @@ def _check_python(snippet: Snippet) -> None:
     lines = [ast.unparse(one) for one in ast.walk(tree) if isinstance(one, ast.Import)]
     lines += [ast.unparse(one) for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)]
     future = [line for line in lines if "__future__" in line]
-    exec("\n".join(future + [line for line in lines if line not in future]), {})
+    whole = snippet.marker == "run"
+    imports = "\n".join(future + [line for line in lines if line not in future])
+    exec(snippet.text if whole else imports, {"__name__": "snippet"})
 
 
 def _check_toml(snippet: Snippet) -> None:
