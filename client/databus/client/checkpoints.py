@@ -23,11 +23,11 @@ log = logging.getLogger("databus.client")
 
 
 class CheckpointStore(Protocol):
-    """Keeps the newest checkpoint of one consumer.
+    """Stores the newest checkpoint of one consumer.
 
     Durability: when ``save`` returns, the checkpoint survives a crash of the machine; ``load``
-    gives the newest one that was saved, or an older one, never another.
-    Both may be ``async``.  A store may also have ``close()``, called when the client ends.
+    returns the newest one that was saved, or an older one, never another.
+    Both may be ``async``.  A store may also have ``close()``, which the client calls at its end.
     """
 
     def load(self) -> Checkpoint | Awaitable[Checkpoint | None] | None:
@@ -46,7 +46,7 @@ class CheckpointStore(Protocol):
 
 
 class NoCheckpoints:
-    """Keeps nothing: every start is a new one."""
+    """Stores nothing: every start is a new one."""
 
     def load(self) -> None:
         """Nothing."""
@@ -56,7 +56,7 @@ class NoCheckpoints:
 
 
 class FileCheckpoints:
-    """One small text file: a line for each of the last ``history`` checkpoints, newest last.
+    """Stores the last ``history`` checkpoints in one small text file, the newest last.
 
     A line is the CRC-32C of the JSON behind it, eight hex digits, a blank, the JSON.
 
@@ -274,11 +274,11 @@ class LmdbCheckpoints:
 
 
 class ApplicationCheckpoints:
-    """The application keeps its checkpoint itself, in the transaction that holds its events.
+    """The application stores its checkpoint itself, in the transaction that holds its events.
 
-    ``load`` gives back what the application stored: a checkpoint, its text, or None.  Nothing
-    is saved here; the consumer writes the checkpoint before it commits, so that the events and
-    the checkpoint become durable together and every event takes effect once::
+    ``load`` returns what the application has stored: a checkpoint, its text, or None.  The consumer
+    writes the checkpoint before it commits.  Events and checkpoint become durable together, so that
+    every event takes effect once.  An example:
 
         class Mirror(Consumer):
             def __init__(self, connection):

@@ -46,48 +46,56 @@ Start = str | int | Position | dt.datetime | Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a client is doing.
-
-    ``mode`` is starting, relay or bootstrap and says where frames come from; ``position`` is
-    that of the last window given out, ``checkpoint`` the last one stored, ``newest`` the
-    newest position that a server has told of (the target, in a bootstrap).  While
-    ``is_flowing`` an answer of a relay is open, and silence means that nothing has happened;
-    while ``is_ahead`` it means that the relay has not come as far as we have been.
-    """
+    """The state of a client."""
 
     mode: str
+    """Where frames come from: ``starting``, ``relay`` or ``bootstrap``."""
     server: str
+    """URL of the server that is read."""
     position: Position | None
+    """Position of the last window that was delivered."""
     checkpoint: Checkpoint | None
+    """The last stored checkpoint."""
     newest: Position | None
+    """The newest position that a server has reported; in a bootstrap, the target."""
     event_count: int
+    """Events delivered."""
     window_count: int
+    """Windows delivered."""
     rollback_count: int
+    """Rollbacks."""
     bootstrap_count: int
+    """Bootstraps started."""
     gap_count: int
+    """Gaps that were accepted with ``on_gap``."""
     failure_count: int
+    """Failed requests."""
     last_error: str
+    """The last error of a server; empty if there was none."""
     buffered_bytes: int
+    """Bytes that are received and not yet delivered."""
     is_flowing: bool
+    """Whether an answer of a relay is open; silence then means that nothing has happened."""
     is_ahead: bool
+    """Whether the relay has not yet reached the position of the client."""
 
 
 class DatabusClient:
     """Reads the committed changes of ``sources`` of ``database``, in commit order.
 
     ``relays`` and ``bootstraps`` are base URLs.  ``sources`` are globs over source names.
-    ``start`` says where a client without a stored checkpoint begins: ``"bootstrap"`` (the
-    whole tables first; ``"oldest"`` where no bootstrap server is given), ``"oldest"``,
-    ``"latest"``, an SCN (the first event after it), a commit time (a ``datetime`` with a zone:
-    the first window committed then or later), or a checkpoint.  ``partition`` and ``ops`` are
-    filters that the servers apply.  All else is in ``Options``.
+    ``start`` is where a client without a stored checkpoint starts: ``"bootstrap"`` (the whole
+    tables first; ``"oldest"`` if no bootstrap server is given), ``"oldest"``, ``"latest"``, an SCN
+    (the first event after it), a commit time (a ``datetime`` with a zone: the first window
+    committed then or later), or a checkpoint.  The servers apply the filters ``partition`` and
+    ``ops``.  All other settings are in ``Options``.
 
-    A commit time that the relays no longer hold is read from a bootstrap server, which sends
-    what has changed since; without one that is ``ScnTooOld``, or what ``on_gap`` says.  While
-    everything was committed before it, the next event to come is the first.
+    If the relays no longer have a commit time, the client reads a bootstrap server, which sends
+    what has changed since.  Without a bootstrap server the client raises ``ScnTooOld``, or follows
+    ``on_gap``.  If everything was committed before the time, the client starts with the next event.
 
-    Three ways to consume, one at a time: callbacks (``run``, ``serve``), windows to iterate
-    over (``windows``, ``awindows``), frames as they are (``raw_windows``).
+    There are three ways to consume, one at a time: callbacks (``run``, ``serve``), an iterator over
+    windows (``windows``, ``awindows``), and undecoded frames (``raw_windows``).
 
     Owner: one event loop, or one thread that calls ``run`` or ``windows``; ``stop`` and
     ``status`` may be called from anywhere.
