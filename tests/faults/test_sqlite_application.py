@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from databus.relay.sources import sqlite_log
 from databus.relay.sources.sqlite import SqliteSource
+from databus.relay.sources.sqlite_tables import CapturedTables
 from tests.support.sqlite_source import Reader, config
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.faults
 
@@ -20,28 +25,42 @@ TABLES = 400
 BUSY_S = 0.25
 
 
+def make_tables(path: Path, count: int) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        with connection:
+            for number in range(count):
+                connection.execute(
+                    f"CREATE TABLE t{number} (id INTEGER PRIMARY KEY, name TEXT, p REAL, b BLOB)"
+                )
+
+
 class Application:
     """Writes as fast as it can, until the block ends; ``errors`` has what failed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, tables: int = TABLES, busy_s: float = BUSY_S) -> None:
         self.path = path
         self.errors: list[str] = []
         self.written = 0
+        self.longest_s = 0.0
+        self._tables, self._busy_s = tables, busy_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._write)
 
     def _write(self) -> None:
-        with contextlib.closing(sqlite3.connect(self.path, timeout=BUSY_S)) as connection:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=self._busy_s)) as connection:
             while not self._ended.is_set():
+                began_s, table = time.monotonic(), self.written % self._tables
                 try:
                     with connection:
                         connection.execute(
-                            f"INSERT INTO t{self.written % TABLES} VALUES (?, 'x', 1.5, NULL)",
+                            f"INSERT INTO t{table} VALUES (?, 'x', 1.5, NULL)",
                             (self.written,),
                         )
                     self.written += 1
                 except sqlite3.Error as error:
                     self.errors.append(str(error))
+                self.longest_s = max(self.longest_s, time.monotonic() - began_s)
 
     def __enter__(self) -> Application:
         self._thread.start()
@@ -58,13 +77,7 @@ async def test_no_write_of_the_application_fails_while_hundreds_of_tables_get_th
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "shop.db"
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        with connection:
-            for number in range(TABLES):
-                connection.execute(
-                    f"CREATE TABLE t{number} (id INTEGER PRIMARY KEY, name TEXT, p REAL, b BLOB)"
-                )
+    make_tables(path, TABLES)
     source = SqliteSource(config(path))
     with Application(path) as application:
         await source.open()
@@ -89,6 +102,37 @@ async def test_no_write_of_the_application_fails_while_hundreds_of_tables_get_th
     await again.close()
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert sqlite_log.schema_version(connection) == version, "a restart changes nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_among_3000_tables_each_transaction_of_ours_takes_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "shop.db"
+    make_tables(path, 3000)
+    held: list[tuple[int, float]] = []
+    bring_in_step = CapturedTables._bring_in_step
+
+    def measured(*arguments: Any) -> tuple[int, float]:
+        held.append(bring_in_step(*arguments))
+        return held[-1]
+
+    monkeypatch.setattr(CapturedTables, "_bring_in_step", measured)
+    source = SqliteSource(config(path))
+    with Application(path, tables=3000, busy_s=5.0) as application:
+        opening = asyncio.create_task(source.open())
+        # The others take the same course; all of them take minutes.
+        await eventually(lambda: len(held) >= 20, 60.0, "20 transactions")
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+    await source.close()
+    assert application.errors == []
+    assert application.written > 20
+    assert sum(count for count, _ in held) >= 20, "in each at least one table"
+    # 50 ms, and what one table takes; a machine that others use takes several times as long.
+    assert sorted(seconds for _, seconds in held)[len(held) // 2] < 0.5
+    assert application.longest_s < 5.0
 
 
 async def test_the_log_is_pruned_in_steps_that_let_the_application_write(tmp_path: Path) -> None:
