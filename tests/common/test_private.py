@@ -13,11 +13,12 @@ import pytest
 
 from databus.bootstrap.process import _shown
 from databus.bootstrap.relays import RelayApi
+from databus.client import DatabusClient
 from databus.client.checkpoints import FileCheckpoints
 from databus.common.checkpoint import OnlineCheckpoint, Position
 from databus.common.config import BootstrapConfig, SourceUrl, parse
 from databus.common.errors import ConfigError, ServerUnavailable, to_problem
-from databus.common.private import without_passwords
+from databus.common.private import HiddenUrl, without_passwords
 from databus.relay.sources.mysql.settings import read_settings as mysql_settings
 from databus.relay.sources.postgres.settings import read_settings as postgres_settings
 from tests.support.live_relay import LiveRelay
@@ -69,7 +70,20 @@ async def test_a_relays_password_is_in_no_error_and_no_argument() -> None:
             await relays.databases()
     problem = json.dumps(to_problem(caught.value))
     assert "127.0.0.1" in problem and "geheim" not in problem + repr(caught.value)
-    assert "geheim" not in _shown(BootstrapConfig(relays=(relay,)))
+    config = BootstrapConfig.model_validate({"relays": [relay]})
+    assert "geheim" not in _shown(config) + repr(config)
+
+
+def test_a_clients_servers_are_asked_with_their_password_and_named_without_it() -> None:
+    url = "http://u:geheim@127.0.0.1:1"
+    client = DatabusClient(database="d", relays=[HiddenUrl(url)], bootstraps=[url])
+    named = [*client._relays, *client._bootstraps]
+    assert [one + "/v1" for one in named] == [f"{url}/v1"] * 2
+    assert "geheim" not in " ".join(f"{one} {one!r} {[one]}" for one in named)
+    assert {str(one) for one in named} == {"http://u:***@127.0.0.1:1"}
+    with pytest.raises(ConfigError) as caught:
+        DatabusClient(database="d", relays=["ftp://u:geheim@h"])
+    assert "geheim" not in str(caught.value)
 
 
 def test_texts_without_passwords_stay_as_they_are() -> None:

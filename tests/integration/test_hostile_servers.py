@@ -16,6 +16,7 @@ import pytest
 from databus.bootstrap.copies import HttpPeer
 from databus.bootstrap.relays import RelayApi
 from databus.cli import web
+from databus.client.tables import TableAddress, TableReader
 from databus.client.transport import Transport
 from databus.common import answers
 from databus.common.errors import (
@@ -59,7 +60,23 @@ async def _command(url: str) -> Any:
     return await asyncio.to_thread(web.call, f"{url}/v1/shop/dumps")
 
 
-READERS: list[Ask] = [_client, _log_writer, _verify, _child, _command]
+async def _client_registers(url: str) -> Any:
+    async with Transport() as transport:
+        return await transport.register(url, "shop", ())
+
+
+async def _spark_registers(url: str) -> Any:
+    reader = TableReader(TableAddress("shop", "shop.orders", (url,), give_up_s=1.0))
+    return await asyncio.to_thread(reader.schema_of, 7)
+
+
+async def _spark(url: str) -> Any:
+    reader = TableReader(TableAddress("shop", "shop.orders", (url,), give_up_s=1.0))
+    return await asyncio.to_thread(reader.newest)
+
+
+READERS: list[Ask] = [_client, _log_writer, _verify, _child, _command, _spark]
+FORMED: list[Ask] = [_client_registers, _log_writer, _verify, _spark, _spark_registers]
 
 
 @asynccontextmanager
@@ -126,6 +143,17 @@ async def test_a_redirect_is_not_followed(ask: Ask) -> None:
 async def test_deep_json_is_one_clear_error(ask: Ask) -> None:
     async with answering(JSON, b"[" * 200_000) as url:
         with pytest.raises((ServerUnavailable, FormatError), match="nested too deep"):
+            await ask(url)
+
+
+@pytest.mark.parametrize("ask", FORMED)
+@pytest.mark.parametrize("body", [b"[]", b"7", b"null", b'{"clock": [], "schemas": 7, "max": 8}'])
+async def test_json_of_another_form_is_one_clear_error(ask: Ask, body: bytes) -> None:
+    async with answering(JSON, body) as url:
+        if body.startswith(b"{") and ask in (_log_writer, _verify):
+            assert await ask(url)  # An object, of which they take what they need.
+            return
+        with pytest.raises(DatabusError, match=r"127\.0\.0\.1"):
             await ask(url)
 
 

@@ -63,6 +63,7 @@ from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import BucketError, MissingDependency, StoreError
 from databus.common.frame import FIRST_CONTROL_OP, Flag, Op
 from databus.common.parent import end_with
+from databus.common.private import UMASK
 
 _LOG = logging.getLogger("databus.bootstrap.applier")
 
@@ -138,6 +139,8 @@ def start_spark(
         "spark.sql.parquet.columnarReaderBatchSize": "1024",
         "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
         "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+        # Hadoop sets the mode of each file itself, whatever the umask of the process.
+        "spark.hadoop.fs.permissions.umask-mode": f"{UMASK:03o}",
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     }

@@ -11,6 +11,7 @@ import aiohttp
 from databus.common.answers import PLAIN, read_bounded, read_json
 from databus.common.checkpoint import Position
 from databus.common.errors import ServerUnavailable, from_answer
+from databus.common.private import HiddenUrl
 
 BOOTSTRAP = "bootstrap"
 _TIMEOUT = aiohttp.ClientTimeout(total=15.0, sock_connect=5.0)
@@ -27,7 +28,7 @@ class RelayApi:
     """
 
     def __init__(self, relays: Sequence[str]) -> None:
-        self._relays = [relay.rstrip("/") for relay in relays]
+        self._relays = [HiddenUrl(relay.rstrip("/")) for relay in relays]
         self._first = 0
         self._session: aiohttp.ClientSession | None = None
 

@@ -43,7 +43,6 @@ from databus.common.filters import parse_sources
 from databus.common.formats import make_format
 from databus.common.http import json_response, make_app, operation_routes, query_of, serve
 from databus.common.openapi import version
-from databus.common.private import without_passwords
 from databus.common.query import SOURCES, nearest, parse_checkpoint
 from databus.common.rendering import Renderer
 from databus.common.request_guard import RequestGuard
@@ -192,7 +191,7 @@ class BootstrapServer:
                 "version": version(),
                 "now_us": time.time_ns() // 1000,
                 "uptime_s": round(time.time() - self.started_s, 3),
-                "relays": [without_passwords(relay) for relay in self.config.relays],
+                "relays": [str(relay) for relay in self.config.relays],
                 "databases": found,
             }
         )

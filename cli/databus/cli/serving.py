@@ -12,8 +12,6 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from databus.common.private import without_passwords
-
 if TYPE_CHECKING:
     from databus.common.config import BootstrapConfig, DatabaseConfig
 
@@ -109,7 +107,7 @@ def announce_bootstrap(url: str, config: BootstrapConfig) -> None:
         "bootstrap server at %s serves %s of %s",
         url,
         served,
-        without_passwords(", ".join(config.relays)),
+        ", ".join(map(str, config.relays)),
     )
     _log.info("status %s/v1/status, metrics %s/metrics", url, url)
 
@@ -117,5 +115,5 @@ def announce_bootstrap(url: str, config: BootstrapConfig) -> None:
 def announce_writer(config: BootstrapConfig) -> None:
     """Say what a log writer, which listens nowhere, reads and where it keeps it."""
     served = ", ".join(config.databases) or "every database"
-    _log.info("log writer of %s of %s", served, without_passwords(", ".join(config.relays)))
+    _log.info("log writer of %s of %s", served, ", ".join(map(str, config.relays)))
     _log.info("logs in %s", config.data_dir)

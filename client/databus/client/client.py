@@ -39,6 +39,7 @@ from databus.client.windows import LoopThread, PulledWindow, WindowReader
 from databus.common.checkpoint import Checkpoint, Position
 from databus.common.errors import BadCheckpoint, ConfigError
 from databus.common.filters import parse_ops, parse_partition, parse_sources
+from databus.common.private import HiddenUrl
 from databus.common.schema import SchemaSet
 
 Start = str | int | Position | dt.datetime | Checkpoint
@@ -381,13 +382,13 @@ async def _leave(context: contextlib.AbstractAsyncContextManager[WindowReader]) 
     await context.__aexit__(None, None, None)
 
 
-def _urls(name: str, urls: Sequence[str]) -> tuple[str, ...]:
+def _urls(name: str, urls: Sequence[str]) -> tuple[HiddenUrl, ...]:
     if isinstance(urls, str):
-        raise ConfigError(f"{name} is the text {urls!r}; give a list of URLs")
+        raise ConfigError(f"{name} is the text {HiddenUrl(urls)!r}; give a list of URLs")
     for url in urls:
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"{name}: {url!r} is not an http:// or https:// URL")
-    return tuple(urls)
+            raise ConfigError(f"{name}: {HiddenUrl(url)!r} is not an http:// or https:// URL")
+    return tuple(map(HiddenUrl, urls))
 
 
 def _globs(sources: Iterable[str]) -> tuple[str, ...]:

@@ -155,7 +155,7 @@ class Puller:
                 raise self._machine.error or InternalError("the machine stopped without an error")
             if step.wait_s:
                 await asyncio.sleep(step.wait_s)
-            self.stats.server = step.server
+            self.stats.server = str(step.server)
             try:
                 outcome = await self._perform(step)
                 self._note_end(outcome)

@@ -38,6 +38,7 @@ from databus.client.tables import Range, TableAddress, TableReader
 from databus.common.checkpoint import ORIGIN, SEQ_END, Position, decode_position
 from databus.common.errors import BadRequest, FormatError
 from databus.common.frame import key_hash
+from databus.common.private import HiddenUrl
 from databus.common.query import parse_position
 from databus.common.schema import Kind, SourceSchema
 
@@ -94,7 +95,9 @@ def parse_options(options: Mapping[str, str]) -> Asked:
     for name in ("database", "source"):
         if not given.get(name):
             raise BadRequest(f"the option {name} is missing", parameter=name)
-    relays, bootstraps = (_listed(given.get(name, "")) for name in ("relays", "bootstraps"))
+    relays, bootstraps = (
+        tuple(map(HiddenUrl, _listed(given.get(name, "")))) for name in ("relays", "bootstraps")
+    )
     if not relays and not bootstraps:
         raise BadRequest("give the option bootstraps, relays, or both: URLs, comma separated")
     as_of = [name for name in ("scn", "timestamp") if name in given]

@@ -35,6 +35,7 @@ from databus.common.checkpoint import (
     encode,
 )
 from databus.common.errors import (
+    BadCheckpoint,
     BadRequest,
     ClockMismatch,
     DatabusError,
@@ -135,33 +136,34 @@ class TableReader:
     def _register(self) -> SourceSchema | None:
         query = {"sources": self.address.source}
         servers = self.address.bootstraps or self.address.relays
-        document = self._from_any(servers, lambda s: self._json(s, "register", query))
-        self.clock = str(document["clock"])
-        for item in document["schemas"]:
-            self.schemas.announce(SourceSchema.from_json(item["schema"]))
+
+        def once(server: str) -> tuple[str, list[SourceSchema]]:
+            document = self._json(server, "register", query)
+            try:
+                found = [SourceSchema.from_json(item["schema"]) for item in document["schemas"]]
+                return str(document["clock"]), found
+            except (KeyError, TypeError) as error:
+                raise FormatError(f"{server} gave a registration without {error}") from error
+
+        self.clock, schemas = self._from_any(servers, once)
+        for schema in schemas:
+            self.schemas.announce(schema)
         return self.schemas.latest(self.address.source)
 
     def target(self) -> Position:
         """Up to where a bootstrap server has the stream."""
-        document = self._from_any(
-            self.address.bootstraps, lambda server: self._json(server, "targetSCN", {})
-        )
-        return decode_position(document)
+        return self._from_any(self.address.bootstraps, lambda s: self._position(s, "targetSCN"))
 
     def newest(self) -> Position:
         """The newest position that a relay has; without relays that of a bootstrap server."""
         if not self.address.relays:
             return self.target()
-        document = self._from_any(
-            self.address.relays, lambda server: self._json(server, "sources", {})
-        )
-        return decode_position(document["max"])
+        return self._from_any(self.address.relays, lambda s: self._position(s, "sources", "max"))
 
     def oldest(self) -> Position:
         """The oldest position that a relay, or without relays a bootstrap server, serves from."""
         servers = self.address.relays or self.address.bootstraps
-        document = self._from_any(servers, lambda server: self._json(server, "sources", {}))
-        return decode_position(document["prev"])
+        return self._from_any(servers, lambda s: self._position(s, "sources", "prev"))
 
     def position_of(self, text: str) -> Position:
         """``SCN``, ``SCN:SEQ``, or what a bootstrap server makes of a commit time."""
@@ -298,9 +300,20 @@ class TableReader:
                         raise
             time.sleep(RETRY_PAUSE_S)
 
-    def _json(self, server: str, path: str, query: Mapping[str, str]) -> Any:
+    def _position(self, server: str, path: str, name: str = "") -> Position:
+        """The position that an answer is, or has under a name."""
+        document = self._json(server, path, {})
+        try:
+            return decode_position(document.get(name) if name else document)
+        except BadCheckpoint as error:
+            raise FormatError(f"the answer of {server} has no position: {error.message}") from None
+
+    def _json(self, server: str, path: str, query: Mapping[str, str]) -> dict[str, Any]:
         with self._open(server, path, query) as answer:
-            return read_json(read_all(server, answer), f"the answer of {server}", FormatError)
+            found = read_json(read_all(server, answer), f"the answer of {server}", FormatError)
+        if not isinstance(found, dict):
+            raise FormatError(f"{server} answered {str(found)[:100]}, no object")
+        return found
 
     @contextlib.contextmanager
     def _open(self, server: str, path: str, query: Mapping[str, str]) -> Iterator[Any]:

@@ -32,6 +32,7 @@ from databus.common.config_values import SourceUrl as SourceUrl
 from databus.common.config_values import parse_bytes as parse_bytes
 from databus.common.config_values import parse_seconds as parse_seconds
 from databus.common.errors import ConfigError
+from databus.common.private import HiddenUrl
 
 
 class _Model(pydantic.BaseModel):
@@ -297,7 +298,7 @@ class BootstrapConfig(_Model):
     """How a `store` on S3 is reached.
     Example: s3 = { region = "eu-central-1" } """
 
-    relays: tuple[RelayUrl, ...] = ("http://127.0.0.1:8700",)
+    relays: tuple[RelayUrl, ...] = (HiddenUrl("http://127.0.0.1:8700"),)
     """Base URLs of the relays to read. The log writer uses the next one if one fails.
     Example: relays = ["http://relay-a:8700", "http://relay-b:8700"] """
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from databus.common.errors import ConfigError
-from databus.common.private import without_passwords
+from databus.common.private import HiddenUrl
 
 _SIZE_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -46,24 +46,10 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 
 
-class SourceUrl(str):
+class SourceUrl(HiddenUrl):
     """A database URL that does not show its password when printed or logged."""
 
     __slots__ = ()
-
-    @property
-    def reveal(self) -> str:
-        """The URL with its password, for the driver alone."""
-        return str.__str__(self)
-
-    def __str__(self) -> str:
-        return without_passwords(self.reveal)
-
-    def __repr__(self) -> str:
-        return repr(str(self))
-
-    def __format__(self, spec: str) -> str:
-        return format(str(self), spec)
 
 
 SCHEMES = (
@@ -81,14 +67,13 @@ RELAY_SCHEMES = ("relay+http", "relay+https")
 
 
 def _source_url(value: Any) -> SourceUrl:
-    if isinstance(value, SourceUrl):
-        value = value.reveal  # str() of it has lost the password
-    scheme = str(value).partition("://")[0]
-    if scheme not in SCHEMES or "://" not in str(value):
+    url = SourceUrl(value)
+    scheme = url.reveal.partition("://")[0]
+    if scheme not in SCHEMES or "://" not in url.reveal:
         raise ValueError(f"the URL's scheme is {scheme!r}; supported are {', '.join(SCHEMES)}")
     if scheme not in _LOCAL_SCHEMES:
-        _require_plain_authority(str(value))
-    return SourceUrl(value)
+        _require_plain_authority(url.reveal)
+    return url
 
 
 def _require_plain_authority(url: str) -> None:
@@ -104,9 +89,10 @@ def _require_plain_authority(url: str) -> None:
         raise ValueError("the URL's user or password has a % that begins no %XX; write %25 for it")
 
 
-def _relay_url(value: Any) -> str:
-    _require_plain_authority(str(value))
-    return str(value)
+def _relay_url(value: Any) -> HiddenUrl:
+    url = HiddenUrl(value)
+    _require_plain_authority(url.reveal)
+    return url
 
 
 class Secret(str):
@@ -164,6 +150,6 @@ def _address(value: Any) -> str:
 
 Address = Annotated[str, BeforeValidator(_address)]
 Url = Annotated[SourceUrl, BeforeValidator(_source_url)]
-RelayUrl = Annotated[str, BeforeValidator(_relay_url)]
+RelayUrl = Annotated[HiddenUrl, BeforeValidator(_relay_url)]
 HiddenText = Annotated[Secret, BeforeValidator(_secret)]
 KeyColumns = Annotated[tuple[str, ...], BeforeValidator(_key_columns)]

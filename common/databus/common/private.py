@@ -9,10 +9,38 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Self
 
 _PASSWORD = re.compile(r"(://[^\s:/?#@]*):\S*@")
 UMASK = 0o077
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
+
+
+class HiddenUrl(str):
+    """A URL that does not show its password when printed, logged or formatted.
+
+    What other methods of ``str`` give, and ``+``, is a plain text with the password.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> Self:
+        """A URL that is one already keeps its password."""
+        return super().__new__(cls, text.reveal if isinstance(text, HiddenUrl) else text)
+
+    @property
+    def reveal(self) -> str:
+        """The URL with its password, for the driver alone."""
+        return str.__str__(self)
+
+    def __str__(self) -> str:
+        return without_passwords(self.reveal)
+
+    def __repr__(self) -> str:
+        return repr(str(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
 
 
 def without_passwords(text: str) -> str:
