@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 
 from databus.common.config import DatabaseConfig, SourceUrl
 from databus.common.errors import SourceUnavailable
+from databus.relay.dumps import DumpState, new_dump
+from databus.relay.fetcher import Fetcher
 from databus.relay.sources.configured_keys import NO_KEYS
 from databus.relay.sources.mysql import MySqlSource, chunks
 from databus.relay.sources.mysql.connection import Connection
@@ -21,12 +24,15 @@ from databus.relay.sources.postgres.chunk_session import ChunkSession, SessionLo
 from databus.relay.sources.postgres.settings import read_settings as postgres_settings
 from databus.relay.sources.source import Chunk, ChunkRequest
 from databus.relay.sources.sqlite_chunks import ChunkReader
+from tests.integration.test_stopped_tables import dump
+from tests.support.capture import capturing, database_config, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config
 from tests.support.waiting import eventually, eventually_sync
 
-SLOW_S = 30
+SLOW_S = 90
 """Far longer than anything here takes, and less than a test may."""
+ENDLESS = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(n) FROM c"
 
 
 @pytest.fixture(params=["mariadb", "mysql", "mysql_tls"])
@@ -107,7 +113,7 @@ async def test_a_chunk_that_is_given_up_ends_at_the_server(
         async def ended() -> bool:
             return not await asyncio.to_thread(thinking, database)
 
-        await eventually(ended, SLOW_S / 3, "the query was ended at the server")
+        await eventually(ended, SLOW_S / 9, "the query was ended at the server")
     finally:
         await asyncio.to_thread(end, database)
         await source.close()
@@ -133,7 +139,7 @@ async def test_a_query_that_nobody_waits_for_ends_at_postgresql(
         async def ended() -> bool:
             return not await asyncio.to_thread(postgres_database.execute, running)
 
-        await eventually(ended, SLOW_S / 3, "the query was ended at the server")
+        await eventually(ended, SLOW_S / 9, "the query was ended at the server")
     finally:
         loop.close()
 
@@ -143,7 +149,6 @@ async def test_a_chunk_of_an_sqlite_file_is_interrupted(tmp_path: Path) -> None:
         db.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
         db.execute("INSERT INTO t VALUES (1)")
         db.commit()
-    endless = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT max(n) FROM c"
     began, outcomes = threading.Event(), list[BaseException]()
     reader = ChunkReader(str(tmp_path / "db"), NO_KEYS)
     connection = reader._db
@@ -151,7 +156,7 @@ async def test_a_chunk_of_an_sqlite_file_is_interrupted(tmp_path: Path) -> None:
     def ask() -> None:
         began.set()
         try:
-            connection.execute(endless)
+            connection.execute(ENDLESS)
         except sqlite3.OperationalError as error:
             outcomes.append(error)
 
@@ -167,3 +172,74 @@ async def test_a_chunk_of_an_sqlite_file_is_interrupted(tmp_path: Path) -> None:
     asking.join(SLOW_S)
     assert "interrupted" in str(outcomes[0])
     reader.close()
+
+
+@pytest.mark.parametrize("question", ["largest_key", "read_chunk"])
+async def test_a_dump_that_is_cancelled_ends_the_query_that_it_waits_for(
+    database: FreshDatabase,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    question: str,
+) -> None:
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
+    database.execute("INSERT INTO t VALUES (1)")
+    ask = getattr(chunks, question)
+
+    def slow(connection: Connection, *rest: Any) -> Any:
+        connection.query(f"SELECT SLEEP({SLOW_S}) AS {database.name}")
+        return ask(connection, *rest)
+
+    async with capturing(database_config("shop", url, f"{database.name}.*"), tmp_path) as fetcher:
+        await streaming(fetcher)
+        monkeypatch.setattr(chunks, question, slow)
+        try:
+            await cancelled_while(fetcher, lambda: asyncio.to_thread(thinking, database))
+
+            async def ended() -> bool:
+                return not await asyncio.to_thread(thinking, database)
+
+            await eventually(ended, SLOW_S / 9, "the query was ended at the server")
+        finally:
+            await asyncio.to_thread(end, database)
+        monkeypatch.undo()
+        await dump(tmp_path / "shop", f"{database.name}.t")
+
+
+@pytest.mark.parametrize("question", ["largest_key", "read"])
+async def test_a_dump_of_an_sqlite_file_that_is_cancelled_ends_its_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "db")) as db:
+        db.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+        db.execute("INSERT INTO t VALUES (1)")
+        db.commit()
+    began, outcomes = threading.Event(), list[BaseException]()
+
+    def endless(reader: ChunkReader, *_: Any) -> None:
+        began.set()
+        try:
+            reader._db.execute(ENDLESS)
+        except sqlite3.OperationalError as error:
+            outcomes.append(error)
+            raise
+
+    async with capturing(
+        database_config("shop", f"sqlite:///{tmp_path / 'db'}", "main.*"), tmp_path
+    ) as fetcher:
+        await streaming(fetcher)
+        monkeypatch.setattr(ChunkReader, question, endless)
+        await cancelled_while(fetcher, began.is_set)
+        await eventually(lambda: bool(outcomes), SLOW_S / 9, "it was interrupted")
+        assert "interrupted" in str(outcomes[0])
+        monkeypatch.undo()
+        await dump(tmp_path / "shop", "main.t")
+
+
+async def cancelled_while(fetcher: Fetcher, is_asking: Callable[[], Any]) -> None:
+    """Start a dump of everything, and cancel it while that is true."""
+    await fetcher.start_dump(new_dump({"sources": ["*"]}))
+    (running,) = fetcher.book
+    await eventually(is_asking)
+    running.state = DumpState.CANCELLED
+    await fetcher.dumps_changed()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from databus.common.errors import (
     DatabusError,
@@ -31,6 +32,8 @@ from databus.relay.dumps import (
     TableProgress,
 )
 from databus.relay.sources.source import Source, WatermarkingSource
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -117,8 +120,10 @@ class DumpRunner:
         await self._host.save_dumps()
         source, intake = await self._host.connected()
         if dump.tables is None:
-            dump.tables = await self._plan(dump, source)
+            dump.tables = await self._while_running(dump, self._plan(dump, source))
             await self._host.save_dumps()
+        if dump.tables is None:
+            return
         self.progress.begin(dump)
         unread: list[DatabusError] = []
         for table in dump.tables:
@@ -144,6 +149,20 @@ class DumpRunner:
         dump.end = intake.complete
         dump.state = DumpState.COMPLETED
         await self._host.save_dumps()
+
+    async def _while_running(self, dump: Dump, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """What the work gives; None once the dump is stopped: then it ends, its queries too."""
+        task = asyncio.create_task(work)
+        try:
+            while not task.done() and dump.is_running:
+                self._changed.clear()
+                changed = asyncio.create_task(self._changed.wait())
+                await asyncio.wait({task, changed}, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _plan(self, dump: Dump, source: Source) -> list[TableProgress]:
         schemas = {schema.source: schema for schema in await source.schemas()}

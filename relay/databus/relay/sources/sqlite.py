@@ -247,11 +247,11 @@ class SqliteSource:
         """See ``Source.largest_key``."""
 
         await self._begin_again(source)
-        return await self._run(partial(self._chunks.largest_key, source), self._chunk_thread)
+        return await self._read(partial(self._chunks.largest_key, source))
 
     async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
         """See ``Source.chunk_end``."""
-        return await self._run(partial(self._chunks.chunk_end, request), self._chunk_thread)
+        return await self._read(partial(self._chunks.chunk_end, request))
 
     def suspended(self) -> Mapping[str, Stop]:
         """See ``SuspendingSource``."""
@@ -259,20 +259,25 @@ class SqliteSource:
 
     async def table_size(self, source: str) -> TableSize:
         """The largest rowid, or else the number of rows."""
-        return await self._run(partial(self._chunks.size, source), self._chunk_thread)
+        return await self._read(partial(self._chunks.size, source))
 
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
         """See ``Source.read_chunk``."""
         if request.is_of_whole_table:
             await self._begin_again(request.source)
         try:
-            return await self._run(partial(self._chunks.read, request), self._chunk_thread)
-        except asyncio.CancelledError:
-            self._chunks.interrupt()
-            raise
+            return await self._read(partial(self._chunks.read, request))
         except UnsupportedChange as error:
             if request.source in self._taken_up:
                 self._stop_next[request.source] = error.message
+            raise
+
+    async def _read(self, question: Callable[[], _T]) -> _T:
+        """Put a question about rows; one that is given up is interrupted."""
+        try:
+            return await self._run(question, self._chunk_thread)
+        except asyncio.CancelledError:
+            self._chunks.interrupt()
             raise
 
     async def _begin_again(self, source: str) -> None:
