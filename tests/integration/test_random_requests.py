@@ -20,12 +20,13 @@ from databus.bootstrap.manifest import Store
 from databus.bootstrap.server import serve_bootstrap
 from databus.common import connections
 from databus.common.config import BootstrapConfig
+from databus.common.frame import Op
 from databus.common.http import serve
 from databus.common.listening import listening_socket
 from databus.relay.server import make_relay_app
 from databus.relay.wakeup import make_wakeup
 from tests.bootstrap.model import CLOCK, START
-from tests.support.live_relay import LiveRelay
+from tests.support.live_relay import ORDERS, LiveRelay, window
 from tests.support.waiting import eventually
 
 ROUNDS = 1500
@@ -316,6 +317,46 @@ async def test_a_silent_connection_is_closed_and_too_many_are_refused(
     stop.set()
     await serving
     live.close()
+
+
+@pytest.mark.parametrize("filtered", ["", "&ops=c"], ids=["from the ring", "filtered"])
+async def test_a_reader_that_takes_no_byte_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filtered: str
+) -> None:
+    monkeypatch.setattr(connections, "STALLED_S", 1.0)
+    live = LiveRelay(tmp_path, ring_bytes=32 << 20)
+    for scn in range(1, 301):
+        live.append(window(scn, [(Op.INSERT, ORDERS, 1)], text="y" * 60_000))
+    async with live.served():
+        loop = asyncio.get_running_loop()
+        reader = socket.socket()
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        reader.setblocking(False)
+        await loop.sock_connect(reader, ("127.0.0.1", int(live.url.rpartition(":")[2])))
+        path = f"/v1/shop/stream?checkpoint=0:0&follow=true{filtered}"
+        await loop.sock_sendall(reader, f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+
+        def is_let_go() -> bool:
+            try:
+                reader.send(b"x")
+            except OSError:
+                return True
+            return False
+
+        await eventually(is_let_go, 30, "the server has closed it", poll_s=0.5)
+        reader.close()
+    live.close()
+
+
+async def test_a_body_that_does_not_come_is_answered_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("databus.common.http.BODY_S", 0.3)
+    async with a_relay(tmp_path) as port:
+        head = b"POST /v1/shop/dumps HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+        found = await answer_to(port, head + b"Content-Type: application/json\r\n\r\n{", 10.0)
+    assert found.startswith(b"HTTP/1.1 408")
+    assert b"application/problem+json" in found
 
 
 async def test_at_the_descriptor_limit_the_log_says_so_once_and_open_connections_are_served(
