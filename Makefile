@@ -55,7 +55,7 @@ test: setup-test ## Run everything: lint, types, contracts, benchmark smoke, the
 	@$(BESIDE) run-compile run-lint run-types run-contracts
 	@$(MAKE) --no-print-directory run-bench-smoke
 	@echo "== tests"
-	@$(PYTEST) $(PARALLEL)
+	@$(PYTEST) $(PARALLEL) --durations=25
 	@scripts/matrix.sh --short mysql-8.0.15
 
 .PHONY: matrix
@@ -110,6 +110,10 @@ docs: setup ## Build the manual into build/site, strictly
 .PHONY: build
 build: setup ## Build the wheel and the source distribution into dist/
 	@$(BIN)/python -m hatchling build
+
+.PHONY: release
+release: setup ## Wheel, sdist and image context of the tag that HEAD has, in dist/
+	@scripts/release.sh
 
 .PHONY: hooks
 hooks: setup ## Install the git hooks of .pre-commit-config.yaml
