@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from docs.generate import metrics
+from docs.generate import commands, metrics
 from tests.support.fixtures import FreshDatabase
 from tests.support.snippets import Snippet, check, pages, shell_commands, snippets
 
@@ -45,6 +46,25 @@ def test_every_metric_that_a_page_names_is_there() -> None:
     for page, text in pages():
         named = set(re.findall(r"\bdatabus_(?:relay|bootstrap)_\w+", text))
         assert {name.removesuffix("_total") for name in named} <= there, page
+
+
+def test_every_command_and_option_in_a_sentence_is_there() -> None:
+    options = {words: options_of(command) for words, command in commands.commands()}
+    groups = {words.split()[0] for words in options}
+    for page, text in pages():
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        for span in re.findall(r"`databus ([a-z][^`]*)`", prose):
+            if "·" in span:  # README's list, which tests/test_readme.py compares
+                continue
+            words = span.split()
+            name = next((one for one in (" ".join(words[:2]), words[0]) if one in options), "")
+            assert name or words[0] in groups, f"{page}: databus {span}"
+            given = {one.partition("=")[0] for one in words if one.startswith("-")} - {"--help"}
+            assert not name or given <= options[name], f"{page}: databus {span}"
+
+
+def options_of(command: Any) -> set[str]:
+    return {one for item in command.params for one in (*item.opts, *item.secondary_opts)}
 
 
 def wrong(language: str, text: str, match: str) -> None:
