@@ -60,6 +60,16 @@ async def _command(url: str) -> Any:
     return await asyncio.to_thread(web.call, f"{url}/v1/shop/dumps")
 
 
+async def _log_writer_lists(url: str) -> Any:
+    async with RelayApi([url]) as relays:
+        return await relays.databases()
+
+
+async def _child_registers(url: str) -> Any:
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        return await Parent(url, "shop", silence_s=5.0).register(session, {})
+
+
 async def _client_registers(url: str) -> Any:
     async with Transport() as transport:
         return await transport.register(url, "shop", ())
@@ -76,7 +86,10 @@ async def _spark(url: str) -> Any:
 
 
 READERS: list[Ask] = [_client, _log_writer, _verify, _child, _command, _spark]
-FORMED: list[Ask] = [_client_registers, _log_writer, _verify, _spark, _spark_registers]
+FORMED: list[Ask] = [
+    _client_registers, _log_writer, _log_writer_lists, _verify, _child_registers, _spark,
+    _spark_registers,
+]  # fmt: skip
 
 
 @asynccontextmanager
@@ -150,8 +163,8 @@ async def test_deep_json_is_one_clear_error(ask: Ask) -> None:
 @pytest.mark.parametrize("body", [b"[]", b"7", b"null", b'{"clock": [], "schemas": 7, "max": 8}'])
 async def test_json_of_another_form_is_one_clear_error(ask: Ask, body: bytes) -> None:
     async with answering(JSON, body) as url:
-        if body.startswith(b"{") and ask in (_log_writer, _verify):
-            assert await ask(url)  # An object, of which they take what they need.
+        if body.startswith(b"{") and ask is _verify:
+            assert await ask(url)  # An object: who asks takes from it what is needed.
             return
         with pytest.raises(DatabusError, match=r"127\.0\.0\.1"):
             await ask(url)

@@ -9,8 +9,8 @@ from typing import Any, Self
 import aiohttp
 
 from databus.common.answers import PLAIN, read_bounded, read_json
-from databus.common.checkpoint import Position
-from databus.common.errors import ServerUnavailable, from_answer
+from databus.common.checkpoint import Position, decode_position
+from databus.common.errors import BadCheckpoint, DatabusError, ServerUnavailable, from_answer
 from databus.common.private import HiddenUrl
 
 BOOTSTRAP = "bootstrap"
@@ -48,11 +48,26 @@ class RelayApi:
     async def databases(self) -> list[str]:
         """The names of the databases that the relay serves."""
         document = await self._ask("GET", "/v1/databases")
-        return [item["name"] for item in document["databases"]]
+        try:
+            return [str(item["name"]) for item in document["databases"]]
+        except (KeyError, TypeError) as error:
+            raise self._odd("/v1/databases", error) from error
 
     async def sources(self, database: str) -> Mapping[str, Any]:
         """The sources with the range and clock of the stream."""
-        return await self._ask("GET", f"/v1/{database}/sources")
+        path = f"/v1/{database}/sources"
+        document = await self._ask("GET", path)
+        try:
+            _ = [item["name"] for item in document["sources"]]
+            for name in ("prev", "max"):
+                decode_position(document[name])
+            return {**document, "clock": str(document["clock"])}
+        except (KeyError, TypeError, BadCheckpoint) as error:
+            raise self._odd(path, error) from error
+
+    def _odd(self, path: str, error: Exception) -> ServerUnavailable:
+        what = error.message if isinstance(error, DatabusError) else f"without {error}"
+        return ServerUnavailable(f"{self.current}{path} answered something else: {what}")
 
     @property
     def current(self) -> str:

@@ -395,7 +395,8 @@ class RelaySource:
             range_ = await parent.range(self._connections())
         except ServerUnavailable:
             return {**facts, "parent_state": "unreachable"}
-        newest = range_.get("max") or {}
+        newest = range_.get("max")
+        newest = newest if isinstance(newest, dict) else {}
         return {
             **facts,
             "scn": newest.get("scn"),
