@@ -4,6 +4,5 @@ They are made at each build and are not committed: a committed copy would have t
 every change of a key, an option or a metric, and would conflict between branches.
 
 ``hooks`` is what MkDocs calls; ``configuration``, ``commands``, ``endpoints``, ``metrics``,
-``errors`` and ``library`` each make one page; ``snippets`` reads the code blocks of a page, for
-the tests.
+``errors`` and ``library`` each make one page.
 """

@@ -31,6 +31,7 @@ BESIDE = {
     "ARCHITECTURE.md": "project/architecture.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security.md",
     "benchmarks/README.md": "project/benchmarks.md",
     "common/databus/common/FORMAT.md": "project/frame-format.md",
     "relay/databus/relay/FORMAT.md": "project/ring-format.md",
