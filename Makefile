@@ -86,10 +86,15 @@ bench: setup ## Run the benchmarks in full (minutes) and draw their plots
 	@for figure in $(FIGURES); do echo "== $$figure"; $(BIN)/python -m benchmarks.$$figure; done
 
 SEED ?= 0
+CASES ?= 20000
 MINUTES ?= 1
 .PHONY: storm
 storm: setup-test ## Random statements against a real server, compared: DB=mariadb|mysql|postgres|sqlite SEED=0 MINUTES=1
 	@$(BIN)/python -m tests.storm --db $(if $(filter command environment,$(origin DB)),$(DB),mariadb) --seed $(SEED) --minutes $(MINUTES)
+
+.PHONY: storm-files
+storm-files: setup-test ## Every file of every store flipped and cut: SEED=0 CASES=20000 (positions of a file, at most)
+	@$(BIN)/python -m tests.storm.files --seed $(SEED) --cases $(CASES)
 
 .PHONY: storm-ci
 storm-ci: setup-test ## Five minutes of random statements with fresh seeds, over every server

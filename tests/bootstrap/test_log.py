@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from databus.bootstrap import blocks
 from databus.bootstrap import log as log_module
-from databus.bootstrap.log import HotLog, describe_log
+from databus.bootstrap.log import HotLog
+from databus.bootstrap.log_check import describe_log
 from databus.common import frame
 from databus.common.checkpoint import Position
 from databus.common.errors import ClockMismatch, FormatError, StoreError

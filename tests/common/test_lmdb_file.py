@@ -12,7 +12,8 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from databus.bootstrap.log import HotLog, describe_log
+from databus.bootstrap.log import HotLog
+from databus.bootstrap.log_check import describe_log
 from databus.client import LmdbCheckpoints, OnlineCheckpoint, Position
 from databus.common.errors import FormatError
 from databus.common.lmdb_file import check_lmdb
@@ -22,7 +23,8 @@ from tests.bootstrap.model import CLOCK, START, History
 READ = """
 import sys
 from pathlib import Path
-from databus.bootstrap.log import HotLog, describe_log
+from databus.bootstrap.log import HotLog
+from databus.bootstrap.log_check import describe_log
 from databus.client import LmdbCheckpoints
 from databus.common.errors import DatabusError
 

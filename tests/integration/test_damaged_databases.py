@@ -15,6 +15,7 @@ from databus.common.config import Config
 from databus.common.errors import FormatError, ServerUnavailable, SourceUnavailable
 from databus.common.frame import Op
 from databus.relay.fetcher import Fetcher
+from databus.relay.layout import read_document
 from databus.relay.relay import LocalRelay
 from databus.relay.ring import Ring
 from databus.relay.ring_format import CONTROL_OFFSETS, DATA_OFFSET, LIVE_OFFSET, SLOT_OFFSETS
@@ -172,7 +173,7 @@ async def test_a_damaged_record_of_dumps_or_word_of_the_fetcher_does_not_hide_al
         assert (document["name"], document["dumps"]) == ("shop", [])
     with pytest.raises(FormatError, match=r"dumps\.json is damaged"):
         Fetcher(live.config.database[0], tmp_path)
-    told = json.loads(live.folder.status.read_bytes())
+    told = json.loads(read_document(live.folder.status) or b"{}")
     assert (told["state"], "dumps.json" in told["error"]["detail"]) == ("failed", True)
     live.close()
 

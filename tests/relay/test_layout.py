@@ -23,14 +23,8 @@ def test_no_flipped_bit_and_no_cut_of_a_document_passes(tmp_path: Path) -> None:
         damaged += [whole[:at] + bytes([byte ^ 1 << bit]) + whole[at + 1 :] for bit in range(8)]
     for data in damaged:
         path.write_bytes(data)
-        try:
-            found = read_document(path)
-        except FormatError as error:
-            assert str(path) in error.message
-            continue
-        # As short as the beginning of the first line: that is no JSON.
-        with pytest.raises(ValueError, match=r"Expecting|line 1"):
-            json.loads(found or b"")
+        with pytest.raises(FormatError, match=str(path)):
+            read_document(path)
 
 
 def test_a_document_of_an_earlier_release_is_read(tmp_path: Path) -> None:

@@ -189,6 +189,25 @@ async def test_versions_that_differ_elsewhere_are_one_to_a_reader_of_some_column
     live.close()
 
 
+async def test_the_version_that_is_current_comes_last_for_a_reader_of_some_columns(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    columns = PAGES.columns
+    wider = SourceSchema("shop.pages", (*columns, Column("number", Kind.INT)), ("id",))
+    other = SourceSchema("shop.pages", (*columns, Column("colour", Kind.STRING)), ("id",))
+    live = LiveRelay(tmp_path, schemas=())
+    # To a reader of the title and the number, the last one is the first one again.
+    live.registry.announce([PAGES, wider, other])
+    async with live.served():
+        url = f"{live.url}/v1/shop/register"
+        async with http.get(url, params={"columns": "title,number"}) as answer:
+            found = (await answer.json())["schemas"]
+    live.close()
+    shown = [[column["name"] for column in one["schema"]["columns"]] for one in found]
+    assert shown == [["id", "title", "number"], ["id", "title"]]
+    assert [one["version"] for one in found] == [2, 1]
+
+
 async def test_a_follower_of_some_columns_learns_of_a_version_that_comes_meanwhile(
     relay: LiveRelay, http: aiohttp.ClientSession
 ) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from databus.common.errors import FormatError, StoreError
 from databus.common.schema import Column, Kind, SourceSchema
-from databus.relay.registry import Registry, RegistryReader, read_line, registry_line
+from databus.relay.registry import Registry, RegistryReader, end_path, read_line, registry_line
 
 
 def version(number: int) -> SourceSchema:
@@ -113,9 +113,10 @@ def test_a_line_that_a_power_loss_tore_is_told_again(tmp_path: Path, seed: int) 
     path = tmp_path / "schemas.jsonl"
     registry = Registry(path)
     registry.add([version(0), version(rng.randrange(1, 10))])
-    synced = path.read_bytes()
+    synced, end = path.read_bytes(), end_path(path).read_bytes()
     registry.add([version(20)])
     registry.close()
+    end_path(path).write_bytes(end)  # it is written after the sync that the power loss prevents
     now, kept = path.read_bytes(), path.stat().st_size - rng.choice((0, 1, 300, 1000))
     torn = bytearray(now[:kept])
     for at in range(len(synced) // sector * sector, kept, sector):
@@ -131,6 +132,43 @@ def test_a_line_that_a_power_loss_tore_is_told_again(tmp_path: Path, seed: int) 
     reader.refresh()
     assert list(reader.schemas)[2:] == [version(20), version(21)]
     assert path.read_bytes() == now + registry_line(version(21), is_ahead=True)
+
+
+def test_every_cut_of_what_was_synced_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "schemas.jsonl"
+    registry = Registry(path)
+    registry.announce([version(0), version(1)])
+    registry.announce([version(0)])
+    registry.close()
+    whole, end = path.read_bytes(), end_path(path).read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        for begin in (Registry, lambda path: RegistryReader(path).refresh()):
+            with pytest.raises(FormatError, match=str(path)):
+                begin(path)
+    path.unlink()
+    with pytest.raises(FormatError, match=str(path)):
+        Registry(path)
+    # Longer than it was synced is right; so is a folder of an earlier release.
+    path.write_bytes(whole + registry_line(version(2)))
+    Registry(path).close()
+    assert end_path(path).read_bytes() != end
+    end_path(path).unlink()
+    path.write_bytes(whole)
+    Registry(path).close()
+    assert end_path(path).exists()
+
+
+def test_a_registry_that_is_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "schemas.jsonl"
+    registry = Registry(path)
+    registry.add([version(0), version(1)])
+    registry.close()
+    reader = RegistryReader(path)
+    assert reader.refresh()
+    path.write_bytes(registry_line(version(0)))
+    with pytest.raises(FormatError, match="was cut to"):
+        reader.refresh()
 
 
 def test_zeros_before_a_version_that_is_whole_are_damage(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from databus.bootstrap.log import HotLog, describe_log
+from databus.bootstrap.log import HotLog
+from databus.bootstrap.log_check import describe_log
 from databus.bootstrap.manifest import Manifest, Store
 from databus.bootstrap.process import run_applier, run_bootstrap, run_server, run_writer
 from databus.bootstrap.runs import Run, RunKind

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import struct
-import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,16 @@ import numpy as np
 
 from databus.bootstrap import failpoints
 from databus.bootstrap.blocks import check_order, cut_values, is_after, position_at, tail_after
+from databus.bootstrap.log_values import (
+    block_bounds,
+    open_fact,
+    pack_position,
+    pack_schema,
+    seal_fact,
+    unpack_position,
+    unpack_schema,
+)
+from databus.bootstrap.map_gate import MapGate
 from databus.common import checkpoint as checkpoints
 from databus.common import frame
 from databus.common.checkpoint import OnlineCheckpoint, Position
@@ -39,7 +47,6 @@ from databus.common.schema import SchemaSet, SourceSchema
 FORMAT = 1
 FOLDER = "log"
 FIRST_MAP_BYTES = 64 << 20
-_KEY = struct.Struct(">QI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,44 +80,6 @@ class LogSlice:
     stop: Position
 
 
-def _pack(position: Position) -> bytes:
-    return _KEY.pack(position.scn, position.seq)
-
-
-def _unpack(key: bytes) -> Position:
-    return Position(*_KEY.unpack(key))
-
-
-class _Gate:
-    """Lets transactions pass side by side, and the map grow while there is none.
-
-    LMDB forbids to resize a map that this process has a transaction on.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._passing = 0
-
-    @contextlib.contextmanager
-    def passing(self) -> Iterator[None]:
-        """A transaction is open within this block."""
-        with self._changed:
-            self._passing += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._passing -= 1
-                self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """No transaction is open within this block."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._passing == 0)
-            yield
-
-
 class HotLog:
     """Frames after ``state().start``, in commit order, each exactly once.
 
@@ -135,7 +104,7 @@ class HotLog:
         if read_only and not (folder / "data.mdb").exists():
             raise StoreError(f"{folder} holds no log yet; is the log writer running?")
         self.folder = folder
-        self._gate = _Gate()
+        self._gate = MapGate()
         self._read_only = read_only
         self._is_broken = False
         self.append_count = 0
@@ -226,7 +195,7 @@ class HotLog:
     def is_new(self) -> bool:
         """Whether no stream has been bound to this log yet."""
         with self._reading() as transaction:
-            return transaction.get(b"clock", db=self._facts) is None
+            return self._fact(transaction, b"clock") is None
 
     def bind(self, database: str, clock: str, start: Position) -> None:
         """Make a new log one of this database and clock, beginning after ``start``, its origin.
@@ -249,10 +218,10 @@ class HotLog:
         def change(transaction: Any) -> None:
             facts = {"format": str(FORMAT), "database": database, "clock": clock}
             for name, value in facts.items():
-                transaction.put(name.encode(), value.encode(), db=self._facts)
+                self._put_fact(transaction, name.encode(), value.encode())
             self._put_range(transaction, start, start, 0, 0)
             self._put_checkpoint(transaction, OnlineCheckpoint(database, clock, start))
-            _put_notes(transaction, self._facts, {"origin": start.to_json()})
+            self._put_notes(transaction, {"origin": start.to_json()})
 
         self._write(change)
 
@@ -267,10 +236,10 @@ class HotLog:
 
     def _state(self, transaction: Any) -> LogState:
         def fact(name: str) -> bytes:
-            value = transaction.get(name.encode(), db=self._facts)
+            value = self._fact(transaction, name.encode())
             if value is None:
                 raise StoreError(f"the log in {self.folder} is empty; is the log writer running?")
-            return bytes(value)
+            return value
 
         if fact("format") != str(FORMAT).encode():
             raise StoreError(
@@ -279,20 +248,46 @@ class HotLog:
             )
         try:
             position = checkpoints.decode(fact("checkpoint"))
+            if not isinstance(position, OnlineCheckpoint):
+                raise FormatError(f"the log in {self.folder} has the checkpoint {position}")
+            numbers = json.loads(fact("numbers"))
+            start, window = fact("start"), fact("window")
+            with self._naming():
+                return LogState(
+                    database=fact("database").decode(),
+                    clock=fact("clock").decode(),
+                    start=unpack_position(start),
+                    window=unpack_position(window),
+                    checkpoint=position,
+                    frame_bytes=int(numbers["frame_bytes"]),
+                    since_us=int(numbers["since_us"]),
+                )
         except BadCheckpoint as error:
             raise FormatError(f"the log in {self.folder}: {error.message}") from error
-        if not isinstance(position, OnlineCheckpoint):
-            raise FormatError(f"the log in {self.folder} has the checkpoint {position}")
-        numbers = json.loads(fact("numbers"))
-        return LogState(
-            database=fact("database").decode(),
-            clock=fact("clock").decode(),
-            start=_unpack(fact("start")),
-            window=_unpack(fact("window")),
-            checkpoint=position,
-            frame_bytes=numbers["frame_bytes"],
-            since_us=numbers["since_us"],
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damage(f"its facts: {error!r}") from error
+
+    def _damage(self, what: str) -> FormatError:
+        return FormatError(
+            f"{self.folder / 'data.mdb'} is damaged: {what}; restore it from a copy, or move its "
+            f"folder away and let the relay dump the tables again"
         )
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """What is wrong with a value names the file."""
+        try:
+            yield
+        except FormatError as error:
+            raise self._damage(error.message) from error
+
+    def _fact(self, transaction: Any, name: bytes) -> bytes | None:
+        found = transaction.get(name, db=self._facts)
+        with self._naming():
+            return None if found is None else open_fact(name, bytes(found))
+
+    def _put_fact(self, transaction: Any, name: bytes, text: bytes) -> None:
+        transaction.put(name, seal_fact(name, text), db=self._facts)
 
     def _put_range(
         self,
@@ -302,24 +297,30 @@ class HotLog:
         frame_bytes: int,
         since_us: int,
     ) -> None:
-        transaction.put(b"start", _pack(start), db=self._facts)
-        transaction.put(b"window", _pack(window), db=self._facts)
+        self._put_fact(transaction, b"start", pack_position(start))
+        self._put_fact(transaction, b"window", pack_position(window))
         numbers = {"frame_bytes": frame_bytes, "since_us": since_us}
-        transaction.put(b"numbers", json.dumps(numbers).encode(), db=self._facts)
+        self._put_fact(transaction, b"numbers", json.dumps(numbers).encode())
 
     def _put_checkpoint(self, transaction: Any, value: OnlineCheckpoint) -> None:
-        transaction.put(b"checkpoint", checkpoints.encode(value).encode(), db=self._facts)
+        self._put_fact(transaction, b"checkpoint", checkpoints.encode(value).encode())
+
+    def _put_notes(self, transaction: Any, notes: dict[str, Any]) -> None:
+        for name, document in notes.items():
+            self._put_fact(transaction, b"note." + name.encode(), json.dumps(document).encode())
 
     def note(self, name: str) -> Any:
         """A JSON document kept beside the frames (seeding, gaps), None if there is none."""
         with self._reading() as transaction:
-            value = transaction.get(b"note." + name.encode(), db=self._facts)
-            return None if value is None else json.loads(bytes(value))
+            value = self._fact(transaction, b"note." + name.encode())
+        try:
+            return None if value is None else json.loads(value)
+        except ValueError as error:
+            raise self._damage(f"the note {name!r}: {error}") from error
 
     def put_note(self, name: str, document: Any) -> None:
         """Keep a JSON document."""
-        data = json.dumps(document).encode()
-        self._write(lambda txn: txn.put(b"note." + name.encode(), data, db=self._facts))
+        self._write(lambda txn: self._put_notes(txn, {name: document}))
 
     def schemas(self) -> list[SourceSchema]:
         """All schema versions that frames of this log may name, in the order of announcement.
@@ -327,8 +328,9 @@ class HotLog:
         A version that a table returned to is listed again; the last one of a source is current.
         """
         with self._reading() as transaction:
-            rows = [bytes(value) for _, value in transaction.cursor(self._schemas)]
-        return [SourceSchema.from_json(json.loads(row)) for row in rows]
+            rows = [(bytes(key), bytes(value)) for key, value in transaction.cursor(self._schemas)]
+        with self._naming():
+            return [unpack_schema(number, *row) for number, row in enumerate(rows)]
 
     def add_schemas(self, schemas: Iterable[SourceSchema]) -> None:
         """Store versions that are not there yet, and those that a table has returned to."""
@@ -343,8 +345,7 @@ class HotLog:
 
         def change(transaction: Any) -> None:
             for number, schema in enumerate(new, len(stored)):
-                text = json.dumps(schema.to_json()).encode()
-                transaction.put(struct.pack(">Q", number), text, db=self._schemas)
+                transaction.put(*pack_schema(number, schema), db=self._schemas)
 
         if new:
             self._write(change)
@@ -385,7 +386,7 @@ class HotLog:
         def change(transaction: Any) -> None:
             for piece in pieces:
                 if not transaction.put(
-                    _pack(piece.stop), piece.data, db=self._frames, overwrite=False
+                    pack_position(piece.stop), piece.data, db=self._frames, overwrite=False
                 ):
                     raise FormatError(f"two blocks end at {piece.stop}")
             self._put_range(
@@ -429,20 +430,40 @@ class HotLog:
         pieces: list[bytes] = []
         size, stop = 0, max(after, upto)
         with self._reading() as transaction:
-            start = transaction.get(b"start", db=self._facts)
-            if start is None or _unpack(bytes(start)) > after:
+            start = self._fact(transaction, b"start")
+            if start is None or unpack_position(start) > after:
                 return None
             cursor = transaction.cursor(self._frames)
-            found = cursor.set_range(_pack(after))
-            while found and (key := _unpack(bytes(cursor.key()))) <= upto:
+            found = cursor.set_range(pack_position(after))
+            last = self._before(cursor, after, found=found)
+            while found and (key := unpack_position(bytes(cursor.key()))) <= upto:
                 if size >= max_bytes:
                     return LogSlice(b"".join(pieces), stop)
+                data = bytes(cursor.value())
+                with self._naming():
+                    first, end = block_bounds(data, verify=True)
+                if not last < first <= end == key:
+                    raise self._damage(f"the block at {key} holds {first} to {end}, after {last}")
                 if key > after:
-                    data = bytes(cursor.value())
                     pieces.append(data if pieces else tail_after(data, after))
                     size, stop = size + len(pieces[-1]), key
-                found = cursor.next()
+                last, found = key, cursor.next()
         return LogSlice(b"".join(pieces), max(after, upto))
+
+    def _before(self, cursor: Any, after: Position, *, found: bool) -> Position:
+        """The end of the block before the cursor, which stays: no block was passed over."""
+        if not (cursor.prev() if found else cursor.last()):
+            if found:
+                cursor.first()
+            return Position(0, 0)
+        last = unpack_position(bytes(cursor.key()))
+        with self._naming():
+            _, end = block_bounds(bytes(cursor.value()), verify=False)
+        if last != end or last >= after:
+            raise self._damage(f"the block at {last} ends at {end} and stands before {after}")
+        if found:
+            cursor.next()
+        return last
 
     def drop_until(self, position: Position, now_us: int) -> None:
         """Forget frames up to ``position``, where a value ends: a segment has them.
@@ -457,7 +478,7 @@ class HotLog:
             cursor = transaction.cursor(self._frames)
             dropped = 0
             found = cursor.first()
-            while found and _unpack(bytes(cursor.key())) <= position:
+            while found and unpack_position(bytes(cursor.key())) <= position:
                 dropped += len(cursor.value())
                 cursor.delete()
                 found = len(cursor.key()) > 0
@@ -488,7 +509,7 @@ class HotLog:
             self._put_checkpoint(
                 transaction, OnlineCheckpoint(state.database, state.clock, position)
             )
-            _put_notes(transaction, self._facts, {"origin": position.to_json(), **notes})
+            self._put_notes(transaction, {"origin": position.to_json(), **notes})
 
         self._write(change)
 
@@ -503,9 +524,9 @@ class HotLog:
             state = self._state(transaction)
             cursor = transaction.cursor(self._frames)
             dropped = 0
-            found = cursor.set_range(_pack(state.window))
+            found = cursor.set_range(pack_position(state.window))
             while found:
-                if _unpack(bytes(cursor.key())) > state.window:
+                if unpack_position(bytes(cursor.key())) > state.window:
                     dropped += len(cursor.value())
                     cursor.delete()
                     found = len(cursor.key()) > 0
@@ -517,7 +538,7 @@ class HotLog:
             self._put_checkpoint(
                 transaction, OnlineCheckpoint(state.database, state.clock, position)
             )
-            _put_notes(transaction, self._facts, notes)
+            self._put_notes(transaction, notes)
 
         self._write(change)
 
@@ -533,9 +554,10 @@ class HotLog:
             state = self._state(transaction)
             last, whole, size, count = state.start, state.start, 0, 0
             for key, value in transaction.cursor(self._frames):
-                stop = _unpack(bytes(key))
-                columns = frame.scan(bytes(value))
-                check_order(columns)
+                with self._naming():
+                    stop = unpack_position(bytes(key))
+                    columns = frame.scan(bytes(value))
+                    check_order(columns)
                 first = position_at(columns, 0)
                 if columns.stop != len(value) or position_at(columns, len(columns) - 1) != stop:
                     raise StoreError(f"I1: the block at {stop} ends elsewhere")
@@ -560,39 +582,3 @@ class HotLog:
     def map_bytes(self) -> int:
         """Size of the memory map, which grows by itself."""
         return int(self._env.info()["map_size"])
-
-
-def _put_notes(transaction: Any, facts: Any, notes: dict[str, Any]) -> None:
-    for name, document in notes.items():
-        data = json.dumps(document).encode()
-        transaction.put(b"note." + name.encode(), data, db=facts)
-
-
-def describe_log(folder: Path) -> dict[str, Any]:
-    """What ``databus inspect log`` shows of a database's ``folder``, or of the log in it.
-
-    Raises: StoreError: there is none, or it breaks an invariant; FormatError: it is damaged.
-    """
-    folder = folder / FOLDER if (folder / FOLDER).is_dir() else folder
-    check_lmdb(folder, whole=True)
-    log = HotLog(folder, read_only=True)
-    try:
-        state = log.state()
-        return {
-            "database": state.database,
-            "clock": state.clock,
-            "start": state.start.to_json(),
-            "window": state.window.to_json(),
-            "checkpoint": state.last.to_json(),
-            "frame_bytes": state.frame_bytes,
-            "map_bytes": log.map_bytes(),
-            "frames": log.check(),
-            "schemas": [
-                {"source": schema.source, "fingerprint": f"{schema.fingerprint:016x}"}
-                for schema in log.schemas()
-            ],
-            "seeding": log.note("seeding") or {},
-            "gaps": log.note("gaps") or [],
-        }
-    finally:
-        log.close()

@@ -263,13 +263,13 @@ class Store:
         """The files of a run, wherever they are."""
         return self.storage.files(run if isinstance(run, str) else run.id)
 
-    def open_run(self, run: Run, *, verify: bool = False) -> OpenRun:
+    def open_run(self, run: Run) -> OpenRun:
         """A run, open for reading.
 
         Raises:
             StoreError: a file is missing, cut or damaged.
         """
-        return OpenRun(run, self.files(run), verify=verify)
+        return OpenRun(run, self.files(run))
 
     def exists(self) -> bool:
         """Whether there is a manifest."""
@@ -482,7 +482,7 @@ class Store:
             problems.append(error.message)
         for run in manifest.runs:
             try:
-                opened = self.open_run(run, verify=True)
+                opened = self.open_run(run)
                 try:
                     opened.check()
                 finally:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -34,6 +35,9 @@ ROW_GROUP_BYTES = 16 << 20
 
 DECODED_BYTES = 2 << 20
 """Frames that are decoded at once, about: they are sent while the next ones are decoded."""
+
+FOOTER_BYTES = 64 << 10
+"""What is read at once of a file's end: most footers are shorter."""
 
 COMPRESSION = "lz4"
 COLUMNS = ("scn", "seq", "source_id", "op", "flags", "commit_us", "key_hash", "key", "frame")
@@ -71,7 +75,11 @@ class RunKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """One Parquet file of a run; no row lies before ``first`` or after ``last``."""
+    """One Parquet file of a run; no row lies before ``first`` or after ``last``.
+
+    ``footer_crc`` is the CRC-32C of the footer: by its statistics readers pass over row groups.
+    0 in manifests of earlier releases.
+    """
 
     name: str
     rows: int
@@ -79,6 +87,7 @@ class RunFile:
     frame_bytes: int
     first: Position
     last: Position
+    footer_crc: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +157,7 @@ class Run:
                     "frame_bytes": file.frame_bytes,
                     "first": list(file.first),
                     "last": list(file.last),
+                    "footer_crc": file.footer_crc,
                 }
                 for file in self.files
             ],
@@ -169,6 +179,7 @@ class Run:
                     frame_bytes=int(file["frame_bytes"]),
                     first=position_from(file["first"]),
                     last=position_from(file["last"]),
+                    footer_crc=int(file.get("footer_crc", 0)),
                 )
                 for file in document["files"]
             )
@@ -275,10 +286,9 @@ class OpenRun:
     Raises: StoreError, naming run and file, if a file is missing, cut, or damaged.
     """
 
-    def __init__(self, run: Run, files: RunFiles | Path, *, verify: bool = False) -> None:
+    def __init__(self, run: Run, files: RunFiles | Path) -> None:
         self.run = run
         self._place = LocalFiles(files) if isinstance(files, Path) else files
-        self._verify = verify
         self._files: list[pq.ParquetFile] = []
         try:
             for file in run.files:
@@ -299,9 +309,13 @@ class OpenRun:
                     f"run {self.run.id}: {place} has {size} bytes, the manifest says "
                     f"{file.file_bytes}; restore the file or rebuild the store from a dump"
                 )
-            opened = pq.ParquetFile(
-                source, pre_buffer=False, page_checksum_verification=self._verify
-            )
+            if file.footer_crc and footer_crc(source, size) != file.footer_crc:
+                source.close()
+                raise StoreError(
+                    f"run {self.run.id}: the footer of {place} has another CRC than the manifest "
+                    f"says; restore the file or rebuild the store from a dump"
+                )
+            opened = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
         except (OSError, pa.ArrowException) as error:
             raise self._damaged(place, error) from error
         if opened.metadata.num_rows != file.rows or opened.schema_arrow.names != list(COLUMNS):
@@ -358,11 +372,16 @@ class OpenRun:
         file = self._files[group.file]
         column = file.metadata.row_group(group.index).column(COLUMNS.index("frame"))
         rows = 1 + DECODED_BYTES * group.rows // max(column.total_uncompressed_size, 1)
+        found = 0
         try:
             for batch in file.iter_batches(
                 rows, row_groups=[group.index], columns=["frame"], use_threads=False
             ):
+                found += len(batch)
                 yield _as_block(batch.column(0))
+            # The headers of pages have no CRC.
+            if found != group.rows:
+                raise pa.ArrowInvalid(f"{found} rows of {group.rows} in a row group")
         except (OSError, pa.ArrowException) as error:
             raise self._read_error(group, error) from error
 
@@ -392,7 +411,10 @@ class OpenRun:
     def table(self, group: RowGroup, names: list[str]) -> Any:
         """Columns of a row group, by their names, as an Arrow table."""
         try:
-            return self._files[group.file].read_row_group(group.index, columns=names)
+            table = self._files[group.file].read_row_group(group.index, columns=names)
+            if table.num_rows != group.rows:
+                raise pa.ArrowInvalid(f"{table.num_rows} rows of {group.rows} in a row group")
+            return table
         except (OSError, pa.ArrowException) as error:
             raise self._read_error(group, error) from error
 
@@ -416,6 +438,15 @@ def bounds(group: Any) -> tuple[Position, Position]:
     return Position(scn.min, 0), Position(scn.max, SEQ_END)
 
 
+def footer_crc(source: Any, size: int) -> int:
+    """CRC-32C of a Parquet file's footer, with its length and the magic behind it."""
+    tail = source.read_at(min(size, FOOTER_BYTES), max(0, size - FOOTER_BYTES))
+    footer_bytes = min(size, int.from_bytes(tail[-8:-4], "little") + 8)
+    if footer_bytes > len(tail):
+        tail = source.read_at(footer_bytes, size - footer_bytes)
+    return int(google_crc32c.value(tail[len(tail) - footer_bytes :]))
+
+
 def describe_file(path: Path) -> RunFile:
     """As ``describe``, of a local file."""
     return describe(LocalFiles(path.parent), path.name)
@@ -431,6 +462,7 @@ def describe(files: RunFiles, name: str) -> RunFile:
     try:
         with files.open(name) as source:
             size = source.size()
+            crc = footer_crc(source, size)
             with pq.ParquetFile(source) as file:
                 metadata = file.metadata
                 names = file.schema_arrow.names
@@ -448,6 +480,7 @@ def describe(files: RunFiles, name: str) -> RunFile:
         frame_bytes=sum(g.column(frame_column).total_uncompressed_size for g in groups),
         first=min((first for first, _ in limits), default=ORIGIN),
         last=max((last for _, last in limits), default=ORIGIN),
+        footer_crc=crc,
     )
 
 

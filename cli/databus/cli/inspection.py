@@ -48,7 +48,7 @@ def log(folder: Folder, as_json: AsJson = False) -> None:
 
         databus inspect log var/bootstrap/shop
     """
-    from databus.bootstrap.log import describe_log
+    from databus.bootstrap.log_check import describe_log
 
     _show(f"log {folder}", describe_log(folder), as_json)
 

@@ -22,6 +22,8 @@ BIG_DATA, SUB_DATA = 1, 2
 INTEGER_KEYS = 8
 NO_PAGE = 2**64 - 1
 HEAD_BYTES = 2 * PAGE_SIZES[-1]
+WHOLE_BYTES = 64 << 20  # what is looked at in less than a second
+BUSY_ATTEMPTS = 5
 CREATION_S = 0.5  # a file that another process is creating is empty for a moment
 CURE = "Restore it from a copy, or move its folder away to start from the beginning."
 
@@ -37,9 +39,10 @@ META_BYTES = PAGE.size + META_HEAD.size + 2 * TREE.size + META_TAIL.size
 def check_lmdb(folder: Path, *, whole: bool = False) -> int:
     """Check ``data.mdb`` in ``folder`` and return its size; 0 for a file that does not exist.
 
-    A file that holds every page up to its last one is taken as it is, unless ``whole`` asks for
-    a look at each page.  A shorter one is valid too: LMDB counts pages that a transaction took
-    and returned, and does not write them.  Its trees then show whether a used page is missing.
+    A file larger than WHOLE_BYTES that holds every page up to its last one is taken as it is,
+    unless ``whole`` asks for a look at each page of its trees.  A shorter one is valid too: LMDB
+    counts pages that a transaction took and returned, and does not write them.  Its trees then
+    show whether a used page is missing.
 
     Raises: FormatError naming the file, the page and the cure; OSError.
     """
@@ -57,10 +60,14 @@ def check_lmdb(folder: Path, *, whole: bool = False) -> int:
 def _check(path: Path, descriptor: int, *, whole: bool) -> int:
     """Check until one commit's pages were seen: another process may write meanwhile."""
     empty_since_s = time.monotonic()
+    attempts = 0
     while True:
         head = os.pread(descriptor, HEAD_BYTES, 0)
+        attempts += 1
+        # Beside a writer that commits all the time a walk never sees one commit's pages.
+        whole_bytes = WHOLE_BYTES if attempts <= BUSY_ATTEMPTS else 0
         try:
-            return _File(path, descriptor, head).check(whole=whole)
+            return _File(path, descriptor, head).check(2**63 if whole else whole_bytes)
         except FormatError:
             is_new = not head and time.monotonic() < empty_since_s + CREATION_S
             if not is_new and os.pread(descriptor, HEAD_BYTES, 0) == head:
@@ -134,8 +141,8 @@ class _File:
         self._size_bytes = 0
         self._seen: set[int] = set()
 
-    def check(self, *, whole: bool) -> int:
-        """Read the meta pages, and the trees where ``whole`` or the size asks for it.
+    def check(self, whole_bytes: int) -> int:
+        """Read the meta pages, and the trees of a file up to ``whole_bytes`` or with a hole.
 
         Returns: the file's size in bytes.
         """
@@ -143,7 +150,8 @@ class _File:
         self._page_bytes, self._last_page = meta.page_bytes, meta.last_page
         # After the meta pages: a writer beside us only makes the file longer.
         self._size_bytes = os.fstat(self._descriptor).st_size
-        if not whole and self._size_bytes >= (meta.last_page + 1) * meta.page_bytes:
+        is_long = self._size_bytes >= (meta.last_page + 1) * meta.page_bytes
+        if is_long and self._size_bytes > whole_bytes:
             return self._size_bytes
         for tree in meta.trees:
             self._walk_tree(tree)

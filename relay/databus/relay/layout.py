@@ -125,7 +125,7 @@ def read_document(path: Path) -> bytes | None:
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     head, newline, content = data.partition(b"\n")
-    if not newline and data and not data.startswith(_SEAL):
+    if not newline and head[: len(_SEAL)] != _SEAL[: len(head)]:
         return data
     if not newline or head != b"%b%08x" % (_SEAL, google_crc32c.value(content)):
         raise FormatError(

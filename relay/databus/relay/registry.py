@@ -4,6 +4,9 @@ A file of JSON lines, ``{"fingerprint": "<16 hex>", "schema": {...}}``, that onl
 fetcher appends; HTTP workers read it and read on when it has grown.  The last line of a source is
 its current version: a table that returns to an earlier version gets that version's line again.
 A line with ``"ahead":true`` is a version that the catalogue had and the stream had not come to.
+
+Beside it stands how long it was when it was last synced, since a file of lines does not show that
+its last ones are missing.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 
 from databus.common.errors import FormatError, StoreError
 from databus.common.schema import SchemaSet, SourceSchema
+from databus.relay.layout import keep_document, read_document
 from databus.relay.returning import ReturningColumns
 from databus.relay.ring_file import sync_directory
 
@@ -43,6 +47,8 @@ def read_line(line: bytes, origin: str) -> SourceSchema:
         document = json.loads(line)
         schema = SourceSchema.from_json(document["schema"])
         stated = document["fingerprint"]
+        if unknown := document.keys() - {"schema", "fingerprint", "ahead"}:
+            raise FormatError(f"it has the keys {sorted(unknown)} besides those of a version")
     except FormatError as error:
         raise FormatError(f"{origin}: {error.message}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -54,6 +60,24 @@ def read_line(line: bytes, origin: str) -> SourceSchema:
     return schema
 
 
+def end_path(path: Path) -> Path:
+    """Where the length of a registry stands."""
+    return path.with_suffix(".end")
+
+
+def _synced_bytes(path: Path) -> int:
+    """How long a registry was when it was last synced; 0 in earlier releases.
+
+    Raises:
+        FormatError: the record is damaged.
+    """
+    content = read_document(end_path(path))
+    try:
+        return 0 if content is None else int(json.loads(content)["bytes"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{end_path(path)} is damaged: {error!r}; move it away") from error
+
+
 class RegistryReader:
     """The versions in a registry's file, read on as it grows.
 
@@ -62,6 +86,7 @@ class RegistryReader:
         I2. A last line without its end is not there yet, and neither is a line with a zero byte:
             that is what a power loss leaves where a sector was not written, before the file
             had been synced, and so before anybody relied on the line or those behind it.
+        I3. No line is missing of what was synced before the first ``refresh``.
 
     Owner: one task; another process may append to the file.
     Raises: FormatError from ``refresh`` where the file is damaged; what came before stands.
@@ -73,11 +98,32 @@ class RegistryReader:
         self.shapes = ReturningColumns()
         self.read_bytes = 0
         self._line_count = 0
+        self._is_begun = False
 
     def refresh(self) -> bool:
         """Read what has been appended; True if there was something new."""
+        if self._is_begun:
+            return self._read_on()
+        synced_bytes = _synced_bytes(self.path)
+        found = self._read_on()
+        if self.read_bytes < synced_bytes:
+            raise FormatError(
+                f"{self.path} was cut or damaged: its lines end at offset {self.read_bytes}, and "
+                f"{synced_bytes} bytes of them were on disk; restore the file of a backup, or "
+                f"remove the database's folder"
+            )
+        self._is_begun = True
+        return found
+
+    def _read_on(self) -> bool:
         try:
-            if self.path.stat().st_size <= self.read_bytes:
+            size = self.path.stat().st_size
+            if size < self.read_bytes:
+                raise FormatError(
+                    f"{self.path} was cut to {size} bytes while it was read; it had "
+                    f"{self.read_bytes}"
+                )
+            if size == self.read_bytes:
                 return False
             with self.path.open("rb") as file:
                 file.seek(self.read_bytes)
@@ -211,6 +257,9 @@ class Registry:
             raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
         self._synced_bytes += len(wanted)
         self._unsynced = b""
+        if wanted:
+            end = json.dumps({"bytes": self._synced_bytes}).encode()
+            keep_document(end_path(self.path), end)
 
     def close(self) -> None:
         """Let go of the file."""

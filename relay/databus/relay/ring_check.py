@@ -72,7 +72,7 @@ def describe_ring(directory: Path | str) -> dict[str, Any]:
             else {
                 "path": str(folder / INDEX_NAME),
                 "entries": len(index),
-                "first": index.first,
+                "first": index.bounds[0],
                 "step_bytes": index.step_bytes,
                 "fanout": FANOUT,
                 "lanes": index.lane_rows.tolist(),

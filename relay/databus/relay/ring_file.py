@@ -26,6 +26,7 @@ from databus.relay.ring_format import (
     LOCK_NAME,
     PAD,
     PAD_MAGIC,
+    PAGE_BYTES,
     SLOT,
     SLOT_OFFSETS,
     Control,
@@ -74,8 +75,11 @@ class RingFile:
         try:
             status = os.fstat(fd)
             self.inode = (status.st_dev, status.st_ino)
-            if status.st_size <= DATA_OFFSET:
-                raise StoreError(f"{path} has {status.st_size} bytes and is no ring; move it away")
+            if status.st_size <= DATA_OFFSET or status.st_size % PAGE_BYTES:
+                raise StoreError(
+                    f"{path} has {status.st_size} bytes and is no ring, or was cut: a ring has "
+                    f"whole pages of {PAGE_BYTES} bytes, more than {DATA_OFFSET}; move it away"
+                )
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             self.map = mmap.mmap(fd, status.st_size, access=access)
         except BaseException:

@@ -129,7 +129,8 @@ class ScnIndex:
         return self._words[1]
 
     def __len__(self) -> int:
-        return self.stop - self.first
+        first, stop = self.bounds
+        return stop - first
 
     def position(self, number: int) -> int:
         """Ring position of an entry."""

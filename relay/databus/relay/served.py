@@ -329,7 +329,8 @@ class ServedDatabase:
             seen = self.projections.of(columns).learn_all(found)
         versions: dict[int, tuple[SourceSchema, int]] = {}
         for schema, shown in zip(found, seen, strict=True):
-            versions.setdefault(shown.fingerprint, (shown, self.schemas.version(schema)))
+            first = versions.pop(shown.fingerprint, (shown, self.schemas.version(schema)))
+            versions[shown.fingerprint] = first  # The current version comes last, as in the whole.
         return {
             "database": self.name,
             "clock": self.ring.clock,

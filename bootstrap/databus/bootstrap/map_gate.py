@@ -1,0 +1,37 @@
+"""Transactions on an LMDB map beside changes of its size."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+
+class MapGate:
+    """Lets transactions pass side by side, and the map grow while there is none.
+
+    LMDB forbids to resize a map that this process has a transaction on.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._passing = 0
+
+    @contextlib.contextmanager
+    def passing(self) -> Iterator[None]:
+        """A transaction is open within this block."""
+        with self._changed:
+            self._passing += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._passing -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """No transaction is open within this block."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._passing == 0)
+            yield
