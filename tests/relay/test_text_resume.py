@@ -1,4 +1,4 @@
-"""A reader of NDJSON or SSE that resumes at what the text says: no row is missing or comes twice."""
+"""A reader of NDJSON or SSE that resumes at what the text says misses no row and gets none twice."""
 
 from __future__ import annotations
 
