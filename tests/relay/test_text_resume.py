@@ -1,4 +1,4 @@
-"""A reader of NDJSON or SSE that resumes at what the text says misses no row and gets none twice."""
+"""Readers of NDJSON and SSE resume at what the text says: each row comes once."""
 
 from __future__ import annotations
 
