@@ -12,8 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from databus.bootstrap import applier as applier_module
 from databus.bootstrap import planner, segments
@@ -483,3 +485,14 @@ def test_without_java_the_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(MissingDependency, match="apt install openjdk-17-jre-headless"):
         start_spark()
+
+
+def test_spark_listens_on_the_loopback_interface_alone_and_wants_its_secret(
+    spark: SparkSession,
+) -> None:
+    context: Any = spark.sparkContext
+    assert context.getConf().get("spark.authenticate") == "true"
+    java = psutil.Process(context._gateway.proc.pid)
+    found = java.net_connections("tcp")
+    listening = {one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN}
+    assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
