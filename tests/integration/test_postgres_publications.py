@@ -227,6 +227,35 @@ async def test_what_somebody_alters_in_the_publication_suspends_tables_and_is_no
         await resumed.close()
 
 
+async def test_a_schema_that_was_taken_out_of_a_publication_for_a_while_is_noticed(
+    postgres_database: FreshDatabase,
+) -> None:
+    db = postgres_database
+    ((version,),) = db.execute("SELECT current_setting('server_version_num')::int")
+    if int(version) < PARTS_SINCE:
+        pytest.skip("schemas in publications: since PostgreSQL 15")
+    db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    db.execute("CREATE PUBLICATION of_schema FOR TABLES IN SCHEMA public")
+    config = config_of(db, publication="of_schema", discover_every="100ms")
+    async with opened(config) as source:
+        start = await source.first_scn()
+        async with following(source, start) as reader:
+            db.execute("INSERT INTO t VALUES (1)")
+            await reader.reaches(db)
+            assert reader.seen.tables["public.t"] == {(1,): {"id": 1}}
+            with psycopg.connect(db.url) as both:
+                both.execute("ALTER PUBLICATION of_schema DROP TABLES IN SCHEMA public")
+                both.execute("INSERT INTO t VALUES (2)")
+                both.execute("ALTER PUBLICATION of_schema ADD TABLES IN SCHEMA public")
+            assert "was altered" in await reader.why("public.t")
+            await reader.equals(db, "public.t")
+            # A table that comes later is in it from its beginning.
+            db.execute("CREATE TABLE later (id int PRIMARY KEY)")
+            db.execute("INSERT INTO later VALUES (1)")
+            await reader.until(lambda: "public.later" in (source._given.tables or {}))
+            await reader.equals(db, "public.later")
+
+
 async def test_a_publication_for_all_tables_without_roots_is_named_and_stops_the_root_only(
     postgres_database: FreshDatabase,
 ) -> None:

@@ -26,6 +26,7 @@ from databus.relay.sources.postgres.publications import (
     MEMBERS_SQL,
     PARTITIONS_SQL,
     PUBLICATION_SQL,
+    SCHEMAS_SQL,
     TABLES_SQL,
     Publication,
     publication_of,
@@ -46,6 +47,7 @@ from databus.relay.sources.postgres.settings import (
     require_search_path,
 )
 
+_SCHEMAS_SINCE = 15
 SIGN_IN_STATES = ("28000", "28P01", "3D000", "42501")
 
 _FACTS_SQL = """
@@ -227,11 +229,13 @@ class Catalogue:
         rows = await self.fetch(PUBLICATION_SQL, name)
         if not rows:
             return None
+        has_schemas = self._session.get_server_version().major >= _SCHEMAS_SINCE
         return publication_of(
             name,
             rows[0],
             await self.fetch(TABLES_SQL, name),
             await self.fetch(MEMBERS_SQL, rows[0]["oid"]),
+            await self.fetch(SCHEMAS_SQL, rows[0]["oid"]) if has_schemas else [],
             await self.fetch(PARTITIONS_SQL),
         )
 

@@ -43,6 +43,13 @@ SELECT r.prrelid::bigint AS oid, r.oid::text || '.' || r.xmin::text AS version
 FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = $1::bigint::oid
 """
 
+# Since PostgreSQL 15.
+SCHEMAS_SQL = """
+SELECT n.nspname AS schema_name, s.oid::text || '.' || s.xmin::text AS version
+FROM pg_catalog.pg_publication_namespace s
+JOIN pg_catalog.pg_namespace n ON n.oid = s.pnnspid WHERE s.pnpubid = $1::bigint::oid
+"""
+
 # The partitions that hold rows, with the file that each has: another one after a TRUNCATE.  One
 # that was made as a partition got its row type and its parent in one statement, which counts up
 # the transaction's commands by two; one that was attached, be it in the transaction that made it,
@@ -92,8 +99,9 @@ class Publication:
     """A publication as the server has it now.
 
     ``tables`` are row filter and columns (None: all) by schema and name; ``members`` are the
-    versions of its tables' entries by oid, which those of FOR ALL TABLES do not have.
-    ``partitions`` are those of partitioned tables, by the oids of root and partition.
+    versions of its tables' entries by oid, which those of FOR ALL TABLES do not have, ``schemas``
+    those of its schemas by name.  ``partitions`` are those of partitioned tables, by the oids of
+    root and partition.
     """
 
     name: str
@@ -105,6 +113,7 @@ class Publication:
     tables: Mapping[tuple[str, str], tuple[str, frozenset[str] | None]]
     members: Mapping[int, str] = field(default_factory=dict)
     partitions: Mapping[int, Mapping[int, Partition]] = field(default_factory=dict)
+    schemas: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, table: Table) -> bool:
         """Whether changes of the table come, be it not all of them, under its own name."""
@@ -112,7 +121,9 @@ class Publication:
 
     def version_of(self, table: Table) -> str:
         """Another one after each change of what it gives of the table."""
-        return f"{self.version}/{self.members.get(table.oid, '')}"
+        schema = self.schemas.get(table.schema_name)
+        by_schema = f"/{schema}" if schema else ""
+        return f"{self.version}/{self.members.get(table.oid, '')}{by_schema}"
 
     def files_of(self, table: Table) -> dict[int, int]:
         """The files of the table's partitions by their oids."""
@@ -147,9 +158,14 @@ class Publication:
 
 
 def publication_of(
-    name: str, row: Any, tables: Iterable[Any], members: Iterable[Any], partitions: Iterable[Any]
+    name: str,
+    row: Any,
+    tables: Iterable[Any],
+    members: Iterable[Any],
+    schemas: Iterable[Any],
+    partitions: Iterable[Any],
 ) -> Publication:
-    """The publication in the rows of PUBLICATION_SQL, TABLES_SQL, MEMBERS_SQL and
+    """The publication in the rows of PUBLICATION_SQL, TABLES_SQL, MEMBERS_SQL, SCHEMAS_SQL and
     PARTITIONS_SQL."""
     by_root: dict[int, dict[int, Partition]] = {}
     for found in partitions:
@@ -169,6 +185,7 @@ def publication_of(
         },
         members={member["oid"]: member["version"] for member in members},
         partitions=by_root,
+        schemas={schema["schema_name"]: schema["version"] for schema in schemas},
     )
 
 
