@@ -143,6 +143,7 @@ async def test_every_statement_runs_the_servers_own_functions_only(
         plain = await known.table_named("public.plain")
         assert plain is not None
         assert not await known.is_empty(plain)
+        assert await known.eventless([plain.oid]) == {}
         found = await lineage.commits_between(known, flush_lsn(start), flush_lsn(now_scn(db)))
         assert found or not has_inspector
         db.execute("ALTER TABLE public.plain DROP CONSTRAINT plain_pkey")

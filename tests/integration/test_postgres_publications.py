@@ -256,6 +256,41 @@ async def test_a_schema_that_was_taken_out_of_a_publication_for_a_while_is_notic
             await reader.equals(db, "public.later")
 
 
+async def test_a_table_that_is_unlogged_or_a_partition_for_a_while_is_suspended(
+    postgres_database: FreshDatabase,
+) -> None:
+    """The server refuses SET UNLOGGED where a publication names the table, and only there."""
+    db = postgres_database
+    db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    db.execute("CREATE TABLE part (id int PRIMARY KEY)")
+    db.execute("CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    db.execute(
+        "CREATE PUBLICATION everything FOR ALL TABLES WITH (publish_via_partition_root = true)"
+    )
+    config = config_of(db, publication="everything", discover_every="100ms")
+    async with opened(config) as source:
+        start = await source.first_scn()
+        async with following(source, start) as reader:
+            for table, changed, restored, why, cure in (
+                ("t", "ALTER TABLE t SET UNLOGGED", "ALTER TABLE t SET LOGGED", "is unlogged",
+                 'ALTER TABLE "public"."t" SET LOGGED'),
+                ("part", "ALTER TABLE root ATTACH PARTITION part FOR VALUES FROM (0) TO (90)",
+                 "ALTER TABLE root DETACH PARTITION part", "is a partition", "Detach"),
+            ):  # fmt: skip
+                db.execute(f"INSERT INTO {table} VALUES (1)")
+                await reader.reaches(db)
+                assert list(reader.seen.tables[f"public.{table}"]) == [(1,)]
+                db.execute(changed)
+                assert why in await reader.why(f"public.{table}")
+                assert cure in source.suspended()[f"public.{table}"].waits_for
+                db.execute(f"INSERT INTO {table} VALUES (2)")
+                db.execute(restored)
+                stops, name = source.suspended(), f"public.{table}"
+                await reader.until(lambda s=stops, n=name: not s[n].waits_for)  # type: ignore[misc]
+                await reader.until(lambda: not source._unpublished)
+                await reader.equals(db, name)
+
+
 async def test_a_publication_for_all_tables_without_roots_is_named_and_stops_the_root_only(
     postgres_database: FreshDatabase,
 ) -> None:

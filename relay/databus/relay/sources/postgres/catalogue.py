@@ -94,6 +94,13 @@ JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = $1 AND c.relname = $2
 """
 
+# Tables that are there and have no events of their own.
+_EVENTLESS_SQL = """
+SELECT n.nspname AS schema_name, c.relname AS table_name, c.relispartition AS is_partition
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY ($1::bigint[]::oid[]) AND (c.relispartition OR c.relpersistence <> 'p')
+"""
+
 _ROOT_SQL = """
 SELECT n.nspname AS schema_name, c.relname AS table_name
 FROM pg_catalog.pg_class p
@@ -271,6 +278,18 @@ class Catalogue:
         """The source whose partition this table is; None if it is none."""
         rows = await self.fetch(_ROOT_SQL, oid)
         return join_source(*rows[0].values()) if rows else None
+
+    async def eventless(self, oids: Collection[int]) -> dict[str, tuple[str, str]]:
+        """Those of these tables whose rows have no events under their name: why, and the cure."""
+        found = {}
+        for schema, name, is_partition in await self.fetch(_EVENTLESS_SQL, list(oids)):
+            quoted = f"{quote(schema)}.{quote(name)}"
+            found[join_source(schema, name)] = (
+                ("it is a partition: its rows come under the name of its root", f"Detach {quoted}")
+                if is_partition
+                else ("it is unlogged: its rows have no events", f"ALTER TABLE {quoted} SET LOGGED")
+            )
+        return found
 
     async def drop_slot(self) -> None:
         """Give up our slot: the server need keep nothing for us."""

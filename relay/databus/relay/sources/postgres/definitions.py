@@ -78,11 +78,13 @@ _FIRST_OF_USERS = 16384
 class Gap:
     """Why rows that are there may have other values.
 
-    ``keeps_rows``: each is there still, under the key that consumers have it by.
+    ``keeps_rows``: each is there still, under the key that consumers have it by.  ``waits_for``:
+    what has to be done before the table can be read; empty: nothing.
     """
 
     why: str
     keeps_rows: bool = True
+    waits_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,6 +279,12 @@ class GivenTables:
         given = replace(known, files=files, definition=definition)
         return replace(self, tables={**(self.tables or {}), table.source: given})
 
+    def lost(self, sources: Iterable[str]) -> GivenTables:
+        """The same, as if the publication had been altered for these tables."""
+        known = self.tables or {}
+        gone = {source: replace(known[source], version="") for source in sources}
+        return replace(self, tables={**known, **gone})
+
     def without(self, tables: Iterable[Table]) -> GivenTables:
         """The same, as if these tables had never been published."""
         gone = {table.source for table in tables}

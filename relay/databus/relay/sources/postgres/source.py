@@ -182,7 +182,10 @@ class PostgresSource:
         announced.assume(self._at_first)
         for source, change in self._stop_first.items():
             _log.warning("database %s: %s has stopped: %s", self._settings.name, source, change.why)
-            self._stopped.stop(source, after_scn, change.why, keeps_rows=change.keeps_rows)
+            self._stopped.stop(
+                source, after_scn, change.why, keeps_rows=change.keeps_rows,
+                waits_for=change.waits_for,
+            )  # fmt: skip
         memo = Memo(
             self._timeline, dict(self._stopped.stops), announced.encode(), kept.as_text, self._given
         )
@@ -390,6 +393,8 @@ class PostgresSource:
             self._suspend(table.source, Gap(unpublished[table.source], keeps_rows=False))
         if unkeyed:
             self._given = self._given.without(unkeyed)
+        missing = given.keys() - {table.source for table in tables}
+        await self._suspend_eventless({source: given[source] for source in missing}, unpublished)
         publication = await self._required_publication()
         await self._look(wanted, publication, definitions, unpublished)
         name = self._settings.name
@@ -397,6 +402,16 @@ class PostgresSource:
             if source not in before:
                 _log.warning("database %s: %s is not captured: %s", name, source, reason)
         self._unpublished = unpublished
+
+    async def _suspend_eventless(self, oids: dict[str, int], unpublished: dict[str, str]) -> None:
+        """Stop tables that are no longer among those that can be captured, and are not gone."""
+        found = await self._catalogue.eventless(oids.values()) if oids else {}
+        for source in found.keys() & oids:
+            why, cure = found[source]
+            unpublished[source] = f"{why}; {cure}"
+            self._suspend(source, Gap(why, keeps_rows=False, waits_for=cure))
+            self._stopped.wait_for(source, cure)
+            self._given = self._given.lost([source])
 
     async def _required_publication(self) -> Publication:
         publication = await self._catalogue.publication()
@@ -438,6 +453,7 @@ class PostgresSource:
                 self._suspend(table.source, Gap(str(problem), keeps_rows=False))
                 continue
             whole.append(table)
+            self._stopped.wait_for(table.source, "")
             # The stream may have met a later definition meanwhile.
             definition = None if table.source in self._met else definitions.get(table.oid)
             gap = None if is_new else self._given.gap(table, publication, definition)

@@ -280,7 +280,7 @@ class WindowAssembler:
             if gap.keeps_rows:
                 self.stopped.stop(source, self.resolved, gap.why, keeps_rows=True)
             else:
-                self.stopped.stop_again(source, self.resolved, gap.why)
+                self.stopped.stop_again(source, self.resolved, gap.why, waits_for=gap.waits_for)
             self.stops_changed = True
         self._stop_next.clear()
         # One that keeps its rows asks at once: a batch has to name it before.
