@@ -63,7 +63,15 @@ STATEMENT = re.compile(
     r"TIMELINE|GRANT|COPY|LOCK|DO|CALL|EXPLAIN|DECLARE|FETCH)(_|\b)"
 )
 # What these begin is for people, in errors and findings, or the end of a longer text.
-ADVICE = ("ALTER TABLE", "ALTER ROLE", "ALTER SYSTEM", "GRANT SELECT", "SET (", "WITH (publish")
+ADVICE = (
+    "ALTER TABLE",
+    "ALTER ROLE",
+    "ALTER SYSTEM",
+    "GRANT SELECT",
+    "SET (",
+    "SET LOGGED",
+    "WITH (publish",
+)
 # Sent only where a database has an encoding that is not known here, or a server another history.
 ELSEWHERE = {"SET client_encoding = 'UTF8'", "TIMELINE_HISTORY"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -285,9 +286,9 @@ async def test_a_table_that_is_unlogged_or_a_partition_for_a_while_is_suspended(
                 assert cure in source.suspended()[f"public.{table}"].waits_for
                 db.execute(f"INSERT INTO {table} VALUES (2)")
                 db.execute(restored)
-                stops, name = source.suspended(), f"public.{table}"
-                await reader.until(lambda s=stops, n=name: not s[n].waits_for)  # type: ignore[misc]
-                await reader.until(lambda: not source._unpublished)
+                name = f"public.{table}"
+                waits = functools.partial(lambda name: source.suspended()[name].waits_for, name)
+                await reader.until(lambda waits=waits: not waits() and not source._unpublished)
                 await reader.equals(db, name)
 
 
