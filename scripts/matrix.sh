@@ -18,7 +18,7 @@ I=tests/integration
 # Types, definitions, dumps, restarts, failover, names, rights: by server.
 mysql=($I/test_mysql_types.py $I/test_mysql_source.py $I/test_mysql_failover.py
     $I/test_binlog_sources.py $I/test_reset_binlog.py $I/test_dotted_names.py
-    $I/test_least_rights.py)
+    $I/test_least_rights.py $I/test_online_schema_changes.py)
 mysql_short=($I/test_mysql_types.py $I/test_binlog_sources.py $I/test_dotted_names.py
     $I/test_least_rights.py)
 mariadb=($I/test_mariadb_types.py $I/test_mariadb_source.py $I/test_mariadb_dumps.py

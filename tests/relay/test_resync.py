@@ -33,6 +33,9 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(120)
 
+_PASSING = shutil.ignore_patterns("*.sock", "*.new")
+"""Files that may be gone before they are copied."""
+
 
 def states(folder: Path) -> list[TableState]:
     """What the stream says of tables, in order."""
@@ -211,7 +214,7 @@ async def test_a_kill_between_any_two_steps_leaves_the_table_named_or_followed(
         async def make_durable(self) -> None:
             await super().make_durable()
             copies.append(tmp_path / f"copy-{len(copies)}")
-            shutil.copytree(folder, copies[-1] / "shop", ignore=shutil.ignore_patterns("*.sock"))
+            shutil.copytree(folder, copies[-1] / "shop", ignore=_PASSING)
 
     shop.execute("INSERT INTO orders VALUES (9, 'nine')")
     fetcher = Watched(config, tmp_path / "data", pace=PACE)

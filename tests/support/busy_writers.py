@@ -31,8 +31,9 @@ _END_WITHIN_S = 60.0
 _OWN_ROWS = 60
 
 # The names of today are not those of a moment ago: an unknown column, a definition that changed
-# in mid-transaction, a deadlock.  MySQL's numbers, and PostgreSQL's.
-_PASSING = {1054, 1136, 1412, 1213, 1205, "42703", "40P01"}
+# in mid-transaction, a table that is renamed in two steps, a deadlock.  MySQL's numbers, and
+# PostgreSQL's.
+_PASSING = {1054, 1136, 1146, 1412, 1213, 1205, "42703", "40P01"}
 
 
 def signed(column: str, version: int) -> int:
@@ -47,18 +48,19 @@ class BusyWriters:
         I1. A row's ``version`` only grows, over its deletions too.
         I2. ``committed`` has each transaction whose COMMIT was answered, with the count of rows
             that it changed; ``unsure`` those of which the answer was lost.
-        I3. Nobody waits between two transactions.
+        I3. Nobody waits between two transactions longer than ``pause_s``.
 
     Owner: one test; ``at_work`` ends the threads.
     Raises: the first error of a thread that no change of the table explains, from ``stop``.
     """
 
-    def __init__(self, database: str, count: int = 3) -> None:
+    def __init__(self, database: str, count: int = 3, *, pause_s: float = 0.0) -> None:
         self.committed: dict[int, int] = {}
         self.unsure: dict[int, int] = {}
         self.surprises = 0
         self._database = database
         self._count = count
+        self._pause_s = pause_s
         self._stopping = threading.Event()
         self._killed = False
         self._stale = [False] * count
@@ -130,24 +132,26 @@ class BusyWriters:
         own = range(number, _OWN_ROWS * self._count, self._count)
         self._rows[number] = {row for (row,) in cursor.fetchall() if row in own}
         while not self._stopping.is_set():
-            if self._stale[number]:
-                self._stale[number] = False
-                columns = self._columns(cursor)
             version = self._versions[number] = self._versions[number] + self._count
             try:
+                if self._stale[number]:
+                    columns = self._columns(cursor)
+                    self._stale[number] = False
                 rows, changed = self._change(cursor, columns, version, number, dice)
             except Exception as error:
                 if not _codes(error) & _PASSING:
                     raise
                 self.surprises += 1
                 cursor.execute("ROLLBACK")
-                columns = self._columns(cursor)
+                self._stale[number] = True
                 continue
             self.unsure[version] = changed
             cursor.execute("COMMIT")
             self.committed[version] = self.unsure.pop(version)
             self._rows[number] = rows
             self._done[number] += 1
+            if self._pause_s:
+                self._stopping.wait(self._pause_s)
 
     def _change(
         self, cursor: Any, columns: list[str], version: int, number: int, dice: random.Random
