@@ -228,6 +228,24 @@ async def test_what_somebody_alters_in_the_publication_suspends_tables_and_is_no
         await resumed.close()
 
 
+async def test_a_table_that_an_application_has_locked_holds_up_no_other(
+    postgres_database: FreshDatabase,
+) -> None:
+    db = postgres_database
+    db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    async with opened(config_of(db, discover_every="100ms")) as source:
+        start = await source.first_scn()
+        async with following(source, start) as reader:
+            await reader.reaches(db)
+            with psycopg.connect(db.url) as migration:
+                migration.execute("ALTER TABLE t ADD x int")
+                db.execute("CREATE TABLE p (id int PRIMARY KEY)")
+                db.execute("INSERT INTO p SELECT generate_series(1, 20)")
+                assert "before it joined" in await reader.why("public.p")
+                await reader.equals(db, "public.p")
+                migration.commit()
+
+
 async def test_a_schema_that_was_taken_out_of_a_publication_for_a_while_is_noticed(
     postgres_database: FreshDatabase,
 ) -> None:

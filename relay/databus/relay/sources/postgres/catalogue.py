@@ -25,9 +25,9 @@ from databus.relay.sources.postgres.lsn import parse_lsn
 from databus.relay.sources.postgres.publications import (
     MEMBERS_SQL,
     PARTITIONS_SQL,
+    PARTS_SQL,
     PUBLICATION_SQL,
     SCHEMAS_SQL,
-    TABLES_SQL,
     Publication,
     publication_of,
 )
@@ -237,11 +237,11 @@ class Catalogue:
         if not rows:
             return None
         has_schemas = self._session.get_server_version().major >= _SCHEMAS_SINCE
+        members = MEMBERS_SQL.format(parts=PARTS_SQL if has_schemas else "")
         return publication_of(
             name,
             rows[0],
-            await self.fetch(TABLES_SQL, name),
-            await self.fetch(MEMBERS_SQL, rows[0]["oid"]),
+            await self.fetch(members, rows[0]["oid"]),
             await self.fetch(SCHEMAS_SQL, rows[0]["oid"]) if has_schemas else [],
             await self.fetch(PARTITIONS_SQL),
         )

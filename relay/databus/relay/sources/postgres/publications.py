@@ -8,7 +8,6 @@ ones.  Pure; ``catalogue`` asks the server.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -31,17 +30,18 @@ SELECT p.oid::bigint AS oid, p.xmin::text AS version, p.puballtables AS all_tabl
 FROM pg_catalog.pg_publication p WHERE p.pubname = $1
 """
 
-# Row filters and lists of columns are of PostgreSQL 15 and later.
-TABLES_SQL = """
-SELECT t.schemaname AS schema_name, t.tablename AS table_name,
-       pg_catalog.to_jsonb(t)::text AS all_of_it
-FROM pg_catalog.pg_publication_tables t WHERE t.pubname = $1
-"""
-
+# Not the view pg_publication_tables, which opens every table: one that an application has locked
+# would hold up all others.
 MEMBERS_SQL = """
-SELECT r.prrelid::bigint AS oid, r.oid::text || '.' || r.xmin::text AS version
+SELECT r.prrelid::bigint AS oid, r.oid::text || '.' || r.xmin::text AS version{parts}
 FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = $1::bigint::oid
 """
+PARTS_SQL = """,
+       pg_catalog.pg_get_expr(r.prqual, r.prrelid) AS row_filter,
+       CASE WHEN r.prattrs IS NOT NULL THEN (
+           SELECT pg_catalog.array_agg(a.attname::text) FROM pg_catalog.pg_attribute a
+           WHERE a.attrelid = r.prrelid AND a.attnum = ANY (r.prattrs::int2[])) END AS columns"""
+"""Row filters and lists of columns are of PostgreSQL 15 and later."""
 
 # Since PostgreSQL 15.
 SCHEMAS_SQL = """
@@ -95,13 +95,20 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A table's entry in a publication: of which rows and columns (None: all)."""
+
+    version: str
+    row_filter: str = ""
+    columns: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Publication:
     """A publication as the server has it now.
 
-    ``tables`` are row filter and columns (None: all) by schema and name; ``members`` are the
-    versions of its tables' entries by oid, which those of FOR ALL TABLES do not have, ``schemas``
-    those of its schemas by name.  ``partitions`` are those of partitioned tables, by the oids of
-    root and partition.
+    ``members`` are its tables' entries by oid, ``schemas`` the versions of its schemas by name,
+    ``partitions`` those of partitioned tables, by the oids of root and partition.
     """
 
     name: str
@@ -110,20 +117,23 @@ class Publication:
     all_tables: bool
     via_root: bool
     left_out: tuple[str, ...]
-    tables: Mapping[tuple[str, str], tuple[str, frozenset[str] | None]]
-    members: Mapping[int, str] = field(default_factory=dict)
+    members: Mapping[int, Member] = field(default_factory=dict)
     partitions: Mapping[int, Mapping[int, Partition]] = field(default_factory=dict)
     schemas: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, table: Table) -> bool:
         """Whether changes of the table come, be it not all of them, under its own name."""
-        return (table.schema_name, table.table_name) in self.tables
+        return self._gives_all(table) or table.oid in self.members
+
+    def _gives_all(self, table: Table) -> bool:
+        return self.all_tables or table.schema_name in self.schemas
 
     def version_of(self, table: Table) -> str:
         """Another one after each change of what it gives of the table."""
         schema = self.schemas.get(table.schema_name)
         by_schema = f"/{schema}" if schema else ""
-        return f"{self.version}/{self.members.get(table.oid, '')}{by_schema}"
+        member = self.members.get(table.oid)
+        return f"{self.version}/{member.version if member else ''}{by_schema}"
 
     def files_of(self, table: Table) -> dict[int, int]:
         """The files of the table's partitions by their oids."""
@@ -144,10 +154,12 @@ class Publication:
                 f"{publication} gives its partitions' changes under their own names",
                 f"{alter} SET (publish_via_partition_root = true)",
             )
-        given = self.tables.get((table.schema_name, table.table_name))
+        if self._gives_all(table):
+            return None
+        given = self.members.get(table.oid)
         if given is None:
             return Problem(f"{publication} lacks it", f"{alter} ADD TABLE {table.only}", True)
-        row_filter, columns = given
+        row_filter, columns = given.row_filter, given.columns
         again = f"{alter} DROP TABLE {table.only}; {alter} ADD TABLE {table.only}"
         if row_filter:
             return Problem(f"{publication} gives only its rows WHERE {row_filter}", again)
@@ -160,13 +172,11 @@ class Publication:
 def publication_of(
     name: str,
     row: Any,
-    tables: Iterable[Any],
     members: Iterable[Any],
     schemas: Iterable[Any],
     partitions: Iterable[Any],
 ) -> Publication:
-    """The publication in the rows of PUBLICATION_SQL, TABLES_SQL, MEMBERS_SQL, SCHEMAS_SQL and
-    PARTITIONS_SQL."""
+    """The publication in the rows of PUBLICATION_SQL, MEMBERS_SQL, SCHEMAS_SQL, PARTITIONS_SQL."""
     by_root: dict[int, dict[int, Partition]] = {}
     for found in partitions:
         by_root.setdefault(found["root"], {})[found["oid"]] = Partition(
@@ -179,19 +189,19 @@ def publication_of(
         all_tables=row["all_tables"],
         via_root=row["via_root"],
         left_out=tuple(operation for operation in OPERATIONS if not row[operation]),
-        tables={
-            (table["schema_name"], table["table_name"]): _given(json.loads(table["all_of_it"]))
-            for table in tables
-        },
-        members={member["oid"]: member["version"] for member in members},
+        members={member["oid"]: _member(member) for member in members},
         partitions=by_root,
         schemas={schema["schema_name"]: schema["version"] for schema in schemas},
     )
 
 
-def _given(row: Mapping[str, Any]) -> tuple[str, frozenset[str] | None]:
-    columns = row.get("attnames")
-    return row.get("rowfilter") or "", None if columns is None else frozenset(columns)
+def _member(row: Any) -> Member:
+    columns = row.get("columns")
+    return Member(
+        row["version"],
+        row.get("row_filter") or "",
+        None if columns is None else frozenset(columns),
+    )
 
 
 @dataclass(frozen=True, slots=True)
