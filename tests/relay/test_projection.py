@@ -208,6 +208,26 @@ async def test_the_version_that_is_current_comes_last_for_a_reader_of_some_colum
     assert [one["version"] for one in found] == [2, 1]
 
 
+async def test_ends_of_windows_state_the_window_before_to_readers_of_some_columns(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    live = LiveRelay(tmp_path, schemas=(ORDERS,))
+    after = live.writer.last
+    for scn in range(1, 5):
+        after = live.writer.append(window(scn, [(Op.INSERT, ORDERS, scn)]), after)
+    async with live.served():
+        url = f"{live.url}/v1/shop/stream?start=oldest&columns=id"
+        async with http.get(url, headers=FRAMES) as answer:
+            found = list(iter_frames(await answer.read()))
+        async with http.get(url, headers={"Accept": "application/x-ndjson"}) as answer:
+            lines = [json.loads(line) for line in (await answer.text()).splitlines()]
+    live.close()
+    ends = [view for view in found if view.op == Op.END_OF_WINDOW]
+    assert [(view.key_hash, view.schema_fp) for view in ends] == [(0, 0), (1, 1), (2, 1), (3, 1)]
+    told = [one.get("prev") for one in lines if one.get("control") == "end_of_window"]
+    assert told == [None, *({"scn": scn, "seq": 1} for scn in (1, 2, 3))]
+
+
 async def test_a_follower_of_some_columns_learns_of_a_version_that_comes_meanwhile(
     relay: LiveRelay, http: aiohttp.ClientSession
 ) -> None:
