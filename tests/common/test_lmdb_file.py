@@ -16,7 +16,7 @@ from databus.bootstrap.log import HotLog
 from databus.bootstrap.log_check import describe_log
 from databus.client import LmdbCheckpoints, OnlineCheckpoint, Position
 from databus.common.errors import FormatError
-from databus.common.lmdb_file import check_lmdb
+from databus.common.lmdb_file import SizeGuard, check_lmdb
 from tests.bootstrap.model import CLOCK, START, History
 
 # Opens one store after another in a process of its own, which a signal would end.
@@ -180,3 +180,27 @@ def test_a_store_into_which_nothing_was_committed_yet_is_whole(tmp_path: Path) -
         assert store.load() is None
         store.close()
     assert check_lmdb(tmp_path, whole=True)
+
+
+def test_a_file_that_grows_while_two_threads_look_at_its_size_is_not_taken_for_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, guard = tmp_path / "data.mdb", SizeGuard(tmp_path)
+    path.write_bytes(bytes(4096))
+    guard.check()
+    look = Path.stat
+
+    def overtaken(self: Path, **options: bool) -> os.stat_result:
+        """The file grows behind our look at it, and another thread is there first."""
+        seen = look(self, **options)
+        monkeypatch.setattr(Path, "stat", look)
+        path.write_bytes(bytes(8192))
+        guard.check()
+        return seen
+
+    monkeypatch.setattr(Path, "stat", overtaken)
+    guard.check()
+    assert path.stat().st_size == 8192, "the other look came between"
+    path.write_bytes(bytes(2048))
+    with pytest.raises(FormatError, match="data.mdb: another process cut it"):
+        guard.check()

@@ -81,7 +81,7 @@ class SizeGuard:
     LMDB never makes its file shorter.  A cut between ``check`` and the read that follows it
     still ends the process by SIGBUS; the next start then names the file.
 
-    Owner: the owner of the mapping.
+    Owner: the owner of the mapping; any of its threads may call.
     Raises: FormatError, at each call from then on.
     """
 
@@ -91,16 +91,18 @@ class SizeGuard:
 
     def check(self) -> None:
         """Call before each transaction."""
+        # Before the size: another thread may see a later one meanwhile, and note it.
+        known_bytes = self._known_bytes
         try:
             size_bytes = self._path.stat().st_size
         except FileNotFoundError:
             size_bytes = 0
-        if size_bytes < self._known_bytes:
+        if size_bytes < known_bytes:
             raise FormatError(
-                f"{self._path}: another process cut it from {self._known_bytes} to {size_bytes} "
+                f"{self._path}: another process cut it from {known_bytes} to {size_bytes} "
                 f"bytes while it was in use. {CURE}"
             )
-        self._known_bytes = size_bytes
+        self._known_bytes = max(known_bytes, size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
