@@ -202,5 +202,5 @@ def test_a_file_that_grows_while_two_threads_look_at_its_size_is_not_taken_for_c
     guard.check()
     assert path.stat().st_size == 8192, "the other look came between"
     path.write_bytes(bytes(2048))
-    with pytest.raises(FormatError, match="data.mdb: another process cut it"):
+    with pytest.raises(FormatError, match=r"data\.mdb: another process cut it"):
         guard.check()
