@@ -335,6 +335,7 @@ class Case:
         for number, session in enumerate(self.sessions):
             if session.in_transaction:
                 self.run(Step(number, "ROLLBACK", "rollback"))
+        self.site.settle()
         self.run(script.check())
         for fetcher in self.fetchers.values():
             self._stalled_is_a_difference(fetcher.wait_dumped)

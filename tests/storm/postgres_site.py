@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p', 'v', 'm') AND a.attnum > 0
     AND NOT a.attisdropped ORDER BY 1, 2, a.attnum
 """
+_CUT_PUBLICATIONS = """
+SELECT p.pubname FROM pg_catalog.pg_publication p WHERE p.pubname LIKE 'storm\\_%%'
+    AND NOT (p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate AND EXISTS (
+        SELECT 1 FROM pg_catalog.pg_publication_rel r
+        JOIN pg_catalog.pg_class c ON c.oid = r.prrelid
+        JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE r.prpubid = p.oid AND n.nspname = %s))
+"""
+"""Publications of relays that do not give the marking table, or not all of its changes."""
 _FROM_STDIN = re.compile(r"\bfrom\b.{0,40}\bstdin\b", re.IGNORECASE | re.DOTALL)
 _KINDS = {"r": "table", "p": "table", "v": "view", "m": "view"}
 
@@ -105,9 +115,11 @@ class PostgresSite(Site):
         for (name,) in ask("SELECT gid FROM pg_prepared_xacts"):
             ask(f"ROLLBACK PREPARED '{name}'")
         ask(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = 'storm' "
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'storm' "
             "AND pid <> pg_backend_pid()"
         )
+        while ask("SELECT 1 FROM pg_replication_slots WHERE active"):
+            time.sleep(0.01)  # PostgreSQL 13 cannot wait for what it terminates.
         for (slot,) in ask("SELECT slot_name FROM pg_replication_slots"):
             ask("SELECT pg_drop_replication_slot(%s)", slot)
         for (name,) in ask("SELECT pubname FROM pg_publication"):
@@ -139,13 +151,23 @@ class PostgresSite(Site):
     def session(self) -> PostgresSession:
         return PostgresSession(self)
 
-    def put_mark(self) -> int:
+    def put_mark(self) -> int | None:
+        """None: a publication does not give the marking table now."""
+        if self._ask(_CUT_PUBLICATIONS, MARK):
+            return None
         self._number += 1
         self._ask(
             f"INSERT INTO {self.mark} VALUES (1, {self._number}) "
             "ON CONFLICT (id) DO UPDATE SET n = excluded.n"
         )
         return self._number
+
+    def settle(self) -> None:
+        for (name,) in self._ask(_CUT_PUBLICATIONS, MARK):
+            all_of_it = "publish = 'insert, update, delete, truncate'"
+            self._ask(f"ALTER PUBLICATION {name} SET ({all_of_it})")
+            with contextlib.suppress(psycopg.Error):
+                self._ask(f"ALTER PUBLICATION {name} ADD TABLE {self.mark}")
 
     def tables(self) -> list[TableFacts]:
         schemas = [*CAPTURED, OUTSIDE]

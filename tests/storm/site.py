@@ -100,6 +100,9 @@ class Site(ABC):
         """Whether a transaction is prepared that no session holds."""
         return False
 
+    def settle(self) -> None:  # noqa: B027  # most servers have nothing to undo
+        """Undo what a case has left altered for the relays."""
+
     def restart(self, *, kill: bool) -> None:
         """End the server, in order or with kill -9, and start it again."""
         raise NotImplementedError

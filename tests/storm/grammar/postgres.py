@@ -54,6 +54,8 @@ class PostgresWords(Grammar):
             return """'{"a": [1, "b"], "c": null}'"""
         if kind == "uuid":
             return f"'00000000-0000-0000-0000-0000000000{rng.randint(10, 99)}'"
+        if kind.startswith(("mood", "feeling")):
+            return "'sad'"
         if kind == "bytea":
             return "'\\x6162'"
         if kind == "text" and self.chance(0.15):
