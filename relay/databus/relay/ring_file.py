@@ -211,7 +211,8 @@ class RingFile:
     @property
     def has_damaged_state(self) -> bool:
         """Whether readers of this boot may have seen a state that cannot be read any more."""
-        return self._slot()[1] is None
+        origins = [SLOT.unpack_from(self.map, at)[0] for at in SLOT_OFFSETS]
+        return self._slot()[1] is None and self.origin in origins
 
     @property
     def is_live(self) -> bool:
