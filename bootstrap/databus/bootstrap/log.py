@@ -448,6 +448,8 @@ class HotLog:
                     pieces.append(data if pieces else tail_after(data, after))
                     size, stop = size + len(pieces[-1]), key
                 last, found = key, cursor.next()
+            if found:
+                self._require_key(cursor)  # or what lies behind ``upto`` lies before it
         return LogSlice(b"".join(pieces), max(after, upto))
 
     def _before(self, cursor: Any, after: Position, *, found: bool) -> Position:
@@ -456,14 +458,21 @@ class HotLog:
             if found:
                 cursor.first()
             return Position(0, 0)
-        last = unpack_position(bytes(cursor.key()))
-        with self._naming():
-            _, end = block_bounds(bytes(cursor.value()), verify=False)
-        if last != end or last >= after:
-            raise self._damage(f"the block at {last} ends at {end} and stands before {after}")
+        last = self._require_key(cursor)
+        if last >= after:
+            raise self._damage(f"the block at {last} stands before {after}")
         if found:
             cursor.next()
         return last
+
+    def _require_key(self, cursor: Any) -> Position:
+        """The key at the cursor, which is where its block ends."""
+        with self._naming():
+            key = unpack_position(bytes(cursor.key()))
+            _, end = block_bounds(bytes(cursor.value()), verify=False)
+        if key != end:
+            raise self._damage(f"the block at {key} ends at {end}")
+        return key
 
     def drop_until(self, position: Position, now_us: int) -> None:
         """Forget frames up to ``position``, where a value ends: a segment has them.
