@@ -19,7 +19,9 @@ from tests.support.waiting import PATIENCE, eventually
 async def test_chunks_that_wait_for_a_lock_hold_up_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(source_module, "Connection", lambda settings: SimpleNamespace())
+    monkeypatch.setattr(
+        source_module, "Connection", lambda settings: SimpleNamespace(is_open=False)
+    )
     # Of its few threads one is left here, for what syncs the ring.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     source = MySqlSource(mariadb_config("mariadb://u@127.0.0.1/shop", "shop.*"))

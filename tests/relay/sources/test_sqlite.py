@@ -126,6 +126,7 @@ async def test_a_large_window_is_cut_the_same_way_after_a_restart(
     first = await anext(batches)
     assert frame.scan(first.data).op.tolist().count(Op.END_OF_WINDOW) == 0
     writer.execute("INSERT INTO item (id) VALUES (100000)")
+    await source.close()
     again = SqliteSource(config(path))
     await again.open()
     reader = Reader(again, 0)
@@ -157,6 +158,7 @@ async def test_a_stop_in_a_large_window_is_found_at_the_same_place_after_a_resta
     assert memo is not None and '"main.line": [6002,' in memo.encode()
     writer.execute("INSERT INTO line VALUES (2, 'z', 1)")
     writer.execute("INSERT INTO item (name) VALUES ('z')")
+    await source.close()
     again = SqliteSource(config(path))
     again.recall(memo.encode(), None, 0)
     await again.open()
@@ -321,6 +323,7 @@ async def test_the_clock_is_the_files_own(path: Path, tmp_path: Path, source: Sq
     connection.close()
     other, same = SqliteSource(config(other_path)), SqliteSource(config(path))
     await other.open()
+    await source.close()
     await same.open()
     assert same.clock == source.clock != other.clock
     await other.close()

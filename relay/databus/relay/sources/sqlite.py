@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -43,6 +44,7 @@ from databus.relay.sources.source import (
     raise_findings,
 )
 from databus.relay.sources.sqlite_chunks import ChunkReader
+from databus.relay.sources.sqlite_claim import claim
 from databus.relay.sources.sqlite_pack import (
     LogBlock,
     LogPacker,
@@ -112,6 +114,7 @@ class SqliteSource:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-log")
         self._chunk_thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-chunk")
         self._connection: sqlite3.Connection | None = None
+        self._claim: socket.socket | None = None
         self._chunks = ChunkReader(self._path, self._keys)
         self._clock = ""
         self._versions: dict[int, SourceSchema] = {}
@@ -155,6 +158,7 @@ class SqliteSource:
         raise_findings(self._config.name, await self.preflight(), goes_on=self._goes_on)
         if self.use_kernel:
             await asyncio.to_thread(sqlite_kernels.warm_up)
+        self._claim = self._claim or claim(self._path)
         await self._run(self._open)
         while not await self._run(self._refresh_tables):
             await asyncio.sleep(max(0.0, self._tables.next_refresh_s - time.monotonic()))
@@ -308,6 +312,8 @@ class SqliteSource:
 
     async def close(self) -> None:
         """See ``Source.close``; whoever asks later is refused."""
+        if self._is_closed:
+            return
         self._is_closed = True
         loop = asyncio.get_running_loop()
         if self._connection is not None:
@@ -316,6 +322,8 @@ class SqliteSource:
         for thread in (self._thread, self._chunk_thread):
             thread.shutdown(wait=False)
         self._connection = None
+        if self._claim is not None:
+            self._claim.close()
 
     async def _run(self, work: Callable[[], _T], thread: ThreadPoolExecutor | None = None) -> _T:
         if self._is_closed:
@@ -369,6 +377,8 @@ class SqliteSource:
                 return -1, None
         if last <= self._position:
             return version, None
+        if log.meta(db, "pruned") > self._position:
+            self._check_position(self._position)  # Another relay has read it, from elsewhere.
         planned = log.meta(db, "window_end")
         upto = planned if self._position < planned <= last else last
         passed_over = self._versions_passed_over(upto)
