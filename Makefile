@@ -76,6 +76,10 @@ quick: setup ## Under two minutes: lint, types, contracts and the tests in a pro
 lint: setup ## ruff (format and rules), mypy --strict, import contracts
 	@$(MAKE) --no-print-directory run-lint run-types run-contracts
 
+.PHONY: graph
+graph: ## Print which folder imports which; fail on a cycle
+	@python3 scripts/import_graph.py
+
 .PHONY: format
 format: setup ## Format the code and mend what ruff can mend
 	@$(BIN)/ruff format $(CODE)

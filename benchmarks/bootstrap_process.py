@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.loopback import http_get
-from databus.common import frame
 from databus.common.config import BootstrapConfig, Config
+from databus.common.frame import frame_format
 
 BUFFER_BYTES = 1 << 20
 REQUEST = b"GET /v1/shop/bootstrap HTTP/1.0\r\nAccept: application/vnd.databus.frames\r\n\r\n"
@@ -67,9 +67,9 @@ class RowOrder:
         """Of the rows so far."""
         return self._digest.hexdigest()[:16]
 
-    def add(self, columns: frame.FrameColumns) -> None:
+    def add(self, columns: frame_format.FrameColumns) -> None:
         """Further frames."""
-        is_row = columns.op < frame.FIRST_CONTROL_OP
+        is_row = columns.op < frame_format.FIRST_CONTROL_OP
         self.rows += int(is_row.sum())
         self._digest.update(columns.scn[is_row].tobytes())
         self._digest.update(columns.seq[is_row].tobytes())
@@ -83,7 +83,9 @@ class Read:
     frame_bytes: int
 
 
-def read_over_http(port: int, look: Callable[[frame.FrameColumns], object] | None = None) -> Read:
+def read_over_http(
+    port: int, look: Callable[[frame_format.FrameColumns], object] | None = None
+) -> Read:
     """Take a full bootstrap and check every frame; ``look`` is shown their columns.
 
     They are received into one buffer and checked where they lie; a frame that is cut off is
@@ -100,7 +102,7 @@ def read_over_http(port: int, look: Callable[[frame.FrameColumns], object] | Non
                 raise RuntimeError(f"the server answered {status!r}, {headers}")
             while count := answer.readinto(buffer[have:].data):
                 have += count
-                columns = frame.scan(buffer[:have])
+                columns = frame_format.scan(buffer[:have])
                 if look:
                     look(columns)
                 size += columns.stop

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from benchmarks.loopback import PIECE_BYTES
-from databus.cli.guardian import Guardian
-from databus.cli.servers import free_port
+from databus.cli.demo.guardian import Guardian
+from databus.cli.demo.private_servers import free_port
 
 START_S = 30
 REDIS_BATCH = 500

@@ -29,15 +29,15 @@ from benchmarks.commit_latency import commit_at_rate
 from benchmarks.harness import Report, Run, Sample, measure, start
 from benchmarks.peer_runs import Debezium, peers_of
 from benchmarks.upstreams import DATABASE, MariaDB, MySQL, Postgres, Upstream, _newest, timed
-from databus.cli.servers import PASSWORD, USER
-from databus.common import frame
+from databus.cli.demo.private_servers import PASSWORD, USER
 from databus.common.errors import MissingDependency
-from databus.common.frame import Op
-from databus.relay.dumps import Dump, DumpState, new_dump
-from databus.relay.fetcher import SWITCH_INTERVAL_S, Fetcher
-from databus.relay.fetcher_process import settle_heap
-from databus.relay.intake import Intake
-from databus.relay.sources.source import Batch
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import Op
+from databus.relay.capture.intake import Intake
+from databus.relay.dumps.dump_records import Dump, DumpState, new_dump
+from databus.relay.processes.fetcher import SWITCH_INTERVAL_S, Fetcher
+from databus.relay.processes.fetcher_process import settle_heap
+from databus.relay.sources.contract import Batch
 from tests.support.mysql_server import mysql_launcher
 
 DATABASES: dict[str, type[MariaDB | Postgres]] = {
@@ -65,7 +65,7 @@ class TimedFetcher(Fetcher):
         if not batch.data:
             return
         now_us = time.time_ns() // 1000
-        for view in frame.iter_frames(batch.data):
+        for view in frame_format.iter_frames(batch.data):
             if view.op == Op.INSERT:
                 schema = intake.registry.schemas.by_fingerprint(view.schema_fp)
                 self.arrivals_us[schema.decode_key(view.key)["id"]] = now_us

@@ -27,8 +27,8 @@ import uvloop
 
 from benchmarks.peer_runs import Debezium
 from benchmarks.upstreams import DATABASE, MariaDB, Upstream
-from databus.cli.guardian import Guardian
-from databus.cli.servers import PASSWORD, USER, free_port
+from databus.cli.demo.guardian import Guardian
+from databus.cli.demo.private_servers import PASSWORD, USER, free_port
 from databus.client import Consumer, DatabusClient, Event
 
 PERCENTILES = (50, 95, 99)

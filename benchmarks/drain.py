@@ -18,15 +18,15 @@ import numpy as np
 import uvloop
 
 from benchmarks.upstreams import Backlog
-from databus.common import frame
 from databus.common.checkpoint import Position
 from databus.common.config import DatabaseConfig
-from databus.common.frame import Op
-from databus.relay.intake import Intake
-from databus.relay.registry import Registry
-from databus.relay.ring import Ring
-from databus.relay.sources.catalogue import create_source
-from databus.relay.sources.source import Batch
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import Op
+from databus.relay.capture.intake import Intake
+from databus.relay.capture.source_catalogue import create_source
+from databus.relay.ring.ring import Ring
+from databus.relay.ring.schema_registry import Registry
+from databus.relay.sources.contract import Batch
 
 RING_BYTES = 64 << 20
 DRAIN_S = 600
@@ -145,13 +145,13 @@ async def _stream(
 
 def _row_count(data: bytes) -> int:
     """Rows in a batch, without a look at more than each frame's head."""
-    columns = frame.scan(data, verify=False)
-    return int(np.count_nonzero(columns.op < frame.FIRST_CONTROL_OP))
+    columns = frame_format.scan(data, verify=False)
+    return int(np.count_nonzero(columns.op < frame_format.FIRST_CONTROL_OP))
 
 
 def _content(data: bytes) -> str:
     """Hash of the last rows: their keys and values, not their positions and times."""
-    rows = [found for found in frame.iter_frames(data) if found.op == Op.INSERT]
+    rows = [found for found in frame_format.iter_frames(data) if found.op == Op.INSERT]
     digest = hashlib.sha256()
     for row in rows[-HASHED_ROWS:]:
         digest.update(row.key)

@@ -30,7 +30,7 @@ from benchmarks.harness import (
 )
 from benchmarks.loopback import PIECE_BYTES, RawSender, http_get, read_bytes, read_raw
 from benchmarks.relay_process import RelayProcess
-from databus.common import frame
+from databus.common.frame import frame_format
 
 EVENT_BYTES = 2500
 EVENTS_PER_WINDOW = 10
@@ -45,7 +45,7 @@ PAPER_MB_PER_S = {5: 110, 10: 120}
 def filled_relay(ring_bytes: int, seed: int, workers: int) -> RelayProcess:
     """A relay over a generator that has filled its ring."""
     events = 2 * ring_bytes // EVENT_BYTES
-    payload_bytes = EVENT_BYTES - frame.HEADER_BYTES - 20
+    payload_bytes = EVENT_BYTES - frame_format.HEADER_BYTES - 20
     source = (
         f"generator://?events_per_second=max&payload_bytes={payload_bytes}&keys=100000"
         f"&events_per_window={EVENTS_PER_WINDOW}&events={events}&seed={seed}"
@@ -80,14 +80,14 @@ def poll(
 def verified(relay: RelayProcess, first: int) -> tuple[str, list[memoryview]]:
     """Read the whole ring once with every CRC checked: (hash of it, its events)."""
     url = f"{relay.url}/v1/gen/stream?scn={first}&format=frames&max_bytes={WHOLE_RING}"
-    splitter, digest = frame.FrameSplitter(), hashlib.sha256()
+    splitter, digest = frame_format.FrameSplitter(), hashlib.sha256()
     events: list[memoryview] = []
     with urllib.request.urlopen(url, timeout=60) as answer:
         while piece := answer.read(PIECE_BYTES):
             block = splitter.feed(piece)
             digest.update(block)
-            columns = frame.scan(block, verify=False)
-            rows = columns.op < frame.FIRST_CONTROL_OP
+            columns = frame_format.scan(block, verify=False)
+            rows = columns.op < frame_format.FIRST_CONTROL_OP
             view = memoryview(block)
             events += [
                 view[at : at + length]

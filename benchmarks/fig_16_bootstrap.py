@@ -26,14 +26,14 @@ from pathlib import Path
 
 from benchmarks.fig_apply_cost import borrowed
 from benchmarks.harness import Report, Run, measure_in_turns, ratio, start
-from databus.bootstrap import segments
-from databus.bootstrap.applier import Applier, start_spark
-from databus.bootstrap.log import HotLog
-from databus.bootstrap.manifest import Store
-from databus.cli.guardian import Guardian
-from databus.cli.servers import free_port
+from databus.bootstrap.log import segments
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.merging.applier import Applier, start_spark
+from databus.bootstrap.runs.manifest import Store
+from databus.cli.demo.guardian import Guardian
+from databus.cli.demo.private_servers import free_port
 from databus.common.checkpoint import Position
-from databus.common.frame import (
+from databus.common.frame.frame_format import (
     FIRST_CONTROL_OP,
     FrameSplitter,
     Op,
@@ -41,8 +41,8 @@ from databus.common.frame import (
     scan,
     trusted_frame,
 )
-from databus.common.schema import Column, Kind, SourceSchema
-from databus.common.window import WindowBuilder
+from databus.common.frame.window_builder import WindowBuilder
+from databus.common.schema.source_schema import Column, Kind, SourceSchema
 
 ORDERS = SourceSchema(
     "shop.orders",

@@ -37,22 +37,23 @@ import pyarrow.parquet as pq
 from benchmarks import harness
 from benchmarks.bootstrap_process import RowOrder, read_over_http, receive_over_http, server
 from benchmarks.harness import Report, Run, Sample, measure_in_turns, ratio
-from databus.bootstrap import planner
-from databus.bootstrap.log import HotLog
-from databus.bootstrap.manifest import Store, new_run_id
-from databus.bootstrap.planner import Merge
-from databus.bootstrap.runs import PARQUET, SCHEMA, RunFile, RunKind, describe_file
-from databus.bootstrap.runs import Run as StoredRun
-from databus.bootstrap.segments import as_table, seal
-from databus.common import frame, kernels
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.log.segments import as_table, seal
+from databus.bootstrap.merging import run_planner
+from databus.bootstrap.merging.run_planner import Merge
+from databus.bootstrap.runs.manifest import Store, new_run_id
+from databus.bootstrap.runs.parquet_runs import PARQUET, SCHEMA, RunFile, RunKind, describe_file
+from databus.bootstrap.runs.parquet_runs import Run as StoredRun
 from databus.common.checkpoint import ORIGIN, Position
-from databus.common.frame import Op
+from databus.common.compiled import kernels
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import Op
 
 FRAME_BYTES = 200
 KEY_BYTES = 16
 GROUP_ROWS = (16 << 20) // FRAME_BYTES
 FILE_ROWS = (128 << 20) // FRAME_BYTES
-SOURCE = frame.source_id("shop.orders")
+SOURCE = frame_format.source_id("shop.orders")
 SIZES = "1000000,5000000,20000000"
 SMOKE_SIZES = "2000,20000"
 APPLIES = "500000,4000000"
@@ -63,9 +64,9 @@ FLOOR_READ = 0.5
 
 def template(op: Op) -> np.ndarray[Any, Any]:
     """A frame of FRAME_BYTES with a key of KEY_BYTES."""
-    header = frame.HEADER_BYTES
+    header = frame_format.HEADER_BYTES
     after = b"" if op is Op.DELETE else b"x" * (FRAME_BYTES - header - KEY_BYTES)
-    packed = frame.pack_frame(
+    packed = frame_format.pack_frame(
         op=op,
         scn=1,
         seq=0,
@@ -80,7 +81,7 @@ def frames(keys: np.ndarray[Any, Any], scn: int, first_seq: int, op: Op, payload
     """One frame a key, at (scn, first_seq ..); every CRC is right."""
     one = template(op)
     rows = np.tile(one, (len(keys), 1))
-    header = frame.HEADER_BYTES
+    header = frame_format.HEADER_BYTES
     count = len(keys)
     rows[:, 16:24] = np.frombuffer(np.full(count, scn, "<u8").tobytes(), np.uint8).reshape(-1, 8)
     seqs = np.arange(first_seq, first_seq + count, dtype="<u4")
@@ -127,7 +128,7 @@ def make_base(store: Store, rows: int) -> Position:
                 count = min(GROUP_ROWS, rows - made)
                 keys = np.arange(made, made + count)
                 data = frames(keys, 1 + made // GROUP_ROWS, 0, Op.INSERT, 1)
-                writer.write_table(as_table(data, frame.scan(data, verify=False)))
+                writer.write_table(as_table(data, frame_format.scan(data, verify=False)))
                 made += count
                 in_file += count
         files.append(describe_file(folder / name))
@@ -157,7 +158,7 @@ def write_changes(log: HotLog, store: Store, rows: int, changes: int, scn: int) 
                 frames(updated, at, 0, Op.UPDATE, at),
                 frames(deleted, at, len(updated), Op.DELETE, at),
                 frames(inserted, at, len(updated) + len(deleted), Op.INSERT, at),
-                frame.pack_frame(
+                frame_format.pack_frame(
                     op=Op.END_OF_WINDOW,
                     scn=at,
                     seq=len(updated) + len(deleted) + len(inserted),
@@ -195,7 +196,7 @@ class Applying:
     """A store of its own beside a base, to which changes are applied again and again."""
 
     def __init__(self, spark: Any, store: Store, work: Path, changes: int) -> None:
-        from databus.bootstrap.applier import Applier
+        from databus.bootstrap.merging.applier import Applier
 
         base = store.read().base
         assert base is not None
@@ -214,7 +215,7 @@ class Applying:
 
     def rewrite_s(self) -> float:
         """Seconds of a rewrite of the base with all those changes."""
-        while merge := planner.next_merge(self._store.read(), 1 << 40, full=True):
+        while merge := run_planner.next_merge(self._store.read(), 1 << 40, full=True):
             seconds = self._merge_s(merge)
             if merge.kind is RunKind.BASE:
                 return seconds
@@ -233,7 +234,7 @@ class Applying:
 
 def apply_cost(run: Run, report: Report, folder: Path, sizes: list[int], changes: int) -> None:
     """Measure applies beside each base, in turns, and then a rewrite of each."""
-    from databus.bootstrap.applier import start_spark
+    from databus.bootstrap.merging.applier import start_spark
 
     spark = start_spark("local[2]", "2g")
     try:
@@ -258,7 +259,7 @@ def apply_cost(run: Run, report: Report, folder: Path, sizes: list[int], changes
     finally:
         spark.stop()
     # A rewrite comes once the changes are BASE_SHARE of the base: each apply has its share of it.
-    shares = {rows: min(1.0, changes / (planner.BASE_SHARE * rows)) for rows in sizes}
+    shares = {rows: min(1.0, changes / (run_planner.BASE_SHARE * rows)) for rows in sizes}
     whole = {rows: applies[rows].median + rewrites[rows] * shares[rows] for rows in rewrites}
     least, most = sizes[0], sizes[-1]
     growth = applies[most].median / applies[least].median

@@ -19,14 +19,14 @@ from benchmarks.bootstrap_process import RowOrder, read_over_http, server
 from benchmarks.harness import Report, Run, Sample, start
 from benchmarks.peer_runs import Debezium, peers_of
 from benchmarks.upstreams import MariaDB, Postgres, Upstream
-from databus.bootstrap import segments
-from databus.bootstrap.applier import Applier, start_spark
-from databus.bootstrap.log import HotLog
-from databus.bootstrap.manifest import Store
+from databus.bootstrap.log import segments
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.merging.applier import Applier, start_spark
+from databus.bootstrap.runs.manifest import Store
 from databus.common.checkpoint import ORIGIN
-from databus.relay.dumps import DumpState, new_dump
-from databus.relay.fetcher import Fetcher
-from databus.relay.ring import Ring
+from databus.relay.dumps.dump_records import DumpState, new_dump
+from databus.relay.processes.fetcher import Fetcher
+from databus.relay.ring.ring import Ring
 
 TABLE = "dumped"
 DATABASES = ("mariadb", "postgres")

@@ -25,21 +25,21 @@ import numpy.typing as npt
 import psutil
 
 from benchmarks.harness import Report, Run, measure, start
-from databus.common import frame
 from databus.common.checkpoint import ORIGIN
 from databus.common.config import DatabaseConfig, SourceUrl
-from databus.common.filters import ModPartition, StreamFilter
-from databus.common.frame import HEADER_BYTES, OFFSETS, Op
-from databus.common.schema import SchemaSet
-from databus.common.window import WindowBuilder
-from databus.relay.directory import Directory
-from databus.relay.predicate import parse_where
-from databus.relay.ring import Ring
-from databus.relay.ring_reader import RingReader
-from databus.relay.ring_writer import RingWriter
-from databus.relay.row_judge import RowJudge
-from databus.relay.sources.generator import SCHEMA, GeneratorSource
-from databus.relay.stream import StreamCursor, warm_up
+from databus.common.filters.stream_filter import ModPartition, StreamFilter
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import HEADER_BYTES, OFFSETS, Op
+from databus.common.frame.window_builder import WindowBuilder
+from databus.common.schema.source_schema import SchemaSet
+from databus.relay.ring.ring import Ring
+from databus.relay.ring.ring_reader import RingReader
+from databus.relay.ring.ring_writer import RingWriter
+from databus.relay.serving.filter.predicate import parse_where
+from databus.relay.serving.header_cache import HeaderCache
+from databus.relay.serving.row_filter import RowFilter
+from databus.relay.serving.stream_cursor import StreamCursor, warm_up
+from databus.relay.sources.generator.generator_source import SCHEMA, GeneratorSource
 
 EVENT_BYTES = {"2.5 KB": 2500, "200 B": 200}
 EVENTS_PER_WINDOW = 10
@@ -87,7 +87,8 @@ class Blocks:
             made += len(block)
         self.bytes = made
         self._scns = [
-            (frame.scan(block, verify=False).offset + OFFSETS["scn"]) >> 3 for block in self.blocks
+            (frame_format.scan(block, verify=False).offset + OFFSETS["scn"]) >> 3
+            for block in self.blocks
         ]
         self._step = scn
         self._round = 0
@@ -125,30 +126,32 @@ class Blocks:
 
 
 def filter_once(
-    ring: RingReader, directory: Directory, chosen: StreamFilter = FILTERS["filter"]
+    ring: RingReader, header_cache: HeaderCache, chosen: StreamFilter = FILTERS["filter"]
 ) -> tuple[float, int]:
     """(seconds, events looked at) of a filtered reader's way through the ring."""
     cursor = StreamCursor(ORIGIN, chosen)
     cursor.set_sources(np.array([CHOSEN_SOURCE], dtype=np.uint32))
     began = time.perf_counter()
     at, events = ring.snapshot().head, 0
-    while (listing := directory.at(ring, at)) is not None:
-        cursor.take_listed(listing, partial(listing.fetch, ring))
-        at = listing.after
-        events += len(listing.columns)
+    while (cached_headers := header_cache.at(ring, at)) is not None:
+        cursor.take_listed(cached_headers, partial(cached_headers.fetch, ring))
+        at = cached_headers.after
+        events += len(cached_headers.columns)
     return time.perf_counter() - began, events
 
 
-def judge_once(ring: RingReader, directory: Directory, judge: RowJudge) -> tuple[float, int]:
+def match_once(
+    ring: RingReader, header_cache: HeaderCache, row_filter: RowFilter
+) -> tuple[float, int]:
     """(seconds, events looked at) of a reader's way through the ring with a predicate."""
-    cursor = StreamCursor(ORIGIN, StreamFilter(), judge=judge)
+    cursor = StreamCursor(ORIGIN, StreamFilter(), row_filter=row_filter)
     began = time.perf_counter()
     at, events = ring.snapshot().head, 0
-    while (listing := directory.at(ring, at)) is not None:
-        refine = partial(judge.refine_listed, listing, ring)
-        cursor.take_listed(listing, partial(listing.fetch, ring), refine)
-        at = listing.after
-        events += len(listing.columns)
+    while (cached_headers := header_cache.at(ring, at)) is not None:
+        refine = partial(row_filter.refine_listed, cached_headers, ring)
+        cursor.take_listed(cached_headers, partial(cached_headers.fetch, ring), refine)
+        at = cached_headers.after
+        events += len(cached_headers.columns)
     return time.perf_counter() - began, events
 
 
@@ -170,20 +173,20 @@ def _measure_where(run: Run, report: Report, name: str, event_bytes: int, ring_b
     schemas = SchemaSet()
     schemas.add(SCHEMA)
 
-    def rate(judge: RowJudge | None, directory: Directory | None) -> float:
-        fresh = judge or RowJudge(parse_where(WHERE), schemas)
-        seconds, events = judge_once(ring, directory or Directory(), fresh)
+    def rate(row_filter: RowFilter | None, header_cache: HeaderCache | None) -> float:
+        fresh = row_filter or RowFilter(parse_where(WHERE), schemas)
+        seconds, events = match_once(ring, header_cache or HeaderCache(), fresh)
         return events / seconds
 
     with tempfile.TemporaryDirectory(prefix="databus-bench-") as folder:
         with Ring.create(Path(folder), min(ring_bytes, WHERE_RING_BYTES)) as writer:
             asyncio.run(_fill(writer, event_bytes, run.seed))
             with Ring.open_reader(Path(folder)) as ring:
-                shared = RowJudge(parse_where(WHERE), schemas)
-                directory = Directory()
-                judge_once(ring, directory, shared)
+                shared = RowFilter(parse_where(WHERE), schemas)
+                header_cache = HeaderCache()
+                match_once(ring, header_cache, shared)
                 report.add(measure(run, partial(rate, None, None)), series=f"where, {name}")
-                again = measure(run, partial(rate, shared, directory))
+                again = measure(run, partial(rate, shared, header_cache))
                 report.add(again, series=f"where after another reader, {name}")
 
 
@@ -212,9 +215,9 @@ def main(run: Run) -> None:
                     }
                     for series, measured in filtered.items():
                         report.add(measured, series=f"{series}, {name}")
-                    directory = Directory()
-                    filter_once(ring, directory)
-                    shared = measure(run, partial(_filter_rate, ring, directory))
+                    header_cache = HeaderCache()
+                    filter_once(ring, header_cache)
+                    shared = measure(run, partial(_filter_rate, ring, header_cache))
                     report.add(shared, series=f"filter after another reader, {name}")
                     if name == "2.5 KB":
                         _tell_memory(report, writer, ring, blocks, 3 if run.smoke else LAPS)
@@ -234,9 +237,9 @@ def _rate(count: int, once: Callable[..., float], *arguments: Any) -> Callable[[
 
 
 def _filter_rate(
-    ring: RingReader, directory: Directory | None, chosen: StreamFilter = FILTERS["filter"]
+    ring: RingReader, header_cache: HeaderCache | None, chosen: StreamFilter = FILTERS["filter"]
 ) -> float:
-    seconds, events = filter_once(ring, directory or Directory(), chosen)
+    seconds, events = filter_once(ring, header_cache or HeaderCache(), chosen)
     return events / seconds
 
 
@@ -244,15 +247,15 @@ def _tell_memory(
     report: Report, writer: RingWriter, ring: RingReader, blocks: Blocks, laps: int
 ) -> None:
     """How the process grows while a reader follows the ring for so many of its lengths."""
-    process, directory = psutil.Process(), Directory()
+    process, header_cache = psutil.Process(), HeaderCache()
     for _ in range(4):  # until the directory has as many headers as it keeps
         blocks.append(writer)
-        filter_once(ring, directory)
+        filter_once(ring, header_cache)
     before = process.memory_full_info().uss
     start_tail = ring.snapshot().tail
     while ring.snapshot().tail - start_tail < laps * ring.ring_bytes:
         blocks.append(writer)
-        filter_once(ring, directory)
+        filter_once(ring, header_cache)
     grown = process.memory_full_info().uss - before
     report.note(f"memory over {laps} ring lengths: {grown / 1024:+,.0f} KiB")
 

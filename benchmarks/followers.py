@@ -28,8 +28,8 @@ import numpy.typing as npt
 
 from benchmarks.harness import numbers
 from benchmarks.relay_process import RelayProcess
-from databus.common import frame
-from databus.common.kernels import I64Array, U8Array, jit, load_u32
+from databus.common.compiled.kernels import I64Array, U8Array, jit, load_u32
+from databus.common.frame import frame_format
 
 EVENT_BYTES = 2500
 BUFFER_BYTES = 1 << 20
@@ -63,7 +63,7 @@ class Disconnected(RuntimeError):
 
 def paced_source(updates_per_second: int, seed: int) -> str:
     """The URL of a source that commits so many updates of 2.5 KB a second, each in a window."""
-    payload_bytes = EVENT_BYTES - frame.HEADER_BYTES - 20
+    payload_bytes = EVENT_BYTES - frame_format.HEADER_BYTES - 20
     return (
         f"generator://?events_per_second={updates_per_second}&payload_bytes={payload_bytes}"
         f"&keys=100000&events_per_window=1&clock=real&seed={seed}"
@@ -90,7 +90,7 @@ def content_hash(relay: RelayProcess) -> str:
     with urllib.request.urlopen(url, timeout=30) as answer:
         body = answer.read()
     digest, count = hashlib.sha256(), 0
-    for found in frame.iter_frames(body):
+    for found in frame_format.iter_frames(body):
         if not found.is_control and count < VERIFIED_EVENTS:
             digest.update(found.key)
             digest.update(found.after or b"")
@@ -178,11 +178,11 @@ class Readers(ABC):
         self.port = port
         self.buffer = np.empty(BUFFER_BYTES, dtype=np.uint8)
         self.states = np.zeros((count, self.known), dtype=np.int64)
-        self.heads = np.zeros((count, frame.HEADER_BYTES), dtype=np.uint8)
+        self.heads = np.zeros((count, frame_format.HEADER_BYTES), dtype=np.uint8)
         self.sockets: list[socket.socket] = []
         self._numbers: dict[int, int] = {}
         self._poll = select.epoll()
-        self._ages = np.empty(BUFFER_BYTES // frame.HEADER_BYTES + 1, dtype=np.int64)
+        self._ages = np.empty(BUFFER_BYTES // frame_format.HEADER_BYTES + 1, dtype=np.int64)
         self._latencies: list[npt.NDArray[np.int64]] = []
         self._begin = begin
         self._sees_all = sees_all

@@ -47,12 +47,12 @@ from benchmarks.followers import (
     walk,
 )
 from benchmarks.harness import Report
-from databus.cli.guardian import Guardian
-from databus.cli.servers import free_port
-from databus.common import frame
+from databus.cli.demo.guardian import Guardian
+from databus.cli.demo.private_servers import free_port
+from databus.common.compiled.kernels import I64Array, U8Array, jit
 from databus.common.config import DatabaseConfig
-from databus.common.kernels import I64Array, U8Array, jit
-from databus.relay.sources.generator import GeneratorSource
+from databus.common.frame import frame_format
+from databus.relay.sources.generator.generator_source import GeneratorSource
 
 START_S = 60
 _PROCESSES = mp.get_context("fork")
@@ -141,8 +141,8 @@ def events_of(windows: bytes) -> Iterator[tuple[int, bytes]]:
     """The (scn, frame) of each row in whole frames."""
     at, view = 0, memoryview(windows)
     while at < len(windows):
-        found = frame.trusted_frame(view, at)
-        if found.op < frame.FIRST_CONTROL_OP:
+        found = frame_format.trusted_frame(view, at)
+        if found.op < frame_format.FIRST_CONTROL_OP:
             yield found.scn, windows[at : at + found.length]
         at += found.length
 
@@ -396,5 +396,8 @@ def follow_peer(peer: Peer, source: str, count: int, seconds: float) -> Received
 
 def _walk_nothing() -> None:
     """Compile the kernel before the clock runs."""
-    byte, state = np.zeros(frame.HEADER_BYTES, dtype=np.uint8), np.zeros(KNOWN + 7, dtype=np.int64)
+    byte, state = (
+        np.zeros(frame_format.HEADER_BYTES, dtype=np.uint8),
+        np.zeros(KNOWN + 7, dtype=np.int64),
+    )
     walk_wrapped(byte, 0, state, byte, 0, np.zeros(1, dtype=np.int64))

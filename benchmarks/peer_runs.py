@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.upstreams import DATABASE, Backlog, MariaDB, Postgres, Upstream
-from databus.cli.servers import PASSWORD, USER
-from databus.common.kernels import I64Array
+from databus.cli.demo.private_servers import PASSWORD, USER
+from databus.common.compiled.kernels import I64Array
 
 SOURCES = Path(__file__).parent / "peers"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())

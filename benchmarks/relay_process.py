@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from databus.cli.guardian import Guardian
-from databus.cli.servers import free_port
-from databus.relay.supervisor import WORKER_MODULE
+from databus.cli.demo.guardian import Guardian
+from databus.cli.demo.private_servers import free_port
+from databus.relay.processes.supervisor import WORKER_MODULE
 
 START_S = 120
 

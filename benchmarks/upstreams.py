@@ -20,7 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from databus.cli.servers import PASSWORD, USER, MariaDBServer, PostgresServer, PrivateServer
+from databus.cli.demo.private_servers import (
+    PASSWORD,
+    USER,
+    MariaDBServer,
+    PostgresServer,
+    PrivateServer,
+)
 from databus.common.config import DatabaseConfig, SourceUrl
 from tests.support.mysql_server import MySQLServer, mysql_launcher
 

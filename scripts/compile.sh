@@ -13,9 +13,9 @@ VENV=.venv
 say() { printf 'setup: %s\n' "$*" >&2; }
 
 compile_kernels() {
-    ! "$VENV/bin/python" -m databus.common.kernel_cache --check || return 0
+    ! "$VENV/bin/python" -m databus.common.compiled.kernel_cache --check || return 0
     say "compiling the kernels (once; up to a minute)"
-    "$VENV/bin/python" -m databus.common.kernel_cache
+    "$VENV/bin/python" -m databus.common.compiled.kernel_cache
 }
 
 # Spark starts twice as fast with it, and as well, only slower, without.

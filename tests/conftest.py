@@ -9,7 +9,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from databus.common.kernels import COMPILED
+from databus.common.compiled.kernels import COMPILED
 
 # Where a test takes the kernel's path and the reference's, both must be there to be compared.
 assert COMPILED, "numba is missing: make setup installs it"

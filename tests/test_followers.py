@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from benchmarks.brokers import resp
 from benchmarks.followers import EVENTS, GAPS, KNOWN, LAST_SCN, walk
 from benchmarks.paced_peers import DUE, REFUSED, events_of, walk_wrapped
-from databus.common.frame import HEADER_BYTES, Op
-from databus.common.window import WindowBuilder
+from databus.common.frame.frame_format import HEADER_BYTES, Op
+from databus.common.frame.window_builder import WindowBuilder
 
 
 def body_of(scns: list[int]) -> bytes:

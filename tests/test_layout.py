@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,34 @@ def test_no_file_of_a_room_is_longer_than_600_lines_and_no_test_longer_than_800(
 def test_modules_are_named_after_things_of_the_domain() -> None:
     vague = {"utils", "util", "helpers", "helper", "base", "manager", "impl", "misc"}
     assert [path for path in python_files() if path.stem in vague] == []
+
+
+def test_no_folder_holds_more_than_fifteen_modules() -> None:
+    paths = [path for room in ROOMS for path in package(room).rglob("*.py")]
+    counts = Counter(path.parent for path in paths if path.name != "__init__.py")
+    assert {str(folder): count for folder, count in counts.items() if count > 15} == {}
+
+
+def test_modules_and_classes_have_names_of_their_own_over_all_rooms() -> None:
+    paths = [path for room in ROOMS for path in package(room).rglob("*.py")]
+    modules = Counter(path.stem for path in paths if path.name != "__init__.py")
+    classes = Counter(
+        node.name
+        for path in paths
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in (modules + classes).items() if count > 1] == []
+
+
+def test_folders_import_each_other_in_one_direction() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "import_graph.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_module_says_what_it_is_for() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from databus.client.testing import Recorder
-from databus.common.frame import Op
+from databus.common.frame.frame_format import Op
 from tests.client.test_client import make
 from tests.support.live_relay import ORDERS, LiveRelay, window
 from tests.support.processes import Processes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from databus.common.kernel_cache import forget_stale
+from databus.common.compiled.kernel_cache import forget_stale
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "setup.sh"
 TOOLS = ("bash", "dirname", "flock", "sed", "head", "cat", "sha256sum", "apt-get", "apt-cache")

@@ -28,9 +28,9 @@ TRAPS = {
         "test_layout.py::test_every_error_has_a_code_of_its_own_and_tells_the_operator_what_to_do"
     ],
     "corruption seen and delivered": [
-        "common/test_frame.py::test_any_flipped_bit_is_found",
-        "common/test_frame.py::test_the_splitter_hands_out_nothing_after_damage",
-        "relay/sources/test_mysql_decoder.py::"
+        "common/frame/test_frame_format.py::test_any_flipped_bit_is_found",
+        "common/frame/test_frame_format.py::test_the_splitter_hands_out_nothing_after_damage",
+        "relay/sources/mysql/binlog/test_binlog_decoder.py::"
         "test_an_event_whose_length_or_checksum_is_wrong_is_refused_with_its_place",
     ],
     "two units under one name": ["test_traps.py::test_a_number_says_its_unit"],
@@ -98,7 +98,7 @@ def test_a_number_says_its_unit() -> None:
 
 def test_private_names_are_used_where_they_are_made() -> None:
     """Only the adapter to PyMySQL reaches into another's object; see its first lines."""
-    adapter = Path("relay/databus/relay/sources/mysql/connection.py")
+    adapter = Path("relay/databus/relay/sources/mysql/protocol/mysql_connection.py")
     allowed = {"_replace", "_asdict", "_make", "_fields", "_exit"}
     found = []
     for path, tree in room_trees():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from databus.bootstrap import openapi as bootstrap_openapi
-from databus.relay import openapi as relay_openapi
+from databus.bootstrap.http import bootstrap_endpoints as bootstrap_openapi
+from databus.relay.http import relay_endpoints as relay_openapi
 
 _INTRODUCTION = """# HTTP interface
 

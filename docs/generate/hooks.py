@@ -33,9 +33,9 @@ BESIDE = {
     "CONTRIBUTING.md": "project/contributing.md",
     "SECURITY.md": "project/security.md",
     "benchmarks/README.md": "project/benchmarks.md",
-    "common/databus/common/FORMAT.md": "project/frame-format.md",
-    "relay/databus/relay/FORMAT.md": "project/ring-format.md",
-    "bootstrap/databus/bootstrap/FORMAT.md": "project/runs-format.md",
+    "common/databus/common/frame/FORMAT.md": "project/frame-format.md",
+    "relay/databus/relay/ring/FORMAT.md": "project/ring-format.md",
+    "bootstrap/databus/bootstrap/runs/FORMAT.md": "project/runs-format.md",
 }
 """Texts that lie outside docs/, and where the site has them."""
 

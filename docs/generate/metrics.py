@@ -7,8 +7,8 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from databus.bootstrap.metrics import BootstrapCollector
-from databus.relay.metrics import RelayCollector
+from databus.bootstrap.http.bootstrap_metrics import BootstrapCollector
+from databus.relay.http.relay_metrics import RelayCollector
 
 _INTRODUCTION = """# Metrics
 

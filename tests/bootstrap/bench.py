@@ -7,15 +7,15 @@ from typing import Any
 
 import aiohttp
 
-from databus.bootstrap import segments
-from databus.bootstrap.log import HotLog
-from databus.bootstrap.manifest import Store
-from databus.bootstrap.runs import Run, RunKind
-from databus.bootstrap.served import OpenLogs
+from databus.bootstrap.log import segments
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.reading.stored_database import OpenLogs
+from databus.bootstrap.runs.manifest import Store
+from databus.bootstrap.runs.parquet_runs import Run, RunKind
 from databus.common import checkpoint as checkpoints
 from databus.common.checkpoint import Position
-from databus.common.frame import Op, iter_frames
-from databus.common.schema import Column, Kind, SourceSchema
+from databus.common.frame.frame_format import Op, iter_frames
+from databus.common.schema.source_schema import Column, Kind, SourceSchema
 from tests.bootstrap.model import (
     CLOCK,
     SOURCES,

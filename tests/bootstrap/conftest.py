@@ -11,11 +11,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from databus.bootstrap.log import HotLog
-from databus.bootstrap.manifest import Store
-from databus.bootstrap.server import serve_bootstrap
+from databus.bootstrap.http.bootstrap_server import serve_bootstrap
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.runs.manifest import Store
 from databus.common.config import BootstrapConfig
-from databus.common.listening import listening_socket
+from databus.common.http.listening_socket import listening_socket
 from tests.bootstrap.bench import Bench
 from tests.bootstrap.model import CLOCK, START
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from databus.bootstrap.manifest import Store, new_run_id
-from databus.bootstrap.runs import Run, RunKind, describe_file
-from databus.bootstrap.segments import as_table
-from databus.common import frame
+from databus.bootstrap.log.segments import as_table
+from databus.bootstrap.runs.manifest import Store, new_run_id
+from databus.bootstrap.runs.parquet_runs import Run, RunKind, describe_file
 from databus.common.checkpoint import ORIGIN, Position
-from databus.common.frame import FIRST_CONTROL_OP, Flag, FrameView, Op, iter_frames
-from databus.common.window import WindowBuilder
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import FIRST_CONTROL_OP, Flag, FrameView, Op, iter_frames
+from databus.common.frame.window_builder import WindowBuilder
 
 SOURCES = ("shop.orders", "shop.lines", "shop.notes")
 CLOCK = "clock-1"
@@ -47,7 +47,7 @@ class History:
 
     def _event(self, builder: WindowBuilder, *, dump: bool) -> None:
         rng = self.rng
-        source = frame.source_id(rng.choice(SOURCES))
+        source = frame_format.source_id(rng.choice(SOURCES))
         key = b"k%d" % rng.randrange(self._keys)
         payload = rng.randbytes(self._payload_bytes)
         draw = rng.random()
@@ -165,7 +165,7 @@ def write_run(
         data = b"".join(bytes(one.bytes) for one in piece)
         path = folder / f"part-{number:05d}.parquet"
         pq.write_table(
-            as_table(data, frame.scan(data)),
+            as_table(data, frame_format.scan(data)),
             path,
             row_group_size=rows_per_group,
             store_schema=False,

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import rich
 
-from databus.cli import asking
-from databus.cli.servers import free_port
+from databus.cli.console import dump_status
+from databus.cli.demo.private_servers import free_port
 from tests.support.processes import Processes
 from tests.support.waiting import PATIENCE, eventually_sync
 
@@ -213,7 +213,7 @@ def test_a_dump_takes_a_condition(databus: Any, url: str) -> None:
 def test_a_terminal_shows_a_bar_with_the_pace_of_a_dump_and_the_time_that_is_left(
     databus: Any, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "_POLL_S", 0.02)
+    monkeypatch.setattr(dump_status, "_POLL_S", 0.02)
     dump = ("dump", url, "--sources", "main.parts", "--chunk-rows", "10", "--delay-ms", "100")
     piped = databus(*dump)
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -26,9 +26,9 @@ from databus.common.errors import (
     ScnTooOld,
     to_problem,
 )
-from databus.common.frame import Op, iter_frames, pack_frame
-from databus.common.schema import SourceSchema
-from databus.common.window import heartbeat
+from databus.common.frame.frame_format import Op, iter_frames, pack_frame
+from databus.common.frame.window_builder import heartbeat
+from databus.common.schema.source_schema import SourceSchema
 
 CLOCK = "clock-a"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from databus.common.frame import Op
-from databus.common.schema import Column, Kind, SourceSchema
-from databus.common.window import WindowBuilder
+from databus.common.frame.frame_format import Op
+from databus.common.frame.window_builder import WindowBuilder
+from databus.common.schema.source_schema import Column, Kind, SourceSchema
 
 ORDERS = SourceSchema(
     "shop.orders",

@@ -14,8 +14,8 @@ from databus.client import DatabusClient, FileCheckpoints, OnlineCheckpoint, Pos
 from databus.client.testing import Grammar, Mirror, Recorder
 from databus.common.config import parse
 from databus.common.errors import ClockMismatch, ScnTooOld, UnknownDatabase
-from databus.common.frame import Op, iter_frames
-from databus.relay.relay import LocalRelay
+from databus.common.frame.frame_format import Op, iter_frames
+from databus.relay.local_relay import LocalRelay
 from tests.client.test_client import consume, make, serving
 from tests.support.live_relay import CLOCK, ITEMS, ORDERS, LiveRelay, window
 from tests.support.waiting import PATIENCE, eventually

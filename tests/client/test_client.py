@@ -32,7 +32,7 @@ from databus.common.errors import (
     ScnTooOld,
     UnknownSchema,
 )
-from databus.common.frame import Op, iter_frames, pack_frame
+from databus.common.frame.frame_format import Op, iter_frames, pack_frame
 from tests.client.conftest import StartServer
 from tests.client.scripted_server import CLOCK, Fault, checkpoint_frame
 from tests.client.shop import ITEMS, ORDERS, orders, row, window

@@ -11,16 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from databus.bootstrap.process import _shown
-from databus.bootstrap.relays import RelayApi
+from databus.bootstrap.log.relay_api import RelayApi
+from databus.bootstrap.processes.bootstrap_processes import _shown
 from databus.client import DatabusClient
-from databus.client.checkpoints import FileCheckpoints
+from databus.client.checkpoints.checkpoint_stores import FileCheckpoints
 from databus.common.checkpoint import OnlineCheckpoint, Position
 from databus.common.config import BootstrapConfig, SourceUrl, parse
 from databus.common.errors import ConfigError, ServerUnavailable, to_problem
 from databus.common.private import HiddenUrl, without_passwords
-from databus.relay.sources.mysql.settings import read_settings as mysql_settings
-from databus.relay.sources.postgres.settings import read_settings as postgres_settings
+from databus.relay.sources.mysql.protocol.mysql_settings import read_settings as mysql_settings
+from databus.relay.sources.postgres.protocol.postgres_settings import (
+    read_settings as postgres_settings,
+)
 from tests.support.live_relay import LiveRelay
 
 SECRET = "ge/he#im?9@f:3%c"

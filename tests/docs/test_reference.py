@@ -15,10 +15,10 @@ import databus.client
 from databus.cli.main import cli
 from databus.common import config
 from databus.common.errors import registry
-from databus.relay.sources import relay as relay_source
-from databus.relay.sources import sqlite as sqlite_source
-from databus.relay.sources.mysql import settings as mysql_settings
-from databus.relay.sources.postgres import settings as postgres_settings
+from databus.relay.sources.chained import chained_source as relay_source
+from databus.relay.sources.mysql.protocol import mysql_settings
+from databus.relay.sources.postgres.protocol import postgres_settings
+from databus.relay.sources.sqlite import sqlite_source
 from docs.generate import commands, configuration, endpoints, errors, library, metrics
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from databus.cli.servers import PostgresServer
+from databus.cli.demo.private_servers import PostgresServer
 from tests.support.processes import DatabusProcess
 from tests.support.snippets import ROOT, Snippet, blocks
 from tests.support.waiting import PATIENCE, eventually_sync

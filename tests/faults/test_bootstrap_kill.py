@@ -16,15 +16,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from databus.bootstrap import failpoints, scratch, segments
-from databus.bootstrap.log import HotLog
-from databus.bootstrap.manifest import Store
-from databus.bootstrap.planner import Merge
-from databus.bootstrap.runs import Run, RunKind
-from databus.bootstrap.stream import BootstrapStream
+from databus.bootstrap.log import segments
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.merging import scratch_folders
+from databus.bootstrap.merging.run_planner import Merge
+from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
+from databus.bootstrap.runs import failpoints
+from databus.bootstrap.runs.manifest import Store
+from databus.bootstrap.runs.parquet_runs import Run, RunKind
 from databus.common.checkpoint import ORIGIN
-from databus.common.filters import StreamFilter
-from databus.common.frame import iter_frames
+from databus.common.filters.stream_filter import StreamFilter
+from databus.common.frame.frame_format import iter_frames
 from tests.bootstrap.model import (
     CLOCK,
     START,
@@ -71,9 +73,9 @@ def write(folder: Path) -> None:
 
 def merge(folder: Path) -> None:
     """The applier, with Spark."""
-    from databus.bootstrap.applier import Applier, start_spark
+    from databus.bootstrap.merging.applier import Applier, start_spark
 
-    with scratch.scratch_folder(folder.parent) as aside:
+    with scratch_folders.scratch_folder(folder.parent) as aside:
         spark = start_spark("local[1]", "512m", scratch=aside)
         kinds = {path.name.partition("-")[0] for path in aside.iterdir()}
         assert {"blockmgr", "spark"} <= kinds, "Spark's files lie there"
@@ -130,7 +132,9 @@ def run_child(action: str, folder: Path, step: str | None) -> int:
 
 def left_behind(folder: Path) -> set[str]:
     """The scratch folders beside the store."""
-    return {path.name for path in (folder.parent / scratch.FOLDER).iterdir()} - {scratch.LOCK}
+    return {path.name for path in (folder.parent / scratch_folders.FOLDER).iterdir()} - {
+        scratch_folders.LOCK
+    }
 
 
 def assert_whole(folder: Path) -> None:

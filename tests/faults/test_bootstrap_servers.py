@@ -14,15 +14,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from databus.bootstrap import segments
-from databus.bootstrap.log import HotLog
-from databus.bootstrap.manifest import Store
-from databus.bootstrap.planner import Merge
-from databus.bootstrap.runs import Run, RunKind
+from databus.bootstrap.log import segments
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.merging.run_planner import Merge
+from databus.bootstrap.runs.manifest import Store
+from databus.bootstrap.runs.parquet_runs import Run, RunKind
 from databus.common import checkpoint as checkpoints
 from databus.common.checkpoint import OnlineCheckpoint
 from databus.common.config import parse
-from databus.common.frame import FrameSplitter, Op, iter_frames
+from databus.common.frame.frame_format import FrameSplitter, Op, iter_frames
 from tests.bootstrap.model import (
     CLOCK,
     SOURCES,

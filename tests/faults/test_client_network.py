@@ -14,7 +14,7 @@ import pytest
 
 from databus.client import Position
 from databus.client.testing import Grammar, Recorder
-from databus.common.frame import Op
+from databus.common.frame.frame_format import Op
 from tests.client.test_client import make, serving
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.live_relay import ORDERS, LiveRelay, window

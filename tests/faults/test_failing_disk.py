@@ -18,15 +18,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from databus.bootstrap import segments, storage
-from databus.bootstrap.log import HotLog
-from databus.bootstrap.manifest import Store
-from databus.bootstrap.planner import Merge
-from databus.bootstrap.runs import RunKind
+from databus.bootstrap.log import segments
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.merging.run_planner import Merge
+from databus.bootstrap.runs import run_storage
+from databus.bootstrap.runs.manifest import Store
+from databus.bootstrap.runs.parquet_runs import RunKind
 from databus.common.errors import StoreError
-from databus.common.frame import iter_frames
+from databus.common.frame.frame_format import iter_frames
 from tests.bootstrap.model import CLOCK, START
-from tests.bootstrap.test_s3_store import merged
+from tests.bootstrap.runs.test_s3_store import merged
 from tests.faults.test_bootstrap_kill import assert_whole, blocks
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -106,7 +107,7 @@ sys.addaudithook(_DISK.audit)
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     """The disk beneath all stores, at rest."""
-    real_fsync, real_file = os.fsync, storage.pa.OSFile
+    real_fsync, real_file = os.fsync, run_storage.pa.OSFile
 
     def fsync(descriptor: int) -> None:
         _DISK.reach("fsync", str(Path(f"/proc/self/fd/{descriptor}").readlink()))
@@ -114,12 +115,12 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
     def open_file(path: str, mode: str = "rb") -> Any:
         if mode == "wb":
-            return storage.pa.PythonFile(Written(_DISK, path), "w")
+            return run_storage.pa.PythonFile(Written(_DISK, path), "w")
         _DISK.reach("open", path)
         return real_file(path, mode=mode)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(storage.pa, "OSFile", open_file)
+    monkeypatch.setattr(run_storage.pa, "OSFile", open_file)
     yield _DISK
     _DISK.rest()
 

@@ -15,14 +15,14 @@ import pytest
 
 from databus.common.checkpoint import Position
 from databus.common.errors import StoreError, SyncFailed
-from databus.common.schema import Column, Kind, SourceSchema
-from databus.relay.dump_runner import Emission
-from databus.relay.fetcher import Fetcher
-from databus.relay.registry import Registry, RegistryReader
-from databus.relay.ring import Ring
-from databus.relay.ring_check import check
-from databus.relay.ring_file import RingFile
-from databus.relay.ring_format import DATA_OFFSET
+from databus.common.schema.source_schema import Column, Kind, SourceSchema
+from databus.relay.dumps.dump_runner import Emission
+from databus.relay.processes.fetcher import Fetcher
+from databus.relay.ring.ring import Ring
+from databus.relay.ring.ring_check import check
+from databus.relay.ring.ring_file import RingFile
+from databus.relay.ring.ring_format import DATA_OFFSET
+from databus.relay.ring.schema_registry import Registry, RegistryReader
 from tests.faults.test_ring_crash import damage, retained
 from tests.support.failing_sync import FailingSync
 from tests.support.relay_process import RelayProcess
@@ -269,7 +269,7 @@ def test_the_fetchers_process_ends_with_a_sync_that_failed_and_the_next_one_lack
 LOG = """
 import sys
 from pathlib import Path
-from databus.bootstrap.log import HotLog
+from databus.bootstrap.log.hot_log import HotLog
 from databus.common.checkpoint import Position
 from databus.common.errors import StoreError
 from tests.support.windows import make_window

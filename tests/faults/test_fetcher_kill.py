@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from databus.common import frame
-from databus.common.frame import Flag, Op
-from databus.relay.dumps import DumpBook
-from databus.relay.ring import Ring
-from databus.relay.sources import generator_kernels as kernels
-from databus.relay.sources.generator import SCHEMA, SEEDED_START_US, parse_url
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import Flag, Op
+from databus.relay.dumps.dump_records import DumpBook
+from databus.relay.ring.ring import Ring
+from databus.relay.sources.generator import generator_kernels as kernels
+from databus.relay.sources.generator.generator_source import SCHEMA, SEEDED_START_US, parse_url
 from tests.support.processes import wait_process_gone
 from tests.support.relay_process import RelayProcess, ring_frames
 from tests.support.waiting import eventually_sync
@@ -109,7 +109,7 @@ def test_ten_kills_leave_no_gap_no_double_and_nothing_older_after_something_newe
     dump_ops = [view for view in views if view.op == Op.READ or view.flags & Flag.DUMP]
     streamed = [view for view in views if view.op != Op.READ and not view.flags & Flag.DUMP]
     assert [as_source_gave(view.bytes) for view in streamed] == [
-        as_source_gave(view.bytes) for view in frame.iter_frames(expected())
+        as_source_gave(view.bytes) for view in frame_format.iter_frames(expected())
     ], f"seed {seed}"
     positions = [view.position for view in views]
     assert positions == sorted(set(positions))
@@ -142,9 +142,11 @@ class SentRows:
             while self._place < state.tail:
                 frames, self._place = reader.read(self._place, 1 << 30)
                 data = bytes(frames)
-                columns = frame.scan(data, verify=False)
+                columns = frame_format.scan(data, verify=False)
                 for offset in columns.offset[columns.op == Op.READ].tolist():
-                    self._ids.add(SCHEMA.decode_key(frame.read_frame(data, offset).key)["id"])
+                    self._ids.add(
+                        SCHEMA.decode_key(frame_format.read_frame(data, offset).key)["id"]
+                    )
         (dump,) = DumpBook(self._folder / "dumps.json")
         if dump.tables is None:
             return self._ids
@@ -159,7 +161,7 @@ def _is_streaming(relay: RelayProcess, pid: int) -> bool:
     return bool(fetcher["pid"] == pid and fetcher["state"] == "streaming")
 
 
-def _check_history(views: list[frame.FrameView]) -> None:
+def _check_history(views: list[frame_format.FrameView]) -> None:
     newest: dict[int, int] = {}
     for view in views:
         if view.source_id and view.after is not None:

@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 from databus.client import DatabusClient
-from databus.client.raw import RawWindows
-from databus.common import frame
+from databus.client.pulling.raw_windows import RawWindows
 from databus.common.checkpoint import Position
-from databus.common.frame import Op
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import Op
 from tests.support.fixtures import FreshDatabase
 from tests.support.metered_proxy import MeteredProxy
 from tests.support.processes import wait_process_gone
@@ -75,10 +75,10 @@ class Reader:
         self.keys: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
 
     def take(self, part: RawWindows) -> None:
-        columns = frame.scan(part.data)
+        columns = frame_format.scan(part.data)
         for scn, seq, op in zip(columns.scn, columns.seq, columns.op, strict=True):
             position = Position(int(scn), int(seq))
-            if op < frame.FIRST_CONTROL_OP:
+            if op < frame_format.FIRST_CONTROL_OP:
                 follows = self.position is not None and self.position.scn == position.scn
                 expected = self.position.seq + 1 if follows and self.position else 0
                 assert position.seq == expected, (self.position, position)
@@ -88,7 +88,7 @@ class Reader:
                 self.windows.append(self.rows)
                 self.is_inside = False
             self.position = position
-        self.keys.append(columns.key_hash[columns.op < frame.FIRST_CONTROL_OP])
+        self.keys.append(columns.key_hash[columns.op < frame_format.FIRST_CONTROL_OP])
 
     async def parts(self) -> AsyncIterator[None]:
         """One step a part, from where the last call was left on."""
@@ -127,7 +127,7 @@ class Memory:
         for process in psutil.Process(relay.process.pid).children():
             with contextlib.suppress(OSError, psutil.Error, AssertionError):
                 is_up = fetcher["pid"] == process.pid and fetcher["state"] == "streaming"
-                if "databus.relay.fetcher" in process.cmdline() and not is_up:
+                if "databus.relay.processes.fetcher" in process.cmdline() and not is_up:
                     continue  # It loads its code still.
                 now = anonymous_bytes(process)
                 first = self._first.setdefault(process.pid, now)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from databus.bootstrap import scratch
+from databus.bootstrap.merging import scratch_folders
 from tests.support.processes import DatabusProcess, Processes
 from tests.support.system import (
     System,
@@ -44,13 +44,13 @@ def kill_relay(system: System, running: dict[str, DatabusProcess]) -> None:
 
 
 def kill_fetcher(system: System, running: dict[str, DatabusProcess]) -> None:
-    fetchers = children_named(running["relay"], "databus.relay.fetcher")
+    fetchers = children_named(running["relay"], "databus.relay.processes.fetcher")
     for fetcher in fetchers:
         fetcher.kill()
 
 
 def kill_worker(system: System, running: dict[str, DatabusProcess]) -> None:
-    for worker in children_named(running["relay"], "databus.relay.server"):
+    for worker in children_named(running["relay"], "databus.relay.http.relay_server"):
         worker.kill()
 
 
@@ -134,8 +134,8 @@ def test_killed_ten_times_and_nothing_is_lost_on_sqlite(
         running[target].kill9()
         done = processes.run("apply", "-c", system.config, "--once", timeout_s=120)
         assert done.returncode == 0, done.stderr
-        left = (tmp_path / "bootstrap" / scratch.FOLDER).iterdir()
-        assert [path.name for path in left] == [scratch.LOCK]
+        left = (tmp_path / "bootstrap" / scratch_folders.FOLDER).iterdir()
+        assert [path.name for path in left] == [scratch_folders.LOCK]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from databus.common.checkpoint import Position
-from databus.common.frame import Op
-from databus.relay.direct_send import DirectSender
-from databus.relay.ring_reader import RingReader
+from databus.common.frame.frame_format import Op
+from databus.relay.ring.ring_reader import RingReader
+from databus.relay.serving.socket_writer import SocketWriter
 from tests.support.lapped_reader import LappedReader, Manners
 from tests.support.live_relay import LiveRelay
 from tests.support.ring_processes import start, true_frames
@@ -67,14 +67,14 @@ def writing(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 async def test_every_byte_that_a_lapped_reader_takes_is_of_the_stream(
     tmp_path: Path, writing: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = DirectSender.__init__
+    make = SocketWriter.__init__
 
-    def make_narrow(sender: DirectSender, request: web.Request, *, spans: bool) -> None:
+    def make_narrow(sender: SocketWriter, request: web.Request, *, spans: bool) -> None:
         make(sender, request, spans=spans)
         connection = request.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
-    monkeypatch.setattr(DirectSender, "__init__", make_narrow)
+    monkeypatch.setattr(SocketWriter, "__init__", make_narrow)
     seed = 11
     truth = TrueStream.of(seed)
     last = max(truth.places)

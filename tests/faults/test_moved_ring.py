@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from databus.relay.ring_check import check
+from databus.relay.ring.ring_check import check
 from tests.support.relay_process import RelayProcess
 from tests.support.waiting import PATIENCE, eventually_sync
 

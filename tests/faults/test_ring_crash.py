@@ -16,10 +16,10 @@ import pytest
 
 from databus.common.checkpoint import Position
 from databus.common.errors import StoreBusy, StoreError
-from databus.relay.ring import Ring
-from databus.relay.ring_check import check
-from databus.relay.ring_format import CONTROL_OFFSETS, DATA_OFFSET, LIVE_OFFSET, PAGE_BYTES
-from databus.relay.ring_recovery import BASES, REPAIRS, Base, Repair
+from databus.relay.ring.ring import Ring
+from databus.relay.ring.ring_check import check
+from databus.relay.ring.ring_format import CONTROL_OFFSETS, DATA_OFFSET, LIVE_OFFSET, PAGE_BYTES
+from databus.relay.ring.ring_recovery import BASES, REPAIRS, Base, Repair
 from tests.support.ring_processes import MOST_EVENT_BYTES, start, true_frames
 from tests.support.waiting import PATIENCE
 from tests.support.windows import endless_windows, make_window, split_frames

@@ -11,10 +11,10 @@ import pytest
 
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError, StoreError, SyncFailed
-from databus.relay.ring import Ring
-from databus.relay.ring_check import check
-from databus.relay.ring_format import CONTROL_OFFSETS, DATA_OFFSET, LIVE_OFFSET
-from databus.relay.ring_recovery import BASES, REPAIRS, Base, Repair
+from databus.relay.ring.ring import Ring
+from databus.relay.ring.ring_check import check
+from databus.relay.ring.ring_format import CONTROL_OFFSETS, DATA_OFFSET, LIVE_OFFSET
+from databus.relay.ring.ring_recovery import BASES, REPAIRS, Base, Repair
 from tests.faults.test_ring_crash import assert_is_part_of_stream, damage, retained
 from tests.support.ring_processes import MOST_EVENT_BYTES, true_frames
 from tests.support.torn_storage import TornStorage

@@ -10,7 +10,7 @@ import random
 import numpy as np
 import pytest
 
-from databus.common import frame
+from databus.common.frame import frame_format
 from tests.support import ring_storm
 from tests.support.ring_storm import FRAMES, verify
 from tests.support.windows import make_window
@@ -36,7 +36,7 @@ def test_the_storms_own_check_notices_what_is_wrong(spoil: str) -> None:
     windows = [make_window(scn, [40, 40, 40]) for scn in (1, 2, 3)]
     true = b"".join(windows)
     notes = np.zeros((3 * FRAMES + 1, 2), dtype=np.uint64)
-    ring_storm.note(notes, frame.scan(true), 3 * FRAMES)
+    ring_storm.note(notes, frame_format.scan(true), 3 * FRAMES)
     read = {
         "nothing": true,
         "swap": windows[1] + windows[0] + windows[2],

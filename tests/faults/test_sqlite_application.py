@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from databus.relay.sources import sqlite_log
-from databus.relay.sources.sqlite import SqliteSource
-from databus.relay.sources.sqlite_tables import CapturedTables
+from databus.relay.sources.sqlite import sqlite_log
+from databus.relay.sources.sqlite.sqlite_source import SqliteSource
+from databus.relay.sources.sqlite.sqlite_tables import CapturedTables
 from tests.support.sqlite_source import Reader, config
 from tests.support.waiting import eventually
 

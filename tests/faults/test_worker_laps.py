@@ -9,11 +9,11 @@ import pytest
 
 from databus.common.checkpoint import Position
 from databus.common.config import DatabaseConfig, SourceUrl
-from databus.common.frame import iter_frames
-from databus.relay.ring_reader import RingReader
-from databus.relay.sources.generator import GeneratorSource
-from databus.relay.tallies import COUNTERS
-from databus.relay.tally_file import read_rows, tally_path
+from databus.common.frame.frame_format import iter_frames
+from databus.relay.ring.ring_reader import RingReader
+from databus.relay.serving.counters.counter_file import counter_path, read_rows
+from databus.relay.serving.counters.worker_counters import COUNTERS
+from databus.relay.sources.generator.generator_source import GeneratorSource
 from tests.support.chain import relay_text
 from tests.support.lapped_reader import LappedReader, Manners
 from tests.support.relay_process import RelayProcess
@@ -56,7 +56,7 @@ def overtaken_by_worker(data_dir: Path) -> list[int]:
     """How many readers each of two workers knows to have been overtaken."""
     found = []
     for worker in (0, 1):
-        rows = dict(read_rows(tally_path(data_dir, worker, "tallies"), len(COUNTERS)))
+        rows = dict(read_rows(counter_path(data_dir, worker, "tallies"), len(COUNTERS)))
         found.append(rows["gen"][COUNTERS.index("overtaken")])
     return found
 

@@ -14,16 +14,19 @@ import pytest
 
 from databus.common.config import DatabaseConfig, SourceUrl
 from databus.common.errors import SourceUnavailable
-from databus.relay.dumps import DumpState, new_dump
-from databus.relay.fetcher import Fetcher
+from databus.relay.dumps.dump_records import DumpState, new_dump
+from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.configured_keys import NO_KEYS
-from databus.relay.sources.mysql import MySqlSource, chunks
-from databus.relay.sources.mysql.connection import Connection
-from databus.relay.sources.mysql.settings import read_settings
-from databus.relay.sources.postgres.chunk_session import ChunkSession, SessionLoop
-from databus.relay.sources.postgres.settings import read_settings as postgres_settings
-from databus.relay.sources.source import Chunk, ChunkRequest
-from databus.relay.sources.sqlite_chunks import ChunkReader
+from databus.relay.sources.contract import Chunk, ChunkRequest
+from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.mysql.chunks import mysql_chunks
+from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection
+from databus.relay.sources.mysql.protocol.mysql_settings import read_settings
+from databus.relay.sources.postgres.chunks.chunk_session import ChunkSession, SessionLoop
+from databus.relay.sources.postgres.protocol.postgres_settings import (
+    read_settings as postgres_settings,
+)
+from databus.relay.sources.sqlite.sqlite_chunks import SqliteChunkReader
 from tests.integration.test_stopped_tables import dump
 from tests.support.capture import capturing, database_config, streaming
 from tests.support.fixtures import FreshDatabase
@@ -63,7 +66,7 @@ def end(database: FreshDatabase) -> None:
 
 
 def test_a_close_ends_the_wait_of_another_thread(database: FreshDatabase, url: str) -> None:
-    connection = Connection(read_settings(mariadb_config(url, f"{database.name}.*")))
+    connection = MySqlConnection(read_settings(mariadb_config(url, f"{database.name}.*")))
     ended: list[object] = []
 
     def ask() -> None:
@@ -93,14 +96,14 @@ async def test_a_chunk_that_is_given_up_ends_at_the_server(
     database.execute("INSERT INTO t VALUES (1)")
     source = MySqlSource(mariadb_config(url, f"{database.name}.*"))
     await source.open()
-    read_chunk = chunks.read_chunk
+    read_chunk = mysql_chunks.read_chunk
 
-    def slow(connection: Connection, *rest: Any) -> Chunk:
+    def slow(connection: MySqlConnection, *rest: Any) -> Chunk:
         connection.query(f"SELECT SLEEP({SLOW_S}) AS {database.name}")
         return read_chunk(connection, *rest)
 
     try:
-        monkeypatch.setattr(chunks, "read_chunk", slow)
+        monkeypatch.setattr(mysql_chunks, "read_chunk", slow)
         reading = asyncio.ensure_future(source.read_chunk(ChunkRequest(f"{database.name}.t", 10)))
         await eventually(lambda: asyncio.to_thread(thinking, database))
         reading.cancel()
@@ -150,7 +153,7 @@ async def test_a_chunk_of_an_sqlite_file_is_interrupted(tmp_path: Path) -> None:
         db.execute("INSERT INTO t VALUES (1)")
         db.commit()
     began, outcomes = threading.Event(), list[BaseException]()
-    reader = ChunkReader(str(tmp_path / "db"), NO_KEYS)
+    reader = SqliteChunkReader(str(tmp_path / "db"), NO_KEYS)
     connection = reader._db
 
     def ask() -> None:
@@ -184,15 +187,15 @@ async def test_a_dump_that_is_cancelled_ends_the_query_that_it_waits_for(
 ) -> None:
     database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
     database.execute("INSERT INTO t VALUES (1)")
-    ask = getattr(chunks, question)
+    ask = getattr(mysql_chunks, question)
 
-    def slow(connection: Connection, *rest: Any) -> Any:
+    def slow(connection: MySqlConnection, *rest: Any) -> Any:
         connection.query(f"SELECT SLEEP({SLOW_S}) AS {database.name}")
         return ask(connection, *rest)
 
     async with capturing(database_config("shop", url, f"{database.name}.*"), tmp_path) as fetcher:
         await streaming(fetcher)
-        monkeypatch.setattr(chunks, question, slow)
+        monkeypatch.setattr(mysql_chunks, question, slow)
         try:
             await cancelled_while(fetcher, lambda: asyncio.to_thread(thinking, database))
 
@@ -216,7 +219,7 @@ async def test_a_dump_of_an_sqlite_file_that_is_cancelled_ends_its_query(
         db.commit()
     began, outcomes = threading.Event(), list[BaseException]()
 
-    def endless(reader: ChunkReader, *_: Any) -> None:
+    def endless(reader: SqliteChunkReader, *_: Any) -> None:
         began.set()
         try:
             reader._db.execute(ENDLESS)
@@ -228,7 +231,7 @@ async def test_a_dump_of_an_sqlite_file_that_is_cancelled_ends_its_query(
         database_config("shop", f"sqlite:///{tmp_path / 'db'}", "main.*"), tmp_path
     ) as fetcher:
         await streaming(fetcher)
-        monkeypatch.setattr(ChunkReader, question, endless)
+        monkeypatch.setattr(SqliteChunkReader, question, endless)
         await cancelled_while(fetcher, began.is_set)
         await eventually(lambda: bool(outcomes), SLOW_S / 9, "it was interrupted")
         assert "interrupted" in str(outcomes[0])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from databus.relay.sources.mysql import MySqlSource
-from databus.relay.sources.mysql.mapped import MappedTable
+from databus.relay.sources.mysql.tables.mapped_table import MappedTable
 from tests.support.binlog_oracle import (
     LAST,
     NO_DATE,

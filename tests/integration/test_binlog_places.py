@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from databus.relay.sources.mysql.connection import BinlogRequest, Connection
-from databus.relay.sources.mysql.source import MySqlSource
+from databus.relay.sources.mysql.mysql_source import MySqlSource
+from databus.relay.sources.mysql.protocol.mysql_connection import BinlogRequest, MySqlConnection
 from tests.integration.test_least_rights import USER, statements
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end
@@ -20,25 +20,30 @@ from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[BinlogRequest]:
     """What the server is asked for."""
     found: list[BinlogRequest] = []
-    start = Connection.start_binlog
+    start = MySqlConnection.start_binlog
 
-    def recorded(connection: Connection, request: BinlogRequest, *rest: Any) -> socket.socket:
+    def recorded(connection: MySqlConnection, request: BinlogRequest, *rest: Any) -> socket.socket:
         found.append(request)
         return start(connection, request, *rest)
 
-    monkeypatch.setattr(Connection, "start_binlog", recorded)
+    monkeypatch.setattr(MySqlConnection, "start_binlog", recorded)
     return found
 
 
 async def resumed(
-    database: FreshDatabase, memo: str, after_scn: int, *, use_kernels: bool = True, url: str = ""
+    database: FreshDatabase,
+    resume_state: str,
+    after_scn: int,
+    *,
+    use_kernels: bool = True,
+    url: str = "",
 ) -> Streamed:
     """What a new fetcher gets that has this memo."""
     config = mariadb_config(url or database.url, f"{database.name}.*")
     source = MySqlSource(config, use_kernels=use_kernels)
     await source.open()
     try:
-        source.recall(memo, None, after_scn)
+        source.recall(resume_state, None, after_scn)
         return await read_to_end(source, after_scn)
     finally:
         await source.close()
@@ -74,7 +79,7 @@ async def test_the_binlog_is_read_from_the_last_transaction_and_not_from_its_fil
     for number in range(3):
         database.execute(f"UPDATE t SET v = -1 WHERE id = {number}")
         requests.clear()
-        found = await resumed(database, seen.memo, seen.resolved, use_kernels=use_kernels)
+        found = await resumed(database, seen.resume_state, seen.resolved, use_kernels=use_kernels)
         assert [event.key["id"] for event in found.events()] == [number]
         (request,) = requests
         assert begins_at(database, request.file, request.offset).endswith(f"-{seen.resolved}")
@@ -92,7 +97,7 @@ async def test_the_least_rights_are_enough_to_look_at_a_place(
         database.execute("UPDATE t SET v = -1 WHERE id = 5")
         requests.clear()
         url = re.sub(r"//[^@]*@", f"//{USER}:secret@", database.url)
-        found = await resumed(database, seen.memo, seen.resolved, url=url)
+        found = await resumed(database, seen.resume_state, seen.resolved, url=url)
     finally:
         database.execute(f"DROP USER {USER}")
     assert [event.key["id"] for event in found.events()] == [5]
@@ -117,14 +122,14 @@ async def test_a_place_that_the_server_does_not_have_is_not_used(
     """It is another server, or was restored: then from the beginning of a file, as ever."""
     database = mariadb_database
     seen = await first_rows(database)
-    memo = json.loads(seen.memo)
-    scn, server_id, file, offset = memo["place"]
+    resume_state = json.loads(seen.resume_state)
+    scn, server_id, file, offset = resume_state["place"]
     fields = {"scn": scn, "server_id": server_id, "file": file, "offset": offset} | change
     fields["scn"] -= fields.pop("back", 0)
-    memo["place"] = list(fields.values())
+    resume_state["place"] = list(fields.values())
     database.execute("UPDATE t SET v = -1 WHERE id = 5")
     requests.clear()
-    found = await resumed(database, json.dumps(memo), seen.resolved)
+    found = await resumed(database, json.dumps(resume_state), seen.resolved)
     assert [event.key["id"] for event in found.events()] == [5]
     assert [request.offset for request in requests] == [4]
 
@@ -153,6 +158,6 @@ async def test_an_open_xa_transaction_is_read_from_where_it_was_prepared(
     await source.close()
     database.execute(f"XA COMMIT {xid}")
     requests.clear()
-    found = await resumed(database, seen.memo, seen.resolved)
+    found = await resumed(database, seen.resume_state, seen.resolved)
     assert [event.key["id"] for event in found.events()] == [1]
     assert [request.offset for request in requests] == [4]

@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from databus.common.frame import Op, iter_frames
-from databus.common.schema import SourceSchema
-from databus.relay.sources.mysql import MySqlSource
-from databus.relay.sources.mysql import source as mysql_source
+from databus.common.frame.frame_format import Op, iter_frames
+from databus.common.schema.source_schema import SourceSchema
+from databus.relay.sources.mysql import MySqlSource, mysql_source
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, read_to_end
 from tests.support.system import server_shop
@@ -172,7 +171,7 @@ async def test_a_backlog_tells_each_definition_where_it_begins_and_not_todays(
         database.execute(statement)
     again = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
     await again.open()
-    again.recall(before.memo, None, before.resolved)
+    again.recall(before.resume_state, None, before.resolved)
     found = await read_to_end(again, before.resolved)
     await again.close()
     order: list[object] = []

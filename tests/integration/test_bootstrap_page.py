@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from databus.bootstrap.log import HotLog
-from databus.bootstrap.progress import NOTE
-from databus.bootstrap.runs import RunKind
-from databus.bootstrap.segments import seal
-from databus.bootstrap.served import OpenLogs
-from databus.bootstrap.server import serve_bootstrap
-from databus.bootstrap.stores import Stores
+from databus.bootstrap.http.bootstrap_server import serve_bootstrap
+from databus.bootstrap.log.configured_stores import Stores
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.log.segments import seal
+from databus.bootstrap.reading.stored_database import OpenLogs
+from databus.bootstrap.runs.apply_progress import NOTE
+from databus.bootstrap.runs.parquet_runs import RunKind
 from databus.common.config import BootstrapConfig
-from databus.common.listening import listening_socket
+from databus.common.http.listening_socket import listening_socket
 from tests.bootstrap.model import CLOCK, SOURCES, START, History, compact, frames_of, write_run
 from tests.integration.test_status_page import CHROMIUM, rendered
 from tests.support.waiting import eventually

@@ -18,12 +18,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from databus.cli.shop import Shop, differences
+from databus.cli.demo.shop import Shop, differences
 from databus.client import Consumer, DatabusClient
-from databus.client.events import Event, Window
+from databus.client.application.events import Event, Window
 from databus.client.testing import Grammar, Mirror, Recorder
 from databus.common.config import parse
-from databus.relay.relay import LocalRelay
+from databus.relay.local_relay import LocalRelay
 from tests.support.system import server_shop, sqlite_shop
 from tests.support.waiting import PATIENCE, eventually
 

@@ -13,9 +13,9 @@ import pytest
 
 from databus.common.checkpoint import Position
 from databus.common.errors import BadRequest, ScnTooOld
-from databus.common.frame import Flag, Op
-from databus.relay.fetcher import Fetcher
-from databus.relay.relay import LocalRelay
+from databus.common.frame.frame_format import Flag, Op
+from databus.relay.local_relay import LocalRelay
+from databus.relay.processes.fetcher import Fetcher
 from tests.support.chain import QUICK, Served, get_json, parent_url, poll, relay_config
 from tests.support.waiting import eventually
 

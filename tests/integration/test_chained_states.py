@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from databus.common.config import parse
-from databus.relay.relay import LocalRelay
-from tests.relay.test_resync import rebuild, rows, words
+from databus.relay.local_relay import LocalRelay
+from tests.relay.dumps.test_resync import rebuild, rows, words
 from tests.support.capture import PACE, upserted
 from tests.support.waiting import eventually
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from databus.common.schema import Kind
+from databus.common.schema.source_schema import Kind
 from tests.support.busy_writers import TABLE, Applied, BusyWriters, applied
 from tests.support.capture import capturing, database_config, streaming
 from tests.support.fixtures import FreshDatabase, SetRowMetadata

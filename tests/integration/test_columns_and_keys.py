@@ -18,10 +18,10 @@ import pytest
 
 from databus.common.config import Config, DatabaseConfig, parse
 from databus.common.errors import PreflightFailed
-from databus.common.frame import FrameView, Op
-from databus.relay.registry import RegistryReader
-from databus.relay.relay import LocalRelay
-from databus.relay.sources.catalogue import create_source
+from databus.common.frame.frame_format import FrameView, Op
+from databus.relay.capture.source_catalogue import create_source
+from databus.relay.local_relay import LocalRelay
+from databus.relay.ring.schema_registry import RegistryReader
 from databus.relay.sources.mysql import MySqlSource
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import read_to_end

@@ -13,12 +13,12 @@ import pytest
 
 from databus.common.config import Config
 from databus.common.errors import FormatError, ServerUnavailable, SourceUnavailable
-from databus.common.frame import Op
-from databus.relay.fetcher import Fetcher
-from databus.relay.layout import read_document
-from databus.relay.relay import LocalRelay
-from databus.relay.ring import Ring
-from databus.relay.ring_format import CONTROL_OFFSETS, DATA_OFFSET, LIVE_OFFSET, SLOT_OFFSETS
+from databus.common.frame.frame_format import Op
+from databus.relay.local_relay import LocalRelay
+from databus.relay.processes.fetcher import Fetcher
+from databus.relay.ring.data_folder import read_document
+from databus.relay.ring.ring import Ring
+from databus.relay.ring.ring_format import CONTROL_OFFSETS, DATA_OFFSET, LIVE_OFFSET, SLOT_OFFSETS
 from tests.support.chain import QUICK, get_json, poll, relay_config
 from tests.support.live_relay import ORDERS, LiveRelay, window
 from tests.support.waiting import eventually

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from databus.common.frame import Op
+from databus.common.frame.frame_format import Op
+from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.mysql import MySqlSource
-from databus.relay.sources.source import ChunkRequest
-from databus.relay.sources.sqlite import SqliteSource
+from databus.relay.sources.sqlite.sqlite_source import SqliteSource
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, read_to_end

@@ -13,12 +13,12 @@ import aiohttp
 import pytest
 
 from databus.common.config import Config, DatabaseConfig, RelayConfig, SourceUrl
-from databus.common.frame import Op
-from databus.common.schema import SchemaSet
-from databus.relay.fetcher import Fetcher
-from databus.relay.registry import RegistryReader
-from databus.relay.relay import LocalRelay
-from databus.relay.sources.source import Chunk
+from databus.common.frame.frame_format import Op
+from databus.common.schema.source_schema import SchemaSet
+from databus.relay.local_relay import LocalRelay
+from databus.relay.processes.fetcher import Fetcher
+from databus.relay.ring.schema_registry import RegistryReader
+from databus.relay.sources.contract import Chunk
 from tests.support.fixtures import FreshDatabase
 from tests.support.relay_process import ring_frames
 from tests.support.waiting import PATIENCE, eventually

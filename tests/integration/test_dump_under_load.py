@@ -22,11 +22,11 @@ import pytest
 from databus.common.checkpoint import Position
 from databus.common.config import Config as DatabusConfig
 from databus.common.config import DatabaseConfig, RelayConfig, SourceUrl
-from databus.common.frame import Op
-from databus.common.schema import SchemaSet
-from databus.relay.fetcher import Fetcher
-from databus.relay.registry import RegistryReader
-from databus.relay.relay import LocalRelay
+from databus.common.frame.frame_format import Op
+from databus.common.schema.source_schema import SchemaSet
+from databus.relay.local_relay import LocalRelay
+from databus.relay.processes.fetcher import Fetcher
+from databus.relay.ring.schema_registry import RegistryReader
 from tests.support.fixtures import FreshDatabase
 from tests.support.relay_process import ring_frames
 from tests.support.waiting import PATIENCE, eventually

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from databus.cli.shop import Shop
+from databus.cli.demo.shop import Shop
 from tests.support.fixtures import FreshDatabase
 from tests.support.mirror_process import stored_facts
 from tests.support.processes import Processes

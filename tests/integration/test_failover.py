@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from databus.cli.servers import MariaDBServer, PostgresServer
+from databus.cli.demo.private_servers import MariaDBServer, PostgresServer
 from databus.common.config import DatabaseConfig
 from tests.support import mariadb_replicas
 from tests.support.busy_writers import TABLE as BUSY
@@ -20,8 +20,8 @@ from tests.support.capture import (
     capturing,
     database_config,
     failed_with,
-    kept_memo,
     ring_state,
+    stored_resume_state,
     streaming,
 )
 from tests.support.faulty_proxy import FaultyProxy
@@ -178,7 +178,7 @@ async def test_a_replica_promoted_without_what_we_have_read_is_refused_by_name(
         newest = max(writers.committed)
         await eventually(lambda: newest in applied(folder).transactions, 60)
         await asyncio.to_thread(writers.kill, primary)
-        await eventually(lambda: kept_memo(fetcher), 60)
+        await eventually(lambda: stored_resume_state(fetcher), 60)
     before = ring_state(folder)
     await asyncio.to_thread(mariadb_replicas.promote, replica)
     async with capturing(several(primary, replica), tmp_path / "relay") as fetcher:
@@ -207,7 +207,7 @@ async def test_a_server_that_began_anew_is_refused_even_after_it_passed_our_posi
         await eventually(lambda: ring_state(tmp_path / "shop").letters == "c", 60)
         assert fetcher.intake is not None
         reached = fetcher.intake.complete.scn
-        await eventually(lambda: f'"scn": {reached}' in kept_memo(fetcher), 60)
+        await eventually(lambda: f'"scn": {reached}' in stored_resume_state(fetcher), 60)
     reset = "RESET MASTER" if product == "mariadb" else "RESET BINARY LOGS AND GTIDS"
     database.execute(reset)
     # Of another second: MariaDB's binlog tells time no finer, and the server is the same.
@@ -273,7 +273,7 @@ async def test_a_standby_promoted_before_anybody_wrote_to_it_is_gone_on_with(
         await eventually(lambda: count() == 40, 90)
         assert fetcher.intake is not None
         assert fetcher.intake.ring.clock == clock
-        await eventually(lambda: '"timeline": 2' in kept_memo(fetcher), 60)
+        await eventually(lambda: '"timeline": 2' in stored_resume_state(fetcher), 60)
     state = ring_state(folder)
     assert sorted(key[0] for key in state.tables["public.orders"]) == list(range(40))
     # Another restart, with our position on the new timeline.
@@ -296,7 +296,7 @@ async def test_a_standby_promoted_without_what_we_have_read_is_refused_by_name(
         standby.stop()
         await asyncio.to_thread(insert, primary, 5, 5)
         await eventually(lambda: len(ring_state(folder).windows) == 10, 90)
-        await eventually(lambda: kept_memo(fetcher), 60)
+        await eventually(lambda: stored_resume_state(fetcher), 60)
     before = ring_state(folder)
     primary.kill9()
     standby.start()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from databus.cli.servers import PostgresServer
+from databus.cli.demo.private_servers import PostgresServer
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.postgres_standby import caught_up, primary_and_standby, promote
 from tests.support.waiting import eventually

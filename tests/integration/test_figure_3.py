@@ -31,9 +31,9 @@ from typing import Any
 
 import pytest
 
-from databus.cli.shop import Rows, differences
+from databus.cli.demo.shop import Rows, differences
 from databus.client import ApplicationCheckpoints, DatabusClient, Position, encode_checkpoint
-from databus.client.events import Event, Window
+from databus.client.application.events import Event, Window
 from databus.client.testing import Mirror
 from databus.common.checkpoint import BootstrapCheckpoint, Checkpoint, OnlineCheckpoint, decode
 from databus.common.errors import BadCheckpoint, ClockMismatch, DatabusError, LogTooYoung

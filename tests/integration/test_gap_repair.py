@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from databus.cli.shop import Shop
+from databus.cli.demo.shop import Shop
 from tests.support.fixtures import FreshDatabase
 from tests.support.processes import Processes
 from tests.support.system import System, server_shop, wait_for

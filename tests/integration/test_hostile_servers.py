@@ -13,12 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from databus.bootstrap.copies import HttpPeer
-from databus.bootstrap.relays import RelayApi
-from databus.cli import web
-from databus.client.tables import TableAddress, TableReader
-from databus.client.transport import Transport
-from databus.common import answers
+from databus.bootstrap.log.relay_api import RelayApi
+from databus.bootstrap.verify.table_copy import HttpPeer
+from databus.cli.console import http_client
+from databus.client.pulling.transport import Transport
+from databus.client.tables.table_reader import TableAddress, TableReader
 from databus.common.errors import (
     DatabusError,
     FormatError,
@@ -26,7 +25,8 @@ from databus.common.errors import (
     from_answer,
     from_problem,
 )
-from databus.relay.sources.parent import Parent
+from databus.common.http import peer_answers
+from databus.relay.sources.chained.parent_relay import Parent
 
 Ask = Callable[[str], Awaitable[Any]]
 
@@ -57,7 +57,7 @@ async def _child_forwards(url: str) -> Any:
 
 
 async def _command(url: str) -> Any:
-    return await asyncio.to_thread(web.call, f"{url}/v1/shop/dumps")
+    return await asyncio.to_thread(http_client.call, f"{url}/v1/shop/dumps")
 
 
 async def _log_writer_lists(url: str) -> Any:
@@ -121,9 +121,12 @@ async def test_an_answer_without_end_fills_no_memory(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 1 << 20
-    for function in (answers.read_bounded, answers.read_all):
+    for function in (peer_answers.read_bounded, peer_answers.read_all):
         monkeypatch.setattr(function, "__defaults__", (limit,))
-    for module in ("databus.relay.sources.parent", "databus.bootstrap.copies"):
+    for module in (
+        "databus.relay.sources.chained.parent_relay",
+        "databus.bootstrap.verify.table_copy",
+    ):
         monkeypatch.setattr(f"{module}.MAX_BODY_BYTES", limit)
     async with answering(JSON, b'["' + b"x" * 65_536, endless=True) as url:
         tracemalloc.start()

@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 
 from databus.common.config import Config, parse
-from databus.common.frame import FrameSplitter, Op, iter_frames
-from databus.relay.relay import LocalRelay
+from databus.common.frame.frame_format import FrameSplitter, Op, iter_frames
+from databus.relay.local_relay import LocalRelay
 from tests.support.capture import ring_state, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import eventually

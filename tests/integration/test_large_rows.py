@@ -11,11 +11,17 @@ from typing import Any
 import pytest
 
 from databus.common.config import DatabaseConfig
-from databus.common.frame import Op
+from databus.common.frame.frame_format import Op
 from databus.common.table_state import TableState, decode_table_state
-from databus.relay.fetcher import Fetcher
+from databus.relay.processes.fetcher import Fetcher
 from tests.integration.test_stopped_tables import dump
-from tests.support.capture import capturing, database_config, kept_memo, streaming, upserted
+from tests.support.capture import (
+    capturing,
+    database_config,
+    stored_resume_state,
+    streaming,
+    upserted,
+)
 from tests.support.fixtures import FreshDatabase
 from tests.support.relay_process import ring_frames
 from tests.support.waiting import eventually
@@ -119,7 +125,7 @@ async def test_a_row_that_is_too_large_suspends_its_table_until_it_is_smaller(
         assert 'Set ring_bytes = "2MiB" or more, leave the large column out' in record["cure"]
         assert not record["is_free"] and not fetcher.book.next_active()
         assert set(upserted(folder, wide)[0]) == {(1,)}
-        assert wide in kept_memo(fetcher)
+        assert wide in stored_resume_state(fetcher)
     async with capturing(settings(upstream), tmp_path / "data") as fetcher:
         await streaming(fetcher)
         await calm_goes_on(upstream, folder, 3)

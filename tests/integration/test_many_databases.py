@@ -14,8 +14,8 @@ import pytest
 
 from databus.common.checkpoint import OnlineCheckpoint, Position, encode
 from databus.common.errors import BadCheckpoint, SourceUnavailable
-from databus.common.frame import FrameView, Op
-from databus.relay.relay import LocalRelay
+from databus.common.frame.frame_format import FrameView, Op
+from databus.relay.local_relay import LocalRelay
 from tests.support.chain import QUICK, Served, get_json, poll, relay_config, relay_text
 from tests.support.processes import wait_process_gone
 from tests.support.relay_process import RelayProcess, ring_frames

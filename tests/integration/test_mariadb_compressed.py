@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from databus.cli.servers import MariaDBServer
-from databus.common.frame import Op
+from databus.cli.demo.private_servers import MariaDBServer
+from databus.common.frame.frame_format import Op
 from databus.relay.sources.mysql import MySqlSource
 from tests.support.fixtures import FreshDatabase, SetRowMetadata
 from tests.support.mariadb_stream import (

@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from databus.cli.servers import MariaDBServer
+from databus.cli.demo.private_servers import MariaDBServer
 from databus.common.errors import (
     BadRequest,
     PreflightFailed,
     UnknownSource,
 )
-from databus.relay.sources.mysql import MySqlSource, positions
-from databus.relay.sources.mysql import source as source_module
-from databus.relay.sources.mysql.connection import Connection
-from databus.relay.sources.source import ChunkRequest
+from databus.relay.sources.contract import ChunkRequest
+from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.mysql import mysql_source as source_module
+from databus.relay.sources.mysql.gtid import binlog_positions
+from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, read_to_end
@@ -163,15 +164,15 @@ async def test_many_keys_take_few_statements_and_each_missing_one_is_named(
     keys: list[list[Any]] = [[f"Name {number}", number] for number in range(1000)]
     keys += [["NAME 4", 4], ["name 5", 5]]
     sent: list[str] = []
-    query = Connection.query
+    query = MySqlConnection.query
 
-    def counted(connection: Connection, sql: str, *rest: Any) -> list[tuple[Any, ...]]:
+    def counted(connection: MySqlConnection, sql: str, *rest: Any) -> list[tuple[Any, ...]]:
         sent.append(sql)
         return query(connection, sql, *rest)
 
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Connection, "query", counted)
+            patch.setattr(MySqlConnection, "query", counted)
             chunk = await source.read_chunk(ChunkRequest(f"{database.name}.t", 2000, keys=keys))
     finally:
         await source.close()
@@ -242,13 +243,13 @@ async def test_beside_a_stream_the_server_looks_up_no_places_and_the_points_are_
     # From here on the stream passes every place that a snapshot can have.
     monkeypatch.setattr(source_module, "_STREAM_COMES_BY_S", 60.0)
     looked_up: list[Any] = []
-    scn_at = positions.scn_at
+    scn_at = binlog_positions.scn_at
 
     def looking_up(*place: Any) -> int:
         looked_up.append(place)
         return scn_at(*place)
 
-    monkeypatch.setattr(positions, "scn_at", looking_up)
+    monkeypatch.setattr(binlog_positions, "scn_at", looking_up)
     seen: list[int] = []
     async with asyncio.TaskGroup() as group:
         writer = group.create_task(asyncio.to_thread(write))

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from databus.cli.servers import MariaDBServer
+from databus.cli.demo.private_servers import MariaDBServer
 from databus.common.errors import (
     SourcePositionLost,
     SourceUnavailable,
     UnsupportedChange,
 )
-from databus.common.frame import Op, iter_frames
-from databus.common.schema import SourceSchema
+from databus.common.frame.frame_format import Op, iter_frames
+from databus.common.schema.source_schema import SourceSchema
+from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.mysql import MySqlSource
-from databus.relay.sources.source import ChunkRequest
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import (

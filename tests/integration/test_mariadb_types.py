@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from databus.common.errors import PreflightFailed, UnsupportedChange
+from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.mysql import MySqlSource
-from databus.relay.sources.source import ChunkRequest
 from tests.support.fixtures import FreshDatabase, SetRowMetadata
 from tests.support.mariadb_stream import mariadb_config, read_to_end
 from tests.support.mysql_types import TYPES, Types, is_in_the_kernel, value_rows

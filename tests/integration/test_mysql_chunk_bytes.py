@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from databus.common.config import DatabaseConfig
-from databus.common.schema import SourceSchema
+from databus.common.schema.source_schema import SourceSchema
+from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.mysql import MySqlSource
-from databus.relay.sources.source import ChunkRequest
 from tests.integration.test_stopped_tables import dump
 from tests.support.capture import capturing, database_config, streaming, upserted
 from tests.support.fixtures import FreshDatabase
@@ -57,7 +57,7 @@ async def test_a_chunk_ends_with_the_row_that_fills_it_and_the_next_one_follows(
     in_text: bool,
 ) -> None:
     if in_text:
-        monkeypatch.setattr("databus.relay.sources.mysql.chunks.COMPILED", False)
+        monkeypatch.setattr("databus.relay.sources.mysql.chunks.mysql_chunks.COMPILED", False)
     wide = f"{database.name}.wide"
     await source.read_chunk(ChunkRequest(wide, 1))  # The kernels are compiled.
     tracemalloc.start()

@@ -12,9 +12,10 @@ import pytest
 
 from databus.common.config import DatabaseConfig
 from databus.common.errors import MissingDependency
-from databus.relay.fetcher import Fetcher
-from databus.relay.sources.mysql import MySqlSource, gtid_sets
-from databus.relay.sources.source import ChunkRequest
+from databus.relay.processes.fetcher import Fetcher
+from databus.relay.sources.contract import ChunkRequest
+from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.mysql.gtid import gtid_sets
 from tests.support import mysql_replicas
 from tests.support.busy_writers import TABLE as BUSY
 from tests.support.busy_writers import BusyWriters, applied, busy_rows
@@ -22,8 +23,8 @@ from tests.support.capture import (
     capturing,
     database_config,
     failed_with,
-    kept_memo,
     ring_state,
+    stored_resume_state,
     streaming,
 )
 from tests.support.mysql_replicas import caught_up, follow, local, own_uuid, primary_and_replica
@@ -45,10 +46,10 @@ def rows_of(server: MySQLServer) -> dict[tuple[Any, ...], dict[str, Any]]:
     return {(number,): {"id": number, "v": v} for number, v in rows}
 
 
-def memo_scn(fetcher: Fetcher) -> int:
+def resume_scn(fetcher: Fetcher) -> int:
     """Up to where the memo on disk reaches; 0 while there is none."""
-    memo = kept_memo(fetcher)
-    return int(json.loads(memo)["scn"]) if memo else 0
+    resume_state = stored_resume_state(fetcher)
+    return int(json.loads(resume_state)["scn"]) if resume_state else 0
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ async def test_a_promoted_replica_with_transactions_of_its_own_goes_on_where_its
         await asyncio.to_thread(work)
         await eventually(equal, 90, "the ring's state is the promoted server's")
         assert fetcher.status.reconnect_count
-        await eventually(lambda: memo_scn(fetcher) >= ring_state(folder).windows[-1][0], 60)
+        await eventually(lambda: resume_scn(fetcher) >= ring_state(folder).windows[-1][0], 60)
     state = ring_state(folder)
     assert [count for _, _, count in state.windows] == [2] * 300
     assert [txid.partition(":")[0] for _, txid, _ in state.windows] == [
@@ -113,7 +114,7 @@ async def test_a_promoted_replica_with_transactions_of_its_own_goes_on_where_its
         await asyncio.to_thread(writer.write, replica, 5)
         await eventually(equal, 90, "the old primary's binlog has the same history")
         assert gtid_sets.generation_of(ring_state(folder).windows[-1][0]) == 1
-        await eventually(lambda: memo_scn(fetcher) >= ring_state(folder).windows[-1][0], 60)
+        await eventually(lambda: resume_scn(fetcher) >= ring_state(folder).windows[-1][0], 60)
     # It writes again, though another has taken over: no place in the clock, and never silent.
     primary.execute("STOP REPLICA")
     await asyncio.to_thread(writer.write, primary, 1)
@@ -141,7 +142,7 @@ async def test_a_replica_promoted_without_what_we_have_read_is_refused_by_name(
         newest = max(writers.committed)
         await eventually(lambda: newest in applied(folder).transactions, 60)
         await asyncio.to_thread(writers.kill, primary)
-        await eventually(lambda: kept_memo(fetcher), 60)
+        await eventually(lambda: stored_resume_state(fetcher), 60)
     before = ring_state(folder)
     await asyncio.to_thread(mysql_replicas.promote, replica)
     with writers.at_work(replica):

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from databus.common.config import DatabaseConfig
-from databus.relay.fetcher import Fetcher
-from databus.relay.sources.mysql.connection import Connection
-from databus.relay.sources.mysql.lineage import decode_memo
-from databus.relay.sources.mysql.preflight import choose_numbering
-from databus.relay.sources.mysql.settings import read_settings
+from databus.relay.processes.fetcher import Fetcher
+from databus.relay.sources.mysql.gtid.mysql_lineage import decode_resume_state
+from databus.relay.sources.mysql.mysql_preflight import choose_numbering
+from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection
+from databus.relay.sources.mysql.protocol.mysql_settings import read_settings
 from tests.support.capture import (
     capturing,
     database_config,
     failed_with,
-    kept_memo,
     ring_state,
+    stored_resume_state,
     streaming,
 )
 from tests.support.fixtures import FreshDatabase
@@ -68,7 +68,7 @@ async def test_what_was_written_under_a_tag_before_the_first_start_stops_nothing
             await asyncio.to_thread(database.execute, f"INSERT INTO t VALUES ({number}, 0, 0)")
             await has_rows(fetcher, number - 9)
             assert fetcher.status.reconnect_count == 0
-    assert decode_memo(kept_memo(fetcher)).tagged
+    assert decode_resume_state(stored_resume_state(fetcher)).tagged
 
 
 async def test_what_comes_under_a_tag_later_is_refused_also_while_the_relay_was_away(
@@ -76,7 +76,7 @@ async def test_what_comes_under_a_tag_later_is_refused_also_while_the_relay_was_
 ) -> None:
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
-        await eventually(lambda: bool(kept_memo(fetcher)), 30)
+        await eventually(lambda: bool(stored_resume_state(fetcher)), 30)
     run_under(database, UNDER_A_TAG, "UPDATE t SET v = 3")
     try:
         async with capturing(config, tmp_path) as fetcher:
@@ -108,7 +108,7 @@ async def test_a_number_that_comes_late_is_refused_where_it_changes_what_is_capt
         first = await asyncio.to_thread(run_ahead, database, 2, "INSERT INTO t VALUES (1)")
         await has_rows(fetcher, 1)
         database.execute("INSERT INTO private VALUES (1)")  # late, and nobody's
-        await eventually(lambda: f":{first + 1}-{first + 1}" in kept_memo(fetcher), 30)
+        await eventually(lambda: f":{first + 1}-{first + 1}" in stored_resume_state(fetcher), 30)
         if not while_away:
             database.execute("INSERT INTO t VALUES (2)")
             await late(fetcher, first)
@@ -133,7 +133,7 @@ def test_a_first_start_beside_commits_in_any_order_takes_none_of_them_for_late(
     database = mysql_database
     database.execute("CREATE TABLE t (id INT PRIMARY KEY AUTO_INCREMENT, v INT)")
     settings = read_settings(mariadb_config(database.url, f"{database.name}.*"))
-    connection = Connection(settings)
+    connection = MySqlConnection(settings)
     by_uuid, _ = choose_numbering(connection, settings)
     ended = threading.Event()
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from databus.common import frame
 from databus.common.errors import PreflightFailed, SourcePositionLost, UnsupportedChange
-from databus.common.frame import Op, iter_frames
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import Op, iter_frames
+from databus.relay.dumps.chunk_window import ChunkWindow, Ready, Waiting
+from databus.relay.sources.contract import Batch, ChunkRequest
 from databus.relay.sources.mysql import MySqlSource
-from databus.relay.sources.mysql.connection import Connection
-from databus.relay.sources.mysql.lineage import Memo
-from databus.relay.sources.mysql.preflight import choose_numbering
-from databus.relay.sources.mysql.settings import read_settings
-from databus.relay.sources.source import Batch, ChunkRequest
-from databus.relay.watermark import ChunkWindow, Ready, Waiting
+from databus.relay.sources.mysql.gtid.mysql_lineage import MySqlResumeState
+from databus.relay.sources.mysql.mysql_preflight import choose_numbering
+from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection
+from databus.relay.sources.mysql.protocol.mysql_settings import read_settings
 from tests.support.fixtures import FreshDatabase
 from tests.support.gtids import purge_all_but_last, run_under
 from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end
@@ -300,14 +300,14 @@ async def test_a_commit_that_was_streamed_before_the_server_counts_it_is_gone_on
     scn = await source.first_scn()
     writers = [_Writer(mysql_database, seed) for seed in range(3)]
     settings = read_settings(mariadb_config(mysql_database.url, f"{mysql_database.name}.*"))
-    connection = Connection(settings)
+    connection = MySqlConnection(settings)
     numbering, _ = choose_numbering(connection, settings)
     stream = source.stream(scn)
     try:
         async with asyncio.timeout(60 * PATIENCE):
             for _ in range(300):
                 batch = await anext(stream)
-                start = numbering.dump_after(connection, settings, Memo(batch.resolved))
+                start = numbering.dump_after(connection, settings, MySqlResumeState(batch.resolved))
                 assert start.after_scn == batch.resolved
     finally:
         await stream.aclose()
@@ -330,19 +330,19 @@ async def test_chunks_under_load_end_in_the_tables_state(
     name = f"{mysql_database.name}.t"
     writers = [_Writer(mysql_database, seed) for seed in range(3)]
     copy: dict[bytes, dict[str, Any]] = {}
-    judge = ChunkWindow(frame.source_id(name))
-    state = _Follower(source, start, judge, copy)
+    row_filter = ChunkWindow(frame_format.source_id(name))
+    state = _Follower(source, start, row_filter, copy)
     task = asyncio.create_task(state.follow())
     after: list[Any] | None = None
     spliced_rows = dropped = 0
     for _ in range(4):
         after = None
         while True:
-            waiting = judge.begin()
+            waiting = row_filter.begin()
             chunk = await source.read_chunk(ChunkRequest(name, 40, after=after))
-            judge.arrived(waiting, chunk)
-            verdict = await state.verdict(waiting)
-            judge.leave(waiting)
+            row_filter.arrived(waiting, chunk)
+            verdict = await state.match(waiting)
+            row_filter.leave(waiting)
             if not isinstance(verdict, Ready):
                 continue
             for index in verdict.left.tolist():
@@ -393,11 +393,11 @@ class _Follower:
     """Applies the stream to a copy and shows it to the judge of chunks."""
 
     def __init__(
-        self, source: MySqlSource, start: int, judge: ChunkWindow, copy: dict[bytes, Any]
+        self, source: MySqlSource, start: int, row_filter: ChunkWindow, copy: dict[bytes, Any]
     ) -> None:
         self._source = source
         self._start = start
-        self._judge = judge
+        self._row_filter = row_filter
         self._copy = copy
         self._schemas = Streamed().schemas
         self._moved = asyncio.Event()
@@ -407,7 +407,7 @@ class _Follower:
         async for batch in self._source.stream(self._start):
             for schema in batch.schemas:
                 self._schemas.add(schema)
-            self._judge.observe(frame.scan(batch.data), memoryview(batch.data))
+            self._row_filter.observe(frame_format.scan(batch.data), memoryview(batch.data))
             for view in iter_frames(batch.data):
                 if view.op == Op.END_OF_WINDOW:
                     continue
@@ -422,7 +422,7 @@ class _Follower:
     async def verdict(self, waiting: Waiting) -> object:
         async with asyncio.timeout(20 * PATIENCE):
             while True:
-                verdict = self._judge.verdict(waiting, self.resolved)
+                verdict = self._row_filter.match(waiting, self.resolved)
                 if verdict is not None:
                     return verdict
                 self._moved.clear()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from databus.cli.servers import MariaDBServer
+from databus.cli.demo.private_servers import MariaDBServer
 from databus.common.errors import ConfigError, MissingDependency, PreflightFailed
 from databus.relay.sources.mysql import MySqlSource
-from databus.relay.sources.mysql.tls import Tls, read_tls
+from databus.relay.sources.mysql.protocol.mysql_tls import Tls, read_tls
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, read_to_end
 from tests.support.mysql_server import MySQLServer, mysql_launcher

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.mysql import MySqlSource
-from databus.relay.sources.source import ChunkRequest
 from tests.support.fixtures import FreshDatabase, SetRowMetadata
 from tests.support.mariadb_stream import mariadb_config, read_to_end
 from tests.support.mysql_types import MYSQL_TYPES, Types, is_in_the_kernel, value_rows

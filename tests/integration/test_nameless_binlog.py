@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from databus.common.config import DatabaseConfig
-from databus.common.frame import Op
-from databus.relay.fetcher import Fetcher
+from databus.common.frame.frame_format import Op
+from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.mysql import MySqlSource
 from tests.integration.test_stopped_tables import dump, in_database, rows_of, session, warned_of
-from tests.support.capture import capturing, database_config, kept_memo, streaming
+from tests.support.capture import capturing, database_config, stored_resume_state, streaming
 from tests.support.fixtures import FreshDatabase, SetRowMetadata
 from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end
 from tests.support.waiting import eventually
@@ -122,7 +122,7 @@ async def test_what_was_written_before_and_after_a_change_is_read_after_an_absen
         await streaming(fetcher)
         database.execute("INSERT INTO t VALUES (1, 1, 10)")
         await holds_what_the_source_has(fetcher, database, "t")
-        assert '"name\\": \\"v\\"' in kept_memo(fetcher), "on disk before the rows were"
+        assert '"name\\": \\"v\\"' in stored_resume_state(fetcher), "on disk before the rows were"
     database.execute("INSERT INTO t VALUES (2, 2, 20)")
     # Of the same types: only what is kept tells which of the two is v.
     database.execute("ALTER TABLE t MODIFY v INT AFTER w")
@@ -277,7 +277,7 @@ async def test_a_change_in_another_domain_counts(
         session(database, "SET gtid_domain_id = 9", "ALTER TABLE t MODIFY v INT AFTER w")
         database.execute("INSERT INTO t VALUES (2, 20, 2)")
         await holds_what_the_source_has(fetcher, database, "t")
-        assert json.loads(kept_memo(fetcher))["tracked"]
+        assert json.loads(stored_resume_state(fetcher))["tracked"]
     database.execute("INSERT INTO t VALUES (3, 30, 3)")
     session(database, "SET gtid_domain_id = 9", "ALTER TABLE t MODIFY w INT AFTER v")
     database.execute("INSERT INTO t VALUES (4, 4, 40)")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from databus.relay.relay import LocalRelay
+from databus.relay.local_relay import LocalRelay
 from tests.support.chain import FRAMES, QUICK, get_json, poll, relay_config
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import PATIENCE, eventually

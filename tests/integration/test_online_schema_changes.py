@@ -13,18 +13,18 @@ import pytest
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
-from databus.bootstrap.copies import HttpPeer, LocalCopy
-from databus.bootstrap.manifest import Store
-from databus.bootstrap.served import OpenLogs, ServedDatabase
-from databus.bootstrap.server import serve_bootstrap
-from databus.bootstrap.verify import Verifier
-from databus.bootstrap.writer import write_logs
+from databus.bootstrap.http.bootstrap_server import serve_bootstrap
+from databus.bootstrap.processes.log_writer import write_logs
+from databus.bootstrap.reading.stored_database import OpenLogs, StoredDatabase
+from databus.bootstrap.runs.manifest import Store
+from databus.bootstrap.verify.table_copy import HttpPeer, LocalCopy
+from databus.bootstrap.verify.table_verifier import Verifier
 from databus.cli.main import cli
 from databus.common.config import BootstrapConfig, parse
 from databus.common.errors import MissingDependency
-from databus.common.listening import listening_socket
-from databus.relay.relay import LocalRelay
-from tests.relay.test_resync import words
+from databus.common.http.listening_socket import listening_socket
+from databus.relay.local_relay import LocalRelay
+from tests.relay.dumps.test_resync import words
 from tests.support.busy_writers import BusyWriters
 from tests.support.capture import PACE, upserted
 from tests.support.fixtures import FreshDatabase
@@ -186,7 +186,7 @@ async def test_copies_equal_the_source_after_a_tool_has_exchanged_the_table_unde
 
             await eventually(is_exported, 60, f"an export after {change}", poll_s=0.5)
         store = Store(tmp_path / "bootstrap" / "wide")
-        copy = LocalCopy(ServedDatabase("wide", tmp_path / "bootstrap" / "wide", logs, store))
+        copy = LocalCopy(StoredDatabase("wide", tmp_path / "bootstrap" / "wide", logs, store))
         async with HttpPeer(relay.url, "wide") as peer:
             report = await Verifier(peer, copy).verify(source)
         assert report.is_equal, report.to_json()

@@ -10,8 +10,8 @@ import pytest
 
 from databus.client import Consumer, DatabusClient, Event
 from databus.common.errors import ScnTooOld
-from databus.common.frame import Buffer, Op
-from databus.relay.direct_send import DirectSender
+from databus.common.frame.frame_format import Buffer, Op
+from databus.relay.serving.socket_writer import SocketWriter
 from tests.support.live_relay import ORDERS, LiveRelay, window
 
 RING_BYTES = 1 << 20
@@ -41,9 +41,9 @@ async def test_a_client_that_is_lapped_in_mid_send_is_told_too_old_and_has_seen_
     per_lap = RING_BYTES // len(alike(1))
     for scn in range(1, per_lap + 1):
         live.append(alike(scn))
-    write, is_lapped = DirectSender._write, False
+    write, is_lapped = SocketWriter._write, False
 
-    def lap_before_writing(sender: DirectSender, parts: Sequence[Buffer]) -> int:
+    def lap_before_writing(sender: SocketWriter, parts: Sequence[Buffer]) -> int:
         nonlocal is_lapped
         if not is_lapped and taken_before and sender.write_count == 0:
             return write(sender, (parts[0], parts[1][: taken_before * len(alike(1))], b""))
@@ -53,7 +53,7 @@ async def test_a_client_that_is_lapped_in_mid_send_is_told_too_old_and_has_seen_
                 live.append(alike(scn))
         return write(sender, parts)
 
-    monkeypatch.setattr(DirectSender, "_write", lap_before_writing)
+    monkeypatch.setattr(SocketWriter, "_write", lap_before_writing)
     async with live.served():
         seen = Seen()
         client = DatabusClient(database="shop", relays=[live.url], consumer=seen, start="oldest")

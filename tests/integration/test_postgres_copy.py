@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from databus.common.checkpoint import Position
-from databus.common.frame import Op
-from databus.relay.registry import RegistryReader
+from databus.common.frame.frame_format import Op
+from databus.relay.ring.schema_registry import RegistryReader
 from tests.support.fixtures import FreshDatabase
 from tests.support.metered_proxy import MeteredProxy
 from tests.support.processes import wait_process_gone

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from databus.common.config import DatabaseConfig
-from databus.common.frame import Op
+from databus.common.frame.frame_format import Op
 from databus.common.table_state import CaptureState
 from tests.storm.replica import RingReplica, Table, differences
 from tests.support.capture import capturing, database_config, streaming

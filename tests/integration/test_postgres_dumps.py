@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from databus.relay.sources.source import MAX_CHUNK_BYTES, ChunkRequest
+from databus.relay.sources.contract import MAX_CHUNK_BYTES, ChunkRequest
 from tests.integration.test_stopped_tables import dump, rows_of
 from tests.support.capture import capturing, database_config, streaming
 from tests.support.fixtures import FreshDatabase

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from databus.common.errors import UnsupportedChange
-from databus.relay.sources.source import ChunkRequest
+from databus.relay.sources.contract import ChunkRequest
 from tests.integration.test_postgres_publications import following
 from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import config_of, opened, table_of

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from databus.cli.servers import PostgresServer
+from databus.cli.demo.private_servers import PostgresServer
 from databus.common.errors import SourcePositionLost, SourceUnavailable
-from databus.relay.dumps import DumpState, new_dump
+from databus.relay.dumps.dump_records import DumpState, new_dump
 from databus.relay.sources.postgres import PostgresSource
-from databus.relay.sources.postgres.replication import Connection
-from databus.relay.sources.postgres.settings import read_settings
+from databus.relay.sources.postgres.protocol.postgres_settings import read_settings
+from databus.relay.sources.postgres.protocol.replication_connection import ReplicationConnection
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import Seen, config_of, follow_to, now_scn, opened, table_of
@@ -206,7 +206,7 @@ def test_a_session_over_tls_is_closed_with_its_event_loop(encrypted: FreshDataba
     settings = read_settings(config_of(encrypted, sslmode="require"))
 
     async def come_and_go() -> None:
-        session = Connection(settings)
+        session = ReplicationConnection(settings)
         await session.connect()
         assert session.encrypted
         session.close()

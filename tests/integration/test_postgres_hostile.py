@@ -11,9 +11,10 @@ import pytest
 
 import databus.relay.sources.postgres as package
 from databus.common.errors import BadRequest
-from databus.relay.sources.postgres import PostgresSource, lineage
-from databus.relay.sources.postgres.lsn import flush_lsn
-from databus.relay.sources.source import ChunkRequest
+from databus.relay.sources.contract import ChunkRequest
+from databus.relay.sources.postgres import PostgresSource
+from databus.relay.sources.postgres.protocol.lsn import flush_lsn
+from databus.relay.sources.postgres.stream import postgres_lineage
 from tests.support.fixtures import FreshDatabase
 from tests.support.hostile_schema import MARK, occupy
 from tests.support.postgres_follower import config_of, follow_to, now_scn, opened, table_of
@@ -152,7 +153,9 @@ async def test_every_statement_runs_the_servers_own_functions_only(
         assert plain is not None
         assert not await known.is_empty(plain)
         assert await known.eventless([plain.oid]) == {}
-        found = await lineage.commits_between(known, flush_lsn(start), flush_lsn(now_scn(db)))
+        found = await postgres_lineage.commits_between(
+            known, flush_lsn(start), flush_lsn(now_scn(db))
+        )
         assert found or not has_inspector
         db.execute("ALTER TABLE public.plain DROP CONSTRAINT plain_pkey")
         await source._publish()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from databus.cli.servers import PostgresServer
+from databus.cli.demo.private_servers import PostgresServer
 from databus.common.errors import PreflightFailed, SourceUnavailable
+from databus.relay.sources.contract import Finding
 from databus.relay.sources.postgres import PostgresSource
-from databus.relay.sources.postgres.catalogue import Catalogue
-from databus.relay.sources.postgres.replication import Connection
-from databus.relay.sources.postgres.settings import read_settings
-from databus.relay.sources.source import Finding
+from databus.relay.sources.postgres.protocol.postgres_settings import read_settings
+from databus.relay.sources.postgres.protocol.replication_connection import ReplicationConnection
+from databus.relay.sources.postgres.tables.postgres_catalogue import Catalogue
 from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import config_of, follow_to, now_scn, opened
 
@@ -45,7 +45,7 @@ async def test_a_server_that_is_set_up_gives_no_findings(postgres_database: Fres
 async def test_the_server_does_not_compile_our_queries(postgres_database: FreshDatabase) -> None:
     # Compiling takes seconds, for a query that takes milliseconds.
     settings = read_settings(config_of(postgres_database))
-    catalogue, connection = Catalogue(settings), Connection(settings)
+    catalogue, connection = Catalogue(settings), ReplicationConnection(settings)
     try:
         assert await catalogue.fetch("SHOW jit") == [("off",)]
         await connection.connect()

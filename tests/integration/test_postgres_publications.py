@@ -13,9 +13,9 @@ import psycopg
 import pytest
 
 from databus.common.errors import PreflightFailed, UnsupportedChange
+from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.postgres import PostgresSource
-from databus.relay.sources.postgres.stream import SlotStream
-from databus.relay.sources.source import ChunkRequest
+from databus.relay.sources.postgres.stream.slot_stream import SlotStream
 from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import Seen, config_of, now_scn, opened, table_of
 from tests.support.waiting import PATIENCE
@@ -207,7 +207,7 @@ async def test_what_somebody_alters_in_the_publication_suspends_tables_and_is_no
             assert "publish_via_partition_root" in await reader.why("public.days")
             await reader.reaches(db)
             assert "public.days_0" not in reader.seen.tables
-            memo = reader.seen.memo
+            resume_state = reader.seen.resume_state
             start = reader.seen.resolved
         # What was altered and put right while nobody was there is found too.
         db.execute(f"ALTER PUBLICATION {name} SET (publish = 'delete')")
@@ -217,7 +217,7 @@ async def test_what_somebody_alters_in_the_publication_suspends_tables_and_is_no
             "publish_via_partition_root = true)"
         )
     resumed = PostgresSource(config_of(db, discover_every="100ms"))
-    resumed.recall(memo, None, start)
+    resumed.recall(resume_state, None, start)
     try:
         await resumed.open()
         async with following(resumed, start) as reader:
@@ -405,7 +405,7 @@ async def test_rows_of_the_table_that_had_a_name_before_do_not_come_under_it(
         start = await source.first_scn()
         async with following(source, start) as reader:
             await reader.equals(db, "public.t")
-            memo, start = reader.seen.memo, reader.seen.resolved
+            resume_state, start = reader.seen.resume_state, reader.seen.resolved
     db.execute("INSERT INTO t VALUES (4, 4)")
     db.execute("UPDATE t SET v = 7 WHERE id = 1")
     if how == "exchanged":
@@ -418,7 +418,7 @@ async def test_rows_of_the_table_that_had_a_name_before_do_not_come_under_it(
         db.execute(f"CREATE TABLE t (id int {key}, v int)")
     db.execute("INSERT INTO t VALUES (1, 1), (9, 9)")
     resumed = PostgresSource(config_of(db, discover_every="1h"))
-    resumed.recall(memo, None, start)
+    resumed.recall(resume_state, None, start)
     try:
         await resumed.open()
         batches = resumed.stream(start)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from databus.common.errors import SourcePositionLost, SourceUnavailable
-from databus.common.frame import Op
-from databus.relay.sources.postgres.lineage import Memo
-from databus.relay.sources.postgres.lsn import flush_lsn, parse_lsn
-from databus.relay.sources.source import Batch, ChunkRequest
+from databus.common.frame.frame_format import Op
+from databus.relay.sources.contract import Batch, ChunkRequest
+from databus.relay.sources.postgres.protocol.lsn import flush_lsn, parse_lsn
+from databus.relay.sources.postgres.stream.postgres_lineage import PostgresResumeState
 from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import (
     Seen,
@@ -300,7 +300,7 @@ async def test_a_slot_in_use_names_the_process_that_has_it(
 ) -> None:
     db = postgres_database
     db.execute(ORDERS)
-    monkeypatch.setattr("databus.relay.sources.postgres.stream._BUSY_TRIES", 2)
+    monkeypatch.setattr("databus.relay.sources.postgres.stream.slot_stream._BUSY_TRIES", 2)
     async with opened(config_of(db)) as first, opened(config_of(db)) as second:
         start = await first.first_scn()
         async with contextlib.aclosing(first.stream(start)) as batches:
@@ -351,16 +351,16 @@ async def test_that_a_table_has_stopped_is_told_before_the_end_of_its_transactio
     for batch in batches[: kept[0] + 1]:
         seen.take(batch)
     assert (seen.ops, seen.windows) == ("c", [])  # The fetcher puts it on disk before more comes.
-    memo, last_memo = batches[kept[0]].memo, batches[-1].memo
-    assert isinstance(memo, Memo)
-    assert last_memo is not None
-    stopped = memo.stopped["public.t"]
+    resume_state, last_resume_state = batches[kept[0]].resume_state, batches[-1].resume_state
+    assert isinstance(resume_state, PostgresResumeState)
+    assert last_resume_state is not None
+    stopped = resume_state.stopped["public.t"]
     assert re.search(r"public\.t\.day.*-infinity", stopped.why)
     for after_scn, special_values, ops in (
         (start, "error", "c"), (stopped.since_scn, "error", ""), (start, "null", "cc"),
     ):  # fmt: skip
         async with opened(config_of(db, special_values=special_values)) as source:
-            source.recall(last_memo.encode(), None, after_scn)
+            source.recall(last_resume_state.encode(), None, after_scn)
             assert (await follow_to(source, after_scn, now_scn(db))).ops == ops
 
 

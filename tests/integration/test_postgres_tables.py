@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from databus.common.errors import PreflightFailed
-from databus.relay.sources.source import ChunkRequest
+from databus.relay.sources.contract import ChunkRequest
 from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import config_of, follow_to, now_scn, opened, table_of
 

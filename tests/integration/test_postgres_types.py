@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from databus.common.errors import SourceUnavailable
-from databus.common.frame import read_frame
-from databus.common.schema import Kind
-from databus.relay.sources.postgres import chunk_session, windows
-from databus.relay.sources.source import ChunkRequest
+from databus.common.frame.frame_format import read_frame
+from databus.common.schema.source_schema import Kind
+from databus.relay.sources.contract import ChunkRequest
+from databus.relay.sources.postgres.chunks import chunk_session
+from databus.relay.sources.postgres.stream import window_assembler
 from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import Seen, config_of, follow, follow_to, now_scn, opened
 
@@ -273,7 +274,9 @@ def _same(found: Any, expected: Any) -> bool:
 def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Windows are put together by the kernel, then by the reference."""
     if not request.param:
-        monkeypatch.setitem(windows.WindowAssembler.__init__.__kwdefaults__, "compiled", False)
+        monkeypatch.setitem(
+            window_assembler.WindowAssembler.__init__.__kwdefaults__, "compiled", False
+        )
     return bool(request.param)
 
 
@@ -416,7 +419,7 @@ async def test_a_type_that_is_not_known_in_binary_lets_the_stream_go_on_as_text(
             await follow(source, start, come(2), seen)
     for count in (2, 3):
         async with opened(config_of(db, binary=True)) as source:
-            source.recall(seen.memo, None, seen.last[0])
+            source.recall(seen.resume_state, None, seen.last[0])
             db.execute(f"INSERT INTO t VALUES ({count + 1})")
             seen = await follow(source, seen.last[0], come(count + 1), seen)
     assert [e.after for e in seen.events] == [

@@ -15,16 +15,16 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from databus.bootstrap.log import HotLog
-from databus.bootstrap.manifest import Store
-from databus.bootstrap.server import serve_bootstrap
-from databus.common import connections
+from databus.bootstrap.http.bootstrap_server import serve_bootstrap
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.runs.manifest import Store
 from databus.common.config import BootstrapConfig
-from databus.common.frame import Op
-from databus.common.http import serve
-from databus.common.listening import listening_socket
-from databus.relay.server import make_relay_app
-from databus.relay.wakeup import make_wakeup
+from databus.common.frame.frame_format import Op
+from databus.common.http import http_connections
+from databus.common.http.http_application import serve
+from databus.common.http.listening_socket import listening_socket
+from databus.relay.http.relay_server import make_relay_app
+from databus.relay.processes.wakeup import make_wakeup
 from tests.bootstrap.model import CLOCK, START
 from tests.support.live_relay import ORDERS, LiveRelay, window
 from tests.support.waiting import eventually
@@ -292,7 +292,7 @@ async def test_what_is_no_http_is_a_problem_and_one_line(
 async def test_a_silent_connection_is_closed_and_too_many_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("databus.common.http.SILENCE_S", 0.3)
+    monkeypatch.setattr("databus.common.http.http_application.SILENCE_S", 0.3)
     live = LiveRelay(tmp_path)
     listener, stop, started = listening_socket("127.0.0.1:0"), asyncio.Event(), asyncio.Event()
     port = listener.getsockname()[1]
@@ -323,7 +323,7 @@ async def test_a_silent_connection_is_closed_and_too_many_are_refused(
 async def test_a_reader_that_takes_no_byte_is_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filtered: str
 ) -> None:
-    monkeypatch.setattr(connections, "STALLED_S", 1.0)
+    monkeypatch.setattr(http_connections, "STALLED_S", 1.0)
     live = LiveRelay(tmp_path, ring_bytes=32 << 20)
     for scn in range(1, 301):
         live.append(window(scn, [(Op.INSERT, ORDERS, 1)], text="y" * 60_000))
@@ -351,7 +351,7 @@ async def test_a_reader_that_takes_no_byte_is_let_go(
 async def test_a_body_that_does_not_come_is_answered_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("databus.common.http.BODY_S", 0.3)
+    monkeypatch.setattr("databus.common.http.http_application.BODY_S", 0.3)
     async with a_relay(tmp_path) as port:
         head = b"POST /v1/shop/dumps HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
         found = await answer_to(port, head + b"Content-Type: application/json\r\n\r\n{", 10.0)
@@ -362,7 +362,7 @@ async def test_a_body_that_does_not_come_is_answered_in_time(
 async def test_at_the_descriptor_limit_the_log_says_so_once_and_open_connections_are_served(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_RETRY_S", 0.01)
+    monkeypatch.setattr(http_connections, "_RETRY_S", 0.01)
     async with a_relay(tmp_path) as port:
         url = f"http://127.0.0.1:{port}/healthz"
         connector = aiohttp.TCPConnector(limit=1)

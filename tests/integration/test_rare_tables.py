@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from databus.common.errors import PreflightFailed
+from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.mysql import MySqlSource
-from databus.relay.sources.source import ChunkRequest
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, read_to_end
 

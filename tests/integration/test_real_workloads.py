@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from databus.cli.servers import free_port
-from databus.cli.shop import differences
+from databus.cli.demo.private_servers import free_port
+from databus.cli.demo.shop import differences
 from databus.client import Consumer, DatabusClient, Event
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.mirror_process import stored_facts, stored_rows
@@ -167,7 +167,7 @@ class Pipeline:
         self.running[name].start()
 
     def kill_fetcher(self) -> None:
-        for fetcher in children_named(self.running["relay"], "databus.relay.fetcher"):
+        for fetcher in children_named(self.running["relay"], "databus.relay.processes.fetcher"):
             fetcher.kill()
 
     def status(self) -> dict[str, Any]:

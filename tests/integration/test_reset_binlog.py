@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from databus.relay.fetcher import Fetcher
+from databus.relay.processes.fetcher import Fetcher
 from tests.support.capture import (
     RingState,
     capturing,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from databus.cli.servers import MariaDBServer, PostgresServer, PrivateServer
+from databus.cli.demo.private_servers import MariaDBServer, PostgresServer, PrivateServer
 from databus.common.errors import MissingDependency
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.mysql_server import MySQLServer, mysql_launcher

@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from databus.cli.servers import PostgresServer
+from databus.cli.demo.private_servers import PostgresServer
 from databus.common.config import parse
-from databus.relay.relay import LocalRelay
-from databus.relay.sources.postgres.lsn import flush_lsn, parse_lsn
+from databus.relay.local_relay import LocalRelay
+from databus.relay.sources.postgres.protocol.lsn import flush_lsn, parse_lsn
 from tests.support.capture import capturing, database_config, failed_with, ring_state, streaming
 from tests.support.waiting import eventually
 

@@ -17,17 +17,17 @@ from typing import Any
 import aiohttp
 import pytest
 
-from databus.bootstrap.copies import HttpPeer, LocalCopy
-from databus.bootstrap.manifest import Store
-from databus.bootstrap.served import OpenLogs, ServedDatabase
-from databus.bootstrap.verify import Verifier
-from databus.bootstrap.writer import write_logs
+from databus.bootstrap.processes.log_writer import write_logs
+from databus.bootstrap.reading.stored_database import OpenLogs, StoredDatabase
+from databus.bootstrap.runs.manifest import Store
+from databus.bootstrap.verify.table_copy import HttpPeer, LocalCopy
+from databus.bootstrap.verify.table_verifier import Verifier
 from databus.client import Consumer, DatabusClient
-from databus.client.events import Event
+from databus.client.application.events import Event
 from databus.common.config import BootstrapConfig, parse
-from databus.relay.registry import RegistryReader
-from databus.relay.relay import LocalRelay
-from tests.relay.test_resync import words
+from databus.relay.local_relay import LocalRelay
+from databus.relay.ring.schema_registry import RegistryReader
+from tests.relay.dumps.test_resync import words
 from tests.support.capture import PACE, upserted
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import eventually
@@ -178,7 +178,7 @@ async def test_a_column_that_is_dropped_and_added_again_shows_no_old_values(
         }  # fmt: skip
         assert "t" not in letters, "no row came or went"
         store = Store(tmp_path / "bootstrap" / "shop")
-        copy = LocalCopy(ServedDatabase("shop", tmp_path / "bootstrap" / "shop", logs, store))
+        copy = LocalCopy(StoredDatabase("shop", tmp_path / "bootstrap" / "shop", logs, store))
         async with HttpPeer(relay.url, "shop") as peer:
             report = await Verifier(peer, copy).verify(source)
         assert report.is_equal, report.to_json()

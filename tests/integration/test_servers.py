@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from databus.cli.servers import MariaDBServer, PostgresServer, PrivateServer, free_port
+from databus.cli.demo.private_servers import MariaDBServer, PostgresServer, PrivateServer, free_port
 from databus.common.errors import MissingDependency, SourceUnavailable
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.fixtures import FreshDatabase
@@ -131,7 +131,7 @@ def test_under_root_postgres_runs_as_its_own_account_outside_closed_folders(
 def test_a_server_dies_with_the_process_that_started_it_even_by_kill_9(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, sys\n"
-        "from databus.cli.servers import MariaDBServer\n"
+        "from databus.cli.demo.private_servers import MariaDBServer\n"
         "server = MariaDBServer(pathlib.Path(sys.argv[1])).start()\n"
         "print(server.process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from databus.common.config import DatabaseConfig
-from databus.common.frame import Op, source_id
+from databus.common.frame.frame_format import Op, source_id
 from databus.common.table_state import decode_table_state
-from databus.relay.dumps import new_dump
-from databus.relay.registry import RegistryReader
-from databus.relay.sources.sqlite import SqliteSource
+from databus.relay.dumps.dump_records import new_dump
+from databus.relay.ring.schema_registry import RegistryReader
+from databus.relay.sources.sqlite.sqlite_source import SqliteSource
 from tests.support.capture import capturing, database_config, streaming
 from tests.support.relay_process import ring_frames
 from tests.support.waiting import eventually

@@ -9,9 +9,9 @@ from typing import Any
 import pymysql
 import pytest
 
-from databus.cli.servers import PASSWORD, USER, MariaDBServer
-from databus.common.frame import Op
-from databus.relay.fetcher import Fetcher
+from databus.cli.demo.private_servers import PASSWORD, USER, MariaDBServer
+from databus.common.frame.frame_format import Op
+from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.mysql import MySqlSource
 from tests.integration.test_stopped_tables import in_database, rows_of
 from tests.support.capture import capturing, database_config, ring_state, streaming

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from databus.cli.shop import Rows, Shop, differences
-from databus.common.frame import FrameView, Op, iter_frames
-from databus.relay.registry import RegistryReader
+from databus.cli.demo.shop import Rows, Shop, differences
+from databus.common.frame.frame_format import FrameView, Op, iter_frames
+from databus.relay.ring.schema_registry import RegistryReader
 from tests.support.processes import Processes
 from tests.support.s3_server import S3Server
 from tests.support.system import System, Workload, server_shop, stored_facts, wait_for, wait_s

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from databus.common.config import parse
-from databus.relay.relay import LocalRelay
+from databus.relay.local_relay import LocalRelay
 from tests.support.chain import poll
 from tests.support.waiting import eventually
 

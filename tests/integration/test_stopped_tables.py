@@ -11,17 +11,17 @@ from typing import Any
 import aiohttp
 import pytest
 
-from databus.common.frame import Op, iter_frames
-from databus.relay.fetcher import Fetcher
-from databus.relay.layout import SocketName
-from databus.relay.registry import RegistryReader
+from databus.common.frame.frame_format import Op, iter_frames
+from databus.relay.processes.fetcher import Fetcher
+from databus.relay.ring.data_folder import SocketName
+from databus.relay.ring.schema_registry import RegistryReader
+from databus.relay.sources.contract import Transaction
 from databus.relay.sources.mysql import MySqlSource
-from databus.relay.sources.source import Transaction
 from tests.support.capture import (
     capturing,
     database_config,
     failed_with,
-    kept_memo,
+    stored_resume_state,
     streaming,
 )
 from tests.support.fixtures import FreshDatabase
@@ -136,7 +136,7 @@ async def test_a_table_whose_changes_were_hidden_stops_alone_and_a_dump_takes_it
         assert rows_of(folder, hidden) == {(1,): {"id": 1, "v": 1}, (2,): {"id": 2, "v": 2}}
         await eventually(lambda: named in warned_of(fetcher, hidden), 60)
         assert not warned_of(fetcher, calm)
-        await eventually(lambda: hidden in kept_memo(fetcher), 60)
+        await eventually(lambda: hidden in stored_resume_state(fetcher), 60)
     # It is not forgotten over a restart, and stands in nobody's way.
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
@@ -171,8 +171,8 @@ async def test_a_suspension_outlives_a_kill_right_behind_the_window_that_it_was_
             ring += batch.data
             if ring:
                 break  # Killed: the ring's pages outlive it, a memo that was not kept does not.
-            if batch.keep and batch.memo is not None:
-                kept = batch.memo.encode()
+            if batch.keep and batch.resume_state is not None:
+                kept = batch.resume_state.encode()
     await source.close()
     (end,) = [view for view in iter_frames(ring) if view.op == Op.END_OF_WINDOW]
     last = Transaction(end.scn, bytes(end.key).decode(), end.commit_us)
@@ -211,7 +211,10 @@ async def test_a_table_created_or_altered_into_what_cannot_be_read_stops_alone(
         await eventually(lambda: "no primary key" in warned_of(fetcher, keyless), 60)
         await eventually(lambda: why in warned_of(fetcher, odd), 60)
         assert list(rows_of(folder, odd)) == [(1,)]
-        await eventually(lambda: keyless in kept_memo(fetcher) and odd in kept_memo(fetcher), 60)
+        await eventually(
+            lambda: keyless in stored_resume_state(fetcher) and odd in stored_resume_state(fetcher),
+            60,
+        )
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)  # Its preflight tells of the tables, and refuses nothing.
         database.execute("ALTER TABLE keyless ADD PRIMARY KEY (id)")
@@ -344,8 +347,8 @@ async def test_a_value_that_cannot_be_carried_stops_its_table_alone_on_sqlite(
             db.execute("INSERT INTO calm VALUES (1, 'a')")
             await eventually(lambda: equal("calm"), 60, "the other table goes on")
             await eventually(lambda: "column 'v' is not UTF-8" in warned_of(fetcher, odd), 60)
-            await eventually(lambda: odd in kept_memo(fetcher), 60)
-            since = json.loads(kept_memo(fetcher))["stopped"][odd][0]
+            await eventually(lambda: odd in stored_resume_state(fetcher), 60)
+            since = json.loads(stored_resume_state(fetcher))["stopped"][odd][0]
         db.execute("CREATE TABLE keyless (v INT)")
         db.execute("INSERT INTO odd VALUES (4, 'd')")
         db.execute("INSERT INTO calm VALUES (2, 'b')")
@@ -360,7 +363,7 @@ async def test_a_value_that_cannot_be_carried_stops_its_table_alone_on_sqlite(
             await eventually(lambda: equal("calm"), 60, "the other table goes on")
             assert list(rows_of(folder, odd)) == [(1,)]
             # It has not been whole since it stopped first, whatever was tried.
-            assert json.loads(kept_memo(fetcher))["stopped"][odd][0] == since
+            assert json.loads(stored_resume_state(fetcher))["stopped"][odd][0] == since
             db.execute("UPDATE odd SET v = 'b' WHERE id = 2")
             await dump(folder, odd)
             await eventually(lambda: equal("odd"), 60, "the dump has brought its rows")
@@ -397,7 +400,7 @@ async def test_a_value_that_cannot_be_carried_stops_its_table_alone_on_postgresq
         assert list(rows_of(folder, "public.days")) == [(1,)]
         await eventually(lambda: "public.days.v (date)" in warned_of(fetcher, "public.days"), 60)
         assert fetcher.status.source["stopped_tables"].keys() == {"public.days"}
-        assert "public.days" in kept_memo(fetcher)
+        assert "public.days" in stored_resume_state(fetcher)
         assert db.execute(published) == [(0,)]
     # What a reload does: another fetcher goes on, with one table more, which it publishes.
     config = database_config("shop", db.url, "public.*")

@@ -14,13 +14,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from databus.cli.servers import free_port
+from databus.cli.demo.private_servers import free_port
 from databus.client import DatabusClient
-from databus.client.consumer import Result
-from databus.client.events import Event
+from databus.client.application.consumer import Result
+from databus.client.application.events import Event
 from databus.client.testing import Mirror
 from databus.common.config import parse
-from databus.relay.relay import LocalRelay
+from databus.relay.local_relay import LocalRelay
 from tests.support.fixtures import FreshDatabase
 from tests.support.processes import Processes
 from tests.support.waiting import PATIENCE, eventually

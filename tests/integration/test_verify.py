@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from databus.bootstrap.log import HotLog
-from databus.cli.shop import Shop, differences
-from databus.common.frame import Op
-from databus.common.schema import SchemaSet
-from databus.common.window import WindowBuilder
+from databus.bootstrap.log.hot_log import HotLog
+from databus.cli.demo.shop import Shop, differences
+from databus.common.frame.frame_format import Op
+from databus.common.frame.window_builder import WindowBuilder
+from databus.common.schema.source_schema import SchemaSet
 from tests.support.fixtures import FreshDatabase
 from tests.support.processes import Processes, http_status
 from tests.support.system import System, Workload, server_shop, wait_for

@@ -10,12 +10,18 @@ from typing import Any
 import pymysql
 import pytest
 
-from databus.cli.servers import PostgresServer
+from databus.cli.demo.private_servers import PostgresServer
 from databus.common.errors import SourcePositionLost
-from databus.relay.fetcher import Fetcher
+from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.mysql import MySqlSource
-from databus.relay.sources.mysql.lineage import Memo
-from tests.support.capture import capturing, database_config, kept_memo, ring_state, streaming
+from databus.relay.sources.mysql.gtid.mysql_lineage import MySqlResumeState
+from tests.support.capture import (
+    capturing,
+    database_config,
+    ring_state,
+    stored_resume_state,
+    streaming,
+)
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, read_to_end
 from tests.support.waiting import eventually
@@ -98,7 +104,7 @@ async def test_prepared_rows_come_with_their_commit_and_never_after_a_rollback(
     assert bytes((await read_to_end(plain, start)).data) == bytes(streamed.data)
     await plain.close()
     for scn in {event.scn for event in streamed.events()}:
-        source.recall(Memo(scn, prepared=start + 1).encode(), None, scn)
+        source.recall(MySqlResumeState(scn, prepared=start + 1).encode(), None, scn)
         rest = await read_to_end(source, scn)
         assert [e.scn for e in rest.events()] == [e.scn for e in streamed.events() if e.scn > scn]
 
@@ -150,7 +156,9 @@ async def test_a_relay_that_restarts_between_prepare_and_commit_reads_the_rows_a
         database.execute("FLUSH BINARY LOGS")
         database.execute("INSERT INTO t VALUES (5, 'plain')")
         await eventually(lambda: ring_state(folder).letters == "cc", 60)
-        await eventually(lambda: '"prepared": ' in kept_memo(fetcher).replace('d": null', ""), 60)
+        await eventually(
+            lambda: '"prepared": ' in stored_resume_state(fetcher).replace('d": null', ""), 60
+        )
     async with relaying(database, tmp_path) as fetcher:
         complete(database, "COMMIT", "before")
         complete(database, "ROLLBACK", "gone")
@@ -158,7 +166,7 @@ async def test_a_relay_that_restarts_between_prepare_and_commit_reads_the_rows_a
     async with relaying(database, tmp_path) as fetcher:
         complete(database, "COMMIT", "across")
         await eventually(lambda: ring_state(folder).letters == "cccc", 60)
-        await eventually(lambda: '"prepared": null' in kept_memo(fetcher), 60)
+        await eventually(lambda: '"prepared": null' in stored_resume_state(fetcher), 60)
     state = ring_state(folder)
     rows = state.tables[f"{database.name}.t"]
     assert [(key[0], row["v"]) for key, row in rows.items()] == [

@@ -12,9 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from databus.relay.ring import Ring
-from databus.relay.ring_file import RingFile
-from databus.relay.ring_format import CONTROL_OFFSETS, DATA_OFFSET, LIVE_OFFSET, SLOT, SLOT_OFFSETS
+from databus.relay.ring.ring import Ring
+from databus.relay.ring.ring_file import RingFile
+from databus.relay.ring.ring_format import (
+    CONTROL_OFFSETS,
+    DATA_OFFSET,
+    LIVE_OFFSET,
+    SLOT,
+    SLOT_OFFSETS,
+)
 from tests.support.weak_memory import ARM, FENCE, X86, Model, Op, load, outcomes, store
 from tests.support.windows import make_window
 

@@ -20,9 +20,9 @@ from hypothesis.stateful import (
 
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError, ReaderOvertaken, ScnTooOld
-from databus.common.frame import Op, read_frame
-from databus.relay.ring import Ring, RingReader, RingWriter
-from databus.relay.ring_check import check
+from databus.common.frame.frame_format import Op, read_frame
+from databus.relay.ring.ring import Ring, RingReader, RingWriter
+from databus.relay.ring.ring_check import check
 from tests.support.windows import make_window, split_frames
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None

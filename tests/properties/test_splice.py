@@ -13,14 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from databus.common import frame
-from databus.common.frame import Op
-from databus.common.schema import Column, Kind, SourceSchema
-from databus.common.window import WindowBuilder
-from databus.relay.brackets import Bracket, Brackets
-from databus.relay.sources.rows import Row, Rows
-from databus.relay.sources.source import Chunk
-from databus.relay.watermark import ChunkWindow, ReadAgain, Ready, Waiting
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import Op
+from databus.common.frame.window_builder import WindowBuilder
+from databus.common.schema.source_schema import Column, Kind, SourceSchema
+from databus.relay.dumps.chunk_window import ChunkWindow, ReadAgain, Ready, Waiting
+from databus.relay.dumps.watermark_writes import WatermarkWrite, WatermarkWrites
+from databus.relay.sources.contract import Chunk
+from databus.relay.sources.row_buffers import Row, Rows
 
 KEYS = 6
 CHUNK_KEYS = 2
@@ -67,7 +67,7 @@ class Lane:
 
     first_key: int
     waiting: Waiting
-    bracket: Bracket | None
+    watermark_write: WatermarkWrite | None
     rows: dict[bytes, tuple[int, int]] | None = None
     chunk: Chunk | None = None  # read, and not handed over yet
 
@@ -85,7 +85,7 @@ class SpliceMachine(RuleBasedStateMachine):
         self.builder: WindowBuilder | None = None
         self.touching: list[int] = []
         self.splice: ChunkWindow | None = None
-        self.brackets: Brackets | None = None
+        self.watermark_writes: WatermarkWrites | None = None
         self.next_key = 0
         self.lanes: list[Lane] = []
 
@@ -93,7 +93,7 @@ class SpliceMachine(RuleBasedStateMachine):
     def fill(self, initial: set[int], watermarks: bool) -> None:
         self.initial = initial
         if watermarks:
-            self.brackets = Brackets("d", "r", lambda dump_id: False)
+            self.watermark_writes = WatermarkWrites("d", "r", lambda dump_id: False)
 
     # -- the database --
 
@@ -146,13 +146,13 @@ class SpliceMachine(RuleBasedStateMachine):
         self.streamed += 1
         self.observe(self.builder.end(str(transaction.scn)))
         self.builder = None
-        if transaction.token and self.brackets is not None:
-            self.brackets.streamed(transaction.token)
-            assert not self.brackets.violation
+        if transaction.token and self.watermark_writes is not None:
+            self.watermark_writes.streamed(transaction.token)
+            assert not self.watermark_writes.violation
 
     def observe(self, data: bytes) -> None:
         if self.splice is not None:
-            self.splice.observe(frame.scan(data), memoryview(data))
+            self.splice.observe(frame_format.scan(data), memoryview(data))
 
     # -- the dump --
 
@@ -191,11 +191,11 @@ class SpliceMachine(RuleBasedStateMachine):
 
     def lane(self, first_key: int) -> Lane:
         assert self.splice is not None
-        bracket = None
-        if self.brackets is not None:
-            bracket = self.brackets.begin()
-            self.mark(bracket.low)
-        return Lane(first_key, self.splice.begin(), bracket)
+        watermark_write = None
+        if self.watermark_writes is not None:
+            watermark_write = self.watermark_writes.begin()
+            self.mark(watermark_write.low)
+        return Lane(first_key, self.splice.begin(), watermark_write)
 
     @precondition(lambda self: any(lane.rows is None for lane in self.lanes))
     @rule(data=st.data())
@@ -221,8 +221,8 @@ class SpliceMachine(RuleBasedStateMachine):
     def arrive(self, lane: Lane) -> None:
         assert self.splice is not None
         assert lane.chunk is not None
-        if lane.bracket is not None:
-            self.mark(lane.bracket.high)
+        if lane.watermark_write is not None:
+            self.mark(lane.watermark_write.high)
         self.splice.arrived(lane.waiting, lane.chunk)
         lane.chunk = None
 
@@ -235,8 +235,8 @@ class SpliceMachine(RuleBasedStateMachine):
     def emit_a_slice(self, lane: Lane, slice_rows: int) -> None:
         assert self.splice is not None
         chunk, resolved = lane.waiting.chunk, self.streamed
-        if lane.bracket is not None and chunk is not None:
-            if not lane.bracket.is_closed:
+        if lane.watermark_write is not None and chunk is not None:
+            if not lane.watermark_write.is_closed:
                 return
             assert self.streamed >= chunk.snapshot.high, "the high token lies behind the snapshot"
         outcome = self.splice.verdict(lane.waiting, resolved)

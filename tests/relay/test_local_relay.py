@@ -11,10 +11,10 @@ import pytest
 
 from databus.common.config import Config, parse
 from databus.common.errors import ServerUnavailable, StoreError
-from databus.relay import dumps
-from databus.relay import fetcher as fetcher_module
-from databus.relay.layout import read_document
-from databus.relay.relay import LocalRelay
+from databus.relay.dumps import dump_records
+from databus.relay.local_relay import LocalRelay
+from databus.relay.processes import fetcher as fetcher_module
+from databus.relay.ring.data_folder import read_document
 from tests.support.waiting import PATIENCE, eventually
 
 TEXT = """
@@ -76,7 +76,7 @@ async def test_a_full_disk_fails_a_dump_and_the_stream_goes_on(
         fetcher = relay.fetchers["gen"]
         body = {"sources": ["gen.*"]}
         with monkeypatch.context() as patch:
-            patch.setattr(dumps, "keep_document", refuse)
+            patch.setattr(dump_records, "keep_document", refuse)
             async with http.post("/v1/gen/dumps", json=body) as answer:
                 assert "No space left" in (await answer.json())["detail"]
             await eventually(lambda: [one.state for one in fetcher.book] == ["failed"])
@@ -107,15 +107,15 @@ async def test_what_the_disk_does_not_take_at_a_sync_is_written_at_a_later_one(
     async with LocalRelay(config(tmp_path, text)) as relay:
         await relay.ready()
         fetcher = relay.fetchers["gen"]
-        memo = fetcher.folder.memo
+        resume_state = fetcher.folder.resume_state
         await eventually(lambda: len(refused) > 3)
-        assert set(refused) == {memo}
-        assert not memo.exists()
+        assert set(refused) == {resume_state}
+        assert not resume_state.exists()
         has_room = True
-        await eventually(memo.exists)
-        kept = fetcher._memo
+        await eventually(resume_state.exists)
+        kept = fetcher._resume_state
         assert kept is not None
-        assert read_document(memo) == kept.encode().encode()
+        assert read_document(resume_state) == kept.encode().encode()
 
 
 async def test_a_waiting_reader_is_woken_by_the_commit_itself(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 
 from databus.common.checkpoint import OnlineCheckpoint, Position, encode
-from databus.common.formats import NDJSON_TYPE, SSE_TYPE
-from databus.common.frame import Op
+from databus.common.frame.frame_format import Op
+from databus.common.http.stream_formats import NDJSON_TYPE, SSE_TYPE
 from tests.support.live_relay import CLOCK, ORDERS, LiveRelay, window
 
 

@@ -12,15 +12,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from databus.bootstrap import writer as pauses
-from databus.bootstrap.seeding import SEEDED
-from databus.bootstrap.served import OpenLogs, ServedDatabase
-from databus.bootstrap.stream import BootstrapStream
-from databus.bootstrap.writer import LogWriter
+from databus.bootstrap.log.seeding import SEEDED
+from databus.bootstrap.processes import log_writer as pauses
+from databus.bootstrap.processes.log_writer import LogWriter
+from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
+from databus.bootstrap.reading.stored_database import OpenLogs, StoredDatabase
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.config import BootstrapConfig
 from databus.common.errors import DatabusError
-from databus.common.filters import StreamFilter
+from databus.common.filters.stream_filter import StreamFilter
 from tests.storm.live import PATIENCE_S, LiveFetcher, Loop, Stalled
 from tests.storm.replica import Replica
 
@@ -73,9 +73,9 @@ class Bootstrapped:
         self.stop()
         self.start()
 
-    def served(self) -> ServedDatabase:
+    def served(self) -> StoredDatabase:
         """The database as the server has it."""
-        return ServedDatabase(
+        return StoredDatabase(
             self.relay.database, self._writer.folder, self._logs, self._writer.store
         )
 
@@ -141,6 +141,6 @@ class Bootstrapped:
 
     def merge(self, spark: SparkSession, *, full: bool) -> int:
         """Have Spark merge the segments that there are; how many merges that took."""
-        from databus.bootstrap.applier import Applier
+        from databus.bootstrap.merging.applier import Applier
 
         return len(Applier(self._writer.store, spark, grace_us=0).apply(full=full))

@@ -16,33 +16,33 @@ from typing import Any
 
 import numpy as np
 
-from databus.bootstrap import segments
-from databus.bootstrap.log import HotLog
-from databus.bootstrap.manifest import Manifest, Store
-from databus.bootstrap.runs import Run, RunKind
-from databus.bootstrap.stream import BootstrapStream
-from databus.client.checkpoints import FileCheckpoints, LmdbCheckpoints
+from databus.bootstrap.log import segments
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
+from databus.bootstrap.runs.manifest import Manifest, Store
+from databus.bootstrap.runs.parquet_runs import Run, RunKind
+from databus.client.checkpoints.checkpoint_stores import FileCheckpoints, LmdbCheckpoints
 from databus.common.checkpoint import ORIGIN, OnlineCheckpoint, Position, encode
 from databus.common.config import parse
 from databus.common.errors import DatabusError
-from databus.common.filters import StreamFilter, matching_ids
-from databus.common.frame import Op, iter_frames
-from databus.common.schema import Column, Kind, SourceSchema
-from databus.common.selection import copy_of
+from databus.common.filters.frame_selection import copy_of
+from databus.common.filters.stream_filter import StreamFilter, matching_ids
+from databus.common.frame.frame_format import Op, iter_frames
+from databus.common.frame.window_builder import WindowBuilder
+from databus.common.schema.source_schema import Column, Kind, SourceSchema
 from databus.common.table_state import CaptureState
-from databus.common.window import WindowBuilder
-from databus.relay.directory import Directory
-from databus.relay.dumps import DumpBook, new_dump
-from databus.relay.extents import Extents
-from databus.relay.fetcher import Fetcher
-from databus.relay.intake import Intake
-from databus.relay.layout import DatabaseFolder, keep_document, read_document
-from databus.relay.registry import Registry, RegistryReader
-from databus.relay.ring import Ring
-from databus.relay.ring_check import describe_ring
-from databus.relay.served import ServedDatabase
-from databus.relay.table_records import TableBook, TableRecord
-from databus.relay.wakeup import WakeupReceiver, make_wakeup
+from databus.relay.capture.intake import Intake
+from databus.relay.dumps.dump_records import DumpBook, new_dump
+from databus.relay.dumps.table_records import TableBook, TableRecord
+from databus.relay.processes.fetcher import Fetcher
+from databus.relay.processes.wakeup import WakeupReceiver, make_wakeup
+from databus.relay.ring.data_folder import DatabaseFolder, keep_document, read_document
+from databus.relay.ring.ring import Ring
+from databus.relay.ring.ring_check import describe_ring
+from databus.relay.ring.schema_registry import Registry, RegistryReader
+from databus.relay.serving.database_view import DatabaseView
+from databus.relay.serving.extents import Extents
+from databus.relay.serving.header_cache import HeaderCache
 from tests.bootstrap.model import CLOCK, SOURCES, START, History, compact, frames_between, write_run
 
 RING_BYTES = 160 << 10
@@ -99,7 +99,7 @@ def read_ring(folder: Path) -> dict[str, Any]:
     """Everything in each way that a worker reads it."""
     with Ring.open_reader(folder) as ring:
         state = ring.snapshot()
-        directory, extents = Directory(), Extents()
+        directory, extents = HeaderCache(), Extents()
         copied, listed, sent = b"", b"", b""
         at = ring.find(state.prev)
         while block := ring.read(at, 1 << 16)[0]:
@@ -154,7 +154,7 @@ def build_relay(folder: Path) -> None:
             intake.complete = intake.ring.append(window, intake.complete)
         writer.sync()
         registry.close()
-    keep_document(place.memo, json.dumps({"gtid": "0-1-120"}).encode())
+    keep_document(place.resume_state, json.dumps({"gtid": "0-1-120"}).encode())
     book = DumpBook(place.dumps)
     book.add(new_dump({"sources": ["shop.orders"], "chunk_rows": 500}))
     book.save()
@@ -173,12 +173,12 @@ def read_relay(folder: Path) -> dict[str, Any]:
 async def _read_relay(folder: Path) -> dict[str, Any]:
     place = DatabaseFolder.of(folder, "shop")
     config = relay_config(folder)
-    database = ServedDatabase(config.database[0], place, WakeupReceiver(make_wakeup()))
+    database = DatabaseView(config.database[0], place, WakeupReceiver(make_wakeup()))
     state = database.fetcher_state().document.get("state")
     fetcher = Fetcher(config.database[0], folder)
     intake = fetcher._open_intake(CLOCK, Position(120, 2))
     try:
-        memo = read_document(place.memo)
+        resume_state = read_document(place.resume_state)
         last = intake.complete
         read_document(place.open_window)
         intake._before_open_window(Position(7, 1))
@@ -192,7 +192,7 @@ async def _read_relay(folder: Path) -> dict[str, Any]:
         reader = RegistryReader(place.registry)
         reader.refresh()
         return {
-            "last": last, "prev": held.prev, "memo": memo, "frames": frames,
+            "last": last, "prev": held.prev, "memo": resume_state, "frames": frames,
             "schemas": [s.fingerprint for s in reader.schemas],
             "latest": {s: _fingerprint(reader, s) for s in reader.schemas.sources},
             "dumps": [dump.to_json() for dump in fetcher.book],
@@ -338,7 +338,7 @@ def _answer(store: Store, log: HotLog, since: Position, chosen: StreamFilter) ->
 
 def check_bootstrap(folder: Path) -> dict[str, Any]:
     """``databus inspect``: what it finds is an error too."""
-    from databus.bootstrap.log_check import describe_log
+    from databus.bootstrap.log.log_check import describe_log
 
     described = describe_log(folder / "shop")
     problems = Store(folder / "shop").check()

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from databus.common.config import Config, DatabaseConfig, RelayConfig
 from databus.common.table_state import CaptureState
-from databus.relay.dumps import ACTIVE, DumpState, new_dump
-from databus.relay.fetcher import Fetcher, Pace
-from databus.relay.fetcher_status import FetcherState
-from databus.relay.relay import LocalRelay
-from databus.relay.resync import ResyncPace
-from databus.relay.table_records import TableRecord
+from databus.relay.dumps.dump_records import ACTIVE, DumpState, new_dump
+from databus.relay.dumps.resync import ResyncPace
+from databus.relay.dumps.table_records import TableRecord
+from databus.relay.local_relay import LocalRelay
+from databus.relay.processes.fetcher import Fetcher, Pace
+from databus.relay.processes.fetcher_status import FetcherState
 from tests.storm.replica import RingReplica
 
 PATIENCE_S = 60.0

@@ -9,7 +9,7 @@ from typing import Any
 import pymysql
 from pymysql.constants import CLIENT, SERVER_STATUS
 
-from databus.cli.servers import PASSWORD, USER, MariaDBServer
+from databus.cli.demo.private_servers import PASSWORD, USER, MariaDBServer
 from databus.common.config import DatabaseConfig
 from tests.storm.replica import Row
 from tests.storm.site import Column, Session, Site, TableFacts

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from databus.cli.servers import PostgresServer
+from databus.cli.demo.private_servers import PostgresServer
 from databus.common.config import DatabaseConfig
 from tests.storm.replica import Row
 from tests.storm.site import Column, Session, Site, TableFacts

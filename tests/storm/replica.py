@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from databus.common import frame
 from databus.common.checkpoint import ORIGIN
-from databus.common.frame import FrameView, Op
-from databus.common.schema import SourceSchema
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import FrameView, Op
+from databus.common.schema.source_schema import SourceSchema
 from databus.common.table_state import CaptureState, TableState, decode_table_state
-from databus.relay.registry import RegistryReader
-from databus.relay.ring import Ring
+from databus.relay.ring.ring import Ring
+from databus.relay.ring.schema_registry import RegistryReader
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -63,7 +63,7 @@ class Replica:
 
     def apply(self, frames: bytes) -> None:
         """Take whole frames, in the order of the stream."""
-        for view in frame.iter_frames(frames):
+        for view in frame_format.iter_frames(frames):
             self._apply(view)
 
     def state(self, source: str) -> TableState | None:

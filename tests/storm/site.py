@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from databus.common.config import DatabaseConfig
-from databus.common.source_names import join_source
+from databus.common.schema.source_names import join_source
 from tests.storm.replica import Row
 
 

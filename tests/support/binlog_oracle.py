@@ -20,7 +20,7 @@ from pymysqlreplication.constants.NONE_SOURCE import (
 )
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
-from databus.cli.servers import PASSWORD, USER
+from databus.cli.demo.private_servers import PASSWORD, USER
 from tests.support.fixtures import FreshDatabase
 
 Row = dict[str, Any]

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from databus.cli.servers import PrivateServer
+from databus.cli.demo.private_servers import PrivateServer
 from databus.common.checkpoint import Position
-from databus.common.frame import Op
-from databus.common.schema import Kind, SourceSchema
-from databus.relay.registry import RegistryReader
+from databus.common.frame.frame_format import Op
+from databus.common.schema.source_schema import Kind, SourceSchema
+from databus.relay.ring.schema_registry import RegistryReader
 from tests.support.relay_process import ring_frames
 from tests.support.waiting import eventually_sync
 

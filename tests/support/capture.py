@@ -11,11 +11,11 @@ from typing import Any
 
 from databus.common.checkpoint import Position
 from databus.common.config import DatabaseConfig
-from databus.common.frame import OP_LETTERS, Op
-from databus.relay.fetcher import Fetcher, Pace
-from databus.relay.layout import read_document
-from databus.relay.registry import RegistryReader
-from databus.relay.resync import ResyncPace
+from databus.common.frame.frame_format import OP_LETTERS, Op
+from databus.relay.dumps.resync import ResyncPace
+from databus.relay.processes.fetcher import Fetcher, Pace
+from databus.relay.ring.data_folder import read_document
+from databus.relay.ring.schema_registry import RegistryReader
 from tests.support.relay_process import ring_frames
 from tests.support.waiting import eventually
 
@@ -74,9 +74,9 @@ async def failed_with(fetcher: Fetcher, code: str, timeout_s: float = 90.0) -> s
     return fetcher.status.error.message
 
 
-def kept_memo(fetcher: Fetcher) -> str:
+def stored_resume_state(fetcher: Fetcher) -> str:
     """What is on disk of the source's memo; empty while there is none."""
-    return (read_document(fetcher.folder.memo) or b"").decode()
+    return (read_document(fetcher.folder.resume_state) or b"").decode()
 
 
 @dataclass

@@ -10,12 +10,12 @@ from typing import Any
 
 import aiohttp
 
-from databus.common import frame
 from databus.common.checkpoint import Position
 from databus.common.config import Config, parse
 from databus.common.errors import from_problem
-from databus.common.frame import FrameSplitter, FrameView, Op
-from databus.relay.fetcher import Pace
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import FrameSplitter, FrameView, Op
+from databus.relay.processes.fetcher import Pace
 
 QUICK = Pace(
     idle_window_s=0.1,
@@ -90,7 +90,9 @@ async def poll(url: str, database: str = "shop", **query: str) -> Served:
             raise from_problem(await answer.json(content_type=None))
         splitter = FrameSplitter()
         views = tuple(
-            view for view in frame.iter_frames(splitter.feed(body)) if view.op != Op.HEARTBEAT
+            view
+            for view in frame_format.iter_frames(splitter.feed(body))
+            if view.op != Op.HEARTBEAT
         )
         assert not splitter.pending_bytes
         return Served(

@@ -13,9 +13,9 @@ from pyarrow.fs import S3FileSystem
 from pyiceberg.catalog.sql import SqlCatalog
 from typer.testing import CliRunner
 
+from databus.cli.demo.shop import TABLES, Rows
 from databus.cli.main import cli
-from databus.cli.shop import TABLES, Rows
-from databus.client.exports.iceberg import open_catalog
+from databus.client.exports.iceberg_table import open_catalog
 from tests.support.s3_server import S3Server
 from tests.support.system import System
 from tests.support.tables import keyed, name_of, source_rows

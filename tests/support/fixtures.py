@@ -2,7 +2,7 @@
 
 A server is started once for each test process and shared; a test works in a database of
 its own.  A test that kills or reconfigures a server starts its own from
-``databus.cli.servers``.  With DATABUS_TEST_SKIP_SERVERS=1 the tests that need one are
+``databus.cli.demo.private_servers``.  With DATABUS_TEST_SKIP_SERVERS=1 the tests that need one are
 skipped; otherwise a server that cannot be started is a failure, not a skip.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from databus.cli import servers
-from databus.cli.servers import MariaDBServer, PostgresServer, PrivateServer
+from databus.cli.demo import private_servers
+from databus.cli.demo.private_servers import MariaDBServer, PostgresServer, PrivateServer
 from databus.common.errors import MissingDependency
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.mysql_server import MySQLServer, mysql_launcher
@@ -222,7 +222,7 @@ def own_mariadb(tmp_path: Path) -> Iterator[MariaDBServer]:
 @pytest.fixture
 def free_port() -> Callable[[], int]:
     """A function that gives another free port at each call."""
-    return servers.free_port
+    return private_servers.free_port
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from databus.relay.sources.mysql.gtid_sets import largest, parse_gtid_set
+from databus.relay.sources.mysql.gtid.gtid_sets import largest, parse_gtid_set
 from tests.support.fixtures import FreshDatabase
 
 

@@ -14,9 +14,9 @@ import xxhash
 
 from databus.common.checkpoint import OnlineCheckpoint, Position, encode
 from databus.common.errors import FormatError, ReaderOvertaken
-from databus.common.formats import FRAMES_TYPE
-from databus.common.frame import FrameSplitter, FrameView, Op, iter_frames, scan
-from databus.common.spans import SpanSplitter
+from databus.common.frame.frame_format import FrameSplitter, FrameView, Op, iter_frames, scan
+from databus.common.frame.spans import SpanSplitter
+from databus.common.http.stream_formats import FRAMES_TYPE
 from tests.support.window_ends import as_source_gave
 
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.config import Config, parse
-from databus.common.frame import Op
-from databus.common.http import serve
-from databus.common.listening import listening_socket
-from databus.common.schema import Column, Kind, SourceSchema
-from databus.common.window import WindowBuilder
-from databus.relay.layout import DatabaseFolder
-from databus.relay.registry import Registry
-from databus.relay.ring import Ring
-from databus.relay.server import make_relay_app
-from databus.relay.wakeup import WakeupSender, make_wakeup
+from databus.common.frame.frame_format import Op
+from databus.common.frame.window_builder import WindowBuilder
+from databus.common.http.http_application import serve
+from databus.common.http.listening_socket import listening_socket
+from databus.common.schema.source_schema import Column, Kind, SourceSchema
+from databus.relay.http.relay_server import make_relay_app
+from databus.relay.processes.wakeup import WakeupSender, make_wakeup
+from databus.relay.ring.data_folder import DatabaseFolder
+from databus.relay.ring.ring import Ring
+from databus.relay.ring.schema_registry import Registry
 
 ORDERS = SourceSchema(
     "shop.orders",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from databus.cli.servers import PASSWORD, USER, MariaDBServer
+from databus.cli.demo.private_servers import PASSWORD, USER, MariaDBServer
 from tests.support.waiting import eventually_sync
 
 LOCAL_DOMAINS = {1: 101, 2: 102}

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from databus.cli.servers import MariaDBServer
+from databus.cli.demo.private_servers import MariaDBServer
 from databus.common.config import DatabaseConfig
-from databus.common.frame import FrameView, Op, iter_frames
-from databus.common.schema import SchemaSet, SourceSchema
+from databus.common.frame.frame_format import FrameView, Op, iter_frames
+from databus.common.schema.source_schema import SchemaSet, SourceSchema
 from databus.relay.sources.mysql import MySqlSource
-from databus.relay.sources.mysql.fast_path import warm_up
+from databus.relay.sources.mysql.binlog.fast_path import warm_up
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import PATIENCE
 
@@ -40,7 +40,7 @@ class Streamed:
     data: bytearray = field(default_factory=bytearray)
     schemas: SchemaSet = field(default_factory=SchemaSet)
     resolved: int = 0
-    memo: str = ""
+    resume_state: str = ""
     batch_count: int = 0
     largest_batch_bytes: int = 0
 
@@ -126,8 +126,11 @@ async def read_to_end(
                 for schema in batch.schemas:
                     streamed.schemas.add(schema)
                 assert batch.resolved >= streamed.resolved
-                assert batch.memo is not None
-                streamed.resolved, streamed.memo = batch.resolved, batch.memo.encode()
+                assert batch.resume_state is not None
+                streamed.resolved, streamed.resume_state = (
+                    batch.resolved,
+                    batch.resume_state.encode(),
+                )
                 streamed.batch_count += 1
                 streamed.largest_batch_bytes = max(streamed.largest_batch_bytes, len(batch.data))
                 if batch.resolved >= head:

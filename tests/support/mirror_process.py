@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from databus.cli.shop import Rows
+from databus.cli.demo.shop import Rows
 from databus.client import ApplicationCheckpoints, Consumer, DatabusClient
-from databus.client.events import Event, Window
+from databus.client.application.events import Event, Window
 from databus.common import checkpoint as checkpoints
 from databus.common.checkpoint import ORIGIN, Checkpoint, OnlineCheckpoint, Position
 

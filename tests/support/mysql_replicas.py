@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from databus.cli.servers import PASSWORD, USER
+from databus.cli.demo.private_servers import PASSWORD, USER
 from tests.support.mysql_server import MySQLServer
 from tests.support.waiting import eventually_sync
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from databus.cli.servers import PASSWORD, USER, MariaDBServer
+from databus.cli.demo.private_servers import PASSWORD, USER, MariaDBServer
 from databus.common.errors import MissingDependency
 
 ROOT_VARIABLE = "DATABUS_MYSQL_ROOT"

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from databus.common.config import DatabaseConfig
-from databus.common.frame import Op, iter_frames
-from databus.common.schema import SchemaSet
+from databus.common.frame.frame_format import Op, iter_frames
+from databus.common.schema.source_schema import SchemaSet
+from databus.relay.sources.contract import Batch, ChunkRequest
 from databus.relay.sources.postgres import PostgresSource
-from databus.relay.sources.postgres.lsn import parse_lsn, scn_before
-from databus.relay.sources.source import Batch, ChunkRequest
+from databus.relay.sources.postgres.protocol.lsn import parse_lsn, scn_before
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import PATIENCE
 
@@ -45,7 +45,7 @@ class Seen:
     tables: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
     last: tuple[int, int] = (0, 0)
     resolved: int = 0
-    memo: str = ""
+    resume_state: str = ""
 
     def take(self, batch: Batch) -> None:
         """Check the contract on a batch and take it in; what was seen before is dropped."""
@@ -70,7 +70,7 @@ class Seen:
                 self._event(frame)
         assert batch.resolved >= self.resolved
         self.resolved = batch.resolved
-        self.memo = batch.memo.encode() if batch.memo else ""
+        self.resume_state = batch.resume_state.encode() if batch.resume_state else ""
 
     def _event(self, frame: Any) -> None:
         schema = self.schemas.by_fingerprint(frame.schema_fp)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from databus.cli.servers import PASSWORD, USER, PostgresServer
+from databus.cli.demo.private_servers import PASSWORD, USER, PostgresServer
 from tests.support.waiting import eventually_sync
 
 # Autovacuum commits too, and nobody could say when.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from databus.cli.guardian import Guardian
+from databus.cli.demo.guardian import Guardian
 from tests.support.waiting import PATIENCE, eventually_sync
 
 _STOP_DEADLINE_S = 20.0 * PATIENCE

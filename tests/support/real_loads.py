@@ -19,13 +19,19 @@ from typing import Any, ClassVar
 
 import pytest
 
-from databus.cli.guardian import Guardian
-from databus.cli.servers import PASSWORD, USER, MariaDBServer, PostgresServer, PrivateServer
-from databus.cli.shop import Rows
+from databus.cli.demo.guardian import Guardian
+from databus.cli.demo.private_servers import (
+    PASSWORD,
+    USER,
+    MariaDBServer,
+    PostgresServer,
+    PrivateServer,
+)
+from databus.cli.demo.shop import Rows
 from tests.support.waiting import eventually_sync
 
 Tables = dict[str, Rows]
-"""Rows by source, then by key, as ``databus.cli.shop.differences`` compares them."""
+"""Rows by source, then by key, as ``databus.cli.demo.shop.differences`` compares them."""
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 import aiohttp
 
-from databus.common.formats import FRAMES_TYPE
-from databus.common.frame import FrameSplitter, FrameView, Op, iter_frames
-from databus.common.schema import SourceSchema
+from databus.common.frame.frame_format import FrameSplitter, FrameView, Op, iter_frames
+from databus.common.http.stream_formats import FRAMES_TYPE
+from databus.common.schema.source_schema import SourceSchema
 from tests.support.live_relay import ORDERS, window
 
 FRAMES = {"Accept": FRAMES_TYPE}

@@ -12,17 +12,17 @@ from typing import Any, Self
 
 import psutil
 
-from databus.common import frame
 from databus.common.checkpoint import Position
-from databus.common.frame import FrameView
-from databus.relay.ring import Ring
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import FrameView
+from databus.relay.ring.ring import Ring
 from tests.support.processes import wait_process_gone
 from tests.support.waiting import PATIENCE, eventually_sync
 
 PROGRAM = """
 import logging, sys
 from databus.common.config import load
-from databus.relay import supervisor as relay_supervisor
+from databus.relay.processes import supervisor as relay_supervisor
 logging.basicConfig(level=logging.INFO)
 # A test kills more often than any child dies in earnest.
 relay_supervisor.RESTART_MOST_S = 0.2
@@ -72,7 +72,7 @@ class RelayProcess:
 
     def fetcher(self) -> psutil.Process:
         """The fetcher, once it runs."""
-        found = eventually_sync(lambda: self.children("databus.relay.fetcher"), 30)
+        found = eventually_sync(lambda: self.children("databus.relay.processes.fetcher"), 30)
         return found[0]
 
     def state(self, database: str) -> dict[str, Any]:
@@ -142,4 +142,4 @@ def ring_frames(folder: Path) -> list[FrameView]:
         while place < state.tail:
             frames, place = reader.read(place, 1 << 30)
             data += bytes(frames)
-        return list(frame.iter_frames(data))
+        return list(frame_format.iter_frames(data))

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from databus.common.checkpoint import Position
 from databus.common.errors import ReaderOvertaken, ScnTooOld
-from databus.common.frame import iter_frames
-from databus.relay import kernels
-from databus.relay.ring import Ring
+from databus.common.frame.frame_format import iter_frames
+from databus.relay.ring import ring_kernels
+from databus.relay.ring.ring import Ring
 from tests.support.windows import endless_windows, split_frames
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +60,7 @@ def write(folder: Path, ring_bytes: int, seed: int, window_count: int) -> None:
 
 def serve_writes(folder: Path, ring_bytes: int) -> None:
     """Fork a writer for each line on standard input and print its process id."""
-    kernels.warm_up()
+    ring_kernels.warm_up()
     for line in sys.stdin:
         seed, window_count = map(int, line.split())
         pid = os.fork()

@@ -29,13 +29,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from databus.common import frame
 from databus.common.checkpoint import Position
 from databus.common.config import DatabaseConfig
 from databus.common.errors import ReaderOvertaken, ScnTooOld, StoreError
-from databus.relay.ring import Ring
-from databus.relay.ring_check import check
-from databus.relay.sources.catalogue import create_source
+from databus.common.frame import frame_format
+from databus.relay.capture.source_catalogue import create_source
+from databus.relay.ring.ring import Ring
+from databus.relay.ring.ring_check import check
 
 ROOT = Path(__file__).resolve().parents[2]
 EVENTS = 3
@@ -92,7 +92,7 @@ async def write(storm: Storm) -> None:
         await source.open()
         stream = source.stream(writer.last.scn)
         async for batch in stream:
-            columns = frame.scan(batch.data, verify=False)
+            columns = frame_format.scan(batch.data, verify=False)
             keep = int(np.searchsorted(columns.scn, np.uint64(storm.windows), side="right"))
             if keep:
                 note(notes, columns, keep)
@@ -104,7 +104,7 @@ async def write(storm: Storm) -> None:
     await source.close()
 
 
-def note(notes: U64, columns: frame.FrameColumns, keep: int) -> None:
+def note(notes: U64, columns: frame_format.FrameColumns, keep: int) -> None:
     """Note what lies before each of these frames, and before the one after them."""
     first = number_of(Position(int(columns.scn[0]), int(columns.seq[0])))
     base = int(notes[first, 0])
@@ -168,7 +168,7 @@ def read(storm: Storm, kind: str) -> dict[str, int]:
 
 def verify(block: memoryview, expected: int, notes: U64) -> Position:
     """Check whole frames that must begin with number ``expected``; position of the last."""
-    columns = frame.scan(block)  # each CRC
+    columns = frame_format.scan(block)  # each CRC
     assert columns.stop == len(block)
     numbers = (columns.scn - np.uint64(1)) * np.uint64(FRAMES) + columns.seq
     assert int(numbers[0]) == expected, f"frame {int(numbers[0])} instead of {expected}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from databus.cli.servers import PASSWORD, USER, PrivateServer
+from databus.cli.demo.private_servers import PASSWORD, USER, PrivateServer
 from databus.common.errors import MissingDependency
 from tests.support.mysql_server import MySQLServer
 

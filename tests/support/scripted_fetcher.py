@@ -11,13 +11,13 @@ from typing import Any
 
 import aiohttp
 
-from databus.common import frame
 from databus.common.config import DatabaseConfig, SourceUrl
-from databus.common.frame import FrameView, Op
-from databus.relay.fetcher import Fetcher, Pace
-from databus.relay.intake import Intake
-from databus.relay.layout import SocketName, read_document
-from databus.relay.ring import Ring
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import FrameView, Op
+from databus.relay.capture.intake import Intake
+from databus.relay.processes.fetcher import Fetcher, Pace
+from databus.relay.ring.data_folder import SocketName, read_document
+from databus.relay.ring.ring import Ring
 from tests.support.scripted_source import ITEMS, ScriptedDatabase
 from tests.support.waiting import eventually
 
@@ -53,7 +53,7 @@ def frames(folder: Path) -> list[FrameView]:
     """All that the ring holds."""
     with Ring.open_reader(folder / "shop") as reader:
         data, _ = reader.read(reader.snapshot().head, 1 << 30)
-        return list(frame.iter_frames(bytes(data)))
+        return list(frame_format.iter_frames(bytes(data)))
 
 
 def reached(fetcher: Fetcher, scn: int) -> Callable[[], bool]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from databus.common.errors import SourcePositionLost
-from databus.common.frame import Op
-from databus.common.schema import Column, Kind, SourceSchema
-from databus.common.window import WindowBuilder
-from databus.relay.sources.rows import Row, Rows
-from databus.relay.sources.source import Batch, Chunk, ChunkRequest, Finding, TableSize
+from databus.common.frame.frame_format import Op
+from databus.common.frame.window_builder import WindowBuilder
+from databus.common.schema.source_schema import Column, Kind, SourceSchema
+from databus.relay.sources.contract import Batch, Chunk, ChunkRequest, Finding, TableSize
+from databus.relay.sources.row_buffers import Row, Rows
 
 ITEMS = SourceSchema(
     "shop.items",

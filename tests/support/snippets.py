@@ -26,7 +26,7 @@ import yaml
 
 from databus.cli.main import cli
 from databus.common import config
-from databus.relay.sources.catalogue import create_source
+from databus.relay.capture.source_catalogue import create_source
 from docs.generate import commands, configuration, endpoints, errors, library, metrics
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from databus.cli.servers import free_port
+from databus.cli.demo.private_servers import free_port
 from tests.support.waiting import PATIENCE, eventually_sync
 
 _STRANGER = """

@@ -6,12 +6,12 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from databus.common import frame
 from databus.common.config import DatabaseConfig, SourceUrl
-from databus.common.frame import OP_LETTERS, FrameView
-from databus.common.schema import SchemaSet
-from databus.relay.sources.source import Batch
-from databus.relay.sources.sqlite import SqliteSource
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import OP_LETTERS, FrameView
+from databus.common.schema.source_schema import SchemaSet
+from databus.relay.sources.contract import Batch
+from databus.relay.sources.sqlite.sqlite_source import SqliteSource
 
 TABLES = """
 PRAGMA journal_mode = WAL;
@@ -42,7 +42,7 @@ class Reader:
         async for batch in self._batches:
             for schema in batch.schemas:
                 self.schemas.add(schema)
-            self.frames += frame.iter_frames(batch.data)
+            self.frames += frame_format.iter_frames(batch.data)
             if batch.resolved >= scn:
                 break
         return [self._event(view) for view in self.frames if not view.is_control]

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from databus.cli import shop as shops
-from databus.cli.servers import free_port
-from databus.cli.shop import Rows, Shop, differences
+from databus.cli.demo import shop as shops
+from databus.cli.demo.private_servers import free_port
+from databus.cli.demo.shop import Rows, Shop, differences
 from tests.support.fixtures import FreshDatabase
 from tests.support.mirror_process import stored_facts, stored_rows
 from tests.support.processes import DatabusProcess, Processes

@@ -9,11 +9,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from databus.bootstrap.process import apply_round
-from databus.bootstrap.stores import Stores
-from databus.cli.shop import TABLES, Rows, Shop
-from databus.client.arrow import RowDecoder
-from databus.client.tables import Range, TableAddress, TableReader
+from databus.bootstrap.log.configured_stores import Stores
+from databus.bootstrap.processes.bootstrap_processes import apply_round
+from databus.cli.demo.shop import TABLES, Rows, Shop
+from databus.client.tables.arrow_rows import RowDecoder
+from databus.client.tables.table_reader import Range, TableAddress, TableReader
 from databus.common import config
 from databus.common.checkpoint import Position
 from databus.common.errors import LogTooYoung, NotSeeded, UnknownSource

@@ -14,7 +14,7 @@ from typing import Self
 
 import pytest
 
-from databus.relay.ring_file import RingFile
+from databus.relay.ring.ring_file import RingFile
 
 SECTOR_BYTES = 512
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from databus.common.frame import Buffer, Op
+from databus.common.frame.frame_format import Buffer, Op
 
 _OP = 11
 _CRC = slice(0, 4)

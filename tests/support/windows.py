@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator, Sequence
 
 from databus.common.checkpoint import Position
-from databus.common.frame import Op, iter_frames
-from databus.common.window import WindowBuilder
-from databus.relay.ring import RingReader
+from databus.common.frame.frame_format import Op, iter_frames
+from databus.common.frame.window_builder import WindowBuilder
+from databus.relay.ring.ring import RingReader
 
 SOURCE = 7
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from databus.common.kernels import COMPILED
-from databus.common.schema import Kind
-from databus.relay.sources.mysql import MySqlSource, chunks
-from databus.relay.sources.mysql.mapped import MappedTable
-from databus.relay.sources.source import ChunkRequest
+from databus.common.compiled.kernels import COMPILED
+from databus.common.schema.source_schema import Kind
+from databus.relay.sources.contract import ChunkRequest
+from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.mysql.chunks import mysql_chunks
+from databus.relay.sources.mysql.tables.mapped_table import MappedTable
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, read_to_end
 
@@ -85,7 +86,7 @@ async def check_zero_dates_as_text(
                 assert column.type_name == type_name.replace("(0)", "")
             for compiled in {False, COMPILED}:
                 with monkeypatch.context() as patch:
-                    patch.setattr(chunks, "COMPILED", compiled)
+                    patch.setattr(mysql_chunks, "COMPILED", compiled)
                     dumped = await _paged(source, name, len(expected) + 1)
                 assert dumped == {key: schema.encode_row(row) for key, row in rows.items()}
             asked = await source.read_chunk(

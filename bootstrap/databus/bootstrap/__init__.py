@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
-from databus.bootstrap.log import HotLog
-from databus.bootstrap.log_check import describe_log
-from databus.bootstrap.manifest import Manifest, Store
-from databus.bootstrap.process import run_applier, run_bootstrap, run_server, run_writer
-from databus.bootstrap.runs import Run, RunKind
-from databus.bootstrap.server import bootstrap_app, serve_bootstrap
+from databus.bootstrap.http.bootstrap_server import bootstrap_app, serve_bootstrap
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.log.log_check import describe_log
+from databus.bootstrap.processes.bootstrap_processes import (
+    run_applier,
+    run_bootstrap,
+    run_server,
+    run_writer,
+)
+from databus.bootstrap.runs.manifest import Manifest, Store
+from databus.bootstrap.runs.parquet_runs import Run, RunKind
 
 __all__ = [
     "HotLog",

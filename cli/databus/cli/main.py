@@ -15,12 +15,12 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from databus.cli import (
-    commands,
+from databus.cli.commands import (
+    command_list,
     demo_command,
     export_command,
     init_command,
-    inspection,
+    inspect_command,
     runs_command,
     verify_command,
 )
@@ -43,12 +43,12 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 init_command.add_to(cli)
-commands.add_to(cli)
+command_list.add_to(cli)
 runs_command.add_to(cli)
 export_command.add_to(cli)
 verify_command.add_to(cli)
 demo_command.add_to(cli)
-cli.add_typer(inspection.cli, name="inspect")
+cli.add_typer(inspect_command.cli, name="inspect")
 
 
 def _show_version(wanted: bool) -> None:
@@ -94,7 +94,7 @@ def advice(error: DatabusError) -> str:
 
 def app() -> NoReturn:
     """Run the command line; never returns, and never shows a traceback for an error of ours."""
-    from databus.cli.serving import end_on_sigterm
+    from databus.cli.console.serving_log import end_on_sigterm
 
     end_on_sigterm(EXIT_TERMINATED)
     try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from databus.client.checkpoints import (
+from databus.client.application.consumer import Consumer, Result
+from databus.client.application.events import Event, Window
+from databus.client.application.options import Options
+from databus.client.checkpoints.checkpoint_stores import (
     ApplicationCheckpoints,
     CheckpointStore,
     FileCheckpoints,
@@ -10,11 +13,8 @@ from databus.client.checkpoints import (
     NoCheckpoints,
 )
 from databus.client.client import DatabusClient, Status
-from databus.client.consumer import Consumer, Result
-from databus.client.events import Event, Window
-from databus.client.options import Options
-from databus.client.raw import RawWindows
-from databus.client.windows import PulledWindow
+from databus.client.delivery.window_reader import PulledWindow
+from databus.client.pulling.raw_windows import RawWindows
 from databus.common.checkpoint import (
     BootstrapCheckpoint,
     Checkpoint,

@@ -21,26 +21,26 @@ from collections.abc import (
 from dataclasses import dataclass
 from typing import Any
 
-from databus.client.buffer import ReplayBuffer
-from databus.client.checkpoints import (
+from databus.client.application.consumer import Consumer
+from databus.client.application.events import Decoding
+from databus.client.application.options import parse_options
+from databus.client.checkpoints.checkpoint_stores import (
     ApplicationCheckpoints,
     CheckpointStore,
     NoCheckpoints,
 )
-from databus.client.consumer import Consumer
-from databus.client.delivery import Delivery
-from databus.client.dispatcher import Dispatcher
-from databus.client.events import Decoding
-from databus.client.machine import Machine, Resume, first_resume
-from databus.client.options import parse_options
-from databus.client.puller import Pull, PullStats, Sink, Subscription
-from databus.client.raw import RawSink, RawWindows, read_raw
-from databus.client.windows import LoopThread, PulledWindow, WindowReader
+from databus.client.delivery.consumer_calls import Delivery
+from databus.client.delivery.dispatcher import Dispatcher
+from databus.client.delivery.window_reader import LoopThread, PulledWindow, WindowReader
+from databus.client.pulling.pull_machine import Machine, Resume, first_resume
+from databus.client.pulling.puller import Pull, PullStats, Sink, Subscription
+from databus.client.pulling.raw_windows import RawSink, RawWindows, read_raw
+from databus.client.pulling.replay_buffer import ReplayBuffer
 from databus.common.checkpoint import Checkpoint, Position
 from databus.common.errors import BadCheckpoint, ConfigError
-from databus.common.filters import parse_ops, parse_partition, parse_sources
+from databus.common.filters.stream_filter import parse_ops, parse_partition, parse_sources
 from databus.common.private import HiddenUrl
-from databus.common.schema import SchemaSet
+from databus.common.schema.source_schema import SchemaSet
 
 Start = str | int | Position | dt.datetime | Checkpoint
 

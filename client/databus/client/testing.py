@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from databus.client.consumer import Answer, Consumer, Result
-from databus.client.events import Event, Window
+from databus.client.application.consumer import Answer, Consumer, Result
+from databus.client.application.events import Event, Window
 from databus.common.checkpoint import BootstrapCheckpoint, Checkpoint, OnlineCheckpoint, Position
 from databus.common.errors import DatabusError
-from databus.common.schema import SourceSchema
+from databus.common.schema.source_schema import SourceSchema
 from databus.common.table_state import TableState
 
 

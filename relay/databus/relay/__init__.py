@@ -10,11 +10,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from databus.relay.relay import LocalRelay
-    from databus.relay.ring import Ring
-    from databus.relay.server import make_relay_app
-    from databus.relay.sources.catalogue import create_source
-    from databus.relay.supervisor import run_relay
+    from databus.relay.capture.source_catalogue import create_source
+    from databus.relay.http.relay_server import make_relay_app
+    from databus.relay.local_relay import LocalRelay
+    from databus.relay.processes.supervisor import run_relay
+    from databus.relay.ring.ring import Ring
 
 __all__ = [
     "LocalRelay",
@@ -25,11 +25,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LocalRelay": "databus.relay.relay",
-    "Ring": "databus.relay.ring",
-    "create_source": "databus.relay.sources.catalogue",
-    "make_relay_app": "databus.relay.server",
-    "run_relay": "databus.relay.supervisor",
+    "LocalRelay": "databus.relay.local_relay",
+    "Ring": "databus.relay.ring.ring",
+    "create_source": "databus.relay.capture.source_catalogue",
+    "make_relay_app": "databus.relay.http.relay_server",
+    "run_relay": "databus.relay.processes.supervisor",
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from databus.relay.sources.sqlite import SqliteSource
+from databus.relay.sources.sqlite.sqlite_source import SqliteSource
 from tests.support.sqlite_source import TABLES, config
 
 

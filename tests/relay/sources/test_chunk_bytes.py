@@ -12,11 +12,11 @@ import pytest
 from databus.common.config import DatabaseConfig, SourceUrl
 from databus.common.errors import UnsupportedChange
 from databus.relay.sources.configured_keys import NO_KEYS
-from databus.relay.sources.generator import GeneratorSource
-from databus.relay.sources.rows import warm_up
-from databus.relay.sources.source import MAX_CHUNK_BYTES, ChunkRequest
-from databus.relay.sources.sqlite_chunks import ChunkReader
-from databus.relay.sources.sqlite_log import install
+from databus.relay.sources.contract import MAX_CHUNK_BYTES, ChunkRequest
+from databus.relay.sources.generator.generator_source import GeneratorSource
+from databus.relay.sources.row_buffers import warm_up
+from databus.relay.sources.sqlite.sqlite_chunks import SqliteChunkReader
+from databus.relay.sources.sqlite.sqlite_log import install
 
 ROWS, ROW_BYTES = 80, 1 << 20
 
@@ -28,7 +28,7 @@ def test_sqlite_reads_rows_of_a_megabyte_a_few_at_a_time(tmp_path: Path) -> None
     for key in range(ROWS):
         connection.execute("INSERT INTO wide VALUES (?, zeroblob(?))", (key, ROW_BYTES))
     connection.close()
-    reader = ChunkReader(str(tmp_path / "shop.db"), NO_KEYS)
+    reader = SqliteChunkReader(str(tmp_path / "shop.db"), NO_KEYS)
     warm_up()  # What the compiler takes is not the chunk's.
     tracemalloc.start()
     after, count, done = None, 0, False
@@ -50,7 +50,7 @@ def test_of_a_list_of_keys_sqlite_looks_for_as_many_as_fit(tmp_path: Path) -> No
     for key in range(20):
         connection.execute("INSERT INTO wide VALUES (?, zeroblob(?))", (key, ROW_BYTES))
     connection.close()
-    reader = ChunkReader(str(tmp_path / "shop.db"), NO_KEYS)
+    reader = SqliteChunkReader(str(tmp_path / "shop.db"), NO_KEYS)
     asked, count, missing, done = [[key] for key in range(22)], 0, [], False
     while not done:
         request = ChunkRequest("main.wide", 100, keys=asked, max_bytes=4 * ROW_BYTES)
@@ -68,7 +68,7 @@ def test_an_sqlite_chunk_that_failed_leaves_no_snapshot_behind(tmp_path: Path) -
         install(db)
         db.execute("CREATE TABLE odd (id INTEGER PRIMARY KEY, v TEXT)")
         db.execute("INSERT INTO odd VALUES (1, 'a'), (2, CAST(x'61ff' AS TEXT)), (3, 'c')")
-        reader = ChunkReader(str(tmp_path / "shop.db"), NO_KEYS)
+        reader = SqliteChunkReader(str(tmp_path / "shop.db"), NO_KEYS)
         with pytest.raises(UnsupportedChange, match="not UTF-8") as _kept:
             reader.read(ChunkRequest("main.odd", 10))
         db.execute("UPDATE odd SET v = 'b' WHERE id = 2")

@@ -16,13 +16,17 @@ import pytest
 
 from databus.common.config import DatabaseConfig, SourceUrl
 from databus.common.errors import ConfigError, DatabusError, PreflightFailed, SourceUnavailable
-from databus.relay.sources.mysql import sign_in
-from databus.relay.sources.mysql.connection import Connection as MySqlConnection
-from databus.relay.sources.mysql.settings import read_settings as mysql_settings
-from databus.relay.sources.postgres import replication
-from databus.relay.sources.postgres.catalogue import Catalogue
-from databus.relay.sources.postgres.replication import Connection as PostgresConnection
-from databus.relay.sources.postgres.settings import read_settings as postgres_settings
+from databus.relay.sources.mysql.protocol import mysql_authentication
+from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection as MySqlConnection
+from databus.relay.sources.mysql.protocol.mysql_settings import read_settings as mysql_settings
+from databus.relay.sources.postgres.protocol import replication_connection
+from databus.relay.sources.postgres.protocol.postgres_settings import (
+    read_settings as postgres_settings,
+)
+from databus.relay.sources.postgres.protocol.replication_connection import (
+    ReplicationConnection as PostgresConnection,
+)
+from databus.relay.sources.postgres.tables.postgres_catalogue import Catalogue
 
 PASSWORD = "geheim-9f3c"
 
@@ -209,7 +213,7 @@ async def test_a_message_in_pieces_makes_room_for_itself_alone() -> None:
         connection = PostgresConnection(postgres_settings(postgres_config(server.port)))
         await connection._dial()
         await connection._startup()
-        assert len(connection._inbox.data) <= replication._BUFFER_BYTES
+        assert len(connection._inbox.data) <= replication_connection._BUFFER_BYTES
         connection.close()
 
 
@@ -217,7 +221,7 @@ async def test_a_server_that_trickles_or_is_silent_does_not_hold_us_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However little time passes between two bytes."""
-    monkeypatch.setattr(sign_in, "SIGN_IN_S", 0.4)
+    monkeypatch.setattr(mysql_authentication, "SIGN_IN_S", 0.4)
 
     async def trickle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(struct.pack("<I", 200)[:3] + b"\0\x0a")
@@ -305,7 +309,9 @@ async def test_mysql_gets_no_password_under_a_key_of_its_own(
         number, _ = await next_packet(reader)
         writer.write(packet(number + 1, b"\x01" + pem))
 
-    monkeypatch.setattr("databus.relay.sources.mysql.settings.is_loopback", lambda host: False)
+    monkeypatch.setattr(
+        "databus.relay.sources.mysql.protocol.mysql_settings.is_loopback", lambda host: False
+    )
     async with peer(full) as server:
         error = await mysql(server.port)
         assert isinstance(error, PreflightFailed) and "get-server-public-key" in error.message

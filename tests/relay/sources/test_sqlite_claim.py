@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from databus.common.errors import SourcePositionLost, SourceUnavailable
-from databus.relay.sources.sqlite import SqliteSource
+from databus.relay.sources.sqlite.sqlite_source import SqliteSource
 from tests.support.sqlite_source import config
 
 

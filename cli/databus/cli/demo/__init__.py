@@ -1,5 +1,7 @@
-"""`databus demo`: the whole system at work on a small shop, with a verdict at the end.
+"""``databus demo``: the whole system on a small shop, and a comparison at the end.
 
-``demo`` is the course; ``processes`` starts the same commands that an operator runs, ``mirror`` is
-the consumer, ``view`` the picture and ``verdict`` the comparison at the end.
+In reading order: ``demo`` (its course), ``demo_processes`` (starts the commands that an operator
+runs), ``demo_consumer`` (the consumer), ``demo_view`` (the picture), ``demo_result`` (the
+comparison); ``shop`` (tables and workload), ``private_servers`` (MariaDB and PostgreSQL on free
+ports, for the demo and the tests), ``guardian`` (ends a child with its owner).
 """

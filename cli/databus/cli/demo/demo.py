@@ -23,14 +23,14 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from databus.cli import shop as shops
-from databus.cli.demo.mirror import Mirror
-from databus.cli.demo.processes import DemoProcesses
-from databus.cli.demo.verdict import Verdict, compare, show
-from databus.cli.demo.view import ConsumerState, Picture, Span, draw
-from databus.cli.servers import MariaDBServer, PostgresServer, free_port
-from databus.cli.shop import Shop
-from databus.cli.web import call
+from databus.cli.console.http_client import call
+from databus.cli.demo import shop as shops
+from databus.cli.demo.demo_consumer import ShopMirror
+from databus.cli.demo.demo_processes import DemoProcesses
+from databus.cli.demo.demo_result import DemoResult, compare, show
+from databus.cli.demo.demo_view import ConsumerState, Picture, Span, draw
+from databus.cli.demo.private_servers import MariaDBServer, PostgresServer, free_port
+from databus.cli.demo.shop import Shop
 from databus.client import DatabusClient, FileCheckpoints
 from databus.common.errors import DatabusError
 
@@ -86,7 +86,7 @@ class Demo:
         self._console = Console(width=max(Console().width, 110))
         self._started = time.monotonic()
         self._step = "starting"
-        self._mirrors = (Mirror("search index"), Mirror("report"))
+        self._mirrors = (ShopMirror("search index"), ShopMirror("report"))
         self._transactions = 0
         self._relay_url = self._bootstrap_url = ""
         self._status: dict[str, Any] = {}
@@ -102,9 +102,9 @@ class Demo:
             with contextlib.ExitStack() as stack:
                 shop, url = await asyncio.to_thread(self._open_shop, folder, stack)
                 processes = stack.enter_context(DemoProcesses(folder))
-                verdict = await self._run(folder, shop, url, processes)
-            show(verdict, self._console)
-            return verdict.equal
+                result = await self._run(folder, shop, url, processes)
+            show(result, self._console)
+            return result.equal
         except BaseExceptionGroup as group:
             raise _first_leaf(group) from group
         finally:
@@ -131,7 +131,9 @@ class Demo:
         shop.create()
         return shop, url
 
-    async def _run(self, folder: Path, shop: Shop, url: str, processes: DemoProcesses) -> Verdict:
+    async def _run(
+        self, folder: Path, shop: Shop, url: str, processes: DemoProcesses
+    ) -> DemoResult:
         relay_port, bootstrap_port = free_port(), free_port()
         self._relay_url = f"http://127.0.0.1:{relay_port}"
         self._bootstrap_url = f"http://127.0.0.1:{bootstrap_port}"
@@ -176,12 +178,12 @@ class Demo:
             finally:
                 workload.stop()
             self._step = "the workload has ended; the consumers finish"
-            verdict = await self._drain(shop)
+            result = await self._drain(shop)
             for task in (*serving, watching):
                 task.cancel()
-        return verdict
+        return result
 
-    def _client(self, mirror: Mirror, folder: Path) -> DatabusClient:
+    def _client(self, mirror: ShopMirror, folder: Path) -> DatabusClient:
         name = mirror.name.replace(" ", "-")
         return DatabusClient(
             database=_DATABASE,
@@ -193,23 +195,23 @@ class Demo:
             checkpoint_every_s=0.2,
         )
 
-    async def _serve(self, mirror: Mirror, folder: Path) -> None:
+    async def _serve(self, mirror: ShopMirror, folder: Path) -> None:
         await self._client(mirror, folder).serve()
 
-    async def _drain(self, shop: Shop) -> Verdict:
+    async def _drain(self, shop: Shop) -> DemoResult:
         """Wait until every consumer equals the source, at most for a while, and compare."""
         expected = await asyncio.to_thread(shop.rows)
         deadline = time.monotonic() + _DRAIN_S
         while True:
-            verdict = compare(expected, self._mirrors, shop, self._transactions)
-            if verdict.equal or time.monotonic() > deadline:
-                return verdict
+            result = compare(expected, self._mirrors, shop, self._transactions)
+            if result.equal or time.monotonic() > deadline:
+                return result
             await asyncio.sleep(0.2)
 
     def _both_online(self) -> bool:
         return all(mirror.mode == "relay" for mirror in self._mirrors)
 
-    def _forgotten(self, mirror: Mirror) -> bool:
+    def _forgotten(self, mirror: ShopMirror) -> bool:
         """Whether the relay is past the mirror's place, and the snapshot has come along."""
         prev, snapshot = _scn(self._status.get("prev")), self._bootstrap_status.get("snapshot")
         return (prev or 0) > mirror.position.scn > 0 and snapshot is not None

@@ -1,5 +1,6 @@
 """Tables kept as Parquet, Delta or Iceberg, for readers that have nothing of ours.
 
-``export`` brings a table up to the stream; ``parquet`` (over ``versions``), ``delta`` and
-``iceberg`` are the forms, and ``formats`` says which lies where: in a folder, or on S3.
+In reading order: ``table_export`` (brings a table up to the stream), ``parquet_table`` (over
+``parquet_versions``), ``delta_table`` and ``iceberg_table`` (the formats), ``export_formats``
+(which table is where: in a folder, or on S3).
 """

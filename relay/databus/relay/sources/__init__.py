@@ -1,13 +1,15 @@
-"""The databases a relay reads; ``source`` is the contract that each module here keeps.
+"""The databases that a relay reads.
 
-``catalogue`` finds the module for a URL, ``hosts`` the servers that a URL names.  ``mysql``,
-``postgres``, ``sqlite`` (its log: ``sqlite_log``, written by ``sqlite_triggers``,
-packed by ``sqlite_pack`` and ``sqlite_kernels``; its tables and their definitions:
-``sqlite_tables``; its dumps: ``sqlite_chunks``; one relay a file: ``sqlite_claim``), ``relay``
-(its parents: ``parent``) and
-``generator`` (its loops: ``generator_kernels``) are the sources; ``ruled`` is put around one
-whose database has rules for columns (``rule_stops``: the tables that these do not fit).  Shared:
-``rows``, a chunk's rows as buffers; ``avro_kernels``, which writes Avro; ``configured_keys``, for
-tables without a key; ``stops``, the tables that are passed over; ``told``, the definitions that
-consumers know.
+``contract`` is what a source does; read it first.  Each source has a folder: ``mysql`` (MariaDB
+and MySQL), ``postgres``, ``sqlite``, ``chained`` (another relay) and ``generator`` (no database).
+What they share: ``server_hosts`` (the servers that a URL names), ``row_buffers`` (a chunk's rows
+as buffers), ``avro_kernels`` (writes Avro), ``configured_keys`` (keys for tables that have none),
+``suspended_tables`` (tables that the stream leaves out, with the reason), ``announced_schemas``
+(the schemas that consumers have).
+
+To add a source: a folder here that implements ``contract``, and a line in
+``capture/source_catalogue``.
+
+Imported by ``columns``, ``capture`` and ``dumps``.  A source imports ``databus.common`` and
+this folder, and no other source.
 """

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from databus.common import kernels
-from databus.common.kernels import U8Array
+from databus.common.compiled import kernels
+from databus.common.compiled.kernels import U8Array
 
 _U64 = np.uint64
 _LEAD = 0xED

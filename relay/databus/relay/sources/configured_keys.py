@@ -10,7 +10,7 @@ import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from databus.relay.sources.source import Finding
+from databus.relay.sources.contract import Finding
 
 ORDER_NAME = "databus key"
 """What a dump calls the expression by which it orders a table that has no index for its key."""

@@ -1,31 +1,33 @@
 """Statements in the binlog: lexed as the server lexes them, and what they do to tables.
 
-Reading order: ``lexer``, ``reader``, ``altering``, ``reach``, ``effects``.  All of it is pure.
+In reading order: ``lexer``, ``token_reader``, ``alter_table``, ``statement_reach`` and
+``statement_effects``, all of them pure; ``logged_statements`` reads a statement from its event,
+``routine_catalogue`` asks the server for views, triggers and routines.
 """
 
-from databus.relay.sources.mysql.statements.effects import (
-    Dialect,
-    Effects,
-    Statement,
-    effects_of,
-    names_in,
-)
 from databus.relay.sources.mysql.statements.lexer import (
     STRICT,
     NotUnderstood,
     sql_mode_of,
     tokens_of,
 )
-from databus.relay.sources.mysql.statements.reach import Body, Knowledge
+from databus.relay.sources.mysql.statements.statement_effects import (
+    Effects,
+    Statement,
+    StatementDialect,
+    effects_of,
+    names_in,
+)
+from databus.relay.sources.mysql.statements.statement_reach import Knowledge, RoutineBody
 
 __all__ = [
     "STRICT",
-    "Body",
-    "Dialect",
     "Effects",
     "Knowledge",
     "NotUnderstood",
+    "RoutineBody",
     "Statement",
+    "StatementDialect",
     "effects_of",
     "names_in",
     "sql_mode_of",

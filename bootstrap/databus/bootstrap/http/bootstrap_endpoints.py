@@ -1,0 +1,190 @@
+"""The bootstrap server's endpoints as a table, and the OpenAPI document made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from databus.common.errors import (
+    BadCheckpoint,
+    BadFilter,
+    BucketError,
+    ClockMismatch,
+    LogTooYoung,
+    NotAcceptable,
+    NotSeeded,
+    ServerUnavailable,
+    StoreError,
+    UnknownDatabase,
+    UnknownSource,
+)
+from databus.common.http import openapi_document
+from databus.common.http.openapi_document import POSITION, TEXT, Endpoint, whole_object
+from databus.common.http.request_parameters import (
+    CHECKPOINT,
+    FORMAT,
+    MAX_BYTES,
+    OPS,
+    PARTITION,
+    SCN,
+    SOURCES,
+    START_TIME,
+    Parameter,
+)
+from databus.common.http.stream_formats import FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE
+
+SINCE = Parameter(
+    "since",
+    "Changes after this point: SCN (everything at it), SCN:SEQ, or a commit time in ISO 8601; "
+    "without it from the oldest retained change.",
+    {"type": "string"},
+    "1004",
+)
+UNTIL = Parameter(
+    "until",
+    "Changes up to this point, in the same forms; without it up to the end of the log.",
+    {"type": "string"},
+    "2026-03-01T12:00:00Z",
+)
+MODE = Parameter(
+    "mode",
+    "net: the last state of each key that changed; all: every change.",
+    {"type": "string", "enum": ["net", "all"], "default": "net"},
+)
+AS_OF = Parameter(
+    "scn",
+    "The state as of this SCN, SCN:SEQ or commit time; without it at the end of the log. A "
+    "point in the middle of a transaction means the state before it.",
+    {"type": "string"},
+    "1004",
+)
+ONE_SOURCE = Parameter(
+    "source", "One source by its name, instead of sources.", {"type": "string"}, "shop.orders"
+)
+CHANGES_PARAMETERS = (SINCE, UNTIL, MODE, SOURCES, ONE_SOURCE, OPS, PARTITION, FORMAT)
+SNAPSHOT_PARAMETERS = (AS_OF, SOURCES, ONE_SOURCE, OPS, PARTITION, FORMAT)
+BOOTSTRAP_PARAMETERS = (SOURCES, CHECKPOINT, SCN, START_TIME, PARTITION, OPS, MAX_BYTES, FORMAT)
+SCN_PARAMETERS = (SOURCES, CHECKPOINT)
+
+_OBJECTS = {"type": "array", "items": {"type": "object"}}
+_RANGE = {
+    "name": TEXT,
+    "clock": TEXT,
+    "prev": POSITION,
+    "max": POSITION,
+    "snapshot": {"oneOf": [POSITION, {"type": "null"}]},
+    "state": {"type": "string", "enum": ["seeding", "seeded", "failing"]},
+    "error": {**TEXT, "description": "Why the state is failing; the database is not served then."},
+}
+_RANGE_HEADERS = {
+    "Databus-Clock": "Identity of the stream's clock.",
+    "Databus-Max": "SCN:SEQ of the target.",
+}
+_DATABASE = (UnknownDatabase, ServerUnavailable)
+_RANGE_ERRORS = (
+    BadFilter,
+    *_DATABASE,
+    UnknownSource,
+    NotAcceptable,
+    LogTooYoung,
+    NotSeeded,
+    StoreError,
+    BucketError,
+)
+_SCN_ERRORS = (BadFilter, BadCheckpoint, *_DATABASE, UnknownSource, ClockMismatch)
+
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "GET",
+        "/v1/databases",
+        "databases",
+        "The stored databases, with the range of each log and the position of the snapshot.",
+        answer=whole_object({"databases": _OBJECTS}),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/sources",
+        "sources",
+        "The sources of a database, and the progress of their first dump.",
+        answer=whole_object({**_RANGE, "sources": _OBJECTS}),
+        errors=_DATABASE,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/register",
+        "register",
+        "All schema versions of the sources.",
+        parameters=(SOURCES,),
+        answer=whole_object({"database": TEXT, "clock": TEXT, "schemas": _OBJECTS}),
+        errors=(BadFilter, *_DATABASE, UnknownSource),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/startSCN",
+        "start_scn",
+        "The position of the snapshot; scn 0 while it does not have all rows of the sources.",
+        parameters=SCN_PARAMETERS,
+        answer=POSITION,
+        errors=_SCN_ERRORS,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/targetSCN",
+        "target_scn",
+        "The end of a bootstrap that starts now.",
+        parameters=SCN_PARAMETERS,
+        answer=POSITION,
+        errors=_SCN_ERRORS,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/bootstrap",
+        "bootstrap",
+        "The state of the sources, or what has changed since a start point, up to the target.",
+        parameters=BOOTSTRAP_PARAMETERS,
+        produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
+        headers=_RANGE_HEADERS,
+        errors=(
+            BadFilter,
+            BadCheckpoint,
+            *_DATABASE,
+            UnknownSource,
+            NotAcceptable,
+            ClockMismatch,
+            LogTooYoung,
+            NotSeeded,
+            StoreError,
+            BucketError,
+        ),
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/changes",
+        "changes",
+        "The changes between two positions or commit times, then a checkpoint at the second.",
+        parameters=CHANGES_PARAMETERS,
+        produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
+        headers=_RANGE_HEADERS,
+        errors=_RANGE_ERRORS,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/{db}/snapshot",
+        "snapshot",
+        "The state of all sources as of one position, then a checkpoint at it.",
+        parameters=SNAPSHOT_PARAMETERS,
+        produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
+        headers=_RANGE_HEADERS,
+        errors=_RANGE_ERRORS,
+    ),
+    *openapi_document.operations("store", "Whether every database has a log."),
+)
+
+
+def document() -> dict[str, Any]:
+    """The bootstrap server's OpenAPI document."""
+    return openapi_document.document(
+        "Databus bootstrap server",
+        "The state of databases, and what has changed since any position, by pull.",
+        ENDPOINTS,
+    )

@@ -1,0 +1,169 @@
+"""What readers ask the bootstrap server for, parsed out of their queries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from databus.bootstrap.reading.range_stream import RangeContent
+from databus.common.checkpoint import ORIGIN, AtTime, BootstrapCheckpoint, Position
+from databus.common.errors import BadRequest
+from databus.common.filters.stream_filter import StreamFilter
+from databus.common.http.request_parameters import (
+    CHECKPOINT,
+    SCN,
+    START_TIME,
+    parse_checkpoint,
+    parse_count,
+    parse_filter,
+    parse_position,
+    parse_time,
+)
+from databus.common.http.stream_formats import choose_format
+
+_WILD = frozenset(",*?[")
+_RELAYS_FILTERS: Mapping[str, str] = {
+    "where": "a merged run has the last change of a row alone, which need not be the one by which "
+    "the row left the condition",
+    "columns": "runs hold frames as they came, whole",
+}
+_POSITION = re.compile(r"\d+(:.*)?", re.ASCII)
+
+
+def refuse_relays_filters(query: Mapping[str, str]) -> None:
+    """Refuse the filters that relays alone have, before they are called unknown.
+
+    Raises:
+        BadRequest: the message says where there is such a filter, and why not here.
+    """
+    for name, reason in _RELAYS_FILTERS.items():
+        if name in query:
+            raise BadRequest(
+                f"a bootstrap server has no {name}=, a relay's /stream has it: {reason}; leave it "
+                "out here and choose on your side",
+                parameter=name,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapRequest:
+    """What a reader asks for: the state after ``since``, going on at ``resume`` if given."""
+
+    since: Position | AtTime
+    clock: str | None
+    resume: BootstrapCheckpoint | None
+    filter: StreamFilter
+    format: str
+    max_bytes: int | None
+
+
+def parse_bootstrap_request(
+    query: Mapping[str, str], headers: Mapping[str, str], database: str
+) -> BootstrapRequest:
+    """The request in a query whose names are known; no start point means from nothing.
+
+    Raises:
+        BadRequest, BadFilter, BadCheckpoint, NotAcceptable.
+    """
+    given = [one.name for one in (CHECKPOINT, SCN, START_TIME) if one.name in query]
+    if len(given) > 1:
+        raise BadRequest(f"give one of {' and '.join(given)}, not both", parameter=given[1])
+    checkpoint = parse_checkpoint(query, database)
+    resume = checkpoint if isinstance(checkpoint, BootstrapCheckpoint) else None
+    since: Position | AtTime
+    if resume is not None:
+        since = resume.since
+    elif checkpoint is not None:
+        since = checkpoint.position
+    elif "start_time" in query:
+        since = AtTime(parse_time(query["start_time"]))
+    else:
+        since = parse_position(query["scn"]) if "scn" in query else ORIGIN
+    return BootstrapRequest(
+        since=since,
+        clock=checkpoint.clock if checkpoint else None,
+        resume=resume,
+        filter=parse_filter(query),
+        format=choose_format(headers.get("Accept", "*/*"), query.get("format")),
+        max_bytes=parse_count(query, "max_bytes", 0, least=1) or None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRequest:
+    """What a reader asks for of (``since``, ``until``].
+
+    No ``since`` is the oldest that is kept, no ``until`` the log's end.
+    """
+
+    content: RangeContent
+    since: Position | AtTime | None
+    until: Position | AtTime | None
+    filter: StreamFilter
+    format: str
+
+
+def parse_changes_request(query: Mapping[str, str], headers: Mapping[str, str]) -> RangeRequest:
+    """The request for what changed; ``net`` unless ``mode`` says otherwise.
+
+    Raises:
+        BadRequest, BadFilter, NotAcceptable.
+    """
+    mode = query.get("mode", RangeContent.NET)
+    if mode not in (RangeContent.ALL, RangeContent.NET):
+        raise BadRequest(f"mode={mode!r} is neither net nor all", parameter="mode")
+    return RangeRequest(
+        content=RangeContent(mode),
+        since=_point(query, "since"),
+        until=_point(query, "until"),
+        filter=_range_filter(query),
+        format=choose_format(headers.get("Accept", "*/*"), query.get("format")),
+    )
+
+
+def parse_snapshot_request(query: Mapping[str, str], headers: Mapping[str, str]) -> RangeRequest:
+    """The request for the state at ``scn``.
+
+    Raises:
+        BadRequest, BadFilter, NotAcceptable.
+    """
+    return RangeRequest(
+        content=RangeContent.STATE,
+        since=None,
+        until=_point(query, "scn"),
+        filter=_range_filter(query),
+        format=choose_format(headers.get("Accept", "*/*"), query.get("format")),
+    )
+
+
+def _range_filter(query: Mapping[str, str]) -> StreamFilter:
+    """The filter, in which ``source``, one name, may stand for ``sources``."""
+    name = query.get("source")
+    if name is None:
+        return parse_filter(query)
+    if "sources" in query:
+        raise BadRequest("give one of source and sources, not both", parameter="source")
+    if not name.strip() or _WILD & set(name):
+        raise BadRequest(
+            f"source={name!r} is not one name; sources= takes several, and globs",
+            parameter="source",
+        )
+    return parse_filter({**query, "sources": name})
+
+
+def _point(query: Mapping[str, str], name: str) -> Position | AtTime | None:
+    """A position, or a time in ISO 8601: plain numbers are SCNs here."""
+    text = query.get(name)
+    if text is None:
+        return None
+    try:
+        if _POSITION.fullmatch(text) and not re.match(r"\d{4}-", text):
+            return parse_position(text)
+        return AtTime(parse_time(text))
+    except BadRequest as error:
+        message = error.message.replace(", or microseconds since 1970", "")
+        raise BadRequest(
+            f"{name}: {message}" + (", or SCN, SCN:SEQ" if "no time" in message else ""),
+            parameter=name,
+        ) from None

@@ -1,0 +1,357 @@
+"""The bootstrap server: state and catch-up for any number of readers, over HTTP.
+
+It is stateless: everything is in the store, and a reader may go on at any other server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from databus.bootstrap.http import bootstrap_endpoints
+from databus.bootstrap.http.bootstrap_metrics import BootstrapCollector
+from databus.bootstrap.http.bootstrap_requests import (
+    BootstrapRequest,
+    RangeRequest,
+    parse_bootstrap_request,
+    parse_changes_request,
+    parse_snapshot_request,
+    refuse_relays_filters,
+)
+from databus.bootstrap.log import log_gaps
+from databus.bootstrap.log.configured_stores import Stores, database_folders
+from databus.bootstrap.reading.answer_sender import CHECKPOINT_BYTES, answer
+from databus.bootstrap.reading.bootstrap_stream import PIECE_BYTES, BootstrapStream
+from databus.bootstrap.reading.frame_ranges import FrameRange, changes_from, state_from
+from databus.bootstrap.reading.range_stream import RangeContent, RangeStream
+from databus.bootstrap.reading.stored_database import OpenLogs, StoredDatabase, is_origin
+from databus.common.checkpoint import ORIGIN, SEQ_END, AtTime, Position
+from databus.common.config import BootstrapConfig
+from databus.common.errors import (
+    BadRequest,
+    ClockMismatch,
+    ServerUnavailable,
+    UnknownDatabase,
+)
+from databus.common.filters.stream_filter import parse_sources
+from databus.common.http.http_application import (
+    json_response,
+    make_app,
+    operation_routes,
+    query_of,
+    serve,
+)
+from databus.common.http.json_rendering import Renderer
+from databus.common.http.openapi_document import version
+from databus.common.http.request_guard import RequestGuard
+from databus.common.http.request_parameters import SOURCES, nearest, parse_checkpoint
+from databus.common.http.stream_formats import make_format
+
+AHEAD_WAIT_S = 5.0
+AHEAD_POLL_S = 0.1
+STATUS_PAGE = "status.html"
+
+
+class BootstrapServer:
+    """The handlers.
+
+    Invariants:
+        I1. Nothing of a store is written here.
+
+    Owner: one event loop, in which it was made.
+    """
+
+    def __init__(self, config: BootstrapConfig, logs: OpenLogs | None = None) -> None:
+        self.config = config
+        self.logs = logs or OpenLogs()
+        self._stores = Stores(config)
+        self.started_s = time.time()
+        self._databases: dict[str, StoredDatabase] = {}
+        self.registry = CollectorRegistry()
+        self.registry.register(BootstrapCollector(self.databases))
+
+    def databases(self) -> dict[str, StoredDatabase]:
+        """All databases that a writer has begun, or in this process cannot begin, by name."""
+        folders = {log.parent.name: log.parent for log in list(self.logs.words)}
+        folders |= database_folders(Path(self.config.data_dir))
+        for name, folder in folders.items():
+            if name not in self._databases:
+                store = self._stores.store(name)
+                self._databases[name] = StoredDatabase(name, folder, self.logs, store)
+        return dict(self._databases)  # another request may add one meanwhile
+
+    def routes(self) -> Iterator[web.AbstractRouteDef]:
+        """What the server answers to."""
+        yield web.get("/v1/databases", self.list_databases)
+        yield web.get("/v1/status", self.status)
+        yield web.get("/status", self.status_page)
+        yield from operation_routes(
+            registry=self.registry,
+            openapi=bootstrap_endpoints.document(),
+            missing=self.missing,
+            metrics_in_thread=True,
+        )
+        yield web.get("/v1/{db}/sources", self.sources)
+        yield web.get("/v1/{db}/register", self.register)
+        yield web.get("/v1/{db}/startSCN", self.start_scn)
+        yield web.get("/v1/{db}/targetSCN", self.target_scn)
+        yield web.get("/v1/{db}/bootstrap", self.bootstrap, allow_head=False)
+        yield web.get("/v1/{db}/changes", self.changes, allow_head=False)
+        yield web.get("/v1/{db}/snapshot", self.snapshot, allow_head=False)
+
+    def missing(self) -> list[str]:
+        """What keeps the server from being ready: a source that is not whole, or no log."""
+        databases = self.databases()
+        wanted = {*self.config.databases, *databases}
+        reasons = []
+        for name in sorted(wanted):
+            database = databases.get(name)
+            if database is None:
+                reasons.append(f"the log of {name} has not begun")
+            elif (reason := database.unready_reason()) is not None:
+                reasons.append(reason)
+        return reasons if wanted else ["no database has a log yet"]
+
+    def _database(self, request: web.Request) -> StoredDatabase:
+        name = request.match_info["db"]
+        databases = self.databases()
+        if name in databases:
+            if (reason := databases[name].unready_reason()) is None:
+                return databases[name]
+            raise ServerUnavailable(reason, database=name)
+        if name in self.config.databases:
+            raise ServerUnavailable(f"the log of {name} has not begun yet", database=name)
+        if not databases and not self.config.databases:
+            # Which databases there are is the relays' word, and the writer has not had it yet.
+            raise ServerUnavailable("no database has a log yet", database=name)
+        raise UnknownDatabase(
+            f"there is no database {name!r} here{nearest(name, databases)}", database=name
+        )
+
+    async def list_databases(self, request: web.Request) -> web.Response:
+        """GET /v1/databases"""
+        query_of(request)
+        databases = self.databases().values()
+        # In threads, here and below: a store on S3 answers when it answers.
+        found = [
+            await asyncio.to_thread(database.range_document)
+            if database.is_ready
+            else {"name": database.name, "state": "starting"}
+            for database in databases
+        ]
+        return json_response({"databases": found})
+
+    async def sources(self, request: web.Request) -> web.Response:
+        """GET /v1/{db}/sources"""
+        query_of(request)
+        database = self._database(request)
+        seeding = database.seeding()
+        listed = [
+            {"name": name, **seeding.get(name, {"state": "unseeded"})}
+            for name in database.source_names()
+        ]
+        ranges = await asyncio.to_thread(database.range_document)
+        return json_response({**ranges, "sources": listed})
+
+    async def register(self, request: web.Request) -> web.Response:
+        """GET /v1/{db}/register"""
+        query = query_of(request, (SOURCES,))
+        database = self._database(request)
+        patterns = parse_sources(query["sources"]) if "sources" in query else ()
+        return json_response(database.register_document(patterns))
+
+    async def start_scn(self, request: web.Request) -> web.Response:
+        """GET /v1/{db}/startSCN: the snapshot's position, for the sources asked for."""
+        database, names = self._asked_for(request)
+        position = await asyncio.to_thread(database.start_position, names)
+        return json_response(position.to_json())
+
+    async def target_scn(self, request: web.Request) -> web.Response:
+        """GET /v1/{db}/targetSCN: up to where a bootstrap goes that begins now."""
+        database, _ = self._asked_for(request)
+        return json_response(database.target_position().to_json())
+
+    def _asked_for(self, request: web.Request) -> tuple[StoredDatabase, list[str]]:
+        """The database and the sources of a question about positions."""
+        query = query_of(request, bootstrap_endpoints.SCN_PARAMETERS)
+        database = self._database(request)
+        checkpoint = parse_checkpoint(query, database.name)
+        if checkpoint is not None:
+            _check_clock(database, checkpoint.clock)
+        patterns = parse_sources(query["sources"]) if "sources" in query else ()
+        return database, database.require_sources(patterns)
+
+    async def status(self, request: web.Request) -> web.Response:
+        """GET /v1/status"""
+        query_of(request)
+        databases = self.databases().values()
+        found = [await asyncio.to_thread(database.status_document) for database in databases]
+        return json_response(
+            {
+                "version": version(),
+                "now_us": time.time_ns() // 1000,
+                "uptime_s": round(time.time() - self.started_s, 3),
+                "relays": [str(relay) for relay in self.config.relays],
+                "databases": found,
+            }
+        )
+
+    async def status_page(self, request: web.Request) -> web.Response:
+        """GET /status"""
+        query_of(request)
+        page = resources.files("databus.bootstrap.http").joinpath(STATUS_PAGE).read_text("utf-8")
+        return web.Response(text=page, content_type="text/html")
+
+    async def bootstrap(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/{db}/bootstrap"""
+        database = self._database(request)
+        refuse_relays_filters(request.query)
+        query = query_of(request, bootstrap_endpoints.BOOTSTRAP_PARAMETERS)
+        asked = parse_bootstrap_request(query, request.headers, database.name)
+        stream = await self._open(database, asked)
+        form = make_format(asked.format, Renderer(database.name, database.schema_of))
+        return await answer(request, database, stream, form, asked.max_bytes)
+
+    async def changes(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/{db}/changes"""
+        database = self._database(request)
+        refuse_relays_filters(request.query)
+        query = query_of(request, bootstrap_endpoints.CHANGES_PARAMETERS)
+        return await self._range(request, database, parse_changes_request(query, request.headers))
+
+    async def snapshot(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/{db}/snapshot"""
+        database = self._database(request)
+        refuse_relays_filters(request.query)
+        query = query_of(request, bootstrap_endpoints.SNAPSHOT_PARAMETERS)
+        return await self._range(request, database, parse_snapshot_request(query, request.headers))
+
+    async def _range(
+        self, request: web.Request, database: StoredDatabase, asked: RangeRequest
+    ) -> web.StreamResponse:
+        names = database.require_sources(asked.filter.sources)
+        to_the_end = asked.content is RangeContent.NET and asked.until is None
+        points = [
+            await asyncio.to_thread(database.resolved, asked.since, exact=not to_the_end),
+            await asyncio.to_thread(database.resolved, asked.until, exact=True),
+        ]
+        # "Everything at an scn" is there as soon as anything at it is.
+        ahead = max((Position(p.scn, p.seq % SEQ_END) for p in points if p), default=ORIGIN)
+        window = await self._target(database, ahead)
+        since, until = (min(p, window) if p and p.seq == SEQ_END else p for p in points)
+        until = until or window
+        if since is not None and since > until:
+            raise BadRequest(f"since={since} lies after until={until}", parameter="since")
+        if asked.content is RangeContent.STATE:
+            database.require_seeded(asked.filter.sources)
+            database.require_whole(names, until)
+        elif asked.content is RangeContent.ALL:
+            log_gaps.require_every_change(database.log, since, until)
+        else:
+            log_gaps.require_repaired(database.log, names, since or ORIGIN)
+        form = make_format(asked.format, Renderer(database.name, database.schema_of))
+        stream = _range_stream(database, asked, since, until, form.block_bytes)
+        return await answer(request, database, stream, form)
+
+    async def _open(self, database: StoredDatabase, asked: BootstrapRequest) -> BootstrapStream:
+        if asked.clock is not None:
+            _check_clock(database, asked.clock)
+        names = database.require_sources(asked.filter.sources)
+        since = asked.since
+        if isinstance(since, AtTime):
+            since = await asyncio.to_thread(database.before_time, since.commit_us)
+        since = ORIGIN if is_origin(since) else since
+        position = asked.resume.position if asked.resume else since
+        if is_origin(position):
+            database.require_seeded(asked.filter.sources)
+        log_gaps.require_repaired(database.log, names, position)
+        target = await self._target(database, position)
+        piece_bytes = min(asked.max_bytes or PIECE_BYTES, PIECE_BYTES)
+        return BootstrapStream(
+            store=database.store,
+            log=database.log,
+            since=since,
+            target=target,
+            stream_filter=asked.filter,
+            source_ids=database.source_ids(asked.filter),
+            resume=asked.resume,
+            piece_bytes=max(1, piece_bytes - CHECKPOINT_BYTES),
+        )
+
+    async def _target(self, database: StoredDatabase, position: Position) -> Position:
+        """The log's last window; a reader that is ahead of it is kept waiting a little.
+
+        Raises:
+            ServerUnavailable: the log writer is still behind the reader.
+        """
+        deadline_s = time.monotonic() + AHEAD_WAIT_S
+        while (target := database.target_position()) < position:
+            if time.monotonic() >= deadline_s:
+                raise ServerUnavailable(
+                    f"the log of {database.name} ends at {target}, before your {position}; "
+                    "it catches up with the relay, or the relay is the place to ask",
+                    target=target.to_json(),
+                )
+            await asyncio.sleep(AHEAD_POLL_S)
+        return target
+
+
+def _check_clock(database: StoredDatabase, clock: str) -> None:
+    ours = database.state().clock
+    if clock != ours:
+        raise ClockMismatch(
+            f"the checkpoint belongs to the clock {clock}, the log of {database.name} to {ours}"
+        )
+
+
+def _range_stream(
+    database: StoredDatabase,
+    asked: RangeRequest,
+    since: Position | None,
+    until: Position,
+    piece_bytes: int,
+) -> RangeStream:
+    every_change = asked.content is RangeContent.ALL
+    if asked.content is RangeContent.STATE:
+        starts = state_from(until, database.origin())
+    else:
+        starts = changes_from(since, every_change=every_change)
+
+    def opening() -> FrameRange:
+        return FrameRange(database.store, database.log, starts, until, every_change=every_change)
+
+    return RangeStream(
+        database=database.name,
+        clock=database.state().clock,
+        since=since or ORIGIN,
+        until=until,
+        content=asked.content,
+        opening=opening,
+        stream_filter=asked.filter,
+        source_ids=database.source_ids(asked.filter),
+        piece_bytes=piece_bytes,
+    )
+
+
+def bootstrap_app(config: BootstrapConfig, logs: OpenLogs | None = None) -> web.Application:
+    """The application of a bootstrap server."""
+    guard = RequestGuard(config.listen, config.allowed_hosts)
+    return make_app(BootstrapServer(config, logs).routes(), guard)
+
+
+async def serve_bootstrap(
+    config: BootstrapConfig,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    logs: OpenLogs | None = None,
+) -> None:
+    """Serve until ``stop`` is set."""
+    app = bootstrap_app(config, logs)
+    await serve(app, listener, stop, max_connections=config.max_connections)

@@ -1,0 +1,247 @@
+"""Seeding: having every source dumped through the relay once, and knowing when it is whole.
+
+A source is ``unseeded`` until a dump was asked for, ``dumping`` until the dump has ended and
+the log has passed its end, then ``seeded``.  The dump's rows meet the events in the log; both
+carry positions, so nothing is merged here.  After a gap of the log a source is ``repairing``
+until its copy has been compared with the database and mended.  A source that the relay cannot
+read any more, since its table was dropped or lost its key, is ``gone`` until a dump succeeds.
+
+One source that cannot be read keeps no other from becoming whole: sources are asked for
+together, but one whose dump or repair failed is tried again by itself, after a growing pause.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.log.relay_api import RelayApi
+from databus.common.checkpoint import ORIGIN, Position, decode_position
+from databus.common.errors import DatabusError, NotFound, UnknownSource
+from databus.common.filters.stream_filter import matches
+
+_LOG = logging.getLogger("databus.bootstrap.log.seeding")
+
+UNSEEDED, DUMPING, REPAIRING, SEEDED = "unseeded", "dumping", "repairing", "seeded"
+GONE = "gone"
+_ENDED_BADLY = ("failed", "cancelled")
+AGAIN_S = 5.0
+MOST_AGAIN_S = 300.0
+NOBODY = {"source": ""}
+
+Repair = Callable[[str], Awaitable[Position | None]]
+"""Makes a source's copy equal to the database; the position from which on it is, or None if
+it has to be tried again."""
+
+
+class Seeder:
+    """Brings all sources of one database to ``seeded``.
+
+    Invariants:
+        I1. A source is ``seeded`` only if every row that it had at some moment lies in the
+            log, or was changed in the log after that moment.
+        I2. What has been reached is kept in the log's notes, over restarts.
+        I3. A source that cannot be read delays the others by one dump at most.
+        I4. No dump is asked for before the log has come to where the relay's stream was when
+            this began: the rows of a dump would turn the ring over a writer that starts at the
+            ring's very end, and what follows on that loss is a dump again.
+        I5. A dump knows how far the log is, and does not overwrite what it has not read; one
+            that has given up waiting goes on where it was.
+
+    Owner: the log writer of the database, from one start of its reading to the next.
+    """
+
+    def __init__(
+        self,
+        log: HotLog,
+        relay: RelayApi,
+        database: str,
+        patterns: tuple[str, ...],
+        repair: Repair,
+    ) -> None:
+        self.log = log
+        self._repair = repair
+        self.relay = relay
+        self.database = database
+        self.patterns = patterns
+        self._tail: Position | None = None
+
+    def is_dumping(self) -> bool:
+        """Whether a dump is under way, or the log has not come to its end."""
+        return bool(self._dumps(self.states()))
+
+    def states(self) -> dict[str, dict[str, Any]]:
+        """By source: its state, dump and last error."""
+        return dict(self.log.note("seeding") or {})
+
+    async def step(self) -> bool:
+        """Look at the relay once and do what is due; True when every source is seeded.
+
+        Raises:
+            DatabusError: the relay does not answer; what was reached before is kept.
+        """
+        document = await self.relay.sources(self.database)
+        names = [item["name"] for item in document["sources"]]
+        names = [name for name in names if not self.patterns or matches(name, self.patterns)]
+        before = self.states()
+        states = {**before, **{n: {"state": UNSEEDED} for n in names if n not in before}}
+        try:
+            await self._dump(names, states, decode_position(document["max"]))
+        finally:
+            if states != before:
+                self.log.put_note("seeding", states)
+        for name in [name for name in names if states[name]["state"] == REPAIRING]:
+            await self._mend(name)
+        states = self.states()
+        return is_whole(states)
+
+    async def give_up(self) -> None:
+        """Cancel the dumps that are under way: the log has lost a part of them."""
+        for dump in self._dumps(self.states()):
+            try:
+                await self.relay.cancel_dump(self.database, dump)
+            except DatabusError as error:
+                _LOG.warning("dump %s of %s: %s", dump, self.database, error.message)
+
+    @staticmethod
+    def _dumps(states: Mapping[str, Mapping[str, Any]]) -> set[str]:
+        return {one["dump"] for one in states.values() if one["state"] == DUMPING}
+
+    async def _dump(
+        self, names: list[str], states: dict[str, dict[str, Any]], newest: Position
+    ) -> None:
+        """Follow the dumps that were asked for, and ask for those that are due."""
+        for dump in self._dumps(states):
+            await self._follow(dump, states, newest)
+        self._tail = self._tail or newest
+        if self.log.state().last < self._tail:
+            return
+        waiting = [name for name in names if states[name]["state"] in (UNSEEDED, GONE)]
+        due = [name for name in waiting if _is_time(states[name])]
+        await self._ask([name for name in due if "tries" not in states[name]], states)
+        for name in due:
+            if "tries" in states[name]:
+                await self._ask([name], states)
+
+    async def _mend(self, name: str) -> None:
+        """Repair a source that is to be; what keeps it from that is noted and tried again."""
+        one = self.states()[name]
+        if one["state"] != REPAIRING or not _is_time(one):
+            return
+        try:
+            end = await self._repair(name)
+        except DatabusError as error:
+            _LOG.warning("repair of %s: %s; it is tried again", name, error.message)
+            if not error.retry:
+                self._note(name, _failed(one, error.message))
+            return
+        if end is not None:
+            self._note(name, {"state": SEEDED, "end": end.to_json()})
+
+    def _note(self, name: str, one: dict[str, Any]) -> None:
+        self.log.put_note("seeding", {**self.states(), name: one})
+
+    async def _ask(self, names: list[str], states: dict[str, dict[str, Any]]) -> None:
+        if not names:
+            return
+        try:
+            answer = await self.relay.start_dump(self.database, names, self.log.state().last)
+        except DatabusError as error:
+            if error.retry:
+                raise
+            for name in names:
+                states[name] = _failed(states[name], error.message)
+            return
+        _LOG.info("dump %s of %s seeds %s", answer["id"], self.database, ", ".join(names))
+        for name in names:
+            kept = {key: had for key, had in states[name].items() if key in ("error", "tries")}
+            states[name] = {**kept, "state": DUMPING, "dump": answer["id"], "rows": 0}
+
+    async def _follow(self, dump: str, states: dict[str, dict[str, Any]], newest: Position) -> None:
+        """Take over what the relay says about a dump that was asked for."""
+        answer: Mapping[str, Any]
+        try:
+            last = self.log.state().last
+            answer = await self.relay.dump(self.database, dump, last)
+            if answer["state"] == "failed" and "reader" in (answer.get("error") or {}):
+                answer = await self.relay.dump(self.database, dump, last, resume=True)
+        except NotFound:
+            detail = f"the relay does not know dump {dump} any more"
+            answer = {"state": "failed", "error": {"detail": detail, "failed_at": NOBODY}}
+        culprit = _culprit(answer)
+        for name, one in states.items():
+            if one["state"] == DUMPING and one["dump"] == dump:
+                states[name] = self._after(one, answer, newest, culprit in (None, name))
+
+    def _after(
+        self, one: dict[str, Any], answer: Mapping[str, Any], newest: Position, is_to_blame: bool
+    ) -> dict[str, Any]:
+        state = str(answer["state"])
+        if state in _ENDED_BADLY:
+            error = _words(answer)
+            _LOG.warning("dump %s %s: %s; it is asked for again", one["dump"], state, error)
+            if not is_to_blame:
+                return {"state": UNSEEDED, "error": error}
+            is_gone = (answer.get("error") or {}).get("code") == UnknownSource.code
+            return {**_failed(one, error), **({"state": GONE} if is_gone else {})}
+        followed = {**one, "rows": answer.get("rows", 0)}
+        if state != "completed":
+            return followed
+        # An empty table's dump writes nothing; then whatever the relay has now is after it.
+        end = decode_position(answer["end"]) if answer.get("end") else newest
+        followed["end"] = one.get("end") or end.to_json()
+        reached = decode_position(followed["end"])
+        if self.log.state().window >= reached or reached == ORIGIN:
+            return {
+                "state": SEEDED,
+                "dump": one["dump"],
+                "rows": followed["rows"],
+                "end": followed["end"],
+            }
+        return followed
+
+
+def is_whole(states: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether every source that can be read is seeded."""
+    found = {str(one.get("state")) for one in states.values()}
+    return SEEDED in found and found <= {SEEDED, GONE}
+
+
+def _failed(one: Mapping[str, Any], error: str) -> dict[str, Any]:
+    """A source that is to be tried again by itself: at once, then after a growing pause."""
+    tries = int(one.get("tries", 0)) + 1
+    pause_s = min(AGAIN_S * 2 ** min(tries - 2, 20), MOST_AGAIN_S) if tries > 1 else 0.0
+    state = REPAIRING if one["state"] == REPAIRING else UNSEEDED
+    again_us = time.time_ns() // 1000 + int(pause_s * 1e6)
+    return {"state": state, "error": error, "tries": tries, "again_us": again_us}
+
+
+def _is_time(one: Mapping[str, Any]) -> bool:
+    again_us: int = one.get("again_us", 0)
+    return time.time_ns() // 1000 >= again_us
+
+
+def _culprit(answer: Mapping[str, Any]) -> str | None:
+    """The source at which a dump failed, None if it does not say."""
+    error = answer.get("error")
+    at = error.get("failed_at") if isinstance(error, Mapping) else None
+    return str(at["source"]) if at else None
+
+
+def _words(answer: Mapping[str, Any]) -> str:
+    error = answer.get("error")
+    if isinstance(error, Mapping):
+        return str(error.get("detail") or error.get("title") or error)
+    return str(error or answer["state"])
+
+
+async def try_step(seeder: Seeder) -> bool:
+    """``step``, with a relay that does not answer taken for "not yet"."""
+    try:
+        return await seeder.step()
+    except DatabusError as error:
+        _LOG.warning("seeding of %s waits: %s", seeder.database, error.message)
+        return False

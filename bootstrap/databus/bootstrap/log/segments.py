@@ -1,0 +1,181 @@
+"""Sealing: turning the whole windows of the hot log into a segment.
+
+Frames are cut into Arrow columns without looking at single events: the values that LMDB gives
+are already the frame column's buffer.  The order is: files, manifest, then the log forgets.
+A crash between any two leaves frames in two places at most, and ``finish`` tidies that up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from databus.bootstrap.log import log_handover
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.runs import failpoints
+from databus.bootstrap.runs.manifest import Manifest, Store, new_run_id
+from databus.bootstrap.runs.parquet_runs import (
+    PARQUET,
+    ROW_GROUP_BYTES,
+    SCHEMA,
+    Run,
+    RunKind,
+    describe,
+)
+from databus.common.checkpoint import Position
+from databus.common.errors import StoreError
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import FIRST_CONTROL_OP, HEADER_BYTES, Flag, FrameColumns, Op
+
+FILE_NAME = "part-00000.parquet"
+
+
+def seal(log: HotLog, store: Store, now_us: int) -> Run | None:
+    """Move the log's whole windows into a new segment; None if there are none.
+
+    The caller holds the writer's lease.
+
+    Raises:
+        StoreError: a file cannot be written, or the manifest lacks what was sealed before; the
+            log still has everything.
+    """
+    state = log.state()
+    if not state.frame_bytes or state.window <= state.start:
+        return None
+    failpoints.reach("seal.begun")
+    run = _write_segment(log, store, state.start, state.window, now_us)
+    failpoints.reach("seal.file_written")
+    if run is None:
+        return None
+
+    def with_run(manifest: Manifest) -> Manifest:
+        log_handover.require(log, store, manifest)
+        return manifest.with_changes(add=run, now_us=now_us)
+
+    store.switch(with_run)
+    failpoints.reach("seal.manifest_switched")
+    log.drop_until(run.stop, now_us)
+    failpoints.reach("seal.log_dropped")
+    store.note_dropped(run.stop)
+    return run
+
+
+def finish(log: HotLog, store: Store, now_us: int) -> Manifest:
+    """Complete what a crash interrupted; returns the manifest that is true then.
+
+    The log may still hold what a segment has (then it forgets that), and the chain may still
+    reach back over a gap that the log has recorded (then the chain is retired: nothing before
+    a gap can be combined with what comes after it).
+
+    Raises:
+        StoreError: the manifest lacks what the log has dropped; nothing was deleted.
+    """
+    manifest = store.read()
+    if not log.is_new():
+        log_handover.require(log, store, manifest)
+        stop = manifest.stop
+        if stop is not None and log.state().start < stop:
+            log.drop_until(stop, now_us)
+        store.note_dropped(log_handover.dropped(log, store, manifest))
+        if stop is not None and log_handover.begins_here(log):
+            manifest = store.switch(lambda current: current.without(current.runs, now_us))
+    store.sweep("s")
+    return manifest
+
+
+def _write_segment(
+    log: HotLog, store: Store, start: Position, stop: Position, now_us: int
+) -> Run | None:
+    run_id = new_run_id(RunKind.SEGMENT, stop)
+    files = store.files(run_id)
+    partial_rows = 0
+    rows = 0
+    last_commit_us = 0
+    truncates: dict[int, Position] = {}
+    try:
+        with files.create(FILE_NAME) as file, _writer(file) as writer:
+            at = start
+            while at < stop:
+                piece = log.read(at, stop, ROW_GROUP_BYTES)
+                if piece is None:
+                    raise StoreError(f"the log lost frames after {at} while they were sealed")
+                if piece.data:
+                    columns = frame_format.scan(piece.data)
+                    writer.write_table(as_table(piece.data, columns), row_group_size=1 << 40)
+                    partial_rows += int(((columns.flags & Flag.PARTIAL) != 0).sum())
+                    rows += len(columns)
+                    last_commit_us = max(last_commit_us, int(columns.commit_us.max()))
+                    _note_truncates(columns, truncates)
+                at = piece.stop
+        if rows:
+            files.settle([FILE_NAME])
+    except (OSError, pa.ArrowException, StoreError) as error:
+        with contextlib.suppress(StoreError):
+            store.storage.delete_run(run_id)
+        kind = type(error) if isinstance(error, StoreError) else files.refusal
+        raise kind(
+            f"segment {run_id} cannot be written to {files.location(FILE_NAME)}: {error}"
+        ) from error
+    if not rows:
+        store.storage.delete_run(run_id)
+        return None
+    return Run(
+        id=run_id,
+        kind=RunKind.SEGMENT,
+        start=start,
+        stop=stop,
+        files=(describe(files, FILE_NAME),),
+        created_us=now_us,
+        partial_rows=partial_rows,
+        truncates=tuple(sorted(truncates.items())),
+        last_commit_us=last_commit_us,
+    )
+
+
+def _writer(file: object) -> pq.ParquetWriter:
+    return pq.ParquetWriter(file, SCHEMA, **PARQUET)
+
+
+def _note_truncates(columns: FrameColumns, truncates: dict[int, Position]) -> None:
+    for index in np.flatnonzero(columns.op == Op.TRUNCATE).tolist():
+        source = int(columns.source_id[index])
+        truncates[source] = Position(int(columns.scn[index]), int(columns.seq[index]))
+
+
+def as_table(data: bytes, columns: FrameColumns) -> pa.Table:
+    """The columns of a run from whole frames that were scanned; ``data`` is not copied."""
+    is_row = columns.op < FIRST_CONTROL_OP
+    key_len = np.where(is_row, columns.key_len, 0).astype(np.int64)
+    arrays = [
+        columns.scn.view(np.int64),
+        columns.seq.astype(np.int64),
+        columns.source_id.astype(np.int64),
+        columns.op.astype(np.int32),
+        columns.flags.astype(np.int32),
+        columns.commit_us,
+        columns.key_hash.view(np.int64),
+    ]
+    key = _gathered(data, columns.offset + HEADER_BYTES, key_len)
+    edges = np.append(columns.offset, len(data)).astype(np.int32)
+    frames = pa.Array.from_buffers(
+        pa.binary(), len(columns), [None, pa.py_buffer(edges), pa.py_buffer(data)]
+    )
+    return pa.Table.from_arrays([*map(pa.array, arrays), key, frames], schema=SCHEMA)
+
+
+def _gathered(
+    data: bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> pa.Array:
+    """Binary column of ``data[start : start + length]`` for each pair."""
+    edges = np.concatenate([[0], np.cumsum(lengths)])
+    places = np.repeat(starts - edges[:-1], lengths) + np.arange(edges[-1])
+    values = np.frombuffer(data, dtype=np.uint8)[places]
+    return pa.Array.from_buffers(
+        pa.binary(),
+        len(starts),
+        [None, pa.py_buffer(edges.astype(np.int32)), pa.py_buffer(values)],
+    )

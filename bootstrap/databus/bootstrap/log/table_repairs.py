@@ -1,0 +1,109 @@
+"""Tables that the relay has suspended: they are compared with the copy and repaired.
+
+The relay empties and dumps a suspended table by itself where no bootstrap server claims it.  Here
+it is claimed, compared, and only the rows that differ are dumped, for all consumers of the stream.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.log.relay_api import RelayApi
+from databus.bootstrap.log.seeding import SEEDED
+from databus.common.errors import DatabusError, NotFound
+from databus.common.filters.stream_filter import matches
+from databus.common.table_state import CaptureState
+
+NOTE = "suspended"
+
+Compare = Callable[[str], Awaitable[bool]]
+"""Claims, compares and repairs a table; whether its copy is equal and the relay follows it."""
+
+_LOG = logging.getLogger("databus.bootstrap.log.table_repairs")
+
+
+class TableRepairs:
+    """Has the tables repaired that the relay does not follow.
+
+    Invariants:
+        I1. A table that was seen suspended is named in the log's note until its copy was compared,
+            or the relay's own dump of it has ended.
+        I2. A table that cannot be repaired keeps no other from being repaired.
+
+    Owner: the log writer of the database.
+    """
+
+    def __init__(
+        self,
+        log: HotLog,
+        relay: RelayApi,
+        database: str,
+        patterns: tuple[str, ...],
+        compare: Compare,
+    ) -> None:
+        self.log = log
+        self.relay = relay
+        self.database = database
+        self.patterns = patterns
+        self._compare = compare
+
+    def marks(self) -> dict[str, dict[str, Any]]:
+        """By table: what the relay has said of it when it was last asked."""
+        return dict(self.log.note(NOTE) or {})
+
+    async def step(self) -> bool:
+        """Ask the relay once and repair what can be repaired; True if nothing is left.
+
+        Raises:
+            DatabusError: the relay does not answer.
+        """
+        try:
+            answer = await self.relay.report(self.database, self.patterns)
+        except NotFound:
+            return True  # A relay of an earlier version.
+        tables = {
+            str(one["source"]): one
+            for one in answer["tables"]
+            if not self.patterns or matches(one["source"], self.patterns)
+        }
+        marks = self._marked(tables)
+        for source in marks:
+            await self._repair(source, tables.get(source))
+        return not self.marks()
+
+    def _marked(self, tables: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """The marks, with the tables that are not followed now; those never seeded have none."""
+        seeding = self.log.note("seeding") or {}
+        before = self.marks()
+        marks = dict(before)
+        for source, table in tables.items():
+            if source in marks or seeding.get(source, {}).get("state") == SEEDED:
+                dump = table["dump"] or marks.get(source, {}).get("dump", "")
+                names = ("state", "since_scn", "reason", "cure")
+                marks[source] = {**{name: table[name] for name in names}, "dump": dump}
+        if marks != before:
+            self.log.put_note(NOTE, marks)
+        return marks
+
+    async def _repair(self, source: str, table: Mapping[str, Any] | None) -> None:
+        if table is None and self.marks()[source]["dump"]:
+            # The relay has emptied and dumped it: the stream brings that here too.
+            self._unmark(source)
+            return
+        if table is not None and (
+            table["by"] or table["state"] == CaptureState.RESYNCHRONISING or not table["is_free"]
+        ):
+            return
+        try:
+            if await self._compare(source):
+                self._unmark(source)
+        except DatabusError as error:
+            _LOG.warning("%s of %s is not repaired: %s", source, self.database, error.message)
+
+    def _unmark(self, source: str) -> None:
+        marks = self.marks()
+        marks.pop(source, None)
+        self.log.put_note(NOTE, marks)

@@ -1,0 +1,302 @@
+"""Decisions about runs: what a client reads, and what the applier merges.  Pure functions.
+
+Both rest on one fact.  Replaying adjacent runs in order from the state at t gives the state at
+their end; and since a compacted run keeps the last state of each key that changed in its
+range, its rows after t are exactly the net changes since t, for any t inside the range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from databus.bootstrap.runs.manifest import Manifest
+from databus.bootstrap.runs.parquet_runs import Run, RunKind
+from databus.common.checkpoint import ORIGIN, Position
+from databus.common.errors import LogTooYoung
+
+MERGE_COUNT = 4
+"""Runs of similar size that make a merge worth while."""
+
+BASE_SHARE = 0.25
+"""The base is rewritten when what came after it is this part of it."""
+
+SMALL_BASE_BYTES = 32 << 20
+"""Below this the base is rewritten at every apply: it costs less than deciding."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStep:
+    """Read the rows of ``run`` after ``after``; then the state is that at ``run.stop``."""
+
+    run: Run
+    after: Position
+
+
+def plan(manifest: Manifest, since: Position, log_start: Position) -> tuple[PlanStep, ...]:
+    """The cheapest chain of runs from ``since`` to where the hot log begins.
+
+    Empty if the hot log alone covers it.  From the origin the base is used if there is one;
+    from anywhere else it may not, because it has no tombstones.  Costs are bytes of frames.
+
+    Raises:
+        LogTooYoung: the runs do not reach back to ``since``.
+    """
+    if since >= log_start:
+        return ()
+    if since != ORIGIN:
+        return chain(manifest, since, log_start)
+    if manifest.base is None:
+        first = manifest.chain[0].start if manifest.chain else log_start
+        return chain(manifest, first, log_start)
+    # Retention may have taken the chain's beginning, so that it cannot replace the base.
+    starts = {manifest.base.stop: (PlanStep(manifest.base, ORIGIN),)}
+    return _cheapest(manifest, starts, log_start)
+
+
+def chain(manifest: Manifest, since: Position, upto: Position) -> tuple[PlanStep, ...]:
+    """The cheapest runs that lead from ``since`` to ``upto`` or beyond, without the base.
+
+    Raises:
+        LogTooYoung: the runs do not reach back to ``since``.
+    """
+    return _cheapest(manifest, {since: ()}, upto)
+
+
+def _cheapest(
+    manifest: Manifest, starts: Mapping[Position, tuple[PlanStep, ...]], upto: Position
+) -> tuple[PlanStep, ...]:
+    """The path of least bytes from one of ``starts`` over the chain's runs to ``upto``."""
+    best = {
+        position: (sum(step.run.bytes_after(step.after) for step in steps), steps)
+        for position, steps in starts.items()
+    }
+    for run in sorted(manifest.chain, key=lambda run: (run.stop, run.start)):
+        for position, (cost, steps) in sorted(best.items()):
+            if run.start <= position < run.stop:
+                total = cost + run.bytes_after(position)
+                if run.stop not in best or total < best[run.stop][0]:
+                    best[run.stop] = (total, (*steps, PlanStep(run, position)))
+    reached = [found for position, found in best.items() if position >= upto]
+    if not reached:
+        since = min(starts)
+        oldest = manifest.chain[0].start if manifest.chain else upto
+        raise LogTooYoung(
+            f"position {since} is older than the bootstrap log's oldest {oldest}; its state "
+            "cannot be brought up to date, it has to be built again",
+            since=since.to_json(),
+            oldest=oldest.to_json(),
+        )
+    return min(reached, key=lambda found: found[0])[1]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPart:
+    """Read the rows of ``run`` in (after, upto]."""
+
+    run: Run
+    after: Position
+    upto: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """Everything in (``start``, ``stop``], in order; what follows ``stop`` is in the hot log."""
+
+    start: Position
+    parts: tuple[PlanPart, ...]
+
+    @property
+    def stop(self) -> Position:
+        """Where the runs end."""
+        return self.parts[-1].upto if self.parts else self.start
+
+
+def cover(
+    manifest: Manifest,
+    starts: Mapping[Position, tuple[PlanPart, ...]],
+    until: Position,
+    log_start: Position,
+    *,
+    every_change: bool,
+) -> Cover:
+    """The cheapest runs from one of ``starts`` to ``until``, or to where the hot log begins.
+
+    A segment may be cut at ``until``.  A compacted run may not: the state of a key at
+    ``until`` is gone from it if the key changed again inside the run.  With ``every_change``
+    only segments serve.  Runs that have retired serve while they are kept.
+
+    Raises:
+        LogTooYoung: there is no such chain; with the oldest position there is one from, or
+            with the positions next to ``until`` that can be asked for.
+    """
+    goal = min(until, log_start)
+    best = {start: (sum(p.run.frame_bytes for p in ps), start, ps) for start, ps in starts.items()}
+    kept = {run.id: run for run in (*manifest.chain, *(r.run for r in manifest.retired))}
+    for run in sorted(kept.values(), key=lambda run: (run.stop, run.start)):
+        cut = not run.is_compacted
+        if run.kind is RunKind.BASE or not (cut or (run.stop <= until and not every_change)):
+            continue
+        upto = min(run.stop, until)
+        for position, (cost, start, parts) in sorted(best.items()):
+            total = cost + run.bytes_after(position)
+            if run.start <= position < upto and (upto not in best or total < best[upto][0]):
+                best[upto] = (total, start, (*parts, PlanPart(run, position, upto)))
+    reached = [found for position, found in best.items() if position >= goal]
+    if reached:
+        _, start, parts = min(reached, key=lambda found: found[0])
+        return Cover(start, parts)
+    raise _not_covered(manifest, best, until, log_start, every_change=every_change)
+
+
+def oldest_of(manifest: Manifest, log_start: Position, *, every_change: bool) -> Position:
+    """From where on the net changes, or all of them, are kept up to the log's end."""
+    oldest = manifest.stop or log_start
+    for run in reversed(manifest.chain):
+        if every_change and run.is_compacted:
+            break
+        oldest = run.start
+    return oldest
+
+
+def _not_covered(
+    manifest: Manifest,
+    reached: Collection[Position],
+    until: Position,
+    log_start: Position,
+    *,
+    every_change: bool,
+) -> LogTooYoung:
+    oldest = oldest_of(manifest, log_start, every_change=every_change)
+    if not reached and manifest.base is not None:
+        return _before_the_base(manifest.base.stop, until, oldest)
+    since = min(reached, default=ORIGIN)
+    if not reached or since < oldest:
+        what = "all changes are kept" if every_change else "the log reaches back"
+        return LogTooYoung(
+            f"{since} is too old: {what} to {oldest}, no further",
+            since=since.to_json(),
+            oldest=oldest.to_json(),
+        )
+    before = max(reached)
+    after = min((run.stop for run in manifest.chain if run.stop > until), default=log_start)
+    return LogTooYoung(
+        f"the state at {until} is gone: the changes after {before} up to {after} have been "
+        f"merged; ask for {before} or {after}",
+        oldest=oldest.to_json(),
+        before=before.to_json(),
+        after=after.to_json(),
+    )
+
+
+def _before_the_base(base: Position, until: Position, oldest: Position) -> LogTooYoung:
+    """``until`` lies before every base, and the changes since the log began are not all kept.
+
+    Where those since ``until`` are, the state at the base and they complete one another.
+    """
+    return LogTooYoung(
+        f"the state at {until} is gone: the snapshot stands at {base}, and what led there from the "
+        "log's beginning is no longer kept",
+        oldest=base.to_json(),
+        **({"after": base.to_json()} if oldest <= until else {}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Make one run of ``kind`` out of adjacent ``inputs``, oldest first.
+
+    For a base the first input may be the old base; the other inputs stay in the chain, which
+    clients that come back read.
+    """
+
+    inputs: tuple[Run, ...]
+    kind: RunKind
+
+    @property
+    def retired(self) -> tuple[Run, ...]:
+        """The inputs that the new run replaces."""
+        if self.kind is RunKind.BASE:
+            return tuple(run for run in self.inputs if run.kind is RunKind.BASE)
+        return self.inputs
+
+
+def next_merge(
+    manifest: Manifest, largest_bytes: int, *, full: bool = False, upto: Position | None = None
+) -> Merge | None:
+    """The next merge that pays, None if there is nothing to do; runs beyond ``upto`` are left.
+
+    The first base comes before everything: a new consumer needs it.
+
+    Of the chain, the newest runs are merged while each is at most twice as large as all newer
+    ones together, if those are ``MERGE_COUNT`` or more: so a row is copied a number of times
+    that grows with the logarithm of the changes.  A merged run stays below ``largest_bytes``.
+    The base is rewritten when its changes are ``BASE_SHARE`` of it, or at once with ``full``.
+    """
+    chain = tuple(run for run in manifest.chain if upto is None or run.stop <= upto)
+    newer = tuple(run for run in chain if run.stop > manifest.snapshot)
+    base = manifest.base
+    if base is None:
+        return Merge(newer, RunKind.BASE) if newer else None
+    group = _mergeable(chain, largest_bytes)
+    if len(group) >= MERGE_COUNT:
+        return Merge(group, RunKind.DELTA)
+    if not newer:
+        return None
+    inputs = (base, *newer)
+    if full or base.frame_bytes <= SMALL_BASE_BYTES:
+        return Merge(inputs, RunKind.BASE)
+    changed = sum(run.bytes_after(base.stop) for run in newer)
+    return Merge(inputs, RunKind.BASE) if changed >= BASE_SHARE * base.frame_bytes else None
+
+
+def _mergeable(chain: tuple[Run, ...], largest_bytes: int) -> tuple[Run, ...]:
+    group: list[Run] = []
+    total = 0
+    for run in reversed(chain):
+        if group and (run.frame_bytes > 2 * total or total + run.frame_bytes > largest_bytes):
+            break
+        group.insert(0, run)
+        total += run.frame_bytes
+    return tuple(group)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much of the chain is kept; what any of the bounds gives up may go.
+
+    ``file_bytes`` on disk; changes committed after ``since_us``; ``scns`` behind the end.  None
+    is no bound.
+    """
+
+    file_bytes: int | None = None
+    since_us: int | None = None
+    scns: int | None = None
+
+
+def droppable(
+    manifest: Manifest, retention: Retention | int, readers_at: Position | None = None
+) -> tuple[Run, ...]:
+    """The oldest runs of the chain that go beyond what is to be kept.
+
+    Never one that the base does not have yet, nor one that readers inside an older base that
+    is still kept will need after it, nor one after ``readers_at``, where the last of the open
+    readers is.  A number alone is a bound in bytes.
+    """
+    if isinstance(retention, int):
+        retention = Retention(file_bytes=retention)
+    bases = [old.run.stop for old in manifest.retired if old.run.kind is RunKind.BASE]
+    kept_from = min([manifest.snapshot, *bases, *([readers_at] if readers_at else [])])
+    excess = 0
+    if retention.file_bytes is not None:
+        excess = sum(run.file_bytes for run in manifest.chain) - retention.file_bytes
+    end = manifest.stop or ORIGIN
+    gone: list[Run] = []
+    for run in manifest.chain[:-1]:
+        is_old = retention.since_us is not None and run.newest_us < retention.since_us
+        is_far = retention.scns is not None and run.stop.scn + retention.scns < end.scn
+        if run.stop > kept_from or not (excess > 0 or is_old or is_far):
+            break
+        gone.append(run)
+        excess -= run.file_bytes
+    return tuple(gone)

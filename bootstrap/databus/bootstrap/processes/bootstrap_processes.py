@@ -1,0 +1,374 @@
+"""The processes of the bootstrap room: log writer, server, applier, or the three together.
+
+Writer and server share one process by default; the applier is a child of it, because a Java
+machine lives in it.  Each can also be run alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pydantic import SecretStr
+
+from databus.bootstrap.http.bootstrap_server import serve_bootstrap
+from databus.bootstrap.log.configured_stores import Stores
+from databus.bootstrap.merging.scratch_folders import scratch_folder, sweep
+from databus.bootstrap.processes.log_writer import write_logs
+from databus.bootstrap.reading.stored_database import OpenLogs
+from databus.bootstrap.runs.manifest import Store
+from databus.common.config import BootstrapConfig, Config
+from databus.common.errors import ConfigError, DatabusError
+from databus.common.http.listening_socket import listening_socket
+
+_LOG = logging.getLogger("databus.bootstrap")
+
+APPLIER_CHILD = """
+import sys
+from databus.bootstrap.processes.bootstrap_processes import applier_child
+applier_child(sys.argv[1])
+"""
+APPLIER_RESTART_S = 5.0
+APPLIED_AT_ONCE = 4
+STOP_S = 10.0
+
+Report = Callable[[str, Mapping[str, Any]], None]
+Started = Callable[[str], None]
+
+
+def _unannounced(url: str) -> None:
+    """Nobody wants to know."""
+
+
+def log_merge(database: str, record: Mapping[str, Any]) -> None:
+    """Write what a merge did to the log."""
+    _LOG.info(
+        "%s: %s up to %s: %s of %s rows in %.1f s",
+        database,
+        record["kind"],
+        record["stop"],
+        record["rows_out"],
+        record["rows_in"],
+        record["seconds"],
+    )
+
+
+def bootstrap_config(config: Config | BootstrapConfig) -> BootstrapConfig:
+    """The ``[bootstrap]`` section.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    section = config if isinstance(config, BootstrapConfig) else config.bootstrap
+    if section is None:
+        raise ConfigError("the configuration has no [bootstrap] section")
+    return section
+
+
+def run_bootstrap(
+    config: Config | BootstrapConfig, *, apply: bool = True, started: Started = _unannounced
+) -> None:
+    """Writer, server and (with ``apply``) applier, until SIGTERM or SIGINT.
+
+    ``started`` is called with the server's URL once its address is bound.
+
+    Raises:
+        ServerUnavailable: the address is taken.
+        StoreBusy: another process writes one of the logs.
+    """
+    section = bootstrap_config(config)
+
+    async def body(stop: asyncio.Event) -> None:
+        logs = OpenLogs(writes=True)
+        listener = listening_socket(section.listen)
+        started(_url_of(listener))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_until(stop, write_logs(section, logs, stop)))
+                group.create_task(_until(stop, serve_bootstrap(section, listener, stop, logs)))
+                if apply:
+                    group.create_task(_keep_applier(section, stop))
+        finally:
+            logs.close()
+
+    _run(body)
+
+
+def run_writer(config: Config | BootstrapConfig) -> None:
+    """The log writer alone, until SIGTERM or SIGINT.
+
+    Raises:
+        StoreBusy: another process writes one of the logs.
+    """
+    section = bootstrap_config(config)
+
+    async def body(stop: asyncio.Event) -> None:
+        logs = OpenLogs(writes=True)
+        try:
+            await write_logs(section, logs, stop)
+        finally:
+            logs.close()
+
+    _run(body)
+
+
+def run_server(config: Config | BootstrapConfig, *, started: Started = _unannounced) -> None:
+    """The server alone, until SIGTERM or SIGINT; ``started`` as for ``run_bootstrap``.
+
+    Raises:
+        ServerUnavailable: the address is taken.
+    """
+    section = bootstrap_config(config)
+
+    async def body(stop: asyncio.Event) -> None:
+        logs = OpenLogs()
+        listener = listening_socket(section.listen)
+        started(_url_of(listener))
+        try:
+            await serve_bootstrap(section, listener, stop, logs)
+        finally:
+            logs.close()
+
+    _run(body)
+
+
+def run_applier(
+    config: Config | BootstrapConfig,
+    *,
+    every_s: float | None = None,
+    full: bool = False,
+    report: Report = log_merge,
+) -> None:
+    """The applier: one round, or with ``every_s`` round after round with a warm session.
+
+    Databases are merged side by side, and one that fails does not stop the others: its error
+    is raised (the first, if there are more) when all are done, or logged with ``every_s``.  So
+    is a store that does not tell which databases there are.
+    ``report`` is called after each merge.  With ``full`` every base is rewritten.
+
+    Raises:
+        MissingDependency: there is no Java.
+        StoreBusy: another applier is at work (one round; otherwise it waits its turn).
+    """
+    # Spark is imported only where it is used: it takes a second.
+    from databus.bootstrap.merging.applier import start_spark
+
+    section = bootstrap_config(config)
+    stores = Stores(section)
+    with scratch_folder(section.data_dir) as scratch:
+        spark = start_spark(section.spark_master, section.spark_driver_memory, scratch=scratch)
+        try:
+            while True:
+                began_s = time.monotonic()
+                try:
+                    begun = stores.begun()
+                except (DatabusError, OSError) as refused:
+                    if every_s is None:
+                        raise
+                    _LOG.warning("apply: %s", refused)
+                    begun = {}
+                errors = apply_round(section, begun, spark, full=full, report=report)
+                for name, error in errors.items():
+                    _LOG.warning("apply of %s: %s", name, error.message)
+                if every_s is None and errors:
+                    raise next(iter(errors.values()))
+                if every_s is None:
+                    return
+                time.sleep(max(0.0, every_s - (time.monotonic() - began_s)))
+        finally:
+            spark.stop()
+
+
+def apply_round(
+    config: BootstrapConfig,
+    stores: Mapping[str, Store],
+    spark: Any,
+    *,
+    full: bool = False,
+    report: Report = log_merge,
+) -> dict[str, DatabusError]:
+    """Apply to all stores, a few at a time; the errors of those that failed."""
+    from databus.bootstrap.merging.applier import Applier
+
+    reporting = threading.Lock()
+
+    def apply(name: str) -> DatabusError | None:
+        applier = Applier(
+            stores[name],
+            spark,
+            name=name,
+            retention_bytes=config.retention_bytes,
+            retention_us=int(config.retention_time * 10**6) or None,
+            retention_scns=config.retention_scns or None,
+            grace_us=int(config.run_grace * 10**6),
+        )
+        try:
+            for record in applier.apply(full=full):
+                with reporting:
+                    report(name, record)
+        except DatabusError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(APPLIED_AT_ONCE, thread_name_prefix="apply") as pool:
+        found = list(pool.map(apply, stores))
+    return {name: error for name, error in zip(stores, found, strict=True) if error is not None}
+
+
+def _url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _run(body: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run ``body`` with an event that SIGTERM and SIGINT set; one error comes out as itself."""
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await body(stop)
+
+    try:
+        import uvloop
+
+        factory: Any = uvloop.new_event_loop
+    except ImportError:
+        factory = None
+    try:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(main())
+    except BaseExceptionGroup as group:
+        raise _first_leaf(group) from group
+
+
+def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _until(stop: asyncio.Event, work: Awaitable[None]) -> None:
+    """Do ``work``; the others stop when it ends."""
+    try:
+        await work
+    finally:
+        stop.set()
+
+
+async def _keep_applier(config: BootstrapConfig, stop: asyncio.Event) -> None:
+    """The applier as a child, started again when it dies; ended with us, however we end."""
+    while not stop.is_set():
+        try:
+            what = f"ended with {await _run_applier_child(config, stop)}"
+        except (OSError, RuntimeError) as error:
+            # No process, no thread or no pipe to be had: writer and server go on without it.
+            what = f"does not start: {error}"
+        if not stop.is_set():
+            _LOG.warning("the applier %s; it is started again", what)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), APPLIER_RESTART_S)
+    # Told to end, it does so at once.
+    await asyncio.to_thread(sweep, config.data_dir)
+
+
+async def _run_applier_child(config: BootstrapConfig, stop: asyncio.Event) -> int:
+    """The exit code of an applier that died, or that was told to end because we stop.
+
+    Raises:
+        OSError: the system gives no process or no descriptor.
+        RuntimeError: it gives no thread.
+    """
+    read_fd, write_fd = os.pipe()
+    try:
+        try:
+            child = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", APPLIER_CHILD, _shown(config), stdin=read_fd
+            )
+        finally:
+            os.close(read_fd)
+        # Not in the arguments, which everybody on the machine can read.
+        _tell(write_fd, _secrets(config))
+        ended = asyncio.create_task(child.wait())
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                child.terminate()
+            await asyncio.wait({ended}, timeout=STOP_S)
+        if not ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+        return await ended
+    finally:
+        os.close(write_fd)  # which ends a child that still runs
+
+
+def _shown(config: BootstrapConfig) -> str:
+    """The applier's configuration as everybody may read it: it asks no relay."""
+    return config.model_copy(update={"relays": ()}).model_dump_json()
+
+
+def _tell(fd: int, line: bytes) -> None:
+    # It does not block: the pipe is empty, and has room for far more.  A child that is dead
+    # already does not read; its end is noticed elsewhere.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(fd, line)
+
+
+def _secrets(config: BootstrapConfig) -> bytes:
+    """What a printed configuration leaves out, as the first line of the applier's stdin."""
+    s3 = config.s3
+    document = {
+        "secret_key": s3.secret_key.get_secret_value(),
+        "session_token": s3.session_token.get_secret_value(),
+    }
+    return json.dumps(document).encode() + b"\n"
+
+
+def _with_secrets(config: BootstrapConfig, line: bytes) -> BootstrapConfig:
+    document = {name: SecretStr(value) for name, value in json.loads(line).items()}
+    return config.model_copy(update={"s3": config.s3.model_copy(update=document)})
+
+
+def _end_with_parent() -> None:
+    """Leave when whoever holds the other end of our stdin is gone."""
+
+    def watch() -> None:
+        # Not through the buffer: Python could not end while a thread waits in there.
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def applier_child(document: str) -> None:
+    """What the applier's child process does, with the section as JSON."""
+    secrets = sys.stdin.buffer.readline()
+    if not secrets:
+        return  # the parent was gone before it could say anything
+    _end_with_parent()
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+    config = _with_secrets(BootstrapConfig.model_validate(json.loads(document)), secrets)
+    try:
+        run_applier(config, every_s=config.apply_every)
+    except DatabusError as error:
+        _LOG.error("%s: %s (%s)", error.code, error.message, error.hint)
+        sys.exit(1)

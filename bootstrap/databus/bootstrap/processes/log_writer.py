@@ -1,0 +1,423 @@
+"""The log writer: an ordinary consumer whose application is the hot log.
+
+It takes whole windows undecoded from the client library, appends them with its checkpoint in
+one commit, seals segments, and has the sources seeded.  What it cannot get any more it records
+as a gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from databus.bootstrap.log import log_gaps, seeding, segments
+from databus.bootstrap.log.configured_stores import Stores
+from databus.bootstrap.log.hot_log import FOLDER, HotLog
+from databus.bootstrap.log.relay_api import BOOTSTRAP, RelayApi
+from databus.bootstrap.log.seeding import Seeder
+from databus.bootstrap.log.table_repairs import TableRepairs
+from databus.bootstrap.reading.stored_database import OpenLogs, StoredDatabase
+from databus.bootstrap.runs.manifest import Store
+from databus.bootstrap.verify.table_copy import HttpPeer, LocalCopy
+from databus.bootstrap.verify.table_verifier import Report, Verifier
+from databus.client import DatabusClient, RawWindows
+from databus.common.checkpoint import Position, decode_position
+from databus.common.config import BootstrapConfig
+from databus.common.errors import (
+    DatabusError,
+    FormatError,
+    ScnTooOld,
+    ServerUnavailable,
+    StoreError,
+    UnsupportedChange,
+)
+from databus.common.frame.frame_format import Op, scan
+
+_LOG = logging.getLogger("databus.bootstrap.processes.log_writer")
+
+SEED_POLL_S = 0.5
+DUMP_POLL_S = 0.05
+SEEDED_POLL_S = 5.0
+NOTE_EVERY_S = 2.0
+RETRY_S = 1.0
+OWNER = "owner"
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+class LogWriter:
+    """Keeps one database's log up to date.
+
+    Invariants:
+        I1. Every frame that the relays had after the log's checkpoint is appended once, in
+            order, or lies in a gap that is recorded.
+        I2. After a gap no source counts as seeded before it was compared with the database.
+        I3. Whatever it does in a thread has ended before it does anything else to the log or the
+            store, and before it lets go of them.
+
+    Owner: one process, which holds the store's writer lease while ``run`` runs.
+    Durability: the log's; nothing else is kept in memory only.
+    """
+
+    def __init__(
+        self,
+        config: BootstrapConfig,
+        database: str,
+        logs: OpenLogs,
+        store: Store | None = None,
+        now_us: Callable[[], int] = _now_us,
+    ) -> None:
+        self.config = config
+        self._now_us = now_us
+        self.database = database
+        self.folder = Path(config.data_dir) / database
+        self.store = Stores(config).store(database) if store is None else store
+        self._logs = logs
+        self._lock = asyncio.Lock()
+        self._table_state = asyncio.Event()
+        self._known_schemas = 0
+        self._state = "starting"
+        self._error = ""
+        self._noted: tuple[str, str] = ("", "")
+        self._noted_s = 0.0
+        self._log: HotLog | None = None
+
+    @property
+    def log(self) -> HotLog:
+        """The log; open once ``run`` has begun."""
+        if self._log is None:
+            self._log = self._logs.to_write(self.folder / FOLDER)
+        return self._log
+
+    async def run(self, *, patient: bool = False) -> None:
+        """Write until cancelled; what fails is shown in the status and tried again.
+
+        With ``patient`` that goes for the first steps too.
+
+        Raises:
+            StoreError: the store cannot be had.
+            StoreBusy: another process writes this log.
+        """
+        with contextlib.ExitStack() as held:
+            while True:
+                try:
+                    await self._in_thread(self._begin, held)
+                    break
+                except Exception as error:
+                    if not patient:
+                        raise
+                    # The log is not ours: nothing is written there.
+                    word = self._word("failing", self._told(error))
+                    self._logs.words[self.folder / FOLDER] = word
+                await asyncio.sleep(RETRY_S)
+            async with RelayApi(self.config.relays) as relay:
+                while True:
+                    try:
+                        await self._follow(relay)
+                    except Exception as error:
+                        self._note("failing", self._told(error))
+                    await asyncio.sleep(RETRY_S)
+
+    def _begin(self, held: contextlib.ExitStack) -> None:
+        """Become the one who writes, as long as ``held`` is; all of it or nothing."""
+        local = Store(self.folder)
+        local.create()
+        with contextlib.ExitStack() as taken:
+            taken.enter_context(local.lease("writer"))
+            if self.store.storage.folder is None:
+                self.store.create()
+                # While we hold the log's folder, nobody else can be the owner that it names.
+                owner = _owner(local)
+                taken.enter_context(self.store.lease("writer", owner))
+            held.push(taken.pop_all())
+
+    def _told(self, error: Exception) -> str:
+        """What has failed, in words for the status; it is logged."""
+        if isinstance(error, DatabusError):
+            _LOG.warning("log of %s: %s", self.database, error.message)
+            return f"{error.code}: {error.message}"
+        _LOG.error("log of %s: %s", self.database, error, exc_info=error)
+        return f"{DatabusError.code}: {type(error).__name__}: {error}"
+
+    async def _follow(self, relay: RelayApi) -> None:
+        """Bind, tidy up, and read until the stream fails or a gap opens."""
+        await self._bind(relay)
+        await self._in_thread(segments.finish, self.log, self.store, self._now_us())
+        self._note("running", "")
+        seeder = Seeder(self.log, relay, self.database, self.config.sources, self._repair)
+        seeds = asyncio.create_task(self._keep_seeding(seeder))
+        repairs = TableRepairs(
+            self.log, relay, self.database, self.config.sources, partial(self._compare, relay)
+        )
+        helpers = [
+            asyncio.create_task(self._keep_sealing()),
+            asyncio.create_task(self._keep_repairing(repairs)),
+            seeds,
+        ]
+        reading = asyncio.create_task(self._read())
+        try:
+            await asyncio.wait({reading, *helpers}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (reading, *helpers):
+                if task.done():
+                    task.result()
+        except ScnTooOld as error:
+            # What it is about to note may be of before the gap.
+            seeds.cancel()
+            await asyncio.wait({seeds})
+            await seeder.give_up()
+            await self._record_gap(relay, error)
+        finally:
+            for task in (reading, *helpers):
+                task.cancel()
+            await asyncio.gather(reading, *helpers, return_exceptions=True)
+
+    async def _bind(self, relay: RelayApi) -> None:
+        document = await relay.sources(self.database)
+        start = decode_position(document["prev"])
+        is_new = self.log.is_new()
+        if is_new and (stop := self.store.read().stop or self.store.dropped()) is not None:
+            raise StoreError(
+                f"{self.store.url} has runs up to {stop}, but the log that they came from is not "
+                f"in {self.folder / FOLDER}; bring it back, or begin again with an empty store"
+            )
+        self.log.bind(self.database, str(document["clock"]), start)
+
+    async def _read(self) -> None:
+        client = DatabusClient(
+            database=self.database,
+            relays=self.config.relays,
+            sources=() if "*" in self.config.sources else self.config.sources,
+            client_name="bootstrap",
+        )
+        self._known_schemas = 0
+        checkpoint = self.log.state().checkpoint
+        async with contextlib.aclosing(client.raw_windows(checkpoint)) as parts:
+            async for part in parts:
+                await self._in_thread(self._append, client, part)
+                if part.data and (scan(part.data, verify=False).op == Op.TABLE_STATE).any():
+                    self._table_state.set()
+                self._note("running", "")
+
+    def _append(self, client: DatabusClient, part: RawWindows) -> None:
+        if client.schemas.revision != self._known_schemas:
+            self.log.add_schemas(client.schemas)
+            self._known_schemas = client.schemas.revision
+        if part.data:
+            # The client has checked every frame.
+            self.log.append(part.data, self._now_us(), verify=False)
+        else:
+            self.log.advance(part.position)
+        if self.log.state().frame_bytes >= self.config.segment_bytes:
+            segments.seal(self.log, self.store, self._now_us())
+
+    async def _keep_sealing(self) -> None:
+        """Seal what has become old enough, whether anything comes in or not."""
+        while True:
+            left_s = await self.seal_what_is_old()
+            await asyncio.sleep(min(max(left_s, 0.1), 1.0))
+
+    async def seal_what_is_old(self) -> float:
+        """Seal if the oldest frame came ``segment_every`` ago; the seconds that were left."""
+        state = self.log.state()
+        age_s = (self._now_us() - state.since_us) / 1e6 if state.since_us else 0.0
+        left_s = self.config.segment_every - age_s
+        if state.since_us and left_s <= 0:
+            await self._in_thread(segments.seal, self.log, self.store, self._now_us())
+        return left_s
+
+    async def _keep_seeding(self, seeder: Seeder) -> None:
+        while True:
+            whole = await seeding.try_step(seeder)
+            if whole:
+                log_gaps.close_gaps(self.log, self._now_us())
+            pause_s = DUMP_POLL_S if seeder.is_dumping() else SEED_POLL_S
+            await asyncio.sleep(SEEDED_POLL_S if whole else pause_s)
+
+    async def _keep_repairing(self, repairs: TableRepairs) -> None:
+        """Repair tables that the relay suspends; a frame about one is followed at once."""
+        while True:
+            self._table_state.clear()
+            try:
+                is_idle = await repairs.step()
+            except DatabusError as error:
+                _LOG.warning("suspended tables of %s: %s", self.database, error.message)
+                is_idle = True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SEEDED_POLL_S if is_idle else SEED_POLL_S):
+                    await self._table_state.wait()
+
+    async def _record_gap(self, relay: RelayApi, cause: ScnTooOld) -> None:
+        document = await relay.sources(self.database)
+        oldest = decode_position(document["prev"])
+        last = self.log.state().last
+        if oldest <= last:
+            return
+        _LOG.error(
+            "log of %s: %s; what happened after %s up to %s is lost",
+            self.database,
+            cause.message,
+            last,
+            oldest,
+        )
+        await self._in_thread(self._go_on_behind, oldest)
+
+    def _go_on_behind(self, oldest: Position) -> None:
+        """Keep what can be repaired; else begin anew."""
+        if log_gaps.can_be_bridged(self.log):
+            log_gaps.open_gap(self.log, self.log.state().window, oldest, self._now_us())
+        else:
+            log_gaps.restart_behind(self.log, self.log.state().last, oldest, self._now_us())
+        segments.finish(self.log, self.store, self._now_us())
+
+    def _begin_anew(self) -> None:
+        last = self.log.state().last
+        log_gaps.restart_behind(self.log, last, last, self._now_us())
+        segments.finish(self.log, self.store, self._now_us())
+
+    async def _in_thread(self, work: Callable[..., object], *arguments: Any) -> None:
+        """Do work on log and store in a thread, one at a time.
+
+        A thread goes on when whoever waits for it is cancelled.  So who is cancelled waits for its
+        end, and neither the lock nor the lease is given up under it.
+        """
+        async with self._lock:
+            loop = asyncio.get_running_loop()
+            working = loop.run_in_executor(None, partial(work, *arguments))
+            cancelled: asyncio.CancelledError | None = None
+            while not working.done():
+                try:
+                    await asyncio.wait({working})
+                except asyncio.CancelledError as error:
+                    cancelled = error
+            failed: BaseException | None = working.exception()
+            if reason := cancelled or failed:
+                raise reason
+
+    async def _compare(self, relay: RelayApi, source: str) -> bool:
+        """Make a suspended table's copy equal to the database; see ``resync.Compare``."""
+        copy = LocalCopy(StoredDatabase(self.database, self.folder, self._logs, self.store))
+        async with HttpPeer(relay.current, self.database) as peer:
+            report = await Verifier(peer, copy, by=BOOTSTRAP).verify(source, repair=True)
+        self._tell_repaired(report)
+        return report.is_equal and report.is_followed
+
+    def _tell_repaired(self, report: Report) -> None:
+        _LOG.info(
+            "%s of %s: %d of %d rows were not as in the database, and are now",
+            report.source, self.database, len(report.differences), report.rows,
+        )  # fmt: skip
+
+    async def _repair(self, source: str) -> Position | None:
+        """Make a source's copy equal to the database again; see ``seeding.Repair``."""
+        verifier_of = partial(
+            Verifier,
+            by=BOOTSTRAP,
+            copy=LocalCopy(StoredDatabase(self.database, self.folder, self._logs, self.store)),
+        )
+        try:
+            report = await _first_answer(self.config.relays, self.database, verifier_of, source)
+        except UnsupportedChange as error:
+            _LOG.warning("%s; %s is dumped anew", error.message, self.database)
+            await self._in_thread(self._begin_anew)
+            return None
+        if not report.is_equal or not report.is_followed:
+            return None
+        self._tell_repaired(report)
+        return report.at
+
+    def _note(self, state: str, error: str) -> None:
+        """Keep a word about ourselves for the status, now and then or when it changes."""
+        now_s = time.monotonic()
+        if (state, error) == self._noted and now_s - self._noted_s < NOTE_EVERY_S:
+            return
+        self._noted, self._noted_s = (state, error), now_s
+        document = self._word(state, error)
+        words = self._logs.words
+        try:
+            self.log.put_note("writer", document)
+            words.pop(self.folder / FOLDER, None)
+        except (StoreError, FormatError, OSError) as refused:
+            # A full disk takes no note either; the server in this process still tells.
+            words[self.folder / FOLDER] = {"error": str(refused), **document, "state": "failing"}
+
+    def _word(self, state: str, error: str) -> dict[str, Any]:
+        said = {"error": error} if error else {}
+        return {"state": state, "at_us": self._now_us(), **said}
+
+
+async def _first_answer(
+    relays: Sequence[str], database: str, verifier_of: Callable[[HttpPeer], Verifier], source: str
+) -> Report:
+    """What came out with the first relay that answers."""
+    errors = []
+    for url in relays:
+        async with HttpPeer(url, database) as relay:
+            try:
+                return await verifier_of(relay).verify(source, repair=True)
+            except ServerUnavailable as error:
+                errors.append(error.message)
+    raise ServerUnavailable("; ".join(errors) or "no relay is configured")
+
+
+def _owner(local: Store) -> str:
+    """The name of the log in this folder, which it keeps."""
+    name = (local.storage.read_note(OWNER) or b"").decode().strip()
+    if not name:
+        name = uuid.uuid4().hex
+        local.storage.write_note(OWNER, f"{name}\n".encode())
+    return name
+
+
+async def write_logs(config: BootstrapConfig, logs: OpenLogs, stop: asyncio.Event) -> None:
+    """Keep the logs of all configured databases, all of the relays' if none is named.
+
+    Databases that a relay begins to serve later are taken in as well.  What keeps one of them
+    from its store is tried again: the others are at work by then.
+
+    Raises:
+        StoreError: a store cannot be had at the start.
+        StoreBusy: another process writes one of the logs.
+    """
+    writers: dict[str, asyncio.Task[None]] = {}
+    stores = Stores(config)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        async with RelayApi(config.relays) as relay:
+            while not stop.is_set():
+                patient = bool(writers)
+                for name in await _databases(config, relay):
+                    if name not in writers:
+                        writer = LogWriter(config, name, logs, stores.store(name))
+                        writers[name] = asyncio.create_task(writer.run(patient=patient))
+                done, _ = await asyncio.wait(
+                    {stopping, *writers.values()},
+                    timeout=SEEDED_POLL_S if writers else RETRY_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for task in done - {stopping}:
+                    task.result()
+    finally:
+        for task in (stopping, *writers.values()):
+            task.cancel()
+        await asyncio.gather(stopping, *writers.values(), return_exceptions=True)
+
+
+async def _databases(config: BootstrapConfig, relay: RelayApi) -> tuple[str, ...]:
+    if config.databases:
+        return config.databases
+    try:
+        return tuple(await relay.databases())
+    except DatabusError as error:
+        _LOG.warning("waiting for a relay: %s", error.message)
+    except Exception:
+        _LOG.exception("asking a relay for its databases")
+    return ()

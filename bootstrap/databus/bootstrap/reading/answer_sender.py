@@ -1,0 +1,207 @@
+"""An answer of many frames on its way into the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Generator
+from typing import Protocol
+
+from aiohttp import web
+
+from databus.bootstrap.reading.arrow_socket_writer import ArrowSocketWriter
+from databus.bootstrap.reading.bootstrap_stream import Piece
+from databus.bootstrap.reading.stored_database import StoredDatabase
+from databus.common.checkpoint import Position
+from databus.common.errors import DatabusError, InternalError
+from databus.common.http.http_application import STOPPING
+from databus.common.http.stream_formats import Format, error_frame
+
+CHECKPOINT_BYTES = 1 << 10
+
+DIRECT_BYTES = 64 << 10
+"""From this size on a piece goes to the socket as it lies."""
+
+PIECES_AHEAD = 4
+"""Decoding and sending go at changing speeds: with some pieces between them neither waits."""
+
+_log = logging.getLogger("databus.bootstrap.http.bootstrap_server")
+
+
+class PieceStream(Protocol):
+    """What is sent: ``BootstrapStream`` or ``RangeStream``."""
+
+    clock: str
+    target: Position
+    position: Position
+    groups_read: int
+    groups_skipped: int
+
+    def pieces(self) -> Generator[Piece, None, None]:
+        """All of it, in order."""
+
+
+async def answer(
+    request: web.Request,
+    database: StoredDatabase,
+    stream: PieceStream,
+    form: Format,
+    max_bytes: int | None = None,
+) -> web.StreamResponse:
+    """Send all pieces of ``stream``, the first of which is awaited before the headers.
+
+    Raises:
+        DatabusError: what forbids the answer is found out before anything is sent.
+    """
+    sender = Sender(database, stream, form, max_bytes)
+    database.requests += 1
+    try:
+        first = await sender.read()
+    except BaseException:
+        await asyncio.to_thread(sender.close)
+        raise
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": form.content_type,
+            "Cache-Control": "no-store",
+            "Databus-Clock": stream.clock,
+            "Databus-Max": f"{stream.target.scn}:{stream.target.seq}",
+        }
+    )
+    database.readers += 1
+    try:
+        await response.prepare(request)
+        await sender.send(response, first, request)
+    except ConnectionError:
+        response.force_close()
+    finally:
+        database.readers -= 1
+        await asyncio.to_thread(sender.close)
+    return response
+
+
+class Sender:
+    """Writes one answer, reading the next pieces while the last one is being sent."""
+
+    def __init__(
+        self,
+        database: StoredDatabase,
+        stream: PieceStream,
+        form: Format,
+        max_bytes: int | None,
+    ) -> None:
+        self._database = database
+        self._stream = stream
+        self._pieces = stream.pieces()
+        self._format = form
+        self._max_bytes = max_bytes
+        self._sent_bytes = self._read_rows = 0
+        self._direct: ArrowSocketWriter | None = None
+        self._is_entered = self._is_counted = False
+        self._reading = threading.Lock()
+
+    async def read(self) -> Piece | None:
+        """The next piece; None at the end."""
+        return await asyncio.to_thread(self._next)
+
+    def _next(self) -> Piece | None:
+        readers = self._database.open_readers
+        with self._reading:
+            readers.enter(self._stream) if not self._is_entered else readers.renew()
+            self._is_entered = True
+            return next(self._pieces, None)
+
+    def close(self) -> None:
+        """The reader has gone; a read that is still at work is waited for."""
+        with self._reading:
+            self._pieces.close()
+            self._database.open_readers.leave(self._stream)
+            if not self._is_counted:
+                self._is_counted = True
+                self._database.groups_read += self._stream.groups_read
+                self._database.groups_skipped += self._stream.groups_skipped
+
+    async def send(
+        self, response: web.StreamResponse, piece: Piece | None, request: web.Request
+    ) -> None:
+        """Send ``piece`` and all that follow; an error becomes the last frame."""
+        try:
+            await self._send(response, piece, request)
+        except ConnectionError:
+            raise
+        except DatabusError as error:
+            await self._fail(response, error)
+        except Exception:
+            _log.exception("an answer about %s failed", self._database.name)
+            await self._fail(response, InternalError("the answer failed"))
+        finally:
+            if self._direct is not None:
+                self._direct.close()
+            await asyncio.to_thread(self.close)
+        await response.write_eof()
+
+    async def _send(
+        self, response: web.StreamResponse, piece: Piece | None, request: web.Request
+    ) -> None:
+        stopping = request.app[STOPPING]
+        ahead: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(self._ahead)
+        reading = asyncio.create_task(self._read_into(ahead))
+        try:
+            while piece is not None:
+                await self._write(response, piece, request)
+                if piece.checkpoint is not None and (self._is_full or stopping.is_set()):
+                    return
+                found = await ahead.get()
+                if isinstance(found, Exception):
+                    raise found
+                piece = found
+        finally:
+            # The thread that reads cannot be interrupted; ``close`` waits for it.
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    @property
+    def _ahead(self) -> int:
+        """How many pieces are read before they are wanted: who wants few gets no more read."""
+        return PIECES_AHEAD if self._max_bytes is None else 1
+
+    async def _read_into(self, ahead: asyncio.Queue[Piece | Exception | None]) -> None:
+        """Read pieces to the end or to the first error, which stand last."""
+        while True:
+            found: Piece | Exception | None
+            try:
+                found = await self.read()
+            except Exception as error:
+                found = error
+            await ahead.put(found)
+            if not isinstance(found, Piece):
+                return
+
+    @property
+    def _is_full(self) -> bool:
+        if self._max_bytes is None or not self._read_rows:
+            return False  # An answer without a row read would leave its reader where it was.
+        return self._sent_bytes + CHECKPOINT_BYTES >= self._max_bytes
+
+    async def _write(
+        self, response: web.StreamResponse, piece: Piece, request: web.Request
+    ) -> None:
+        parts = [part for part in (piece.frames, piece.checkpoint_frame) if len(part)]
+        rendered = [self._format.render(part) for part in parts]
+        size = sum(len(part) for part in rendered)
+        # The headers go out with the first bytes that the response itself writes.
+        if size >= DIRECT_BYTES and self._sent_bytes:
+            self._direct = self._direct or ArrowSocketWriter(request)
+            await self._direct.write(rendered)
+        else:
+            for part in rendered:
+                await response.write(part)
+        self._sent_bytes += size
+        self._database.bytes_served += size
+        self._database.rows_served += piece.rows
+        self._read_rows += piece.rows
+
+    async def _fail(self, response: web.StreamResponse, error: DatabusError) -> None:
+        await response.write(self._format.render(error_frame(error, self._stream.position)))
+        response.force_close()

@@ -1,0 +1,380 @@
+"""Everything that the store holds between two positions, opened so that it stays readable.
+
+What belongs here: getting at the frames of a range, whichever runs and however much of the hot
+log they lie in.  What becomes of them is the business of ``net_changes`` and ``range_stream``.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from databus.bootstrap.log import log_handover
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.log.segments import as_table
+from databus.bootstrap.merging import run_planner
+from databus.bootstrap.merging.run_planner import PlanPart
+from databus.bootstrap.runs.manifest import Manifest, Store
+from databus.bootstrap.runs.parquet_runs import (
+    FrameBlock,
+    OpenRun,
+    RowGroup,
+    Run,
+    RunKind,
+    blocks_of,
+)
+from databus.common.checkpoint import ORIGIN, SEQ_END, Position
+from databus.common.errors import LogTooYoung, StoreError
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import Op
+
+SPOOL_BYTES = 4 << 20
+"""What is read of the hot log at once."""
+
+OPEN_ATTEMPTS = 5
+"""Runs may be merged and the log be sealed between planning and opening."""
+
+Mask = npt.NDArray[np.bool_]
+Starts = Callable[[Manifest, Position], Mapping[Position, tuple[PlanPart, ...]]]
+
+
+class _Content(Protocol):
+    """Where the rows of a unit come from."""
+
+    def table(self, names: list[str]) -> Any:
+        """These columns, as an Arrow table."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OfRun:
+    opened: OpenRun
+    group: RowGroup
+
+    def table(self, names: list[str]) -> Any:
+        """These columns of the row group."""
+        return self.opened.table(self.group, names)
+
+
+@dataclass(frozen=True, slots=True)
+class _OfSpool:
+    file: Any
+    offset: int
+    length: int
+
+    def table(self, names: list[str]) -> Any:
+        """These columns, made of the frames."""
+        self.file.seek(self.offset)
+        data = self.file.read(self.length)
+        return as_table(data, frame_format.scan(data, verify=False)).select(names)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Some rows in order, read at once; those in (``after``, ``upto``] are wanted."""
+
+    content: _Content
+    rows: int
+    after: Position
+    upto: Position
+
+    @property
+    def group(self) -> RowGroup | None:
+        """The row group whose rows they are, with its statistics; None for those of the log."""
+        return self.content.group if isinstance(self.content, _OfRun) else None
+
+    def table(self, names: list[str]) -> Any:
+        """These columns of all rows, as an Arrow table."""
+        return self.content.table(names)
+
+    def blocks(self) -> list[FrameBlock]:
+        """The frames of all rows."""
+        return blocks_of(self.table(["frame"]))
+
+    def is_wanted(self, scn: npt.NDArray[Any], seq: npt.NDArray[Any]) -> Mask:
+        """Which positions lie in (``after``, ``upto``]."""
+        return _is_after(scn, seq, self.after) & ~_is_after(scn, seq, self.upto)
+
+
+class FrameRange:
+    """The frames in (``start``, ``until``], open.
+
+    Invariants:
+        I1. ``units`` ascend and do not overlap; together they hold every frame of the range
+            that the kept runs have.  They are chosen by position alone: windows are cut at ends
+            that no filter takes.  Who has a filter asks ``row_group_pruning`` before reading a
+            unit.
+        I2. Nothing that others do to the store takes anything away from an open range: files
+            are held open, and the part that was in the hot log is copied to a temporary file
+            (at most ``segment_bytes`` and one window).
+
+    Owner: one reader; any thread, one at a time.
+    Raises: LogTooYoung, StoreError.
+    """
+
+    def __init__(
+        self, store: Store, log: HotLog, starts: Starts, until: Position, *, every_change: bool
+    ) -> None:
+        self.until = until
+        self.units: tuple[Unit, ...] = ()
+        self.is_reduced = False
+        self._whole_end: Position | None = None
+        self._runs: list[OpenRun] = []
+        self._spool = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._store, self._log = store, log
+        try:
+            self._open(starts, every_change)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of files."""
+        self._forget()
+        self._spool.close()
+
+    def _forget(self) -> None:
+        for opened in self._runs:
+            opened.close()
+        self._runs.clear()
+
+    def _open(self, starts: Starts, every_change: bool) -> None:
+        error: StoreError | None = None
+        for _ in range(OPEN_ATTEMPTS):
+            log_start, manifest = log_handover.read(self._log, self._store)
+            cover = run_planner.cover(
+                manifest,
+                starts(manifest, log_start),
+                self.until,
+                log_start,
+                every_change=every_change,
+            )
+            units: list[Unit] = []
+            runs: list[Run] = []  # those that anything is read of
+            last: Run | None = None  # of these, and of the merged ones, which may be empty
+            try:
+                for part in cover.parts:
+                    count = len(units)
+                    units.extend(self._of_part(part))
+                    is_read = len(units) > count
+                    runs += [part.run] if is_read else []
+                    last = part.run if is_read or part.run.is_compacted else last
+            except StoreError as found:
+                error = found
+                self._forget()
+                continue
+            hot = self._of_log(max(cover.stop, min(log_start, self.until)))
+            if hot is not None:
+                self.start = cover.start
+                self.units = (*units, *hot)
+                self.is_reduced = not hot and len(runs) == 1 and runs[0].is_compacted
+                is_merged = last is not None and last.is_compacted and not hot
+                self._whole_end = last.stop if last and is_merged else None
+                return
+            self._forget()
+        raise error or StoreError("the log was sealed faster than it could be read; ask again")
+
+    def _of_part(self, part: PlanPart) -> Iterator[Unit]:
+        opened = self._store.open_run(part.run)
+        self._runs.append(opened)
+        for group in opened.row_groups:
+            if group.last > part.after and group.first <= part.upto:
+                yield Unit(_OfRun(opened, group), group.rows, part.after, part.upto)
+
+    def _of_log(self, after: Position) -> list[Unit] | None:
+        """Units over a copy of the log's part; None if it was sealed meanwhile."""
+        units: list[Unit] = []
+        at = after
+        # The log gives whole values, so it is asked for all of them and not for a part.
+        window = max(self.until, self._log.state().window)
+        self._spool.seek(0)
+        while at < self.until:
+            part = self._log.read(at, window, SPOOL_BYTES)
+            if part is None:
+                return None
+            if part.data:
+                rows = len(frame_format.scan(part.data, verify=False))
+                content = _OfSpool(self._spool, self._spool.tell(), len(part.data))
+                units.append(Unit(content, rows, after, self.until))
+                self._spool.write(part.data)
+            at = part.stop
+        self._spool.flush()
+        return units
+
+    def cut_at_window(self) -> None:
+        """Move ``until`` back to where the last whole window ends, so that no window is torn."""
+        if self._whole_end is not None:  # Merged runs have no ends of windows, but end with one.
+            self.until = min(self.until, self._whole_end)
+        if self._whole_end is not None or not self.units:
+            return
+        last_part = self.units[-1].after
+        end = last_part
+        for unit in (u for u in reversed(self.units) if u.after == last_part):
+            table = unit.table(["scn", "seq", "op"])
+            scn, seq = (table.column(name).to_numpy() for name in ("scn", "seq"))
+            ends = (table.column("op").to_numpy() == Op.END_OF_WINDOW) & unit.is_wanted(scn, seq)
+            if ends.any():
+                row = int(np.flatnonzero(ends)[-1])
+                end = Position(int(scn[row]), int(seq[row]))
+                break
+        self.until = end
+        kept = (u for u in self.units if u.after < self.until)
+        self.units = tuple(replace(u, upto=min(u.upto, self.until)) for u in kept)
+
+
+def changes_from(since: Position | None, *, every_change: bool) -> Starts:
+    """For a range that begins at ``since``; None means at the oldest that is kept."""
+
+    def starts(manifest: Manifest, log_start: Position) -> Mapping[Position, tuple[PlanPart, ...]]:
+        oldest = run_planner.oldest_of(manifest, log_start, every_change=every_change)
+        return {oldest if since is None else since: ()}
+
+    return starts
+
+
+def state_from(until: Position, origin: Position | None) -> Starts:
+    """For the whole state at ``until``: from a base before it, or from the log's beginning.
+
+    ``origin`` is where the log began, None if that is not known; the chain is a state only if
+    nothing of it has been dropped since.
+    """
+
+    def starts(manifest: Manifest, log_start: Position) -> Mapping[Position, tuple[PlanPart, ...]]:
+        bases = [*manifest.runs, *(retired.run for retired in manifest.retired)]
+        found: dict[Position, tuple[PlanPart, ...]] = {
+            run.stop: (PlanPart(run, ORIGIN, run.stop),)
+            for run in bases
+            if run.kind is RunKind.BASE and run.stop <= until
+        }
+        first = manifest.chain[0].start if manifest.chain else log_start
+        if (manifest.base is None or first == origin) and first <= until:
+            found.setdefault(first, ())
+        return found
+
+    return starts
+
+
+def at_time(store: Store, log: HotLog, commit_us: int, *, exact: bool = True) -> Position:
+    """The position before the first window that was committed after ``commit_us``.
+
+    A merged run has lost the windows of which every row has changed again.  Without ``exact`` the
+    place may lie behind such ones, which is all the same for net changes from there to the end.
+
+    Raises:
+        LogTooYoung: everything that is kept was committed later; or ``exact`` and merged.
+    """
+    log_start, manifest = log_handover.read(log, store)
+    oldest = manifest.chain[0].start if manifest.chain else log_start
+    for run in manifest.chain:
+        place = _first_later(store, run, commit_us)
+        if place is None:
+            continue
+        if run.is_compacted:
+            known = _in_segments(store, _merged_into(manifest, run), run.start, commit_us)
+            if known is None and exact:
+                raise LogTooYoung(
+                    f"the changes after {run.start} up to {run.stop}, among which those of "
+                    f"{commit_us} us are, have been merged; ask for one of these two",
+                    oldest=oldest.to_json(),
+                    before=run.start.to_json(),
+                    after=run.stop.to_json(),
+                )
+            place = known or place
+        return _checked(place, oldest, commit_us)
+    window = log.state().window
+    at = max(manifest.stop or log_start, log_start)
+    while at < window:
+        part = log.read(at, window, SPOOL_BYTES)
+        if part is None:
+            return at_time(store, log, commit_us, exact=exact)
+        found = frame_format.scan(part.data, verify=False)
+        before = _before_first_later(found.scn, found.seq, found.commit_us, commit_us)
+        if before is not None:
+            return _checked(max(at, before), oldest, commit_us)
+        at = part.stop
+    return window
+
+
+def before_time(store: Store, log: HotLog, commit_us: int) -> Position:
+    """The position before the first window committed at ``commit_us`` or later.
+
+    For net changes from there to the end; the log's end while all of it was committed earlier.
+
+    Raises:
+        LogTooYoung: such windows may be gone: nothing that is kept was committed earlier, and the
+            log does not begin with its clock.
+    """
+    found = at_time(store, log, commit_us - 1, exact=False)
+    log_start, manifest = log_handover.read(log, store)
+    # An empty log tells nothing about the times of what lies before it.
+    oldest = manifest.chain[0].start if manifest.chain else log_start
+    return _checked(found, oldest, commit_us - 1)
+
+
+def _first_later(store: Store, run: Run, commit_us: int) -> Position | None:
+    """The position before a run's first row committed later; its start if that is its first."""
+    opened = store.open_run(run)
+    try:
+        for group in opened.row_groups:
+            if group.last_commit_us > commit_us:
+                table = opened.table(group, ["scn", "seq", "commit_us"])
+                scn, seq, times = (column.to_numpy() for column in table.columns)
+                before = _before_first_later(scn, seq, times, commit_us)
+                if before is not None:
+                    is_first = group.first_row == 0 and times[0] > commit_us
+                    return run.start if is_first else before
+    finally:
+        opened.close()
+    return None
+
+
+def _merged_into(manifest: Manifest, run: Run) -> list[Run]:
+    """The segments of a merged run that are still kept."""
+    old = [one.run for one in manifest.retired if one.run.kind is RunKind.SEGMENT]
+    within = (one for one in old if run.start <= one.start and one.stop <= run.stop)
+    return sorted(within, key=lambda one: one.start)
+
+
+def _in_segments(
+    store: Store, segments: list[Run], start: Position, commit_us: int
+) -> Position | None:
+    """The same within the segments that a run was merged of; None if too few of them are kept."""
+    at = start
+    try:
+        for segment in segments:
+            found = _first_later(store, segment, commit_us)
+            if found is not None:
+                return found if found != segment.start or at == found else None
+            at = segment.stop
+    except StoreError:
+        return None  # It was removed meanwhile.
+    return None
+
+
+def _before_first_later(
+    scn: npt.NDArray[Any], seq: npt.NDArray[Any], times: npt.NDArray[Any], commit_us: int
+) -> Position | None:
+    later = np.flatnonzero(times > commit_us)
+    if not len(later):
+        return None
+    first_scn, first_seq = int(scn[later[0]]), int(seq[later[0]])
+    return Position(first_scn, first_seq - 1) if first_seq else Position(first_scn - 1, SEQ_END)
+
+
+def _checked(position: Position, oldest: Position, commit_us: int) -> Position:
+    if position <= oldest != ORIGIN:
+        raise LogTooYoung(
+            f"nothing that is kept was committed at {commit_us} us or before; the log reaches back "
+            f"to {oldest}",
+            oldest=oldest.to_json(),
+        )
+    return position
+
+
+def _is_after(scn: npt.NDArray[Any], seq: npt.NDArray[Any], position: Position) -> Mask:
+    later: Mask = (scn > position.scn) | ((scn == position.scn) & (seq > position.seq))
+    return later

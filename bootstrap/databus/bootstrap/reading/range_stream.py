@@ -1,0 +1,152 @@
+"""What changed between two positions, and the state at one: each as a stream of frames.
+
+Both are cut out of one ``FrameRange`` that is opened before the first byte goes out, so that
+neither merging nor sealing nor retention disturbs an answer that has begun.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Generator, Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from databus.bootstrap.reading.bootstrap_stream import Piece
+from databus.bootstrap.reading.frame_ranges import FrameRange, Mask, Unit
+from databus.bootstrap.reading.net_changes import PASS_ROWS, NetChanges
+from databus.bootstrap.reading.row_group_pruning import Pruning
+from databus.bootstrap.runs.parquet_runs import FrameBlock, RowGroup
+from databus.common.checkpoint import OnlineCheckpoint, Position
+from databus.common.filters.frame_selection import close_windows, gather
+from databus.common.filters.stream_filter import StreamFilter
+from databus.common.frame.frame_format import FrameColumns, Op
+
+_GONE = (int(Op.DELETE), int(Op.TRUNCATE))
+
+
+class RangeContent(enum.StrEnum):
+    """What of a range is sent."""
+
+    ALL = "all"
+    NET = "net"
+    STATE = "state"
+
+
+class RangeStream:
+    """The frames of a range that a reader wants, then the checkpoint to go on at.
+
+    Invariants:
+        I1. ALL sends every change in commit order, in windows.  NET sends of each key its last
+            state in the range, deletions included, in commit order.  STATE is NET of a range
+            that begins with nothing, without deletions, and never tears a window.
+        I2. The last piece alone has a checkpoint: an answer without it is not whole.
+        I3. ``groups_read`` and ``groups_skipped`` are the row groups within the range whose rows
+            were looked at and those that the filter's statistics left out.
+
+    Owner: one reader; ``pieces`` may be advanced from any thread, one at a time.
+    Raises: from ``pieces``: LogTooYoung, StoreError.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: str,
+        clock: str,
+        since: Position,
+        until: Position,
+        content: RangeContent,
+        opening: Callable[[], FrameRange],
+        stream_filter: StreamFilter,
+        source_ids: npt.NDArray[np.uint32],
+        piece_bytes: int,
+        pass_rows: int = PASS_ROWS,
+    ) -> None:
+        self.database, self.clock = database, clock
+        self.position = since
+        self.target = until
+        self._content = content
+        self._opening = opening
+        self._filter = stream_filter
+        self._source_ids = source_ids
+        self._pruning = Pruning(stream_filter, source_ids)
+        self._in_window = False
+        self.groups_read = self.groups_skipped = 0
+        self._piece_bytes = piece_bytes
+        self._pass_rows = pass_rows
+
+    def pieces(self) -> Generator[Piece, None, None]:
+        """All frames in order, then the checkpoint."""
+        found = self._opening()
+        try:
+            if self._content is RangeContent.STATE:
+                found.cut_at_window()
+            self.target = found.until
+            for block, mask in self._selected(found):
+                yield from self._cut(block, mask)
+        finally:
+            found.close()
+        self.position = self.target
+        yield Piece(b"", OnlineCheckpoint(self.database, self.clock, self.target), 0)
+
+    def _selected(self, found: FrameRange) -> Iterator[tuple[FrameBlock, Mask]]:
+        if self._content is RangeContent.ALL:
+            yield from self._every_change(found.units)
+            return
+        for block, columns, kept in self._last_states(found):
+            mask = kept & self._filter.mask(columns, block.data, self._source_ids)
+            if self._content is RangeContent.STATE:
+                mask &= ~np.isin(columns.op, _GONE)
+            yield block, mask
+
+    def _due(self, units: Iterable[Unit], may_matter: Callable[[RowGroup], bool]) -> Iterator[Unit]:
+        """The units to be read, each judged when it is its turn."""
+        for unit in units:
+            if unit.group is None or may_matter(unit.group):
+                self.groups_read += unit.group is not None
+                yield unit
+            else:
+                self.groups_skipped += 1
+
+    def _every_change(self, units: tuple[Unit, ...]) -> Iterator[tuple[FrameBlock, Mask]]:
+        # Inside a window that has begun everything is read: its end must come.
+        due = self._due(units, lambda group: self._in_window or self._pruning.may_match(group))
+        for unit in due:
+            for block in unit.blocks():
+                columns = block.columns()
+                taken = unit.is_wanted(columns.scn, columns.seq)
+                if not self._filter.is_empty:
+                    taken &= self._filter.mask(columns, block.data, self._source_ids)
+                    wanted = unit.is_wanted(columns.scn, columns.seq)
+                    taken, self._in_window = close_windows(
+                        columns, taken, in_window=self._in_window
+                    )
+                    taken &= wanted
+                yield block, taken
+
+    def _last_states(self, found: FrameRange) -> Iterator[tuple[FrameBlock, FrameColumns, Mask]]:
+        if found.is_reduced:
+            # One merged run: it has been reduced to the last states already.
+            for unit in self._due(found.units, self._pruning.may_match):
+                for block in unit.blocks():
+                    columns = block.columns()
+                    yield block, columns, unit.is_wanted(columns.scn, columns.seq)
+            return
+        ids = None if self._filter.takes_every_source else self._source_ids
+        units = tuple(self._due(found.units, self._pruning.may_decide))
+        net = NetChanges(units, source_ids=ids, pass_rows=self._pass_rows)
+        for _, block, kept in net.blocks():
+            yield block, block.columns(), kept
+
+    def _cut(self, block: FrameBlock, mask: Mask) -> Iterator[Piece]:
+        """The chosen frames of a block in pieces of about ``piece_bytes``."""
+        rows = np.flatnonzero(mask)
+        lengths = np.diff(block.edges)[rows]
+        ends = np.cumsum(lengths)
+        at = 0
+        while at < len(rows):
+            room = (int(ends[at - 1]) if at else 0) + self._piece_bytes
+            cut = max(at + 1, int(np.searchsorted(ends, room, side="right")))
+            frames = gather(block.data, block.edges[:-1][rows[at:cut]], lengths[at:cut])
+            yield Piece(frames, None, cut - at)
+            at = cut

@@ -1,0 +1,96 @@
+"""Which row groups a reader's filter cannot take anything of, by what their footers say.
+
+A footer has the least and the greatest value of a column in each row group.  What they can
+decide, and what not:
+
+* sources: a group of one table, or of tables whose numbers all lie on one side of those that
+  are wanted.  Groups of a busy log mix tables, and most of those are read.
+* ops: a group without any op that is wanted, such as one of inserts alone.
+* ``mod:``: hashes are spread over 64 bits, so that a group of a few different keys spans all
+  remainders.  It can be left out if its hashes lie closer together than there are buckets: a
+  group of one row, or of one key that changed again and again.
+* ``range:``: never.  It is about the number that a key begins with.  Of that the key's hash says
+  nothing, and bytes of keys are not in the order of their numbers.
+
+A window's end has the source 0, the hash 0 and an op above those of rows.  So of a segment's
+groups in which a window ends, only those of tables with smaller numbers can be left out: it is
+merged runs, which have no ends, that a filter saves reading.
+
+``/bootstrap``, ``/changes`` and ``/snapshot`` decide here.  What is not here: leaving out by
+position, which is the business of those who plan what is read.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from databus.bootstrap.runs.parquet_runs import RowGroup
+from databus.common.filters.stream_filter import ModPartition, Partition, StreamFilter
+from databus.common.frame.frame_format import FIRST_CONTROL_OP, Op
+
+
+class Pruning:
+    """One reader's filter, asked about row groups.
+
+    Invariants:
+        I1. A group of which it says no has no frame that the filter takes.  Where a footer has
+            no statistics it never says no.
+
+    Owner: one reader; nothing in it changes.
+    """
+
+    def __init__(self, stream_filter: StreamFilter, source_ids: npt.NDArray[np.uint32]) -> None:
+        """``source_ids`` are as for ``StreamFilter.mask``."""
+        self._filter = stream_filter
+        self._source_ids = source_ids
+
+    def may_match(self, group: RowGroup) -> bool:
+        """Whether the filter may take a frame of the group.
+
+        The end of a window is taken for what is before it, so who has sent a part of a window
+        reads on until it ends.
+        """
+        if not self._may_hold_source(group):
+            return False
+        low, high = group.ops
+        if high >= FIRST_CONTROL_OP:
+            return True  # control frames of a source pass the other filters
+        if self._filter.ops and not any(low <= op <= high for op in self._filter.ops):
+            return False
+        return self._may_hold_key(group)
+
+    def may_decide(self, group: RowGroup) -> bool:
+        """Whether the group may have anything to do with the keys that the filter takes.
+
+        For who looks for the last state of a key: a change whose op is not wanted still takes
+        the place of one whose op is, so ops decide nothing.
+        """
+        return self._may_hold_source(group) and self._may_hold_key(group)
+
+    def _may_hold_source(self, group: RowGroup) -> bool:
+        if self._filter.takes_every_source:
+            return True
+        low, high = group.source_ids
+        return bool(((self._source_ids >= low) & (self._source_ids <= high)).any())
+
+    def _may_hold_key(self, group: RowGroup) -> bool:
+        low, high = group.ops
+        is_cut = low <= Op.TRUNCATE <= high  # a truncate concerns every partition
+        return is_cut or may_hold(self._filter.partition, group.key_hashes)
+
+
+def may_hold(partition: Partition | None, key_hashes: tuple[int, int] | None) -> bool:
+    """Whether a partition may have a key whose hash lies in a row group's range.
+
+    Always for ``range:``, which hashes say nothing about.
+    """
+    if key_hashes is None or not isinstance(partition, ModPartition):
+        return True
+    low, high = key_hashes
+    if low < 0 <= high or high - low >= partition.count:
+        return True  # as unsigned numbers the range wraps, or it has every remainder
+    first = low % 2**64
+    return any(
+        (first + step) % partition.count in partition.buckets for step in range(high - low + 1)
+    )

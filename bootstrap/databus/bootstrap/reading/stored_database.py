@@ -1,0 +1,351 @@
+"""A database as the bootstrap server sees it: its log, its runs, its schemas, its seeding.
+
+Everything is read from the database's folder; writer and applier write it, in this process or
+in others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from databus.bootstrap.log import log_handover
+from databus.bootstrap.log.hot_log import FOLDER as LOG_FOLDER
+from databus.bootstrap.log.hot_log import HotLog, LogState
+from databus.bootstrap.log.seeding import GONE, SEEDED, is_whole
+from databus.bootstrap.reading.frame_ranges import at_time, before_time
+from databus.bootstrap.runs.apply_progress import applier_document
+from databus.bootstrap.runs.manifest import Manifest, Store
+from databus.bootstrap.runs.open_readers import OpenReaders
+from databus.common.checkpoint import ORIGIN, AtTime, Position, decode_position
+from databus.common.errors import FormatError, LogTooYoung, NotSeeded, StoreError, UnknownSource
+from databus.common.filters.stream_filter import StreamFilter, matches, matching_ids
+from databus.common.http.request_parameters import nearest
+from databus.common.schema.source_schema import SchemaSet, SourceSchema
+
+STALE_WRITER_S = 30.0
+
+
+class OpenLogs:
+    """The logs that this process has open: LMDB allows each to be opened once.
+
+    Owner: the process.  With ``writes`` its writer may open a log after somebody has read it,
+    so every log is opened for both from the start.
+    """
+
+    def __init__(self, *, writes: bool = False) -> None:
+        self._writes = writes
+        self._logs: dict[Path, HotLog] = {}
+        self.words: dict[Path, dict[str, Any]] = {}
+        """What a writer in this process says that it could not write down, by its log's folder."""
+
+    def to_write(self, folder: Path) -> HotLog:
+        """The log in ``folder``, made if there is none."""
+        if folder not in self._logs:
+            self._logs[folder] = HotLog(folder)
+        return self._logs[folder]
+
+    def to_read(self, folder: Path) -> HotLog:
+        """The log in ``folder``.
+
+        Raises:
+            StoreError: there is none yet.
+        """
+        if folder not in self._logs:
+            is_there = (folder / "data.mdb").exists()
+            self._logs[folder] = HotLog(folder, read_only=not (self._writes and is_there))
+        return self._logs[folder]
+
+    def close(self) -> None:
+        """Close all of them."""
+        for log in self._logs.values():
+            log.close()
+        self._logs.clear()
+
+
+class StoredDatabase:
+    """What the server needs to serve one database.
+
+    Owner: one event loop.
+    Raises: StoreError while there is no log yet.
+    """
+
+    def __init__(self, name: str, folder: Path, logs: OpenLogs, store: Store | None = None) -> None:
+        self.name = name
+        self.store = store or Store(folder)
+        self.groups_read = 0
+        self.groups_skipped = 0
+        self.open_readers = OpenReaders(self.store.storage)
+        self._log_folder = folder / LOG_FOLDER
+        self._logs = logs
+        self._schemas = SchemaSet()
+        self.rows_served = 0
+        self.bytes_served = 0
+        self.requests = 0
+        self.readers = 0
+
+    @property
+    def log(self) -> HotLog:
+        """The hot log."""
+        return self._logs.to_read(self._log_folder)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a log with a clock."""
+        return self.unready_reason() is None
+
+    def unready_reason(self) -> str | None:
+        """Why there is no log with a clock: it has not begun, or its file is damaged."""
+        try:
+            if not self.log.is_new():
+                return None
+        except FormatError as error:
+            return error.message
+        except StoreError:
+            pass
+        return f"the log of {self.name} has not begun"
+
+    def state(self) -> LogState:
+        """The log's state."""
+        return self.log.state()
+
+    def schemas(self) -> SchemaSet:
+        """All versions, read again from the log."""
+        for schema in self.log.schemas():
+            self._schemas.announce(schema)
+        return self._schemas
+
+    def schema_of(self, fingerprint: int) -> SourceSchema:
+        """The schema of a frame, or UnknownSchema."""
+        if fingerprint not in self._schemas:
+            self.schemas()
+        return self._schemas.by_fingerprint(fingerprint)
+
+    def seeding(self) -> Mapping[str, Mapping[str, Any]]:
+        """By source: its state and dump."""
+        return self.log.note("seeding") or {}
+
+    def source_names(self) -> list[str]:
+        """All sources that are known by a schema or are being seeded."""
+        return sorted({*self.schemas().sources, *self.seeding()})
+
+    def source_ids(self, stream_filter: StreamFilter) -> npt.NDArray[np.uint32]:
+        """The numbers of the sources that the filter takes."""
+        return matching_ids(self.source_names(), stream_filter)
+
+    def require_sources(self, patterns: tuple[str, ...]) -> list[str]:
+        """The known sources that match; without patterns all of them.
+
+        Raises:
+            UnknownSource: a name without wildcards is unknown, or no pattern matches at all.
+                While no source is known yet, every pattern may still come true.
+        """
+        known = self.source_names()
+        found = [name for name in known if not patterns or matches(name, patterns)]
+        plain = [pattern for pattern in patterns if not set(pattern) & set("*?[")]
+        for pattern in [*plain, *(() if found else patterns)]:
+            if known and pattern not in known:
+                raise UnknownSource(
+                    f"{self.name} has no source {pattern!r}{nearest(pattern, known)}",
+                    database=self.name,
+                    source=pattern,
+                )
+        return found
+
+    def require_seeded(self, patterns: tuple[str, ...]) -> None:
+        """Refuse a reader that needs whole tables while one of them is not there yet.
+
+        Raises:
+            NotSeeded: with the sources that are missing.
+        """
+        wanted = self.require_sources(patterns)
+        seeding = self.seeding()
+        states = {name: seeding.get(name, {}).get("state") for name in wanted}
+        # A glob does not ask for tables that cannot be read any more; their names do.
+        gone = {name for name, state in states.items() if state == GONE and name not in patterns}
+        missing = [n for n, state in states.items() if state != SEEDED and n not in gone]
+        if missing or not wanted:
+            raise NotSeeded(
+                f"{self.name}: {len(missing)} of {len(wanted)} sources asked for are not whole "
+                f"yet: {', '.join(missing[:5]) or 'none is known'}",
+                database=self.name,
+                sources=missing,
+            )
+
+    def require_whole(self, names: list[str], at: Position) -> None:
+        """Refuse the state at a position before a source's rows had all been read.
+
+        Raises:
+            LogTooYoung: with the position from which on the sources are whole.
+        """
+        whole = self._whole_from(names)
+        if at < whole:
+            raise LogTooYoung(
+                f"{self.name}: the sources asked for are whole from {whole} on, not at {at}",
+                oldest=whole.to_json(),
+            )
+
+    def _whole_from(self, names: list[str]) -> Position:
+        """Where the dumps that seeded these sources ended."""
+        seeding = self.seeding()
+        ends = [seeding.get(name, {}).get("end") for name in names]
+        return max((decode_position(end) for end in ends if end), default=ORIGIN)
+
+    def origin(self) -> Position | None:
+        """Where the log began, or began again after a gap; None if nobody has noted it."""
+        noted = self.log.note("origin")
+        return decode_position(noted) if noted else None
+
+    def resolved(self, point: Position | AtTime | None, *, exact: bool) -> Position | None:
+        """A commit time as the position that everything up to it lies at or before.
+
+        Raises:
+            LogTooYoung: see ``ranges.at_time``.
+        """
+        if isinstance(point, AtTime):
+            return at_time(self.store, self.log, point.commit_us, exact=exact)
+        return point
+
+    def before_time(self, commit_us: int) -> Position:
+        """Where a reader begins who wants all windows that were committed then or later.
+
+        Raises:
+            LogTooYoung: see ``ranges.before_time``.
+        """
+        return before_time(self.store, self.log, commit_us)
+
+    # -- documents ----------------------------------------------------------------------
+
+    def register_document(self, patterns: tuple[str, ...]) -> dict[str, Any]:
+        """All schema versions of the sources that match."""
+        wanted = set(self.require_sources(patterns))
+        schemas = self.schemas()
+        return {
+            "database": self.name,
+            "clock": self.state().clock,
+            "schemas": [
+                {
+                    "source": schema.source,
+                    "source_id": schema.source_id,
+                    "fingerprint": f"{schema.fingerprint:016x}",
+                    "version": schemas.version(schema),
+                    "schema": schema.to_json(),
+                }
+                for schema in schemas
+                if schema.source in wanted
+            ],
+        }
+
+    def range_document(self) -> dict[str, Any]:
+        """Name, clock and range, as in /v1/databases."""
+        return self._range_document(*self._manifest())
+
+    def _manifest(self) -> tuple[Manifest, str | None]:
+        """The manifest, and what is to be said if it lacks what the log has dropped."""
+        try:
+            return log_handover.read(self.log, self.store)[1], None
+        except StoreError as error:
+            return self.store.read(), error.message
+
+    def _range_document(self, manifest: Manifest, error: str | None) -> dict[str, Any]:
+        state = self.state()
+        chain = manifest.chain
+        return {
+            "name": self.name,
+            "clock": state.clock,
+            "prev": (chain[0].start if chain else state.start).to_json(),
+            "max": state.window.to_json(),
+            "snapshot": manifest.snapshot.to_json() if manifest.base else None,
+            "state": self.seeding_state() if error is None else "failing",
+            **({} if error is None else {"error": error}),
+        }
+
+    def seeding_state(self) -> str:
+        """``seeded`` when every known source is whole, ``seeding`` before."""
+        seeding = self.seeding()
+        return SEEDED if is_whole(seeding) else "seeding"
+
+    def status_document(self) -> dict[str, Any]:
+        """Everything that is known about the database here."""
+        if not self.is_ready:
+            return {"name": self.name, "state": "starting", "writer": self.writer_document()}
+        manifest, error = self._manifest()
+        state = self.state()
+        return {
+            **self._range_document(manifest, error),
+            "log": {
+                "start": state.start.to_json(),
+                "window": state.window.to_json(),
+                "checkpoint": state.last.to_json(),
+                "frame_bytes": state.frame_bytes,
+                "map_bytes": self.log.map_bytes(),
+                "appends": self.log.append_count,
+                "appended_windows": self.log.window_count,
+            },
+            "manifest": manifest.version,
+            "runs": [
+                {
+                    "id": run.id,
+                    "kind": run.kind.value,
+                    "start": run.start.to_json(),
+                    "stop": run.stop.to_json(),
+                    "rows": run.rows,
+                    "file_bytes": run.file_bytes,
+                    "files": len(run.files),
+                    "created_us": run.created_us,
+                }
+                for run in manifest.runs
+            ],
+            "retired_runs": len(manifest.retired),
+            "applies": list(manifest.applies[-10:]),
+            "applier": applier_document(self.store.storage),
+            "store": self.store.url,
+            "seeding": dict(self.seeding()),
+            "suspended": self.log.note("suspended") or {},
+            "gaps": self.log.note("gaps") or [],
+            "writer": self.writer_document(),
+            "served": {
+                "requests": self.requests,
+                "readers": self.readers,
+                "rows": self.rows_served,
+                "row_groups_read": self.groups_read,
+                "row_groups_skipped": self.groups_skipped,
+                "bytes": self.bytes_served,
+            },
+        }
+
+    def writer_document(self) -> dict[str, Any]:
+        """The log writer's last word about itself."""
+        if said := self._logs.words.get(self._log_folder):
+            return dict(said)
+        try:
+            document = self.log.note("writer") or {}
+        except FormatError as error:
+            return {"state": "failing", "error": error.message}
+        except StoreError:
+            return {"state": "down"}
+        age_s = time.time() - document.get("at_us", 0) / 1e6
+        if age_s > STALE_WRITER_S:
+            document["state"] = "down"
+        return document
+
+    def start_position(self, names: list[str]) -> Position:
+        """The snapshot's position; the origin while it does not hold these sources whole."""
+        snapshot = self.store.read().snapshot
+        seeding = self.seeding()
+        seeded = all(seeding.get(name, {}).get("state") == SEEDED for name in names)
+        return snapshot if seeded and self._whole_from(names) <= snapshot else ORIGIN
+
+    def target_position(self) -> Position:
+        """Up to where a bootstrap that begins now goes."""
+        return self.state().window
+
+
+def is_origin(position: Position) -> bool:
+    """Whether a start point means "I have nothing": scn 0, whatever its seq."""
+    return position.scn == ORIGIN.scn

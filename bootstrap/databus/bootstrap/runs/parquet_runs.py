@@ -1,0 +1,494 @@
+"""Runs: immutable Parquet file sets, each covering a range (start, stop] of the stream.
+
+A *segment* is a sealed piece of the log: every frame, in commit order.  A *delta* holds, of
+the frames of its range, only the last state of each key.  The *base* is a delta that begins at
+the origin, so that it needs no tombstones.  FORMAT.md is the specification.
+
+What belongs here: what a run is, and reading one.  Which runs exist is the manifest's
+business, writing them that of ``segments`` and ``applier``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from databus.bootstrap.runs.run_storage import LocalFiles, RunFiles
+from databus.common.checkpoint import ORIGIN, SEQ_END, Position
+from databus.common.errors import FormatError, StoreError
+from databus.common.frame.frame_format import FrameColumns, scan
+
+SCN_LIMIT = 2**63
+"""Positions in runs are signed 64-bit numbers, because that is what Spark has."""
+
+ROW_GROUP_BYTES = 16 << 20
+"""Frames of one row group, about: what a reader holds in memory, and the unit of pruning."""
+
+DECODED_BYTES = 2 << 20
+"""Frames that are decoded at once, about: they are sent while the next ones are decoded."""
+
+FOOTER_BYTES = 64 << 10
+"""What is read at once of a file's end: most footers are shorter."""
+
+COMPRESSION = "lz4"
+COLUMNS = ("scn", "seq", "source_id", "op", "flags", "commit_us", "key_hash", "key", "frame")
+SCHEMA = pa.schema(
+    [
+        ("scn", pa.int64()),
+        ("seq", pa.int64()),
+        ("source_id", pa.int64()),
+        ("op", pa.int32()),
+        ("flags", pa.int32()),
+        ("commit_us", pa.int64()),
+        ("key_hash", pa.int64()),
+        ("key", pa.binary()),
+        ("frame", pa.binary()),
+    ]
+)
+
+PARQUET: Mapping[str, Any] = {
+    "compression": COMPRESSION,
+    "use_dictionary": ["source_id", "op", "flags"],
+    "write_statistics": ["scn", "seq", "source_id", "op", "commit_us", "key_hash"],
+    "store_schema": False,
+    "write_page_checksum": True,
+}
+"""How pyarrow writes a file of a run."""
+
+
+class RunKind(enum.StrEnum):
+    """What a run keeps of its range."""
+
+    SEGMENT = "segment"
+    DELTA = "delta"
+    BASE = "base"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """One Parquet file of a run; no row lies before ``first`` or after ``last``.
+
+    ``footer_crc`` is the CRC-32C of the footer: by its statistics readers pass over row groups.
+    0 in manifests of earlier releases.
+    """
+
+    name: str
+    rows: int
+    file_bytes: int
+    frame_bytes: int
+    first: Position
+    last: Position
+    footer_crc: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A file set that covers (start, stop].
+
+    ``files`` are in the order of their rows.  ``partial_rows`` counts frames that do not hold
+    a whole row; ``truncates`` are the last TRUNCATE of each source in the range;
+    ``last_commit_us`` is the latest commit time in it, 0 if nobody noted it.
+    """
+
+    id: str
+    kind: RunKind
+    start: Position
+    stop: Position
+    files: tuple[RunFile, ...]
+    created_us: int
+    partial_rows: int = 0
+    truncates: tuple[tuple[int, Position], ...] = ()
+    last_commit_us: int = 0
+
+    @property
+    def newest_us(self) -> int:
+        """When the newest change in it was committed, as far as that was noted."""
+        return self.last_commit_us or self.created_us
+
+    @property
+    def rows(self) -> int:
+        """Rows in all files."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes on disk."""
+        return sum(file.file_bytes for file in self.files)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of the frames as they go over the wire."""
+        return sum(file.frame_bytes for file in self.files)
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether at most the last state of each key is kept."""
+        return self.kind is not RunKind.SEGMENT
+
+    def bytes_after(self, position: Position) -> int:
+        """Bytes of the frames after ``position``, at most: whole files are counted."""
+        return sum(file.frame_bytes for file in self.files if file.last > position)
+
+    def to_json(self) -> dict[str, Any]:
+        """The run as it stands in the manifest."""
+        return {
+            "id": self.id,
+            "kind": self.kind.value,
+            "start": list(self.start),
+            "stop": list(self.stop),
+            "created_us": self.created_us,
+            "partial_rows": self.partial_rows,
+            "truncates": [[source, *position] for source, position in self.truncates],
+            "last_commit_us": self.last_commit_us,
+            "files": [
+                {
+                    "name": file.name,
+                    "rows": file.rows,
+                    "file_bytes": file.file_bytes,
+                    "frame_bytes": file.frame_bytes,
+                    "first": list(file.first),
+                    "last": list(file.last),
+                    "footer_crc": file.footer_crc,
+                }
+                for file in self.files
+            ],
+        }
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> Run:
+        """The run that ``to_json`` wrote.
+
+        Raises:
+            FormatError: a part is missing or not of its form.
+        """
+        try:
+            files = tuple(
+                RunFile(
+                    name=_file_name(file["name"]),
+                    rows=int(file["rows"]),
+                    file_bytes=int(file["file_bytes"]),
+                    frame_bytes=int(file["frame_bytes"]),
+                    first=position_from(file["first"]),
+                    last=position_from(file["last"]),
+                    footer_crc=int(file.get("footer_crc", 0)),
+                )
+                for file in document["files"]
+            )
+            return Run(
+                id=_file_name(document["id"]),
+                kind=RunKind(document["kind"]),
+                start=position_from(document["start"]),
+                stop=position_from(document["stop"]),
+                files=files,
+                created_us=int(document["created_us"]),
+                partial_rows=int(document["partial_rows"]),
+                truncates=tuple(
+                    (int(source), Position(int(scn), int(seq)))
+                    for source, scn, seq in document["truncates"]
+                ),
+                last_commit_us=int(document.get("last_commit_us", 0)),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"not a run: {error!r} in {str(document)[:200]}") from error
+
+
+def position_from(pair: Any) -> Position:
+    """The position in ``[scn, seq]``.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    scn, seq = pair
+    if not isinstance(scn, int) or not isinstance(seq, int):
+        raise ValueError(f"{pair!r} is not [scn, seq]")
+    return Position(scn, seq)
+
+
+def _file_name(value: Any) -> str:
+    if not isinstance(value, str) or not value or "/" in value or value.startswith("."):
+        raise ValueError(f"{value!r} is not a plain file name")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A piece of a run that is read at once: its rows begin at ``first_row`` of the run.
+
+    No row of it lies before ``first`` or after ``last``, none was committed after
+    ``last_commit_us``; pairs are the least and the greatest of their column, ``key_hashes`` as
+    signed numbers.
+    """
+
+    file: int
+    index: int
+    first_row: int
+    rows: int
+    first: Position
+    last: Position
+    source_ids: tuple[int, int]
+    ops: tuple[int, int]
+    key_hashes: tuple[int, int] | None
+    last_commit_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrameBlock:
+    """Whole frames back to back, where Parquet decoded them to, and where each begins.
+
+    ``edges`` has one entry more than there are frames: the last is the end.
+    """
+
+    data: npt.NDArray[np.uint8]
+    edges: npt.NDArray[np.int64]
+
+    def slice(self, start: int, stop: int) -> FrameBlock:
+        """The frames ``start`` .. ``stop`` - 1, where they are."""
+        edges = self.edges[start : stop + 1]
+        return FrameBlock(self.data[edges[0] : edges[-1]], edges - edges[0])
+
+    def columns(self) -> FrameColumns:
+        """The headers as columns."""
+        return FrameColumns(self.data.view(np.uint64), self.edges[:-1], len(self.data))
+
+
+def blocks_of(table: Any) -> list[FrameBlock]:
+    """The ``frame`` column of an Arrow table, where it lies."""
+    return [_as_block(chunk) for chunk in table.column("frame").chunks]
+
+
+def _as_block(chunk: Any) -> FrameBlock:
+    _, offsets, values = chunk.buffers()
+    edges = np.frombuffer(offsets, dtype=np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+    if values is None:
+        return FrameBlock(np.empty(0, dtype=np.uint8), np.zeros(1, dtype=np.int64))
+    data = np.frombuffer(values, dtype=np.uint8)[edges[0] : edges[-1]]
+    return FrameBlock(data, edges.astype(np.int64) - int(edges[0]))
+
+
+class OpenRun:
+    """A run with all of its files open.
+
+    Invariants:
+        I1. Sizes and row counts of the files are those of the manifest.
+        I2. Once it is open, nobody can delete the data under it on a local disk: the
+            descriptors hold it.  Elsewhere reading fails when the run has gone.
+
+    Owner: one reader; ``frames`` may be called from another thread, one call at a time.
+    Raises: StoreError, naming run and file, if a file is missing, cut, or damaged.
+    """
+
+    def __init__(self, run: Run, files: RunFiles | Path) -> None:
+        self.run = run
+        self._place = LocalFiles(files) if isinstance(files, Path) else files
+        self._files: list[pq.ParquetFile] = []
+        try:
+            for file in run.files:
+                self._files.append(self._open(file))
+        except BaseException:
+            self.close()
+            raise
+        self.row_groups = tuple(self._row_groups())
+
+    def _open(self, file: RunFile) -> pq.ParquetFile:
+        place = self._place.location(file.name)
+        try:
+            source = self._place.open(file.name)
+            size = source.size()
+            if size != file.file_bytes:
+                source.close()
+                raise StoreError(
+                    f"run {self.run.id}: {place} has {size} bytes, the manifest says "
+                    f"{file.file_bytes}; restore the file or rebuild the store from a dump"
+                )
+            if file.footer_crc and footer_crc(source, size) != file.footer_crc:
+                source.close()
+                raise StoreError(
+                    f"run {self.run.id}: the footer of {place} has another CRC than the manifest "
+                    f"says; restore the file or rebuild the store from a dump"
+                )
+            opened = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+        except (OSError, pa.ArrowException) as error:
+            raise self._damaged(place, error) from error
+        if opened.metadata.num_rows != file.rows or opened.schema_arrow.names != list(COLUMNS):
+            opened.close(force=True)
+            raise StoreError(
+                f"run {self.run.id}: {place} has {opened.metadata.num_rows} rows of "
+                f"{opened.schema_arrow.names}, the manifest says {file.rows} of {list(COLUMNS)}"
+            )
+        return opened
+
+    def _damaged(self, place: str, error: Exception) -> StoreError:
+        return self._place.refusal(
+            f"run {self.run.id} covering ({self.run.start}, {self.run.stop}] cannot be read: "
+            f"{place}: {error}; restore the file or rebuild the store from a dump"
+        )
+
+    def _row_groups(self) -> Iterator[RowGroup]:
+        first_row = 0
+        for number, file in enumerate(self._files):
+            for index in range(file.metadata.num_row_groups):
+                group = file.metadata.row_group(index)
+                first, last = bounds(group)
+                sources = group.column(COLUMNS.index("source_id")).statistics
+                times = group.column(COLUMNS.index("commit_us")).statistics
+                ops = group.column(COLUMNS.index("op")).statistics
+                hashes = group.column(COLUMNS.index("key_hash")).statistics
+                yield RowGroup(
+                    file=number,
+                    index=index,
+                    first_row=first_row,
+                    rows=group.num_rows,
+                    first=first,
+                    last=last,
+                    source_ids=(sources.min, sources.max),
+                    ops=(ops.min, ops.max) if ops and ops.has_min_max else (0, 255),
+                    key_hashes=(
+                        (hashes.min, hashes.max) if hashes and hashes.has_min_max else None
+                    ),
+                    last_commit_us=times.max if times and times.has_min_max else SCN_LIMIT,
+                )
+                first_row += group.num_rows
+
+    def column_bytes(self, name: str) -> int:
+        """Bytes of a column of all rows, unpacked, as the files' footers say."""
+        column = COLUMNS.index(name)
+        return sum(
+            file.metadata.row_group(index).column(column).total_uncompressed_size
+            for file in self._files
+            for index in range(file.metadata.num_row_groups)
+        )
+
+    def frames(self, group: RowGroup) -> Iterator[FrameBlock]:
+        """The frames of a row group, back to back, in blocks of about DECODED_BYTES."""
+        file = self._files[group.file]
+        column = file.metadata.row_group(group.index).column(COLUMNS.index("frame"))
+        rows = 1 + DECODED_BYTES * group.rows // max(column.total_uncompressed_size, 1)
+        found = 0
+        try:
+            for batch in file.iter_batches(
+                rows, row_groups=[group.index], columns=["frame"], use_threads=False
+            ):
+                found += len(batch)
+                yield _as_block(batch.column(0))
+            # The headers of pages have no CRC.
+            if found != group.rows:
+                raise pa.ArrowInvalid(f"{found} rows of {group.rows} in a row group")
+        except (OSError, pa.ArrowException) as error:
+            raise self._read_error(group, error) from error
+
+    def check(self) -> None:
+        """Read everything and compare it with itself and with the run's range.
+
+        Raises:
+            StoreError, FormatError: at the first row that is wrong.
+        """
+        last = self.run.start
+        for group in self.row_groups:
+            table = self.table(group, list(COLUMNS)).combine_chunks()
+            for block in blocks_of(table):
+                columns = scan(block.data)
+                for name in ("scn", "seq", "source_id", "op", "flags", "commit_us", "key_hash"):
+                    stored = table.column(name).to_numpy()
+                    if (getattr(columns, name).astype(stored.dtype) != stored).any():
+                        raise StoreError(f"run {self.run.id}: column {name} is not the frames'")
+                for scn, seq in zip(columns.scn.tolist(), columns.seq.tolist(), strict=True):
+                    if not last < (scn, seq) <= self.run.stop:
+                        raise StoreError(
+                            f"run {self.run.id}: a frame at {scn}:{seq} follows {last}, the run "
+                            f"covers ({self.run.start}, {self.run.stop}]"
+                        )
+                    last = Position(scn, seq)
+
+    def table(self, group: RowGroup, names: list[str]) -> Any:
+        """Columns of a row group, by their names, as an Arrow table."""
+        try:
+            table = self._files[group.file].read_row_group(group.index, columns=names)
+            if table.num_rows != group.rows:
+                raise pa.ArrowInvalid(f"{table.num_rows} rows of {group.rows} in a row group")
+            return table
+        except (OSError, pa.ArrowException) as error:
+            raise self._read_error(group, error) from error
+
+    def _read_error(self, group: RowGroup, error: Exception) -> StoreError:
+        return self._damaged(self._place.location(self.run.files[group.file].name), error)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for file in self._files:
+            file.close(force=True)
+
+
+def bounds(group: Any) -> tuple[Position, Position]:
+    """Positions between which all rows of a row group lie, from its statistics."""
+    scn = group.column(COLUMNS.index("scn")).statistics
+    seq = group.column(COLUMNS.index("seq")).statistics
+    if scn is None or not scn.has_min_max or seq is None or not seq.has_min_max:
+        return ORIGIN, Position(SCN_LIMIT, SEQ_END)
+    if scn.min == scn.max:
+        return Position(scn.min, seq.min), Position(scn.max, seq.max)
+    return Position(scn.min, 0), Position(scn.max, SEQ_END)
+
+
+def footer_crc(source: Any, size: int) -> int:
+    """CRC-32C of a Parquet file's footer, with its length and the magic behind it."""
+    tail = source.read_at(min(size, FOOTER_BYTES), max(0, size - FOOTER_BYTES))
+    footer_bytes = min(size, int.from_bytes(tail[-8:-4], "little") + 8)
+    if footer_bytes > len(tail):
+        tail = source.read_at(footer_bytes, size - footer_bytes)
+    return int(google_crc32c.value(tail[len(tail) - footer_bytes :]))
+
+
+def describe_file(path: Path) -> RunFile:
+    """As ``describe``, of a local file."""
+    return describe(LocalFiles(path.parent), path.name)
+
+
+def describe(files: RunFiles, name: str) -> RunFile:
+    """What the manifest has to know of a Parquet file, from its footer.
+
+    Raises:
+        StoreError: it is not a Parquet file of a run.
+    """
+    place = files.location(name)
+    try:
+        with files.open(name) as source:
+            size = source.size()
+            crc = footer_crc(source, size)
+            with pq.ParquetFile(source) as file:
+                metadata = file.metadata
+                names = file.schema_arrow.names
+    except (OSError, pa.ArrowException) as error:
+        raise files.refusal(f"{place} is not a whole Parquet file: {error}") from error
+    if names != list(COLUMNS):
+        raise StoreError(f"{place} has the columns {names}, a run has {list(COLUMNS)}")
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    limits = [bounds(group) for group in groups if group.num_rows]
+    frame_column = COLUMNS.index("frame")
+    return RunFile(
+        name=name,
+        rows=metadata.num_rows,
+        file_bytes=size,
+        frame_bytes=sum(g.column(frame_column).total_uncompressed_size for g in groups),
+        first=min((first for first, _ in limits), default=ORIGIN),
+        last=max((last for _, last in limits), default=ORIGIN),
+        footer_crc=crc,
+    )
+
+
+def in_order(files: list[RunFile]) -> tuple[RunFile, ...]:
+    """Files of one run in the order of their rows; files without rows are left out.
+
+    Files do not overlap, so (first, last) orders them: of two that share an scn at a border,
+    the one that begins or ends elsewhere lies on that side.
+    """
+    filled = [file for file in files if file.rows]
+    return tuple(sorted(filled, key=lambda file: (file.first.scn, file.last.scn, file.first.seq)))

@@ -1,0 +1,332 @@
+"""Where runs and the manifest lie: a local folder, or whatever else can do what is asked here.
+
+What belongs here: reading, writing, listing and deleting, one atomic replacement, and leases.
+What does not: what a manifest says, and which files a run has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from databus.bootstrap.runs import failpoints
+from databus.common.errors import StoreBusy, StoreError
+from databus.common.private import make_folder, private_opener
+
+MANIFEST = "manifest.json"
+RUNS = "runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A small object's content, and the tag by which it is replaced."""
+
+    content: bytes
+    tag: str
+
+
+class Lease(Protocol):
+    """The right to be the only one of a role.
+
+    ``number`` grows with each holder; 0 where a holder cannot outlive its lease.
+    """
+
+    @property
+    def number(self) -> int:
+        """Which holder this is."""
+
+    def check(self) -> None:
+        """Make sure that it is still ours.
+
+        Raises:
+            StoreBusy: another one has it, or may have it by now.
+        """
+
+
+class RunFiles(Protocol):
+    """The files of one run."""
+
+    @property
+    def refusal(self) -> type[StoreError]:
+        """As what an error of reading or writing them is raised: its hint fits the place."""
+
+    def location(self, name: str) -> str:
+        """The file's place, for messages and for Spark."""
+
+    def open(self, name: str) -> Any:
+        """The file as a ``pyarrow.NativeFile`` that can be read anywhere."""
+
+    def create(self, name: str) -> Any:
+        """A new file as a ``pyarrow.NativeFile`` to write; complete when closed."""
+
+    def names(self) -> list[str]:
+        """What is there."""
+
+    def delete(self, name: str) -> None:
+        """Delete one file."""
+
+    def settle(self, names: list[str]) -> None:
+        """Make files durable."""
+
+
+class Storage(Protocol):
+    """The place of one database's runs.
+
+    Invariants:
+        I1. ``replace_manifest`` changes all of it or nothing, and only what had the tag.
+        I2. A file of a run appears when it is complete, or is named by nobody before.
+
+    Raises: StoreError for what the place refuses.
+    """
+
+    @property
+    def url(self) -> str:
+        """The place, for messages."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The place as a local folder, if it is one."""
+
+    def create(self) -> None:
+        """Make what must exist before anything is written."""
+
+    def read_manifest(self) -> Document | None:
+        """The manifest; None before the first."""
+
+    def switching(self) -> AbstractContextManager[None]:
+        """Where it can be had cheaply: nobody else replaces the manifest within the block."""
+
+    def replace_manifest(self, content: bytes, tag: str | None) -> bool:
+        """Replace what has this tag (None: nothing is there); False if something else is."""
+
+    def lease(self, role: str, owner: str | None) -> AbstractContextManager[Lease]:
+        """Be the only ``role``.  ``owner`` names one that cannot run twice.
+
+        Raises:
+            StoreBusy: another one is.
+        """
+
+    def run_ids(self) -> list[str]:
+        """Runs of which any file is there, named by a manifest or not."""
+
+    def files(self, run_id: str) -> RunFiles:
+        """The files of a run."""
+
+    def delete_run(self, run_id: str) -> None:
+        """Delete what there is of a run."""
+
+    def write_note(self, name: str, content: bytes) -> None:
+        """Replace a small document that nothing depends on."""
+
+    def read_note(self, name: str) -> bytes | None:
+        """The document; None if there is none."""
+
+    def note_names(self, prefix: str) -> list[str]:
+        """The names of documents that begin so."""
+
+    def delete_note(self, name: str) -> None:
+        """Delete a document, if it is there."""
+
+
+@contextlib.contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    """What the disk refuses within the block, as a StoreError that names the place."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: {error}") from error
+
+
+def sync_folder(folder: Path, names: list[str]) -> None:
+    """Make files and their entries in the folder durable."""
+    for name in (*names, "."):
+        descriptor = os.open(folder / name, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class LocalFiles:
+    """A run's folder.
+
+    Once a file is open, nobody can take its data away: the descriptor holds it.
+    """
+
+    refusal = StoreError
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def location(self, name: str) -> str:
+        """The file's path."""
+        return str(self.folder / name)
+
+    def open(self, name: str) -> Any:
+        """The open file."""
+        return pa.OSFile(self.location(name))
+
+    def create(self, name: str) -> Any:
+        """A new file; its folder is made."""
+        make_folder(self.folder)
+        return pa.OSFile(self.location(name), mode="wb")
+
+    def names(self) -> list[str]:
+        """Everything in the folder, in alphabetical order."""
+        with _refusals(self.folder):
+            return sorted(path.name for path in self.folder.iterdir())
+
+    def delete(self, name: str) -> None:
+        """Delete a file, or a folder that Spark left."""
+        path = self.folder / name
+        with _refusals(path):
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+
+    def settle(self, names: list[str]) -> None:
+        """fsync files, their folder, and the folder that it lies in."""
+        with _refusals(self.folder):
+            sync_folder(self.folder, names)
+            sync_folder(self.folder.parent, [])
+
+
+class _HeldFile:
+    """A lease that the operating system ends with its holder."""
+
+    number = 0
+
+    def check(self) -> None:
+        """It cannot be lost."""
+
+
+class LocalStorage:
+    """A folder on a local disk, or on one that several machines have mounted.
+
+    Assumptions: rename is atomic, what was fsynced stays, and ``flock`` reaches everybody.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs_folder = folder / RUNS
+        self.manifest_path = folder / MANIFEST
+
+    @property
+    def url(self) -> str:
+        """The folder."""
+        return str(self.folder)
+
+    def create(self) -> None:
+        """Make the folders."""
+        with _refusals(self.runs_folder):
+            make_folder(self.runs_folder)
+
+    def read_manifest(self) -> Document | None:
+        """The file's content; its tag means nothing, ``switching`` keeps others out."""
+        try:
+            return Document(self.manifest_path.read_bytes(), "")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"{self.manifest_path}: {error}") from error
+
+    @contextlib.contextmanager
+    def switching(self) -> Iterator[None]:
+        """Hold the manifest's lock."""
+        with self._locked("manifest.lock", wait=True):
+            yield
+
+    def replace_manifest(self, content: bytes, tag: str | None) -> bool:
+        """Write a new file, then rename it; the caller is within ``switching``."""
+        temporary = self.manifest_path.with_suffix(".new")
+        try:
+            with open(temporary, "wb", opener=private_opener) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            failpoints.reach("manifest.file_written")
+            temporary.rename(self.manifest_path)
+            failpoints.reach("manifest.renamed")
+            sync_folder(self.folder, [])
+        except OSError as error:
+            raise StoreError(f"{self.manifest_path} cannot be replaced: {error}") from error
+        return True
+
+    @contextlib.contextmanager
+    def lease(self, role: str, owner: str | None) -> Iterator[Lease]:
+        """Hold the role's lock; it ends with this process, however that ends."""
+        with self._locked(f"{role}.lock", wait=False):
+            yield _HeldFile()
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, *, wait: bool) -> Iterator[None]:
+        path = self.folder / name
+        with contextlib.ExitStack() as stack:
+            with _refusals(path):
+                file = stack.enter_context(open(path, "a+", opener=private_opener))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                role = name.removesuffix(".lock")
+                raise StoreBusy(
+                    f"process {holder} is the {role} of {self.folder}; there can be only one"
+                ) from None
+            # A full disk must not keep anybody from a lock: the content is for people.
+            with contextlib.suppress(OSError):
+                os.ftruncate(file.fileno(), 0)
+                os.pwrite(file.fileno(), f"{os.getpid()}\n".encode(), 0)
+            yield
+
+    def run_ids(self) -> list[str]:
+        """The names of the run folders."""
+        if not self.runs_folder.is_dir():
+            return []
+        with _refusals(self.runs_folder):
+            return sorted(path.name for path in self.runs_folder.iterdir())
+
+    def files(self, run_id: str) -> RunFiles:
+        """The run's folder."""
+        return LocalFiles(self.runs_folder / run_id)
+
+    def delete_run(self, run_id: str) -> None:
+        """Delete the run's folder."""
+        shutil.rmtree(self.runs_folder / run_id, ignore_errors=True)
+
+    def write_note(self, name: str, content: bytes) -> None:
+        """Replace a file, without asking for durability."""
+        path = self.folder / name
+        try:
+            temporary = path.with_name(f".{name}.{os.getpid()}.{threading.get_ident()}")
+            temporary.write_bytes(content)
+            temporary.rename(path)
+        except OSError as error:
+            raise StoreError(f"{path}: {error}") from error
+
+    def read_note(self, name: str) -> bytes | None:
+        """The file's content."""
+        try:
+            return (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"{self.folder / name}: {error}") from error
+
+    def note_names(self, prefix: str) -> list[str]:
+        """The names of files that begin so."""
+        with _refusals(self.folder):
+            return sorted(path.name for path in self.folder.glob(f"{prefix}*"))
+
+    def delete_note(self, name: str) -> None:
+        """Delete the file."""
+        with _refusals(self.folder / name):
+            (self.folder / name).unlink(missing_ok=True)

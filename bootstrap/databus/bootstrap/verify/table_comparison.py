@@ -1,0 +1,205 @@
+"""Whether a copy of a table equals the table: by digests of rows, and row by row.  Pure.
+
+The source's rows come as pairs of hashes (16 bytes a row), the copy's as frames.  What does not
+match by its hashes is only a candidate: the two were not read at the same moment.  The verdict
+over a candidate is ``judge``'s, over both sides read again around one moment.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from databus.common.compiled.xxh3 import xxh3_64_of_each
+from databus.common.errors import DatabusError
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import (
+    FIRST_CONTROL_OP,
+    HEADER_BYTES,
+    Flag,
+    FrameColumns,
+    FrameView,
+)
+from databus.common.schema.source_schema import SchemaSet, SourceSchema
+
+_U64 = npt.NDArray[np.uint64]
+
+
+class TableComparison(enum.StrEnum):
+    """What is wrong with a row of the copy."""
+
+    EQUAL = "equal"
+    CHANGED = "changed"
+    MISSING = "missing"
+    EXTRA = "extra"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """The keys after ``after`` up to ``upto``, in the source's own order; None is no bound."""
+
+    after: list[Any] | None
+    upto: list[Any] | None
+
+
+class TableDigests:
+    """The digests of a table's rows, chunk by chunk, and which of them a copy has.
+
+    Invariants:
+        I1. A row of the source is left over, or a key of the copy becomes a candidate, if the
+            two differ in it, up to a collision of both 64-bit hashes.
+
+    Owner: one task.  Memory: 21 bytes a row of the source, and the keys of the candidates.
+    """
+
+    def __init__(self) -> None:
+        self.ranges: list[KeyRange] = []
+        self.candidates: set[bytes] = set()
+        self._parts: list[npt.NDArray[np.uint64]] = []
+        self._hashes: _U64 = np.empty(0, dtype=np.uint64)
+        self._digests: _U64 = np.empty(0, dtype=np.uint64)
+        self._chunks: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._seen: npt.NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
+        self._shared: npt.NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
+
+    def add(self, pairs: npt.NDArray[np.uint64], keys: KeyRange) -> None:
+        """A chunk: a key hash and a row digest for each row, and where it lies."""
+        self._parts.append(pairs)
+        self.ranges.append(keys)
+
+    def sort(self) -> None:
+        """Every chunk is there: get ready for the copy's frames."""
+        pairs = np.concatenate([np.empty((0, 2), dtype=np.uint64), *self._parts])
+        chunks = np.repeat(np.arange(len(self._parts)), [len(part) for part in self._parts])
+        order = np.argsort(pairs[:, 0], kind="stable")
+        self._hashes, self._digests = pairs[order, 0], pairs[order, 1]
+        self._chunks = chunks[order]
+        self._seen = np.zeros(len(order), dtype=np.bool_)
+        # Rows whose keys share a hash cannot be told apart here.
+        same = self._hashes[1:] == self._hashes[:-1]
+        self._shared = np.zeros(len(order), dtype=np.bool_)
+        self._shared[1:] |= same
+        self._shared[:-1] |= same
+        self._parts.clear()
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def range_of(self, key: bytes) -> KeyRange | None:
+        """The chunk in which the source had this key; None if it had it nowhere."""
+        at = self._place(key)
+        return None if at is None else self.ranges[int(self._chunks[at])]
+
+    def observe(self, columns: FrameColumns, data: memoryview) -> None:
+        """Frames of the copy's state."""
+        buffer = np.frombuffer(data, dtype=np.uint8)
+        hashes = columns.key_hash
+        if len(self._hashes):
+            at = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+            known = self._hashes[at] == hashes
+            self._seen[at[known]] = True
+        else:
+            at, known = np.zeros(len(hashes), dtype=np.int64), np.zeros(len(hashes), dtype=np.bool_)
+        equal = known & ((columns.flags & int(Flag.PARTIAL)) == 0)
+        equal &= columns.op < FIRST_CONTROL_OP
+        if equal.any():
+            starts, stops = row_places(columns)
+            digests = xxh3_64_of_each(buffer, starts[equal], stops[equal])
+            places = at[equal]
+            equal[equal] = (self._digests[places] == digests) & ~self._shared[places]
+        for index in np.flatnonzero(~equal & (columns.op < FIRST_CONTROL_OP)).tolist():
+            start = int(columns.offset[index]) + HEADER_BYTES
+            self.candidates.add(bytes(data[start : start + int(columns.key_len[index])]))
+
+    def left_over(self) -> list[int]:
+        """The chunks with rows of which the copy has not shown the key."""
+        return [int(number) for number in np.unique(self._chunks[~self._seen])]
+
+    def is_left_over(self, key: bytes) -> bool:
+        """Whether the source has a row with this key of which the copy has shown nothing."""
+        at = self._place(key)
+        return at is not None and not self._seen[at]
+
+    def _place(self, key: bytes) -> int | None:
+        wanted = np.uint64(frame_format.key_hash(key))
+        at = int(np.searchsorted(self._hashes, wanted))
+        return at if at < len(self._hashes) and self._hashes[at] == wanted else None
+
+
+def row_places(columns: FrameColumns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where the rows after the change begin and end in the scanned block."""
+    starts = columns.offset + HEADER_BYTES + columns.key_len + columns.before_len
+    return starts, starts + columns.after_len
+
+
+def folded(
+    frames: Sequence[FrameView], schemas: SchemaSet, reader: SourceSchema
+) -> dict[str, Any] | None:
+    """The row that a whole state and the patches after it amount to; None if there is none."""
+    row: dict[str, Any] | None = None
+    for view in frames:
+        if view.after is None:
+            row = None
+            continue
+        schema = schemas.by_fingerprint(view.schema_fp)
+        read = schema.decode_row(view.after, reader=reader)
+        absent = schema.absent_names(view.absent) if view.flags & Flag.PARTIAL else ()
+        if row is None or not absent:
+            row = read
+        else:
+            row.update({name: value for name, value in read.items() if name not in absent})
+    return row
+
+
+def judge(
+    source_row: bytes | None,
+    copy: Sequence[FrameView],
+    schemas: SchemaSet,
+    schema: SourceSchema,
+) -> tuple[TableComparison, list[str]]:
+    """Compare one row, both sides read around one moment; with the names of unequal columns."""
+    row = folded(copy, schemas, schema)
+    if source_row is None:
+        return (TableComparison.EQUAL, []) if row is None else (TableComparison.EXTRA, [])
+    if row is None:
+        return TableComparison.MISSING, []
+    try:
+        if schema.encode_row(row) == source_row:
+            return TableComparison.EQUAL, []
+    except DatabusError:
+        pass  # A column that may not be null any more has no value in an old row.
+    truth = schema.decode_row(source_row)
+    unequal = [name for name, value in truth.items() if not _same(value, row.get(name))]
+    return TableComparison.CHANGED, unequal
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one == other) or (one != one and other != other)
+
+
+class WantedFrames:
+    """The frames of some keys among many, in order; of the others nothing is kept.
+
+    Owner: one task.
+    """
+
+    def __init__(self, wanted: Collection[bytes]) -> None:
+        self._wanted = frozenset(wanted)
+        hashes = np.fromiter((frame_format.key_hash(key) for key in self._wanted), dtype=np.uint64)
+        self._hashes = np.sort(hashes)
+        self.found: dict[bytes, list[FrameView]] = {}
+
+    def observe(self, block: bytes) -> None:
+        """Keep what is wanted of whole frames, back to back."""
+        columns = frame_format.scan(block, verify=False)
+        for index in np.flatnonzero(np.isin(columns.key_hash, self._hashes)).tolist():
+            view = frame_format.trusted_frame(memoryview(block), int(columns.offset[index]))
+            key = bytes(view.key)
+            if key in self._wanted:
+                kept = memoryview(bytes(view.bytes))
+                self.found.setdefault(key, []).append(frame_format.trusted_frame(kept, 0))

@@ -1,0 +1,225 @@
+"""The copy of a database that is compared with its source: over HTTP, or in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any, Protocol, Self
+
+import aiohttp
+import numpy as np
+
+from databus.bootstrap.reading.frame_ranges import FrameRange, Starts, changes_from, state_from
+from databus.bootstrap.reading.range_stream import RangeContent, RangeStream
+from databus.bootstrap.reading.stored_database import StoredDatabase
+from databus.common.checkpoint import ORIGIN, Position, decode_position
+from databus.common.errors import ServerUnavailable, from_answer, from_error_frame
+from databus.common.filters.stream_filter import StreamFilter
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import FIRST_CONTROL_OP, FrameSplitter, Op
+from databus.common.http.peer_answers import (
+    MAX_BODY_BYTES,
+    PLAIN,
+    read_bounded,
+    read_json,
+    require_plain,
+)
+from databus.common.http.stream_formats import FRAMES_TYPE
+from databus.common.schema.source_schema import SchemaSet, SourceSchema
+
+PIECE_BYTES = 4 << 20
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=60.0)
+
+Blocks = AsyncGenerator[bytes, None]
+
+
+class Copy(Protocol):
+    """What a comparison needs of the copy.
+
+    ``state`` gives a source's rows as blocks of frames, ``changes`` the last frame of each key
+    that changed after ``since``; both end where the copy's log ended when they began.
+    """
+
+    async def end(self) -> Position:
+        """Up to where the copy has everything."""
+
+    async def schemas(self, source: str) -> SchemaSet:
+        """All versions of a source's schema."""
+
+    def state(self, source: str) -> Blocks:
+        """The rows of a source now."""
+
+    def changes(self, source: str, since: Position) -> Blocks:
+        """What changed in a source after ``since``."""
+
+
+class HttpPeer:
+    """JSON and bodies of one server's database, with errors as what they are.
+
+    Owner: one event loop; ``async with`` opens and closes its connections.
+    Raises: ServerUnavailable if it does not answer; the error that it answered with.
+    """
+
+    def __init__(self, server: str, database: str) -> None:
+        self.url = f"{server.rstrip('/')}/v1/{database}"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(timeout=_TIMEOUT, auto_decompress=False)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    @contextlib.asynccontextmanager
+    async def ask(
+        self, method: str, path: str, body: Any = None, **query: str
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer that is no error."""
+        if self._session is None:
+            raise ServerUnavailable("the connections are closed")
+        url = f"{self.url}/{path}"
+        headers = {"Accept": FRAMES_TYPE if method == "GET" else "*/*", **PLAIN}
+        try:
+            async with self._session.request(
+                method, url, json=body, params=query, headers=headers, allow_redirects=False
+            ) as answer:
+                if answer.status >= 300:
+                    text = await read_bounded(url, answer.headers, answer.content)
+                    raise from_answer(url, answer.status, text)
+                require_plain(url, answer.headers)
+                yield answer
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            raise ServerUnavailable(f"{url} does not answer: {reason}") from error
+
+    async def body(self, method: str, path: str, body: Any = None, **query: str) -> bytes:
+        """The whole body of an answer."""
+        async with self.ask(method, path, body, **query) as answer:
+            return await read_bounded(self.url, answer.headers, answer.content, MAX_BODY_BYTES)
+
+    async def document(
+        self, method: str, path: str, body: Any = None, **query: str
+    ) -> dict[str, Any]:
+        """The JSON object that is answered."""
+        text = await self.body(method, path, body, **query)
+        found = read_json(text, f"the answer of {self.url}/{path}", ServerUnavailable)
+        if not isinstance(found, dict):
+            raise ServerUnavailable(f"{self.url}/{path} answered {str(found)[:100]}, no object")
+        return found
+
+
+class ServedCopy:
+    """The copy that a bootstrap server serves.
+
+    Owner: one task.
+    """
+
+    def __init__(self, server: HttpPeer) -> None:
+        self._server = server
+
+    async def sources(self) -> list[str]:
+        """The names of the sources that it has."""
+        document = await self._server.document("GET", "sources")
+        return [item["name"] for item in document["sources"]]
+
+    async def end(self) -> Position:
+        """See ``Copy.end``."""
+        return decode_position(await self._server.document("GET", "targetSCN"))
+
+    async def schemas(self, source: str) -> SchemaSet:
+        """See ``Copy.schemas``."""
+        document = await self._server.document("GET", "register", sources=source)
+        return SchemaSet(SourceSchema.from_json(one["schema"]) for one in document["schemas"])
+
+    def state(self, source: str) -> Blocks:
+        """See ``Copy.state``."""
+        return self._frames("snapshot", sources=source)
+
+    def changes(self, source: str, since: Position) -> Blocks:
+        """See ``Copy.changes``."""
+        return self._frames("changes", sources=source, since=f"{since.scn}:{since.seq}", mode="net")
+
+    async def _frames(self, path: str, **query: str) -> Blocks:
+        """The frames of an answer.
+
+        Raises:
+            ServerUnavailable: it broke off.
+            DatabusError: what the server put into it.
+        """
+        splitter = FrameSplitter()
+        is_whole = False
+        async with self._server.ask("GET", path, **query) as answer:
+            async for chunk in answer.content.iter_any():
+                block = splitter.feed(chunk)
+                if not block:
+                    continue
+                columns = frame_format.scan(block, verify=False)
+                for index in np.flatnonzero(columns.op >= FIRST_CONTROL_OP).tolist():
+                    view = frame_format.trusted_frame(memoryview(block), int(columns.offset[index]))
+                    if view.op == Op.ERROR:
+                        raise from_error_frame(bytes(view.after or b""))
+                    is_whole = is_whole or view.op == Op.CHECKPOINT
+                yield block
+        if not is_whole:
+            raise ServerUnavailable(f"the answer of {self._server.url}/{path} broke off")
+
+
+class LocalCopy:
+    """The copy in this process's store: for the log writer, which repairs it.
+
+    Owner: one task; the log is open in this process.
+    """
+
+    def __init__(self, database: StoredDatabase) -> None:
+        self._database = database
+
+    async def end(self) -> Position:
+        """See ``Copy.end``."""
+        return self._database.state().window
+
+    async def schemas(self, source: str) -> SchemaSet:
+        """See ``Copy.schemas``."""
+        return self._database.schemas()
+
+    def state(self, source: str) -> Blocks:
+        """See ``Copy.state``."""
+        origin = self._database.origin()
+        return self._frames(source, RangeContent.STATE, lambda until: state_from(until, origin))
+
+    def changes(self, source: str, since: Position) -> Blocks:
+        """See ``Copy.changes``."""
+        starts = changes_from(since, every_change=False)
+        return self._frames(source, RangeContent.NET, lambda _: starts)
+
+    async def _frames(
+        self, source: str, content: RangeContent, starts: Callable[[Position], Starts]
+    ) -> Blocks:
+        database, until = self._database, self._database.state().window
+        wanted = StreamFilter(sources=(source,))
+
+        def opening() -> FrameRange:
+            return FrameRange(
+                database.store, database.log, starts(until), until, every_change=False
+            )
+
+        stream = RangeStream(
+            database=database.name,
+            clock=database.state().clock,
+            since=ORIGIN,
+            until=until,
+            content=content,
+            opening=opening,
+            stream_filter=wanted,
+            source_ids=database.source_ids(wanted),
+            piece_bytes=PIECE_BYTES,
+        )
+        pieces = stream.pieces()
+        try:
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                if len(piece.frames):
+                    yield bytes(piece.frames)
+        finally:
+            pieces.close()

@@ -1,0 +1,57 @@
+"""``databus demo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from databus.common.errors import BadRequest
+from databus.common.extras import require_extra
+
+EXIT_DIFFERENT = 4
+SHORTEST_S = 25.0
+
+
+def demo(
+    db: Annotated[
+        str, typer.Option(metavar="sqlite|postgres|mariadb", help="The database.")
+    ] = "sqlite",
+    duration: Annotated[float, typer.Option(help="Seconds, from start to verdict.")] = 60.0,
+    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
+    keep: Annotated[bool, typer.Option(help="Keep the folder with logs and data.")] = False,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save the picture as SVG.")
+    ] = None,
+) -> None:
+    """Show the whole system at work on a small shop, and compare the results.
+
+    A workload runs on a database; relay, log writer, Spark applier, bootstrap server and two
+    consumers run; one consumer sleeps until the relay has forgotten its position. At the end
+    each consumer's tables are compared with the source, row by row: exit code 0 if all are
+    equal, 4 if not.
+
+    Examples:
+
+        databus demo
+        databus demo --db postgres --duration 40
+    """
+    import asyncio
+
+    require_extra("demo")
+    from databus.cli.demo.demo import Demo
+    from databus.cli.demo.shop import DIALECTS
+
+    if db not in DIALECTS:
+        raise BadRequest(f"--db {db!r} is none of {', '.join(DIALECTS)}")
+    if duration < SHORTEST_S:
+        raise BadRequest(f"--duration {duration} is too short: it takes {SHORTEST_S:.0f} or more")
+    equal = asyncio.run(Demo(db, duration_s=duration, seed=seed, keep=keep, picture=picture).run())
+    if not equal:
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+def add_to(cli: typer.Typer) -> None:
+    """Add the command to the command line."""
+    cli.command()(demo)

@@ -1,0 +1,153 @@
+"""What an application writes: a ``Consumer``, and the results that its callbacks may give."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable
+from typing import TypeAlias
+
+from databus.client.application.events import Event, Window
+from databus.common.checkpoint import Checkpoint
+from databus.common.errors import DatabusError
+from databus.common.schema.source_schema import SourceSchema
+from databus.common.table_state import TableState
+
+
+class Result(enum.Enum):
+    """What a callback says about its work; None is SUCCESS."""
+
+    SUCCESS = "success"
+    CHECKPOINT = "checkpoint"
+    """Success, and take a checkpoint at the end of this window whatever the cadence."""
+    SKIP_CHECKPOINT = "skip_checkpoint"
+    """Success, but take no checkpoint at the end of this window."""
+    ERROR = "error"
+    """Roll back to the last checkpoint and call again from there."""
+    ERROR_FATAL = "error_fatal"
+    """Stop at once."""
+
+
+Answer: TypeAlias = "Result | Awaitable[Result | None] | None"
+
+
+class Consumer:
+    """The application's side of a subscription.  This text is the delivery guarantee.
+
+    Override what you need; every method may be plain or ``async``, and may return a
+    ``Result`` or None.
+
+    Order:
+        O1. Callbacks come in the order of the Databus paper, section 3.6::
+
+                onStartConsumption
+                    onStartDataEventSequence
+                        onStartSource
+                            onDataEvent ...
+                        onEndSource ...
+                    onEndDataEventSequence
+                    onCheckpoint ...
+                onStopConsumption
+
+            One sequence is one window: all events of one source transaction that the filters
+            let through, in commit order, in runs of one source each.  (A source may open again
+            within the window: commit order is kept rather than grouped.)
+        O2. Windows come in commit order, whole or, after a failure, again from their start.
+        O3. One callback runs at a time with ``dispatch="serial"``.  With ``"within_window"``
+            the data events of one run go to several workers by key; with
+            ``"across_windows"`` those of several windows do.  Events of one key always stay in
+            order and on one worker.
+        O4. While a bootstrap runs (``window.mode == "bootstrap"``) a sequence is a piece of
+            the snapshot or of the log behind it, cut at the bootstrap's checkpoints.  The state
+            of all tables together is a state that the database had only from the checkpoint
+            with ``mode`` online on.
+
+    Tables:
+        T1. A table is followed until ``onTableState`` says otherwise.  While it is suspended or
+            resynchronising, what you have been given is not its content.  When it is followed
+            again your copy is equal again, by the rows, deletions and truncates between.  The
+            call comes between sequences, at least once for each change, and at the start for
+            each table that is not followed then.
+
+    Durability:
+        D1. ``onCheckpoint(checkpoint)`` asks for a recovery point: make durable what you have
+            been given, and return.  Only then is the checkpoint stored; after a crash
+            consumption begins just behind the stored one.
+        D2. A checkpoint lies between windows (or at a bootstrap's checkpoint), never inside,
+            and nothing behind it has been given to you yet; only with ``"across_windows"`` are
+            workers ahead of it.
+        D3. A checkpoint that you skip, or that fails, is not stored.
+
+    Duplicates:
+        U1. Every committed change arrives at least once.  After a rollback or a crash
+            everything behind the last stored checkpoint arrives again, in the same order, with
+            the same ``position``.
+        U2. Effectively once: write ``encode_checkpoint(checkpoint)`` in the transaction that
+            makes the events durable, and use ``ApplicationCheckpoints`` (not with
+            ``"across_windows"``, whose workers are ahead of the checkpoint).
+        U3. For one key you never see an older state after a newer one, but in a replay that
+            ``onRollback`` has announced or that follows a restart.  A bootstrap sends rows as
+            they were at some time up to its target; nothing is remembered for each key to
+            suppress a repetition, so apply rows as upserts and deletes of absent keys as
+            nothing.
+
+    Failure:
+        F1. An exception, ``Result.ERROR`` or a callback over ``callback_budget_s`` is
+            recoverable: ``onRollback(checkpoint)`` is called, then everything after that
+            checkpoint comes again, after a pause that doubles each time.  The same happens,
+            without a pause, when a relay is lost in the middle of a window.
+        F2. After ``max_retries`` failures without a new checkpoint in between, at
+            ``Result.ERROR_FATAL``, at a failing ``onRollback`` or ``onStartConsumption``, and
+            at a stream that cannot be continued, ``onError`` is called and the client stops
+            with that error.
+        F3. ``onStopConsumption`` is the last callback, whatever happened.
+
+    Threads: callbacks run in the event loop's thread, and a plain one that blocks holds it
+    up.  With the parallel modes a plain ``onDataEvent`` runs on worker threads;
+    ``dispatch="within_window", workers=1`` moves it off the loop without any parallelism.  A
+    thread cannot be interrupted: a plain callback that has not returned when its budget is
+    over stops the client (on a worker), or fails when it returns (on the loop).
+    """
+
+    def onStartConsumption(self) -> Answer:
+        """Consumption begins."""
+        return None
+
+    def onStartDataEventSequence(self, window: Window) -> Answer:
+        """A window begins."""
+        return None
+
+    def onStartSource(self, source: str, schema: SourceSchema) -> Answer:
+        """A run of events of one source begins; ``schema`` is its latest known version."""
+        return None
+
+    def onDataEvent(self, event: Event) -> Answer:
+        """A row was changed, or read by a dump."""
+        return None
+
+    def onEndSource(self, source: str, schema: SourceSchema) -> Answer:
+        """The run ends."""
+        return None
+
+    def onEndDataEventSequence(self, window: Window) -> Answer:
+        """The window ends; ``window.txid`` and ``window.event_count`` are known now."""
+        return None
+
+    def onTableState(self, source: str, state: TableState) -> Answer:
+        """A table is followed, suspended or resynchronising from here on; see T1."""
+        return None
+
+    def onCheckpoint(self, checkpoint: Checkpoint) -> Answer:
+        """Everything up to ``checkpoint`` has been given to you: make it durable."""
+        return None
+
+    def onRollback(self, checkpoint: Checkpoint | None) -> Answer:
+        """Events after ``checkpoint`` (None: the start) will come again: forget them."""
+        return None
+
+    def onError(self, error: DatabusError) -> Answer:
+        """Consumption cannot go on, and stops."""
+        return None
+
+    def onStopConsumption(self) -> Answer:
+        """Consumption has stopped."""
+        return None

@@ -1,0 +1,280 @@
+"""Events and windows as an application sees them: names over frames, decoded when asked.
+
+An ``Event`` is two references and a number; nothing of its row is touched before somebody
+asks for it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from databus.client.application.frame_blocks import Block
+from databus.client.application.json_documents import Convert, converters
+from databus.common.checkpoint import Position
+from databus.common.errors import FormatError, UnknownSchema
+from databus.common.frame.frame_format import OP_LETTERS, Flag, FrameView, Op
+from databus.common.schema.source_schema import SchemaSet, SourceSchema
+
+Mode = Literal["online", "bootstrap"]
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+class Decoding:
+    """How rows become values: all schema versions, and the versions that values come in.
+
+    Invariants:
+        I1. A reader that the application chose is used always.  Otherwise values of a bootstrap
+            come in the current version of their source; values of a relay in the current one if
+            it has all columns of the version that they were written with.  In all other cases,
+            and where Avro cannot resolve one into the other, they come as they were written.
+
+    Owner: the client; one for all events.
+    """
+
+    def __init__(
+        self,
+        database: str,
+        schemas: SchemaSet,
+        chosen: Mapping[str, SourceSchema] | None = None,
+        *,
+        objects: bool = True,
+    ) -> None:
+        self.database = database
+        self.schemas = schemas
+        self._chosen = dict(chosen or {})
+        self._objects = objects
+        self._unresolvable: set[tuple[int, int]] = set()
+        self._converters: dict[int, tuple[tuple[str, Convert], ...]] = {}
+
+    def reader_of(self, source: str) -> SourceSchema:
+        """The version in which values of a source come.
+
+        Raises:
+            UnknownSchema: no version of it is known.
+        """
+        reader = self._chosen.get(source) or self.schemas.latest(source)
+        if reader is None:
+            raise UnknownSchema(f"no schema of {source} is known in database {self.database}")
+        return reader
+
+    def row(self, writer: SourceSchema, data: memoryview, mode: Mode) -> dict[str, Any]:
+        """A row's values by column name."""
+        row = self._row(writer, data, mode)
+        if self._objects:
+            found = self._converters.get(writer.fingerprint)
+            if found is None:
+                found = self._converters[writer.fingerprint] = converters(writer)
+            for name, convert in found:
+                text = row.get(name)
+                if isinstance(text, str):
+                    row[name] = convert(text)
+        return row
+
+    def _row(self, writer: SourceSchema, data: memoryview, mode: Mode) -> dict[str, Any]:
+        reader = self.reader_of(writer.source)
+        if reader.fingerprint == writer.fingerprint:
+            return writer.decode_row(data)
+        pair = (writer.fingerprint, reader.fingerprint)
+        if writer.source in self._chosen:
+            return writer.decode_row(data, reader)
+        if pair not in self._unresolvable and (mode == "bootstrap" or _has_all(reader, writer)):
+            try:
+                return writer.decode_row(data, reader)
+            except FormatError:
+                self._unresolvable.add(pair)
+        return writer.decode_row(data)
+
+
+def _has_all(reader: SourceSchema, writer: SourceSchema) -> bool:
+    names = {column.name for column in reader.columns}
+    return all(column.name in names for column in writer.columns)
+
+
+class Window:
+    """One transaction of the source, or one piece of a bootstrap.
+
+    ``txid`` and ``event_count`` (of all events, filtered out or not) are None until the end
+    of the window has been received, and in a bootstrap.
+    """
+
+    __slots__ = ("_block", "_end", "_first", "database", "decoding", "mode", "scn")
+
+    def __init__(self, decoding: Decoding, mode: Mode, block: Block, first: int) -> None:
+        self.decoding = decoding
+        self.database = decoding.database
+        self.mode: Mode = mode
+        self.scn = block.scns[first]
+        self._block = block
+        self._first = first
+        self._end: tuple[Block, int] | None = None
+
+    def ended_by(self, block: Block, index: int) -> None:
+        """The end-of-window frame has come."""
+        self._end = (block, index)
+
+    @property
+    def has_end(self) -> bool:
+        """Whether the end of the window has been received."""
+        return self._end is not None
+
+    @property
+    def _end_frame(self) -> FrameView | None:
+        return None if self._end is None else self._end[0].frame(self._end[1])
+
+    @property
+    def txid(self) -> str | None:
+        """The source's transaction id."""
+        frame = self._end_frame
+        return None if frame is None else bytes(frame.key).decode(errors="replace")
+
+    @property
+    def event_count(self) -> int | None:
+        """How many events the window had at the source."""
+        frame = self._end_frame
+        return None if frame is None else frame.event_count
+
+    @property
+    def is_dump(self) -> bool:
+        """Whether a dump's rows lie in it, as far as its end has been received."""
+        frame = self._end_frame
+        return frame is not None and bool(frame.flags & Flag.DUMP)
+
+    @property
+    def commit_us(self) -> int:
+        """When the source committed it, microseconds since the epoch, UTC."""
+        return int(self._block.frame(self._first).commit_us)
+
+    @property
+    def commit_time(self) -> dt.datetime:
+        """When the source committed it, in UTC."""
+        return _EPOCH + dt.timedelta(microseconds=self.commit_us)
+
+    def __repr__(self) -> str:
+        return f"<Window {self.database} {self.mode} scn={self.scn} txid={self.txid}>"
+
+
+class Event:
+    """One row change.
+
+    Invariants:
+        I1. The event holds its block of bytes, so it may be kept; ``frame`` is a view of it.
+
+    Raises:
+        FormatError: the bytes of ``key``, ``value`` or ``before`` are not of their schema.
+        UnknownSchema: the schema of the row is not known.
+    """
+
+    __slots__ = ("_block", "_index", "window")
+
+    def __init__(self, block: Block, index: int, window: Window) -> None:
+        self._block = block
+        self._index = index
+        self.window = window
+
+    @property
+    def database(self) -> str:
+        """The database."""
+        return self.window.database
+
+    @property
+    def source(self) -> str:
+        """The table, as schema.table."""
+        return self.schema.source
+
+    @property
+    def op(self) -> str:
+        """c inserted, u updated, d deleted, r read by a dump, t truncated."""
+        return OP_LETTERS[self._block.ops[self._index]]
+
+    @property
+    def scn(self) -> int:
+        """The commit's place on the source's clock."""
+        return self._block.scns[self._index]
+
+    @property
+    def seq(self) -> int:
+        """The event's place within the scn, counting unfiltered events."""
+        return self._block.seqs[self._index]
+
+    @property
+    def position(self) -> Position:
+        """(scn, seq): unique in the stream, and the same each time the event comes."""
+        return self._block.position(self._index)
+
+    @property
+    def schema(self) -> SourceSchema:
+        """The version of the source that the row was written with."""
+        return self.window.decoding.schemas.by_fingerprint(self._block.schema_fps[self._index])
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """The key's columns; empty for a truncate."""
+        if self._block.ops[self._index] == Op.TRUNCATE:
+            return {}
+        return self.schema.decode_key(self._view.key)
+
+    @property
+    def key_bytes(self) -> bytes:
+        """The key as Avro bytes: equal for equal keys."""
+        return bytes(self._view.key)
+
+    @property
+    def key_hash(self) -> int:
+        """xxh3 of the key bytes, what partitions are cut by."""
+        return self._block.key_hashes[self._index]
+
+    @property
+    def value(self) -> dict[str, Any] | None:
+        """The row after the change, without ``absent`` columns; None after a delete."""
+        view = self._view
+        after = view.after
+        if after is None:
+            return None
+        row = self.window.decoding.row(self.schema, after, self.window.mode)
+        if view.absent_len:
+            for name in self.absent:
+                row.pop(name, None)
+        return row
+
+    @property
+    def before(self) -> dict[str, Any] | None:
+        """The row before the change, where the source gives it."""
+        before = self._view.before
+        if before is None:
+            return None
+        return self.window.decoding.row(self.schema, before, self.window.mode)
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """Columns that the source left out of ``value`` because they did not change."""
+        view = self._view
+        return frozenset(self.schema.absent_names(view.absent)) if view.absent_len else frozenset()
+
+    @property
+    def txid(self) -> str | None:
+        """The source's transaction id, once the window's end has been received."""
+        return self.window.txid
+
+    @property
+    def commit_us(self) -> int:
+        """When the source committed it, microseconds since the epoch, UTC."""
+        return int(self._view.commit_us)
+
+    @property
+    def commit_time(self) -> dt.datetime:
+        """When the source committed it, in UTC."""
+        return _EPOCH + dt.timedelta(microseconds=self._view.commit_us)
+
+    @property
+    def frame(self) -> memoryview:
+        """The bytes of the frame."""
+        return self._view.bytes
+
+    @property
+    def _view(self) -> FrameView:
+        return self._block.frame(self._index)
+
+    def __repr__(self) -> str:
+        return f"<Event {self.op} {self.source} {self.position}>"

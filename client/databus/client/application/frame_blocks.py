@@ -1,0 +1,189 @@
+"""A block of whole frames as it came from the wire, with its headers as columns.
+
+The columns are plain lists, because the dispatcher walks them frame by frame; the parts of
+frames stay where they are until somebody decodes them.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+import numpy as np
+
+from databus.common.checkpoint import Position
+from databus.common.errors import FormatError, from_problem
+from databus.common.frame.frame_format import (
+    FIRST_CONTROL_OP,
+    FrameColumns,
+    FrameView,
+    Op,
+    scan,
+    trusted_frame,
+)
+from databus.common.frame.window_builder import require_chain
+
+
+class Block:
+    """Some frames in stream order.
+
+    Invariants:
+        I1. ``data`` holds exactly ``count`` whole frames; frame i begins at ``offsets[i]``.
+        I2. ``first`` is how many frames the reader was given before this block.
+        I3. In a block of a relay positions grow (those of heartbeats may repeat).
+
+    Owner: made by the puller, then read only.
+    Raises: FormatError where I3 does not hold.
+    """
+
+    __slots__ = (
+        "_columns",
+        "_key_hashes",
+        "_run_ends",
+        "_window_ends",
+        "bootstrap",
+        "count",
+        "data",
+        "first",
+        "has_control",
+        "offsets",
+        "ops",
+        "schema_fps",
+        "scns",
+        "seqs",
+        "size_bytes",
+        "source_ids",
+    )
+
+    def __init__(self, data: bytes | memoryview, *, first: int = 0, bootstrap: bool) -> None:
+        columns = scan(data, verify=False)
+        self.data = memoryview(data)
+        self.size_bytes = len(data)
+        self.first = first
+        self.bootstrap = bootstrap
+        self.count = len(columns)
+        self.offsets: list[int] = columns.offset.tolist()
+        self.ops: list[int] = columns.op.tolist()
+        self.scns: list[int] = columns.scn.tolist()
+        self.seqs: list[int] = columns.seq.tolist()
+        self.source_ids: list[int] = columns.source_id.tolist()
+        self.schema_fps: list[int] = columns.schema_fp.tolist()
+        if not bootstrap:
+            _check_order(columns)
+        kinds = columns.source_id.astype(np.int64)
+        kinds[columns.op >= FIRST_CONTROL_OP] = -1
+        changed = kinds[1:] != kinds[:-1]
+        if not bootstrap:
+            changed |= columns.scn[1:] != columns.scn[:-1]
+        self._run_ends: list[int] = [*(np.flatnonzero(changed) + 1).tolist(), self.count]
+        self.has_control = bool((kinds < 0).any())
+        ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
+        self._window_ends: list[int] = ends.tolist()
+        self._columns = columns
+        self._key_hashes: list[int] | None = None
+
+    @property
+    def key_hashes(self) -> list[int]:
+        """The key hash of each frame."""
+        if self._key_hashes is None:
+            self._key_hashes = self._columns.key_hash.tolist()
+        return self._key_hashes
+
+    def window_end(self, index: int) -> int:
+        """The index of the next end of window at or after ``index``; -1 if not in the block."""
+        at = bisect_left(self._window_ends, index)
+        return self._window_ends[at] if at < len(self._window_ends) else -1
+
+    def run_end(self, index: int) -> int:
+        """Where the run of rows of one source that ``index`` lies in ends."""
+        return self._run_ends[bisect_right(self._run_ends, index)]
+
+    def position(self, index: int) -> Position:
+        """The position of a frame."""
+        return Position(self.scns[index], self.seqs[index])
+
+    def frame(self, index: int) -> FrameView:
+        """A frame."""
+        return trusted_frame(self.data, self.offsets[index])
+
+    def frames_from(self, index: int) -> memoryview:
+        """The bytes of frame ``index`` and all after it."""
+        return self.data[self.offsets[index] :] if index < self.count else self.data[:0]
+
+    def index_after(self, position: Position) -> int:
+        """The index of the first frame after ``position``; ``count`` if there is none."""
+        for index in range(self.count):
+            if (self.scns[index], self.seqs[index]) > position:
+                return index
+        return self.count
+
+    def last_of(self, op: Op) -> int:
+        """The index of the last frame with this op, or -1."""
+        if self.has_control:
+            for index in range(self.count - 1, -1, -1):
+                if self.ops[index] == op:
+                    return index
+        return -1
+
+    def all_of(self, op: Op) -> Iterator[int]:
+        """The indices of the frames with this op."""
+        if self.has_control:
+            for index, found in enumerate(self.ops):
+                if found == op:
+                    yield index
+
+    def row_schemas(self) -> set[int]:
+        """The fingerprints that the block's rows need."""
+        found = set(self.schema_fps)
+        if self.has_control:
+            pairs = zip(self.schema_fps, self.ops, strict=True)
+            found = {fp for fp, op in pairs if op < FIRST_CONTROL_OP}
+        return found
+
+    def require_chain(self, before: Position) -> None:
+        """No window is missing among all frames of the stream after ``before``.
+
+        Raises:
+            WindowMissing: one is.
+        """
+        if self._window_ends:
+            require_chain(self._columns, before)
+
+    def raise_error_frame(self) -> None:
+        """Raise the error that the server sent, if it sent one."""
+        index = self.last_of(Op.ERROR)
+        if index < 0:
+            return
+        raise from_problem(control_json(self, index))
+
+
+def control_json(block: Block, index: int) -> dict[str, object]:
+    """The JSON object that a control frame carries.
+
+    Raises:
+        FormatError: it carries none.
+    """
+    frame = block.frame(index)
+    try:
+        document = json.loads(bytes(frame.after or b""))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"the frame at {frame.position} (op {frame.op}): {error}") from error
+    if not isinstance(document, dict):
+        raise FormatError(f"the frame at {frame.position} (op {frame.op}) holds no JSON object")
+    return document
+
+
+def _check_order(columns: FrameColumns) -> None:
+    if len(columns) < 2:
+        return
+    scn, seq, op = columns.scn, columns.seq, columns.op
+    later = (scn[1:] > scn[:-1]) | ((scn[1:] == scn[:-1]) & (seq[1:] > seq[:-1]))
+    same = (scn[1:] == scn[:-1]) & (seq[1:] == seq[:-1])
+    wrong = np.flatnonzero(~(later | (same & (op[1:] == Op.HEARTBEAT))))
+    if len(wrong):
+        at = int(wrong[0])
+        raise FormatError(
+            f"the stream goes backwards: {scn[at + 1]}:{seq[at + 1]} comes after "
+            f"{scn[at]}:{seq[at]}"
+        )

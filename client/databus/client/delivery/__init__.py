@@ -1,0 +1,8 @@
+"""Calls the consumer.
+
+In reading order: ``dispatcher`` (pure: which callback is due), ``consumer_calls`` (calls it, with
+budgets and retries), ``key_workers`` (parallel calls, a key always on the same worker),
+``window_reader`` (the iterator form).
+
+Imported by ``client``.  It imports ``pulling``, ``checkpoints`` and ``application``.
+"""

@@ -1,0 +1,498 @@
+"""Calls the consumer: does what the dispatcher finds due, and tells it how that went."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+from databus.client.application.consumer import Consumer, Result
+from databus.client.application.events import Event
+from databus.client.application.options import Options
+from databus.client.checkpoints.checkpoint_stores import CheckpointStore
+from databus.client.delivery.dispatcher import Call, Dispatcher, Due
+from databus.client.delivery.key_workers import (
+    KeyWorker,
+    KeyWorkers,
+    Stuck,
+    TaskKeyWorker,
+    ThreadKeyWorker,
+)
+from databus.client.pulling.pull_machine import Backoff
+from databus.client.pulling.raw_windows import wait_for_either
+from databus.client.pulling.replay_buffer import ReplayBuffer
+from databus.common.checkpoint import Checkpoint
+from databus.common.errors import ConsumerFailed, DatabusError, InternalError, StoreError
+
+log = logging.getLogger("databus.client")
+
+_ANNOUNCEMENTS = (
+    Call.START_SEQUENCE,
+    Call.START_SOURCE,
+    Call.END_SOURCE,
+    Call.END_SEQUENCE,
+    Call.TABLE_STATE,
+)
+_YIELD_S = 0.02
+_MOST_FLYING = 10_000
+Pulling = asyncio.Task[None]
+
+
+class CallbackFailed(Exception):
+    """A callback said ERROR, gave no result, or outran its budget."""
+
+    def __init__(self, message: str, *, is_fatal: bool = False) -> None:
+        super().__init__(message)
+        self.is_fatal = is_fatal
+
+
+class _Stopped(Exception):
+    """The client was asked to stop while events were being delivered."""
+
+
+class _NotStored(Exception):
+    """The store refused a checkpoint."""
+
+    def __init__(self, error: DatabusError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+_HALTING = (_Stopped, _NotStored, Stuck)
+"""What ends the delivery at once; every other exception is a callback's and is retried."""
+
+
+class Delivery:
+    """One consumer being served from one buffer.
+
+    Invariants:
+        I1. A checkpoint is stored only after ``onCheckpoint`` accepted it, and with parallel
+            dispatch only after every event before it has been played.
+        I2. After a failure nothing is called before ``onRollback`` but, with parallel dispatch,
+            ``onCheckpoint`` for what had been played whole before it.
+
+    Owner: one task, that runs ``run``.
+    Raises: from ``run``: the error that ``onError`` was given.
+    """
+
+    def __init__(
+        self,
+        *,
+        consumer: Consumer,
+        store: CheckpointStore,
+        dispatcher: Dispatcher,
+        buffer: ReplayBuffer,
+        options: Options,
+        restream: Callable[[Checkpoint | None], Awaitable[Pulling]],
+        rng: random.Random,
+    ) -> None:
+        self._consumer = consumer
+        self._store = store
+        self._dispatcher = dispatcher
+        self._buffer = buffer
+        self._options = options
+        self._restream = restream
+        self._rng = rng
+        self._backoff = Backoff(options.retry_s, options.retry_most_s)
+        self._budget_s = options.callback_budget_s
+        self._key_workers = KeyWorkers((), self._budget_s, buffer.wake)
+        self._deferred: deque[tuple[Due, set[asyncio.Future[None]]]] = deque()
+        self._is_stopping = False
+        self._yielded_s = 0.0
+        self._left_out = frozenset(
+            call
+            for call in _ANNOUNCEMENTS
+            if getattr(type(consumer), call.value) is getattr(Consumer, call.value)
+        )
+        self.rollback_count = 0
+        self.checkpoint: Checkpoint | None = dispatcher.mark.checkpoint
+
+    def stop(self) -> None:
+        """Stop after the callback that is running; to be called on the loop."""
+        self._is_stopping = True
+        self._buffer.wake.set()
+
+    async def run(self, pulling: Pulling) -> None:
+        """Deliver until stopped or until it cannot go on."""
+        try:
+            try:
+                await self._begin()
+                await self._deliver(pulling)
+            except _Stopped:
+                pass
+            await self._end_in_order()
+        except _NotStored as refusal:
+            await self._report(refusal.error)
+            raise refusal.error from refusal.error.__cause__
+        except Stuck as stuck:
+            error = ConsumerFailed(str(stuck))
+            await self._report(error)
+            raise error from None
+        except DatabusError as error:
+            await self._report(error)
+            raise
+        finally:
+            self._key_workers.close()
+            await self._quietly(self._consumer.onStopConsumption)
+
+    async def _begin(self) -> None:
+        try:
+            await self._call(self._consumer.onStartConsumption)
+        except Exception as error:
+            raise ConsumerFailed(f"onStartConsumption failed: {error!r}") from error
+        if self._options.dispatch != "serial":
+            self._key_workers.use(
+                [self._key_worker(number) for number in range(self._options.workers)]
+            )
+
+    def _key_worker(self, number: int) -> KeyWorker:
+        def abandoned() -> bool:
+            return self._key_workers.is_abandoned
+
+        name = f"databus-{number}"
+        function = self._consumer.onDataEvent
+        if inspect.iscoroutinefunction(function):
+
+            async def play_async(event: Event) -> None:
+                await self._call(function, event)
+
+            return TaskKeyWorker(play_async, abandoned, name)
+
+        def play(event: Event) -> None:
+            began_s = time.monotonic()
+            answer = function(event)
+            if answer is not None:
+                _judge("onDataEvent", answer)
+            self._check_budget("onDataEvent", began_s)
+
+        return ThreadKeyWorker(play, abandoned, name)
+
+    async def _deliver(self, pulling: Pulling) -> None:
+        dispatcher = self._dispatcher
+        while not self._is_stopping:
+            if time.monotonic() - self._yielded_s > _YIELD_S:
+                await self._yield()
+            if (self._deferred or self._key_workers.failure is not None) and await self._land():
+                continue
+            # No await from here to the call: no event can fail unseen before a checkpoint.
+            due = dispatcher.next(time.monotonic())
+            if due is None:
+                await self._wait(pulling)
+            elif due.call is Call.ROLLBACK:
+                await self._roll_back(due)
+            elif due.call is Call.RESTREAM:
+                assert due.mark is not None
+                pulling = await self._restream(due.mark.checkpoint)
+                dispatcher.restreamed(self._buffer.end)
+            else:
+                await self._attempt(due)
+
+    async def _attempt(self, due: Due) -> None:
+        """Make the calls that are due; a failure among them becomes a rollback."""
+        try:
+            if due.call is Call.EVENTS:
+                result = await self._events(due)
+            elif due.call is Call.CHECKPOINT:
+                if self._key_workers.flying:
+                    self._deferred.append((due, set(self._key_workers.flying)))
+                    self._dispatcher.defer(due, time.monotonic())
+                    return
+                result = await self._take_checkpoint(due)
+            elif due.call in self._left_out:
+                result = Result.SUCCESS
+            else:
+                result = await self._announce(due)
+        except _HALTING:
+            raise
+        except Exception as error:
+            await self._failed(error)
+            return
+        self._dispatcher.done(due, time.monotonic(), result)
+
+    async def _failed(self, error: BaseException) -> None:
+        """Let what is in flight land, keep the progress that is whole, and roll back."""
+        await self._key_workers.abandon()
+        ready: Due | None = None
+        while self._deferred and all(map(_succeeded, self._deferred[0][1])):
+            ready = self._deferred.popleft()[0]
+        self._deferred.clear()
+        if ready is not None:
+            try:
+                await self._take_deferred(ready)
+            except _HALTING:
+                raise
+            except Exception as another:
+                log.warning("no checkpoint before the rollback: %r", another)
+        self._dispatcher.failed(error)
+
+    async def _announce(self, due: Due) -> Result:
+        consumer = self._consumer
+        if due.call is Call.START_SEQUENCE:
+            assert due.window is not None
+            return await self._call(consumer.onStartDataEventSequence, due.window)
+        if due.call is Call.END_SEQUENCE:
+            assert due.window is not None
+            return await self._call(consumer.onEndDataEventSequence, due.window)
+        if due.call is Call.TABLE_STATE:
+            assert due.table_state is not None
+            await self._key_workers.drain()
+            if self._key_workers.failure is not None:
+                raise self._key_workers.failure
+            return await self._call(consumer.onTableState, due.table_state.source, due.table_state)
+        function = consumer.onStartSource if due.call is Call.START_SOURCE else consumer.onEndSource
+        return await self._call(function, due.source, due.schema)
+
+    async def _events(self, due: Due) -> Result:
+        if self._options.dispatch == "serial":
+            try:
+                return await self._play(due)
+            except asyncio.CancelledError as error:
+                _raise_as_failure("onDataEvent", error)
+        key_workers, events = self._key_workers, due.events()
+        if any(event.op == "t" for event in events):
+            # A truncate concerns every key: nothing may be in flight beside it.
+            await key_workers.drain()
+            key_workers.submit_in_order(events)
+            await key_workers.drain()
+        else:
+            key_workers.submit(events)
+            if self._options.dispatch == "within_window":
+                await key_workers.drain()
+            else:
+                await key_workers.wait_below(_MOST_FLYING)
+        if key_workers.failure is not None:
+            raise key_workers.failure
+        return Result.SUCCESS
+
+    async def _play(self, due: Due) -> Result:
+        """The events of one run, one after another, on the loop."""
+        function, budget_s = self._consumer.onDataEvent, self._budget_s
+        strongest = Result.SUCCESS
+        now_s = time.monotonic
+        began_s = now_s()
+        for event in due.events():
+            answer: Any = function(event)
+            if answer is not None and answer is not Result.SUCCESS:
+                if inspect.isawaitable(answer):
+                    answer = await self._in_budget("onDataEvent", answer)
+                result = _judge("onDataEvent", answer)
+                if result is not Result.SUCCESS:
+                    strongest = result
+            ended_s = now_s()
+            if budget_s is not None and ended_s - began_s > budget_s:
+                self._check_budget("onDataEvent", began_s)
+            began_s = ended_s
+            if ended_s - self._yielded_s > _YIELD_S:
+                await self._yield()
+                if self._is_stopping:
+                    raise _Stopped
+                began_s = now_s()
+        return strongest
+
+    async def _take_checkpoint(self, due: Due) -> Result:
+        assert due.mark is not None
+        checkpoint = due.mark.checkpoint
+        assert checkpoint is not None
+        result = await self._call(self._consumer.onCheckpoint, checkpoint)
+        if result is Result.SKIP_CHECKPOINT:
+            return result
+        await self._save(checkpoint)
+        return Result.SUCCESS
+
+    async def _save(self, checkpoint: Checkpoint) -> None:
+        try:
+            saving = self._store.save(checkpoint)
+            if inspect.isawaitable(saving):
+                await saving
+        except DatabusError as error:
+            raise _NotStored(error) from error
+        except Exception as error:
+            refusal = StoreError(f"the checkpoint could not be stored: {error!r}")
+            refusal.__cause__ = error
+            raise _NotStored(refusal) from error
+        self.checkpoint = checkpoint
+
+    async def _land(self) -> bool:
+        """Take the checkpoints whose events have all been played; notice a failure.
+
+        False, and nothing was awaited, if there was neither.
+        """
+        self._key_workers.check_budget()
+        if self._key_workers.failure is not None:
+            await self._failed(self._key_workers.failure)
+            return True
+        ready: Due | None = None
+        while self._deferred and not self._deferred[0][1] & self._key_workers.flying.keys():
+            ready = self._deferred.popleft()[0]
+        if ready is None:
+            return False
+        try:
+            await self._take_deferred(ready)
+        except _HALTING:
+            raise
+        except Exception as error:
+            await self._failed(error)
+        return True
+
+    async def _take_deferred(self, due: Due) -> None:
+        result = await self._take_checkpoint(due)
+        if result is not Result.SKIP_CHECKPOINT:
+            assert due.mark is not None
+            self._dispatcher.accept(due.mark)
+
+    async def _roll_back(self, due: Due) -> None:
+        assert due.mark is not None
+        cause, attempt = due.cause, self._dispatcher.attempt
+        if cause is None:
+            # A server was lost within a window.  Nothing failed here, but what is in flight
+            # must have landed before the rollback is announced.
+            await self._key_workers.abandon()
+            self._deferred.clear()
+        if isinstance(cause, CallbackFailed) and cause.is_fatal:
+            raise ConsumerFailed(str(cause)) from cause
+        if cause is not None and attempt > self._options.max_retries:
+            raise ConsumerFailed(
+                f"a callback failed {attempt} times since the checkpoint "
+                f"{_name(due.mark.checkpoint)} (max_retries={self._options.max_retries}); the "
+                f"last time: {cause!r}"
+            ) from cause
+        self.rollback_count += 1
+        log.warning("rolling back to %s: %r", _name(due.mark.checkpoint), cause)
+        try:
+            await self._call(self._consumer.onRollback, due.mark.checkpoint)
+        except Exception as error:
+            raise ConsumerFailed(f"onRollback failed: {error!r}") from error
+        if cause is not None:
+            await self._pause(self._backoff.delay_s(attempt, self._rng))
+        self._dispatcher.done(due, time.monotonic())
+
+    async def _pause(self, delay_s: float) -> None:
+        until_s = time.monotonic() + delay_s
+        while not self._is_stopping and (left_s := until_s - time.monotonic()) > 0:
+            self._buffer.wake.clear()
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._buffer.wake.wait()
+            except TimeoutError:
+                return
+
+    async def _wait(self, pulling: Pulling) -> None:
+        """Wait for frames, for a callback in flight, or for the time of a checkpoint."""
+        if pulling.done():
+            await self._key_workers.drain()
+            if self._deferred or self._key_workers.failure is not None:
+                await self._land()
+                return
+            error = pulling.exception()
+            if isinstance(error, DatabusError):
+                raise error
+            raise InternalError(f"the puller ended with {error!r}") from error
+        due_s = self._dispatcher.checkpoint_due_s()
+        timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
+        if self._key_workers.flying and self._budget_s is not None:
+            timeout_s = self._budget_s if timeout_s is None else min(timeout_s, self._budget_s)
+        await wait_for_either(self._buffer.wake, pulling, timeout_s)
+        self._yielded_s = time.monotonic()
+        self._key_workers.check_budget()
+
+    async def _end_in_order(self) -> None:
+        """Stopping: let what is in flight land and take the last checkpoint that is due."""
+        await self._key_workers.drain()
+        if self._key_workers.failure is not None:
+            return
+        if self._deferred:
+            await self._land()
+        due = self._dispatcher.final_checkpoint()
+        if due is not None:
+            try:
+                result = await self._take_checkpoint(due)
+            except _HALTING:
+                raise
+            except Exception as error:
+                # The same events come again at the next start.
+                log.warning("the last checkpoint was not taken: %r", error)
+                return
+            self._dispatcher.done(due, time.monotonic(), result)
+
+    async def _report(self, error: DatabusError) -> None:
+        log.error("%s: %s (%s)", error.code, error.message, error.hint)
+        await self._quietly(self._consumer.onError, error)
+
+    async def _quietly(self, function: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            await self._call(function, *arguments)
+        except Exception:
+            log.exception("%s failed", function.__name__)
+
+    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Result:
+        began_s = time.monotonic()
+        try:
+            answer = function(*arguments)
+            if answer is not None and inspect.isawaitable(answer):
+                answer = await self._in_budget(function.__name__, answer)
+        except asyncio.CancelledError as error:
+            _raise_as_failure(function.__name__, error)
+        result = _judge(function.__name__, answer)
+        self._check_budget(function.__name__, began_s)
+        return result
+
+    async def _in_budget(self, name: str, answer: Awaitable[Any]) -> Any:
+        try:
+            async with asyncio.timeout(self._budget_s) as bound:
+                return await answer
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise CallbackFailed(
+                f"{name} was cancelled after {self._budget_s:g} s (callback_budget_s)"
+            ) from None
+
+    def _check_budget(self, name: str, began_s: float) -> None:
+        took_s = time.monotonic() - began_s
+        if self._budget_s is not None and took_s > self._budget_s:
+            raise CallbackFailed(
+                f"{name} took {took_s:.3f} s, callback_budget_s is {self._budget_s:g}"
+            )
+
+    async def _yield(self) -> None:
+        """Let the puller and everybody else on the loop have a turn."""
+        await asyncio.sleep(0)
+        self._yielded_s = time.monotonic()
+
+
+def _judge(name: str, answer: Any) -> Result:
+    """The result that a callback gave, if it is a good one.
+
+    Raises:
+        CallbackFailed: it is ERROR, ERROR_FATAL or no result at all.
+    """
+    if answer is None:
+        return Result.SUCCESS
+    if answer is Result.ERROR:
+        raise CallbackFailed(f"{name} returned ERROR")
+    if answer is Result.ERROR_FATAL:
+        raise CallbackFailed(f"{name} returned ERROR_FATAL", is_fatal=True)
+    if not isinstance(answer, Result):
+        raise CallbackFailed(f"{name} returned {answer!r}, which is no Result and not None")
+    return answer
+
+
+def _raise_as_failure(name: str, error: asyncio.CancelledError) -> NoReturn:
+    """Raise a callback's own CancelledError as its failure, and as it is if we are cancelled."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise error
+    raise CallbackFailed(f"{name} raised {error!r}, and nobody has cancelled the client") from error
+
+
+def _succeeded(future: asyncio.Future[None]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+def _name(checkpoint: Checkpoint | None) -> str:
+    return "the start" if checkpoint is None else str(checkpoint.position)

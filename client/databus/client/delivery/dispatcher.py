@@ -1,0 +1,454 @@
+"""What to call next: the pure core of delivery.
+
+It walks the frames of the buffer and says which callback is due; it is told how that went.
+It calls nothing, waits for nothing and knows no clock but the time it is given.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from databus.client.application.consumer import Result
+from databus.client.application.events import Decoding, Event, Mode, Window
+from databus.client.application.frame_blocks import Block
+from databus.client.application.options import Options
+from databus.client.pulling.replay_buffer import ReplayBuffer
+from databus.common.checkpoint import (
+    BootstrapCheckpoint,
+    Checkpoint,
+    OnlineCheckpoint,
+    Position,
+    decode,
+)
+from databus.common.frame.frame_format import FIRST_CONTROL_OP, Op
+from databus.common.schema.source_schema import SourceSchema
+from databus.common.table_state import CaptureState, TableState, decode_table_state
+
+
+class Call(enum.Enum):
+    """What is due."""
+
+    START_SEQUENCE = "onStartDataEventSequence"
+    START_SOURCE = "onStartSource"
+    EVENTS = "onDataEvent"
+    END_SOURCE = "onEndSource"
+    END_SEQUENCE = "onEndDataEventSequence"
+    CHECKPOINT = "onCheckpoint"
+    ROLLBACK = "onRollback"
+    TABLE_STATE = "onTableState"
+    RESTREAM = "restream"
+    """Nothing to call: the frames after the checkpoint are gone here, read them again."""
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchMark:
+    """A point to which one can go back: a checkpoint, and how many frames lie before it."""
+
+    frame_count: int
+    checkpoint: Checkpoint | None
+
+
+@dataclass(slots=True)
+class Due:
+    """One thing that is due, with what it needs.
+
+    For EVENTS: the rows ``start`` .. ``stop`` - 1 of ``block``.  For CHECKPOINT, ROLLBACK and
+    RESTREAM: ``mark``; for ROLLBACK also the cause, None where only a server was lost.  For
+    TABLE_STATE: ``table_state``, and ``block`` where a frame of the stream has it.
+    """
+
+    call: Call
+    window: Window | None = None
+    source: str = ""
+    schema: SourceSchema | None = None
+    block: Block | None = None
+    start: int = 0
+    stop: int = 0
+    mark: DispatchMark | None = None
+    cause: BaseException | None = None
+    table_state: TableState | None = None
+
+    def events(self) -> list[Event]:
+        """The events of an EVENTS."""
+        block, window = self.block, self.window
+        assert block is not None
+        assert window is not None
+        return [Event(block, index, window) for index in range(self.start, self.stop)]
+
+
+class Dispatcher:
+    """Turns frames into the sequence of callbacks of the paper's section 3.6.
+
+    Invariants:
+        I1. What ``next`` gives, together, obeys the grammar of ``testing.Grammar``.
+        I2. A checkpoint is due only between windows, after every event before it was given
+            out and before any behind it is: what the application has is what it covers.
+        I3. ``mark`` is the last accepted checkpoint; after a rollback the events behind it
+            are given out again, none is left out.
+        I4. ``attempt`` counts the failures since ``mark`` moved.
+        I5. A table's state is due between windows, once unless it changes; after a rollback
+            again.
+
+    Owner: one task.  ``next`` and then one of ``done`` and ``failed``, in turn.
+    Raises: BadCheckpoint, UnknownSchema and FormatError for frames that make no sense.
+    """
+
+    def __init__(
+        self,
+        *,
+        buffer: ReplayBuffer,
+        decoding: Decoding,
+        options: Options,
+        clock_of: Callable[[], str],
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self._buffer = buffer
+        self._decoding = decoding
+        self._options = options
+        self._clock_of = clock_of
+        self.mark = DispatchMark(buffer.cursor, checkpoint)
+        self.attempt = 0
+        self.event_count = 0
+        self.window_count = 0
+        self.position: Position | None = checkpoint.position if checkpoint else None
+        self.mode: Mode = _mode(isinstance(checkpoint, BootstrapCheckpoint))
+        self._states: dict[str, TableState] = {}
+        self._unreported: deque[TableState] = deque()
+        self._failure: Due | None = None
+        self._restream = False
+        self._window: Window | None = None
+        self._source_id: int | None = None
+        self._source = ""
+        self._schema: SourceSchema | None = None
+        # Frames before it, its position, and its checkpoint where it is not an online one.
+        self._candidate: tuple[int, Position, Checkpoint | None] | None = None
+        self._bootstrap_at = checkpoint
+        self._is_progress_only = True
+        self._forced = False
+        self._skipped = False
+        self._has_events = False
+        self._windows_since = 0
+        self._last_checkpoint_s = float("-inf")
+
+    @property
+    def in_window(self) -> bool:
+        """Whether a sequence is open."""
+        return self._window is not None
+
+    def next(self, now_s: float) -> Due | None:
+        """What is due now, None until more frames come or ``checkpoint_due_s`` is reached."""
+        if self._failure is not None:
+            return self._failure
+        if self._restream:
+            return Due(Call.RESTREAM, mark=self.mark)
+        if self._buffer.is_cut:
+            return self._roll_back(None)
+        if self._buffer.reported is not None:
+            self._compare_reported(self._buffer.reported)
+            self._buffer.reported = None
+        if self._unreported and self._window is None:
+            return Due(Call.TABLE_STATE, table_state=self._unreported[0])
+        while True:
+            if self._candidate is not None and self._is_due(now_s, idle=False):
+                return self._due_mark()
+            here = self._buffer.here()
+            if here is None:
+                if self._candidate is not None and self._is_due(now_s, idle=True):
+                    return self._due_mark()
+                return None
+            block, index = here
+            if block.ops[index] < FIRST_CONTROL_OP:
+                row = self._row(block, index)
+                self._buffer.give(row.stop - row.start if row.call is Call.EVENTS else 1)
+                return row
+            due = self._control(block, index)
+            if due is not None:
+                return due
+
+    def checkpoint_due_s(self) -> float | None:
+        """When ``next`` will want a checkpoint though no frame comes; None for never."""
+        if self._candidate is None:
+            return None
+        options = self._options
+        every_s = (
+            options.idle_checkpoint_s if self._is_progress_only else options.checkpoint_every_s
+        )
+        return self._last_checkpoint_s + every_s
+
+    def done(self, due: Due, now_s: float, result: Result = Result.SUCCESS) -> None:
+        """``due`` went well."""
+        if result is Result.CHECKPOINT:
+            self._forced = True
+        elif result is Result.SKIP_CHECKPOINT and due.call is not Call.CHECKPOINT:
+            self._skipped = True
+        call = due.call
+        if call is Call.EVENTS:
+            assert due.block is not None
+            self.event_count += due.stop - due.start
+            self._has_events = True
+            self._buffer.advance(due.stop - due.start)
+        elif call is Call.START_SEQUENCE:
+            self._window = due.window
+            # Soon the application will have more than this checkpoint covers.
+            self._candidate = None
+        elif call is Call.START_SOURCE:
+            assert due.block is not None
+            self._source_id = due.block.source_ids[due.start]
+            self._source, self._schema = due.source, due.schema
+        elif call is Call.END_SOURCE:
+            self._source_id = None
+        elif call is Call.END_SEQUENCE:
+            self._window = None
+            self.window_count += 1
+            self._pass_end()
+        elif call is Call.CHECKPOINT:
+            self._checkpoint_done(due, now_s, result)
+        elif call is Call.ROLLBACK:
+            self._rolled_back()
+        elif call is Call.TABLE_STATE:
+            assert due.table_state is not None
+            self._states[due.table_state.source] = due.table_state
+            if due.block is None:
+                self._unreported.popleft()
+            else:
+                self._buffer.advance(1)
+        else:
+            self._restream = False
+
+    def accept(self, mark: DispatchMark) -> None:
+        """``mark`` is stored: nothing before it is needed again."""
+        self.mark = mark
+        self.attempt = 0
+        self._buffer.release(mark.frame_count)
+
+    def defer(self, due: Due, now_s: float) -> None:
+        """The checkpoint ``due`` will be accepted later, or never."""
+        self._checkpoint_taken(now_s)
+
+    def failed(self, cause: BaseException) -> None:
+        """What was due failed: roll back."""
+        self.attempt += 1
+        self._roll_back(cause)
+
+    def restreamed(self, frame_count: int) -> None:
+        """Frames behind the mark come again, counted on from ``frame_count``."""
+        self.mark = DispatchMark(frame_count, self.mark.checkpoint)
+        self._restream = False
+
+    def _roll_back(self, cause: BaseException | None) -> Due:
+        self._window = None
+        self._source_id = None
+        self._candidate = None
+        self._forced = self._skipped = self._has_events = False
+        self._failure = Due(Call.ROLLBACK, mark=self.mark, cause=cause)
+        return self._failure
+
+    def _rolled_back(self) -> None:
+        self._failure = None
+        self._windows_since = 0
+        self._unreported.extendleft(self._states.values())
+        self._states.clear()
+        checkpoint = self.mark.checkpoint
+        self.position = checkpoint.position if checkpoint else None
+        self._bootstrap_at = checkpoint
+        self._restream = not self._buffer.rewind(self.mark.frame_count)
+
+    def _row(self, block: Block, index: int) -> Due:
+        window = self._window
+        if window is None:
+            return Due(Call.START_SEQUENCE, window=self._open(block, index))
+        if not block.bootstrap and window.scn != block.scns[index]:
+            # The end of the window was filtered out together with its rest.
+            return self._close(window)
+        if block.source_ids[index] == self._source_id:
+            stop = block.run_end(index)
+            return Due(
+                Call.EVENTS,
+                window=window,
+                source=self._source,
+                schema=self._schema,
+                block=block,
+                start=index,
+                stop=stop,
+            )
+        if self._source_id is not None:
+            return self._end_source(window)
+        writer = self._decoding.schemas.by_fingerprint(block.schema_fps[index])
+        reader = self._decoding.reader_of(writer.source)
+        return Due(
+            Call.START_SOURCE,
+            window=window,
+            source=writer.source,
+            schema=reader,
+            block=block,
+            start=index,
+        )
+
+    def _open(self, block: Block, index: int) -> Window:
+        self.mode = _mode(block.bootstrap)
+        window = Window(self._decoding, self.mode, block, index)
+        if not block.bootstrap:
+            end = block.window_end(index)
+            if end >= 0 and block.scns[end] == window.scn:
+                window.ended_by(block, end)
+        return window
+
+    def _close(self, window: Window) -> Due:
+        """The next step in closing a window: its source first, then itself."""
+        if self._source_id is not None:
+            return self._end_source(window)
+        return Due(Call.END_SEQUENCE, window=window)
+
+    def _end_source(self, window: Window) -> Due:
+        return Due(Call.END_SOURCE, window=window, source=self._source, schema=self._schema)
+
+    def _control(self, block: Block, index: int) -> Due | None:
+        """What a control frame makes due; None if it was passed over."""
+        op, window = block.ops[index], self._window
+        if op == Op.TABLE_STATE:
+            return self._table_state(block, index)
+        if block.bootstrap:
+            if op == Op.CHECKPOINT:
+                return self._bootstrap_checkpoint(block, index)
+            self._buffer.advance(1)
+        elif op == Op.END_OF_WINDOW:
+            if window is not None:
+                if not window.has_end and window.scn == block.scns[index]:
+                    window.ended_by(block, index)
+                return self._close(window)
+            self._buffer.advance(1)
+            self._passed(block.position(index), is_progress_only=False)
+        elif op == Op.HEARTBEAT:
+            if window is None:
+                self._buffer.advance(1)
+                self._passed(block.position(index), is_progress_only=True)
+            elif block.scns[index] > window.scn:
+                return self._close(window)
+            else:
+                self._buffer.advance(1)
+        else:
+            self._buffer.advance(1)
+        return None
+
+    def _table_state(self, block: Block, index: int) -> Due | None:
+        if self._window is not None:
+            return self._close(self._window)
+        state = decode_table_state(bytes(block.frame(index).after or b""))
+        if self._states.get(state.source) == state:
+            self._buffer.advance(1)
+            return None
+        return Due(Call.TABLE_STATE, table_state=state, block=block)
+
+    def _compare_reported(self, reported: Sequence[TableState]) -> None:
+        """A server has said which tables are not followed: note what is new to the consumer."""
+        named = {state.source for state in reported}
+        self._unreported.extend(s for s in reported if self._states.get(s.source) != s)
+        self._unreported.extend(
+            TableState(source, CaptureState.FOLLOWED)
+            for source, state in self._states.items()
+            if source not in named and state.state != CaptureState.FOLLOWED
+        )
+
+    def _pass_end(self) -> None:
+        """Go over the end of the window that was closed: who stops now has its checkpoint."""
+        here = None if self._buffer.is_cut else self._buffer.here()
+        if here is not None and not here[0].bootstrap and here[0].ops[here[1]] == Op.END_OF_WINDOW:
+            self._control(*here)
+
+    def _bootstrap_checkpoint(self, block: Block, index: int) -> Due | None:
+        if self._window is not None:
+            return self._close(self._window)
+        checkpoint = decode(bytes(block.frame(index).after or b""))
+        before = self._bootstrap_at
+        if before is not None and _goes_back(before, checkpoint):
+            # The server's runs were replaced under us, and it begins again at the position
+            # where our state was consistent.  What came until here stays; it is made durable
+            # before the consumer is told that older states may follow.
+            if self._candidate is not None and not self._forced:
+                self._forced = True
+                return None
+            self._buffer.advance(1)
+            self._bootstrap_at = checkpoint
+            self.mark = DispatchMark(self._buffer.cursor, checkpoint)
+            return self._roll_back(None)
+        self._bootstrap_at = checkpoint
+        self._buffer.advance(1)
+        # The deletions before another base come under the checkpoint that the reader has.
+        if checkpoint != self.mark.checkpoint or self._has_events:
+            self._passed(checkpoint.position, is_progress_only=False, checkpoint=checkpoint)
+            self._forced = self._forced or isinstance(checkpoint, OnlineCheckpoint)
+        return None
+
+    def _passed(
+        self, position: Position, *, is_progress_only: bool, checkpoint: Checkpoint | None = None
+    ) -> None:
+        """Everything up to ``position`` has been given out."""
+        self.position = position
+        # A filter may leave a heartbeat as the only end of a window.
+        is_progress_only = is_progress_only and not self._has_events
+        self._has_events = False
+        if self._skipped:
+            self._skipped = False
+            self._candidate = None
+            return
+        if is_progress_only:
+            if self._candidate is None:
+                self._is_progress_only = True
+        else:
+            self._is_progress_only = False
+            self._windows_since += 1
+        self._candidate = (self._buffer.cursor, position, checkpoint)
+
+    def _due_mark(self) -> Due:
+        """The checkpoint that is due."""
+        assert self._candidate is not None
+        cursor, position, checkpoint = self._candidate
+        if checkpoint is None:
+            checkpoint = OnlineCheckpoint(self._decoding.database, self._clock_of(), position)
+        return Due(Call.CHECKPOINT, mark=DispatchMark(cursor, checkpoint))
+
+    def _is_due(self, now_s: float, *, idle: bool) -> bool:
+        if self._window is not None:
+            return False
+        if self._forced or self.mark.checkpoint is None:
+            return True
+        options = self._options
+        waited_s = now_s - self._last_checkpoint_s
+        if self._is_progress_only:
+            return waited_s >= options.idle_checkpoint_s
+        enough = idle or self._windows_since >= options.checkpoint_every_windows
+        return enough and waited_s >= options.checkpoint_every_s
+
+    def _checkpoint_done(self, due: Due, now_s: float, result: Result) -> None:
+        assert due.mark is not None
+        self._checkpoint_taken(now_s)
+        if result is not Result.SKIP_CHECKPOINT:
+            self.accept(due.mark)
+
+    def _checkpoint_taken(self, now_s: float) -> None:
+        self._candidate = None
+        self._forced = False
+        self._windows_since = 0
+        self._last_checkpoint_s = now_s
+
+    def final_checkpoint(self) -> Due | None:
+        """The checkpoint that may still be taken when consumption stops."""
+        if self._failure is None and self._window is None and self._candidate is not None:
+            return self._due_mark()
+        return None
+
+
+def _mode(bootstrap: bool) -> Mode:
+    return "bootstrap" if bootstrap else "online"
+
+
+def _goes_back(before: Checkpoint, after: Checkpoint) -> bool:
+    """Whether a bootstrap that was at ``before`` has begun again somewhere at ``after``."""
+    if not isinstance(before, BootstrapCheckpoint) or not isinstance(after, BootstrapCheckpoint):
+        return False
+    if after.position != before.position:
+        return False
+    return after.row < before.row if after.run == before.run else before.row > 0

@@ -1,0 +1,340 @@
+"""The iterator form of consumption: windows are asked for, and committed when done with."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from databus.client.application.consumer import Result
+from databus.client.application.events import Event, Mode, Window
+from databus.client.checkpoints.checkpoint_stores import CheckpointStore
+from databus.client.delivery.dispatcher import Call, Dispatcher
+from databus.client.pulling.raw_windows import wait_for_either
+from databus.client.pulling.replay_buffer import ReplayBuffer
+from databus.common.checkpoint import Checkpoint
+from databus.common.errors import DatabusError, InternalError, UsageError
+from databus.common.table_state import TableState
+
+T = TypeVar("T")
+_BATCH_EVENTS = 4096
+_LOOK_AGAIN_S = 0.05
+_ENDED = (
+    "the iteration has ended: what was not in memory of its last window cannot be read, and "
+    "nothing be committed; commit a window within the loop"
+)
+
+
+class PulledWindow:
+    """One window from ``windows()`` or ``awindows()``.
+
+    Iterate over it for its events.  A window too large for the buffer is read from the network
+    while it is iterated.  What is left of a window when the next one is asked for is skipped.
+    ``commit`` stores the checkpoint behind the window: the next start begins after it.  To
+    commit a window commits all windows before it.  A window that ``stop`` met before its end has
+    no more events and commits nothing: the next start begins before it.
+
+    A window may be kept when the iteration has ended: events in memory can still be read.  More
+    of it is not to be had then, and ``commit`` is too late: either is an InternalError.
+    """
+
+    def __init__(
+        self, reader: WindowReader, window: Window, table_states: tuple[TableState, ...] = ()
+    ) -> None:
+        self._reader = reader
+        self._window = window
+        self.table_states = table_states
+        """Tables whose state has changed since the window before."""
+        self._loaded: deque[list[Event]] = deque()
+        self.is_whole = False
+        self.checkpoint: Checkpoint | None = None
+
+    @property
+    def database(self) -> str:
+        """The database."""
+        return self._window.database
+
+    @property
+    def scn(self) -> int:
+        """The commit's place on the source's clock."""
+        return self._window.scn
+
+    @property
+    def mode(self) -> Mode:
+        """online, or bootstrap while a snapshot is being read."""
+        return self._window.mode
+
+    @property
+    def txid(self) -> str | None:
+        """The source's transaction id, once the window's end has been received."""
+        return self._window.txid
+
+    @property
+    def window(self) -> Window:
+        """What callbacks get: commit time, number of events and so on."""
+        return self._window
+
+    @property
+    def events(self) -> list[Event]:
+        """All events that are still to come, in memory."""
+        return list(self._events())
+
+    def __iter__(self) -> Iterator[Event]:
+        # Not only where events are missing: what works with small windows has to work with all.
+        self._reader.require_thread()
+        return self._events()
+
+    def _events(self) -> Iterator[Event]:
+        while (run := self._next_loaded()) is not None or (
+            not self.is_whole and (run := self._reader.wait(self._reader.run_of(self))) is not None
+        ):
+            yield from run
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while (run := self._next_loaded()) is not None or (
+            run := await self._reader.run_of(self)
+        ) is not None:
+            for event in run:
+                yield event
+
+    def commit(self) -> None:
+        """Store the checkpoint behind this window (for ``windows()``)."""
+        self._reader.wait(self._reader.commit(self))
+
+    async def acommit(self) -> None:
+        """Store the checkpoint behind this window (for ``awindows()``)."""
+        await self._reader.commit(self)
+
+    def add(self, run: list[Event]) -> None:
+        """The reader has loaded some events."""
+        self._loaded.append(run)
+
+    def _next_loaded(self) -> list[Event] | None:
+        return self._loaded.popleft() if self._loaded else None
+
+
+class WindowReader:
+    """Gives windows out of a buffer, many small ones at once.
+
+    Invariants:
+        I1. Windows come in order and are loaded whole where they are in the buffer whole.
+        I2. A checkpoint is stored only by ``commit``, or, when nothing uncommitted was handed
+            out, for progress without events.
+
+    Owner: one event loop; a ``LoopThread`` may stand between it and its caller.
+    Raises: from ``batch`` and ``run_of``: the error with which pulling ended, once everything
+        before it was handed out.
+    """
+
+    def __init__(
+        self,
+        *,
+        dispatcher: Dispatcher,
+        buffer: ReplayBuffer,
+        store: CheckpointStore,
+        pulling: asyncio.Task[None],
+        is_flowing: Callable[[], bool],
+        wait: Callable[[Coroutine[Any, Any, Any]], Any] | None = None,
+    ) -> None:
+        buffer.never_replay()
+        self._dispatcher = dispatcher
+        self._buffer = buffer
+        self._store = store
+        self._pulling = pulling
+        self._is_flowing = is_flowing
+        self._wait = wait
+        self._open: PulledWindow | None = None
+        self._last: PulledWindow | None = None
+        self._is_committed = True
+        self._table_states: list[TableState] = []
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """End the iteration; to be called on the loop."""
+        self._is_stopping = True
+        self._buffer.wake.set()
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run on the loop's thread and wait for the result."""
+        if self._wait is None:
+            coroutine.close()
+            self.require_thread()
+        assert self._wait is not None
+        result: T = self._wait(coroutine)
+        return result
+
+    def require_thread(self) -> None:
+        """The windows are read without an event loop.
+
+        Raises:
+            UsageError: they came from ``awindows``.
+        """
+        if self._wait is None:
+            raise UsageError(
+                "this window came from awindows(): read it by `async for event in window` and "
+                "store its checkpoint by `await window.acommit()`"
+            )
+
+    async def batch(self, idle_s: float | None = None) -> list[PulledWindow]:
+        """The next windows; empty when stopped, or when none came for ``idle_s`` though a
+        relay's answer was open.
+
+        All are whole but perhaps the last.
+        """
+        while self._open is not None and not self._is_stopping:
+            await self._step(None)
+        found: list[PulledWindow] = []
+        idle_since_s = time.monotonic()
+        loaded = 0
+        while loaded < _BATCH_EVENTS and not self._is_stopping:
+            before = self._opened()
+            moved, events = await self._try_step()
+            opened = self._opened()
+            if opened is not None and opened is not before:
+                found.append(opened)
+                self._last, self._is_committed = opened, False
+            if events is not None and found:
+                found[-1].add(events)
+                loaded += len(events)
+            if moved:
+                continue
+            if not self._is_flowing():
+                # Connecting, or in a bootstrap: that is not idleness.
+                idle_since_s = time.monotonic()
+            if found or not await self._more(None if idle_s is None else idle_since_s + idle_s):
+                break
+        return found
+
+    async def run_of(self, window: PulledWindow) -> list[Event] | None:
+        """The next events of a window that is not whole yet; None at its end."""
+        while self._open is window and not self._is_stopping:
+            events = await self._step(None)
+            if events:
+                return events
+        return None
+
+    async def commit(self, window: PulledWindow) -> None:
+        """Store the checkpoint behind ``window``, reading over what is left of it."""
+        while self._open is window:
+            if self._is_stopping:
+                return  # whoever iterated over it has not seen all of it
+            await self._step(None)
+        if window.checkpoint is not None:
+            await self._save(window.checkpoint)
+        self._is_committed = self._is_committed or window is self._last
+
+    def _opened(self) -> PulledWindow | None:
+        return self._open
+
+    async def _step(self, deadline_s: float | None) -> list[Event] | None:
+        while True:
+            moved, events = await self._try_step()
+            if moved:
+                return events
+            if not await self._more(deadline_s):
+                return None
+
+    async def _try_step(self) -> tuple[bool, list[Event] | None]:
+        """One step if there is one: whether there was, and the events that it gave."""
+        now_s = time.monotonic()
+        dispatcher = self._dispatcher
+        due = dispatcher.next(now_s)
+        if due is None:
+            return False, None
+        # Whatever the cadence: who commits a window wants its checkpoint.
+        is_end = due.call is Call.END_SEQUENCE
+        dispatcher.done(due, now_s, Result.CHECKPOINT if is_end else Result.SUCCESS)
+        if due.call is Call.START_SEQUENCE:
+            assert due.window is not None
+            self._open = PulledWindow(self, due.window, tuple(self._table_states))
+            self._table_states.clear()
+        elif due.call is Call.TABLE_STATE:
+            assert due.table_state is not None
+            self._table_states.append(due.table_state)
+        elif due.call is Call.EVENTS:
+            return True, due.events()
+        elif is_end:
+            await self._ended()
+        elif due.call is Call.CHECKPOINT:
+            assert due.mark is not None
+            if self._is_committed and due.mark.checkpoint is not None:
+                await self._save(due.mark.checkpoint)
+        return True, None
+
+    async def _ended(self) -> None:
+        """Close the open window and note its checkpoint, which is due right behind it."""
+        window, self._open = self._open, None
+        assert window is not None
+        window.is_whole = True
+        now_s = time.monotonic()
+        due = self._dispatcher.next(now_s)
+        if due is not None and due.call is Call.CHECKPOINT:
+            assert due.mark is not None
+            window.checkpoint = due.mark.checkpoint
+            self._dispatcher.done(due, now_s)
+
+    async def _more(self, deadline_s: float | None) -> bool:
+        """Wait for frames; False when the time is over or the client was stopped."""
+        if self._is_stopping:
+            return False
+        if self._pulling.cancelled():
+            raise InternalError(_ENDED)
+        if self._pulling.done():
+            error = self._pulling.exception()
+            if isinstance(error, DatabusError):
+                raise error
+            raise InternalError(f"the puller ended with {error!r}") from error
+        now_s = time.monotonic()
+        if deadline_s is not None and now_s >= deadline_s:
+            return False
+        if deadline_s is not None and not self._is_flowing():
+            deadline_s = now_s + _LOOK_AGAIN_S
+        times = [deadline_s, self._dispatcher.checkpoint_due_s()]
+        bounds = [at_s - now_s for at_s in times if at_s is not None]
+        timeout_s = max(0.0, min(bounds)) if bounds else None
+        await wait_for_either(self._buffer.wake, self._pulling, timeout_s)
+        return not self._is_stopping
+
+    async def _save(self, checkpoint: Checkpoint) -> None:
+        saving = self._store.save(checkpoint)
+        if inspect.isawaitable(saving):
+            await saving
+
+
+class LoopThread:
+    """An event loop in a thread of its own, for callers without one.
+
+    Owner: the thread that entered it.
+    """
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self.loop.run_forever, name="databus-loop", daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there and wait for its result."""
+        if self.loop.is_closed():
+            coroutine.close()
+            raise InternalError(_ENDED)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()

@@ -1,0 +1,126 @@
+"""Which table of which format lies where: in a folder, or on S3.
+
+A table of a database is ``<to>/<database>/<schema.table>``, with Iceberg the table of that name
+in the catalog of ``<to>/<database>``, or ``<database>_<schema>.<table>`` in one of the user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from databus.client.exports.table_export import OpenTable
+from databus.common.config import Config
+from databus.common.errors import BadRequest, BucketError, ConfigError, StoreError
+from databus.common.schema.source_names import split_source
+from databus.common.storage.bucket import open_bucket
+
+FORMATS = ("parquet", "delta", "iceberg")
+
+
+class Lake:
+    """All tables of a format at one place, ``DIR`` or ``s3://bucket/prefix``.
+
+    Raises:
+        BadRequest: the place is of another form.
+        ConfigError: the bucket is not there, or refuses the credentials.
+        MissingDependency: boto3 is not installed.
+    """
+
+    def __init__(self, form: str, to: str, config: Config) -> None:
+        self._form, self._to = form, to
+        self._catalog = {name: text.reveal for name, text in config.export.catalog.items()}
+        self._bucket = None
+        self._errors: tuple[type[Exception], ...] = _errors(form)
+        if "://" not in to:
+            return
+        try:
+            self._bucket, self._prefix = open_bucket(to, config.export_s3)
+        except ConfigError as error:
+            raise BadRequest(f"--to is a folder or s3://bucket/prefix: {error.message}") from error
+        self._bucket.check(self._prefix)
+
+    def table(self, database: str, source: str, clock: str) -> Callable[[Sequence[str]], OpenTable]:
+        """What opens a table, when its key is known."""
+        if self._form == "parquet":
+            return lambda key: self._parquet(f"{database}/{source}", key)
+        if self._form == "delta":
+            return lambda key: self._delta(f"{database}/{source}", key, clock)
+        return lambda key: self._iceberg(database, source, key)
+
+    def _parquet(self, name: str, key: Sequence[str]) -> OpenTable:
+        from databus.client.exports.parquet_table import ParquetTable
+        from databus.client.exports.parquet_versions import LocalVersions, S3Versions, Versions
+
+        versions: Versions = LocalVersions(Path(self._to) / name)
+        if self._bucket is not None:
+            versions = S3Versions(self._bucket, f"{self._prefix}{name}/")
+        return ParquetTable(versions, key)
+
+    def _delta(self, name: str, key: Sequence[str], clock: str) -> OpenTable:
+        from databus.client.exports.delta_table import DeltaLakeTable, options_of
+
+        if self._bucket is None:
+            return DeltaLakeTable(str(Path(self._to) / name), key, clock)
+        url = f"s3://{self._bucket.name}/{self._prefix}{name}"
+        return DeltaLakeTable(url, key, clock, options_of(self._bucket))
+
+    def _iceberg(self, database: str, source: str, key: Sequence[str]) -> OpenTable:
+        from databus.client.exports.iceberg_table import (
+            CatalogOnS3,
+            IcebergTable,
+            load_own,
+            open_catalog,
+        )
+
+        parts = tuple(part for part in split_source(source) if part)
+        if self._catalog:
+            catalog = load_own(self._at_place(database) | self._catalog)
+            return IcebergTable(catalog, ("_".join((database, *parts[:-1])), parts[-1]), key)
+        if self._bucket is None:
+            return IcebergTable(open_catalog(Path(self._to) / database), parts, key)
+        shared = CatalogOnS3(self._bucket, f"{self._prefix}{database}/")
+        return IcebergTable(shared.catalog, parts, key, shared.publish)
+
+    def _at_place(self, database: str) -> dict[str, str]:
+        """What a catalog of the user's has to be told of the place."""
+        if self._bucket is None:
+            return {"warehouse": (Path(self._to) / database).resolve().as_uri()}
+        from databus.client.exports.iceberg_table import properties_of
+
+        warehouse = f"s3://{self._bucket.name}/{self._prefix}{database}"
+        return {"warehouse": warehouse, **properties_of(self._bucket)}
+
+    @contextlib.contextmanager
+    def writing(self, database: str, source: str) -> Iterator[None]:
+        """What the format's library raises within the block, as one line that names the table.
+
+        Raises:
+            BucketError, StoreError: it raised something, on S3 or in a folder.
+        """
+        try:
+            yield
+        except self._errors as error:
+            refusal = StoreError if self._bucket is None else BucketError
+            raise refusal(f"{self._to}/{database}/{source}: {_in_a_line(error)}") from error
+
+
+def _errors(form: str) -> tuple[type[Exception], ...]:
+    module: Any
+    if form == "parquet":
+        from databus.client.exports import parquet_table as module
+    elif form == "delta":
+        from databus.client.exports import delta_table as module
+    else:
+        from databus.client.exports import iceberg_table as module
+    found: tuple[type[Exception], ...] = module.ERRORS
+    return found
+
+
+def _in_a_line(error: Exception) -> str:
+    """Without the colours and the tree that deltalake draws."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).replace("↳", " ")
+    return " ".join(plain.split())[:600] or repr(error)

@@ -1,0 +1,509 @@
+"""The task that pulls frames: does what the machine decides and hands blocks to a sink."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NoReturn, Protocol, Self
+
+from databus.client.application.frame_blocks import Block
+from databus.client.application.options import Options
+from databus.client.pulling.pull_machine import (
+    Machine,
+    PullOutcome,
+    PullStep,
+    Resume,
+    State,
+    Unplaced,
+    outcome_of,
+)
+from databus.client.pulling.transport import ResponseBody, Transport
+from databus.common.checkpoint import (
+    After,
+    AtTime,
+    BootstrapCheckpoint,
+    Latest,
+    Oldest,
+    OnlineCheckpoint,
+    Position,
+    decode,
+    decode_position,
+    encode,
+)
+from databus.common.errors import (
+    DatabusError,
+    FormatError,
+    InternalError,
+    ServerUnavailable,
+    UnknownSchema,
+    WindowMissing,
+)
+from databus.common.frame.frame_format import FIRST_CONTROL_OP, FrameSplitter, Op
+from databus.common.frame.spans import SpanSplitter
+from databus.common.schema.source_schema import SchemaSet, SourceSchema
+from databus.common.table_state import TableState
+
+log = logging.getLogger("databus.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What is read: a database, globs over its sources, and server-side filters."""
+
+    database: str
+    sources: tuple[str, ...] = ()
+    ops: str | None = None
+    partition: str | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left out, so that each window must come."""
+        return not (self.sources or self.ops or self.partition)
+
+    def query(self) -> dict[str, str]:
+        """The request parameters that say so."""
+        query = {}
+        if self.sources:
+            query["sources"] = ",".join(self.sources)
+        if self.ops:
+            query["ops"] = self.ops
+        if self.partition:
+            query["partition"] = self.partition
+        return query
+
+
+class Sink(Protocol):
+    """Where pulled frames go."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether a window that broke off is begun again when another server takes over.
+
+        Otherwise it is continued in the middle, which needs servers with the same sources.
+        """
+
+    async def put(self, block: Block) -> None:
+        """Take a block, waiting until there is room."""
+
+    def report(self, states: Sequence[TableState]) -> None:
+        """A server says which tables are not followed."""
+
+    def cut(self, frame_count: int) -> None:
+        """Forget all frames but the first ``frame_count``: they will come again."""
+
+
+@dataclass(slots=True)
+class PullStats:
+    """Counters and gauges of one puller, for people."""
+
+    mode: str = "starting"
+    server: str = ""
+    newest: Position | None = None
+    is_ahead: bool = False
+    """The relay has not come as far as we have been: silence now means that it lags."""
+    is_flowing: bool = False
+    """An answer of a relay is open: silence means that nothing new to us has happened."""
+    bytes_count: int = 0
+    frame_count: int = 0
+    request_count: int = 0
+    failure_count: int = 0
+    last_error: str = ""
+
+
+class Puller:
+    """Reads one stream, wherever it is to be read, into a sink.
+
+    Invariants:
+        I1. Frames of a relay reach the sink with growing positions, each once; after a
+            ``cut`` they begin again just after it.
+        I2. Every row's schema is in ``schemas`` before the row reaches the sink.
+        I3. What the machine is told to resume from is never ahead of what the sink has.
+
+    Owner: one task, that runs ``run``.
+    Raises: from ``run``: the error with which the machine stopped.
+    """
+
+    def __init__(
+        self,
+        *,
+        subscription: Subscription,
+        machine: Machine,
+        transport: Transport,
+        sink: Sink,
+        schemas: SchemaSet,
+        options: Options,
+        stats: PullStats,
+        first_frame: int = 0,
+    ) -> None:
+        self._subscription = subscription
+        self._machine = machine
+        self._transport = transport
+        self._sink = sink
+        self._schemas = schemas
+        self._options = options
+        self._frame_count = first_frame
+        # The point to go back to when the window that is being read breaks off.
+        self._mark = first_frame
+        self._mark_resume: Resume = machine.resume
+        self.origin: Resume = machine.resume
+        """Where this stream began: a position, once a relay has said what "latest" is."""
+        self._in_window = False
+        self._window_server = ""
+        self.stats = stats
+
+    async def run(self) -> NoReturn:
+        """Pull until cancelled or until the machine stops."""
+        while True:
+            step = self._machine.next()
+            if step.state is State.STOPPED:
+                raise self._machine.error or InternalError("the machine stopped without an error")
+            if step.wait_s:
+                await asyncio.sleep(step.wait_s)
+            self.stats.server = str(step.server)
+            try:
+                outcome = await self._perform(step)
+                self._note_end(outcome)
+                self._machine.report(outcome)
+            except DatabusError as error:
+                self.stats.failure_count += 1
+                self.stats.is_flowing = False
+                self.stats.last_error = f"{error.code}: {error.message}"
+                outcome = outcome_of(error)
+                verb = self._machine.report(outcome, error)
+                log.warning("%s at %s: %s; %s", step.state, step.server, error.message, verb)
+
+    def _note_end(self, outcome: PullOutcome) -> None:
+        # A relay that answers in pieces is asked again at once, so it flows on.
+        self.stats.is_flowing = self.stats.mode == "relay" and outcome in (
+            PullOutcome.ENDED,
+            PullOutcome.QUIET,
+        )
+
+    async def _perform(self, step: PullStep) -> PullOutcome:
+        self.stats.request_count += 1
+        if step.state in (State.REGISTER, State.REGISTER_BOOTSTRAP):
+            await self._register(step.server)
+            return PullOutcome.OK
+        if step.state is State.STREAM:
+            self.stats.mode = "relay"
+            return await self._stream(step)
+        self.stats.mode = "bootstrap"
+        return await self._bootstrap(step)
+
+    async def _register(self, server: str) -> None:
+        subscription = self._subscription
+        answer = await self._transport.register(server, subscription.database, subscription.sources)
+        self._machine.met_clock(answer.clock)
+        for schema in answer.schemas:
+            self._schemas.announce(schema)
+        if answer.tables is not None:
+            self._sink.report(answer.tables)
+
+    async def _stream(self, step: PullStep) -> PullOutcome:
+        resume = self._begin(step)
+        options = self._options
+        query = self._subscription.query() | _start_query(self._dated(resume))
+        if options.follow:
+            query["follow"] = "true"
+        else:
+            query["wait_ms"] = str(options.wait_ms)
+        if options.max_bytes is not None:
+            query["max_bytes"] = str(options.max_bytes)
+        path = f"/v1/{self._subscription.database}/stream"
+        async with self._transport.stream(step.server, path, query) as body:
+            self._opened(body)
+            self.stats.is_flowing = True
+            self._note_ahead(step.server, body)
+            if isinstance(resume, Unplaced):
+                self._pin(resume, body)
+            before = self._machine.resume
+            splitter = SpanSplitter()
+            while chunk := await body.read():
+                for data in splitter.feed(chunk):
+                    await self._take(step.server, data)
+            _check_whole(step.server, splitter)
+        is_quiet = not options.follow and self._machine.resume == before
+        return PullOutcome.QUIET if is_quiet else PullOutcome.ENDED
+
+    async def _bootstrap(self, step: PullStep) -> PullOutcome:
+        resume = self._begin(step)
+        query = self._subscription.query() | _start_query(self._dated(resume))
+        if self._options.max_bytes is not None:
+            query["max_bytes"] = str(self._options.max_bytes)
+        path = f"/v1/{self._subscription.database}/bootstrap"
+        async with self._transport.stream(step.server, path, query) as body:
+            self._opened(body)
+            splitter = FrameSplitter()
+            while chunk := await body.read():
+                data = splitter.feed(chunk)
+                if data and await self._take_bootstrap(step.server, data):
+                    return PullOutcome.TARGET
+            _check_whole(step.server, splitter)
+        return PullOutcome.ENDED
+
+    def _begin(self, step: PullStep) -> Resume:
+        """Where to ask from; goes back to the window's start if another server goes on."""
+        bootstrap = step.state is State.BOOTSTRAP
+        moved = step.server != self._window_server
+        if self._in_window and (bootstrap or (moved and self._sink.replays)):
+            self._rewind()
+        self._window_server = step.server
+        return self._machine.resume
+
+    def _rewind(self) -> None:
+        if self._sink.replays:
+            self._sink.cut(self._mark)
+            self._frame_count = self._mark
+            self._machine.go_back(self._mark_resume)
+        self._in_window = False
+
+    def _dated(self, resume: Resume) -> Resume:
+        """A bare position with the clock that the server has just named."""
+        clock = self._machine.clock
+        if isinstance(resume, After) and clock is not None and resume.position.scn:
+            return OnlineCheckpoint(self._subscription.database, clock, resume.position)
+        return resume
+
+    def _opened(self, body: ResponseBody) -> None:
+        if body.clock is not None:
+            self._machine.met_clock(body.clock)
+        self.stats.newest = body.newest
+
+    def _note_ahead(self, server: str, body: ResponseBody) -> None:
+        if body.is_ahead and not self.stats.is_ahead:
+            log.warning(
+                "%s has the stream up to %s only, and we have been further: waiting for what is "
+                "new to us",
+                server,
+                body.newest,
+            )
+        self.stats.is_ahead = body.is_ahead
+
+    def _pin(self, resume: Unplaced, body: ResponseBody) -> None:
+        """Replace the start by the position that it is now, for the next request."""
+        if isinstance(resume, AtTime):
+            position = body.start
+        else:
+            position = body.prev if isinstance(resume, Oldest) else body.newest
+        if position is not None and self._machine.clock is not None:
+            self._machine.pin(self._online(position))
+            self._mark_resume = self.origin = self._machine.resume
+
+    def _online(self, position: Position) -> OnlineCheckpoint:
+        return OnlineCheckpoint(self._subscription.database, self._machine.clock or "", position)
+
+    async def _take(self, server: str, data: memoryview) -> None:
+        """Hand on what is new in some frames of a relay."""
+        block = Block(data, first=self._frame_count, bootstrap=False)
+        block.raise_error_frame()
+        resume = self._machine.resume
+        if self._subscription.is_whole and not isinstance(resume, Unplaced):
+            try:
+                block.require_chain(resume.position)
+            except WindowMissing as error:
+                # What came before the hole is good.
+                count = block.index_after(decode_position(error.details["after"]))
+                if 0 < count < block.count:
+                    await self._take(server, data[: block.offsets[count]])
+                raise
+        if self.stats.is_ahead and _is_behind(resume, block.position(block.count - 1)):
+            self.stats.is_ahead = False
+        if not isinstance(resume, Unplaced) and block.position(0) <= resume.position:
+            fresh = block.index_after(resume.position)
+            if fresh == block.count and not self._is_first_sign(block, resume.position):
+                return
+            fresh = min(fresh, block.count - 1)
+            rest = block.frames_from(fresh)
+            block = Block(rest, first=self._frame_count, bootstrap=False)
+        await self._learn_schemas(server, block)
+        last = block.position(block.count - 1)
+        if self.stats.newest is None or last > self.stats.newest:
+            self.stats.newest = last
+        await self._hand_on(block)
+        # Only now: were this cancelled while waiting for room, the block would come again.
+        self._machine.advanced(self._online(last))
+        self._note_window_end(block)
+
+    def _is_first_sign(self, block: Block, position: Position) -> bool:
+        """Whether the block says, as the first that comes, that we are where we began.
+
+        It lets the consumer take a checkpoint of its start, without which a start at the latest
+        event would be another one after a crash.
+        """
+        last = block.count - 1
+        is_here = block.ops[last] == Op.HEARTBEAT and block.position(last) == position
+        return is_here and self._frame_count == 0
+
+    def _note_window_end(self, block: Block) -> None:
+        end = block.last_of(Op.END_OF_WINDOW)
+        row_after = any(op < FIRST_CONTROL_OP for op in block.ops[end + 1 :])
+        if end >= 0:
+            self._in_window = False
+        if row_after:
+            self._in_window = True
+            if end < 0:
+                return
+        else:
+            end = end if self._in_window else block.count - 1
+        if end >= 0:
+            self._mark = block.first + end + 1
+            self._mark_resume = self._online(block.position(end))
+
+    async def _take_bootstrap(self, server: str, data: bytes) -> bool:
+        """Hand on frames of a bootstrap; True when its target has come."""
+        block = Block(data, first=self._frame_count, bootstrap=True)
+        block.raise_error_frame()
+        await self._learn_schemas(server, block)
+        checkpoints = [
+            decode(bytes(block.frame(index).after or b"")) for index in block.all_of(Op.CHECKPOINT)
+        ]
+        await self._hand_on(block)
+        self._in_window = True
+        if not checkpoints:
+            return False
+        last = checkpoints[-1]
+        self._machine.met_clock(last.clock)
+        self._machine.advanced(last)
+        index = block.last_of(Op.CHECKPOINT)
+        self._mark, self._mark_resume = block.first + index + 1, last
+        self._in_window = index + 1 < block.count
+        if isinstance(last, BootstrapCheckpoint):
+            self.stats.newest = last.target
+            return False
+        return True
+
+    async def _hand_on(self, block: Block) -> None:
+        await self._sink.put(block)
+        self._frame_count += block.count
+        self.stats.frame_count += block.count
+        self.stats.bytes_count += block.size_bytes
+
+    async def _learn_schemas(self, server: str, block: Block) -> None:
+        for index in block.all_of(Op.SCHEMA_CHANGE):
+            after = block.frame(index).after
+            if after is not None:
+                self._schemas.announce(_schema_of(bytes(after)))
+        missing = [fp for fp in block.row_schemas() if fp not in self._schemas]
+        if not missing:
+            return
+        await self._register(server)
+        for fingerprint in missing:
+            if fingerprint not in self._schemas:
+                raise UnknownSchema(
+                    f"{server} sent rows of schema {fingerprint:016x} and does not list it "
+                    f"among the {len(self._schemas)} of database {self._subscription.database}"
+                )
+
+
+def _schema_of(data: bytes) -> SourceSchema:
+    try:
+        return SourceSchema.from_json(json.loads(data))
+    except (ValueError, TypeError) as error:
+        raise FormatError(f"a schema change carries no schema: {error}") from error
+
+
+def _start_query(resume: Resume) -> dict[str, str]:
+    """The start point as request parameters."""
+    if isinstance(resume, Oldest):
+        return {"start": "oldest"}
+    if isinstance(resume, Latest):
+        return {"start": "latest"}
+    if isinstance(resume, AtTime):
+        return {"start_time": str(resume.commit_us)}
+    if isinstance(resume, After):
+        return {"scn": str(resume.position.scn)}
+    return {"checkpoint": encode(resume)}
+
+
+def _is_behind(resume: Resume, position: Position) -> bool:
+    """Whether a frame at ``position`` is new to whoever resumes there."""
+    return isinstance(resume, Unplaced) or position > resume.position
+
+
+def _check_whole(server: str, splitter: FrameSplitter | SpanSplitter) -> None:
+    if splitter.pending_bytes:
+        raise ServerUnavailable(
+            f"{server} ended its answer within a frame, {splitter.pending_bytes} bytes into it"
+        )
+
+
+class Pull:
+    """A puller as a task that can be ended and begun again elsewhere, over one transport.
+
+    Owner: the event loop that entered it.
+    """
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        machine: Machine,
+        sink: Sink,
+        schemas: SchemaSet,
+        options: Options,
+    ) -> None:
+        self.machine = machine
+        self.stats = PullStats()
+        self._subscription = subscription
+        self._sink = sink
+        self._schemas = schemas
+        self._options = options
+        self._transport = Transport(
+            connect_timeout_s=options.connect_timeout_s,
+            answer_timeout_s=options.answer_timeout_s,
+            silence_timeout_s=options.silence_timeout_s,
+            read_bytes=min(1 << 18, max(1 << 14, options.buffer_bytes // 8)),
+            client_name=options.client_name,
+        )
+        self._puller: Puller | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.end()
+        await self._transport.close()
+
+    @property
+    def pulling(self) -> asyncio.Task[None]:
+        """The task at work."""
+        assert self._task is not None
+        return self._task
+
+    @property
+    def origin(self) -> Resume:
+        """Where the first pull began."""
+        assert self._puller is not None
+        return self._puller.origin
+
+    def begin(self, resume: Resume, first_frame: int) -> asyncio.Task[None]:
+        """Pull from ``resume`` on; frames are counted from ``first_frame``."""
+        self.machine.restart(resume)
+        self._puller = Puller(
+            subscription=self._subscription,
+            machine=self.machine,
+            transport=self._transport,
+            sink=self._sink,
+            schemas=self._schemas,
+            options=self._options,
+            stats=self.stats,
+            first_frame=first_frame,
+        )
+        self._task = asyncio.create_task(self._puller.run(), name="databus-puller")
+        return self._task
+
+    async def end(self) -> None:
+        """Stop pulling; the connection is closed when this returns."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})

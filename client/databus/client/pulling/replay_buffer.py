@@ -1,0 +1,151 @@
+"""The frames between the puller and the dispatcher, kept until a checkpoint covers them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from databus.client.application.frame_blocks import Block
+from databus.common.table_state import TableState
+
+
+class ReplayBuffer:
+    """Blocks in the order of arrival, with a cursor that can go back.
+
+    Frames are counted from the first that ever came: ``first`` and ``end`` bound what is
+    held, ``cursor`` is the next one to dispatch.  Those before ``given`` are dispatched or
+    with a callback right now, which may let the puller cut them away meanwhile.
+
+    Invariants:
+        I1. first <= end, and all frames between are held; first <= cursor unless frames were
+            cut away below it.
+        I2. ``held_bytes`` exceeds ``budget_bytes`` by one block at most.
+        I3. Dispatched frames are given up, oldest block first, only when a checkpoint covers
+            them or their room is needed.
+
+    Owner: the puller puts and cuts, the dispatcher does the rest; both on one event loop.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._blocks: deque[Block] = deque()
+        self._at = 0
+        self.cursor = 0
+        self.given = 0
+        self.first = 0
+        self.end = 0
+        self.held_bytes = 0
+        self.peak_bytes = 0
+        self.wake = asyncio.Event()
+        """Set when ``here`` may give something that it did not give before."""
+        self._room = asyncio.Event()
+        self.reported: Sequence[TableState] | None = None
+        """What a server has said at last of tables that are not followed; the dispatcher's."""
+        self._replays = True
+        self.is_cut = False
+        """Frames that were dispatched come again: the dispatcher has to go back."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether a window is begun again when another server takes over."""
+        return self._replays
+
+    def never_replay(self) -> None:
+        """Continue broken windows in the middle instead."""
+        self._replays = False
+
+    def report(self, states: Sequence[TableState]) -> None:
+        """A server says which tables are not followed."""
+        self.reported = states
+        self.wake.set()
+
+    async def put(self, block: Block) -> None:
+        """Append a block, waiting until there is room."""
+        while self.held_bytes >= self._budget_bytes and not self._give_up_one():
+            self._room.clear()
+            await self._room.wait()
+        self._blocks.append(block)
+        self.end = block.first + block.count
+        self.held_bytes += block.size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        self.wake.set()
+
+    def cut(self, frame_count: int) -> None:
+        """Forget all frames from number ``frame_count`` on; they come again."""
+        while self._blocks and self._blocks[-1].first >= frame_count:
+            self._drop(self._blocks.pop())
+        if self._blocks and self._blocks[-1].first + self._blocks[-1].count > frame_count:
+            last = self._blocks.pop()
+            self._drop(last)
+            kept = last.data[: last.offsets[frame_count - last.first]]
+            head = Block(kept, first=last.first, bootstrap=last.bootstrap)
+            self._blocks.append(head)
+            self.held_bytes += head.size_bytes
+        self.end = frame_count
+        self.is_cut = self.is_cut or self.given > frame_count
+        self.first = min(self.first, frame_count)
+        self._at = min(self._at, len(self._blocks))
+        self._room.set()
+        self.wake.set()
+
+    def here(self) -> tuple[Block, int] | None:
+        """The next frame to dispatch, as its block and index; None if it has not come."""
+        while self._at < len(self._blocks):
+            block = self._blocks[self._at]
+            index = self.cursor - block.first
+            if index < block.count:
+                return block, index
+            self._at += 1
+            self._room.set()
+        if not self.is_cut:
+            self.wake.clear()
+        return None
+
+    def give(self, count: int) -> None:
+        """The next ``count`` frames are being dispatched, which ``advance`` will end."""
+        self.given = max(self.given, self.cursor + count)
+
+    def advance(self, count: int) -> None:
+        """Move the cursor over ``count`` frames."""
+        self.cursor += count
+        self.given = max(self.given, self.cursor)
+
+    def release(self, frame_count: int) -> None:
+        """A checkpoint covers all frames before number ``frame_count``."""
+        while self._blocks and self._blocks[0].first + self._blocks[0].count <= frame_count:
+            if self._at == 0:
+                break
+            self._give_up_one()
+        self._room.set()
+
+    def rewind(self, frame_count: int) -> bool:
+        """Move the cursor back to frame ``frame_count``; False if that is no longer held."""
+        if not self.first <= frame_count <= self.end:
+            return False
+        self.cursor = self.given = frame_count
+        self._at = 0
+        self.is_cut = False
+        return True
+
+    def clear(self) -> None:
+        """Forget everything; frames go on with the number after the last."""
+        self._blocks.clear()
+        self.held_bytes = 0
+        self._at = 0
+        self.first = self.cursor = self.given = self.end = max(self.end, self.cursor)
+        self.is_cut = False
+        self._room.set()
+
+    def _give_up_one(self) -> bool:
+        """Drop the oldest block if all of it was dispatched."""
+        if self._at == 0 or not self._blocks:
+            return False
+        block = self._blocks.popleft()
+        self._drop(block)
+        self._at -= 1
+        self.first = block.first + block.count
+        return True
+
+    def _drop(self, block: Block) -> None:
+        self.held_bytes -= block.size_bytes

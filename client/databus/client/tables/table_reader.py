@@ -1,0 +1,518 @@
+"""One table read over HTTP into Arrow batches: its state as of a position, or its changes.
+
+What Spark tasks and the exports use.  It decides where a range is read (at the relay while that
+has it, otherwise at a bootstrap server) and puts partial updates together with the rows that
+they change.  An answer is spooled to a temporary file and checked to be whole before the first
+row of it is handed out, so that a connection that breaks is asked again and nobody sees half.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from databus.client.pulling.transport import FRAMES_TYPE
+from databus.client.tables.arrow_rows import RowDecoder
+from databus.common.checkpoint import (
+    ORIGIN,
+    OnlineCheckpoint,
+    Position,
+    decode_position,
+    encode,
+)
+from databus.common.errors import (
+    BadCheckpoint,
+    BadRequest,
+    ClockMismatch,
+    DatabusError,
+    FormatError,
+    LogTooYoung,
+    ScnTooOld,
+    ServerUnavailable,
+    StoreError,
+    UnknownSource,
+    from_answer,
+    from_error_frame,
+)
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import (
+    FIRST_CONTROL_OP,
+    Flag,
+    FrameColumns,
+    FrameSplitter,
+    Op,
+)
+from databus.common.http.peer_answers import OPENER, read_all, read_json, require_plain
+from databus.common.http.request_parameters import parse_position
+from databus.common.schema.source_schema import SchemaSet, SourceSchema
+
+READ_BYTES = 4 << 20
+RETRY_PAUSE_S = 0.5
+_POSITION = re.compile(r"\d+(:.*)?", re.ASCII)
+_YEAR = re.compile(r"\d{4}-")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class TableAddress:
+    """A table and the servers to ask; ``give_up_s`` bounds how long silence is put up with."""
+
+    database: str
+    source: str
+    relays: tuple[str, ...] = ()
+    bootstraps: tuple[str, ...] = ()
+    give_up_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What to read: the state at ``until``, or with ``since`` the changes up to it.
+
+    ``mode``: ``state``; ``net``, the last state of each key; ``all``, every change; ``auto``,
+    every change where they are kept and net changes where they are not.  ``since`` of None is
+    the oldest that is kept.
+
+    ``partition`` and ``ops`` are the servers' filters.  ``later``: where states at ``until`` have
+    been merged away, those that are still known are given: a row that changed again after it is
+    left out, and comes with the range that follows.
+    """
+
+    mode: str
+    since: Position | None
+    until: Position
+    clock: str
+    partition: str | None = None
+    ops: str | None = None
+    later: bool = False
+
+
+class TableReader:
+    """Reads one table.
+
+    Invariants:
+        I1. Rows come in the order of their positions, those of one key that partial updates
+            belong to last; in ``net`` and ``state`` each key comes once.
+        I2. No row is handed out of an answer that did not come to its end.
+
+    Owner: one thread.
+    Raises: the errors of the tree; ServerUnavailable when no server answered for ``give_up_s``,
+        StoreError at once where the spool's disk is full.
+    """
+
+    def __init__(self, address: TableAddress) -> None:
+        self.address = address
+        self.schemas = SchemaSet()
+        self.clock = ""
+        self._heard_s = 0.0
+
+    # -- what there is ------------------------------------------------------------------
+
+    def schema(self) -> SourceSchema:
+        """The newest version of the table's schema.
+
+        Raises:
+            UnknownSource: no server knows the table.
+        """
+        found = self._register()
+        if found is None:
+            raise UnknownSource(
+                f"{self.address.database} has no source {self.address.source!r}",
+                source=self.address.source,
+            )
+        return found
+
+    def schema_of(self, fingerprint: int) -> SourceSchema:
+        """The schema of a frame."""
+        if fingerprint not in self.schemas:
+            self._register()
+        return self.schemas.by_fingerprint(fingerprint)
+
+    def _register(self) -> SourceSchema | None:
+        query = {"sources": self.address.source}
+        servers = self.address.bootstraps or self.address.relays
+
+        def once(server: str) -> tuple[str, list[SourceSchema]]:
+            document = self._json(server, "register", query)
+            try:
+                found = [SourceSchema.from_json(item["schema"]) for item in document["schemas"]]
+                return str(document["clock"]), found
+            except (KeyError, TypeError) as error:
+                raise FormatError(f"{server} gave a registration without {error}") from error
+
+        self.clock, schemas = self._from_any(servers, once)
+        for schema in schemas:
+            self.schemas.announce(schema)
+        return self.schemas.latest(self.address.source)
+
+    def target(self) -> Position:
+        """Up to where a bootstrap server has the stream."""
+        return self._from_any(self.address.bootstraps, lambda s: self._position(s, "targetSCN"))
+
+    def newest(self) -> Position:
+        """The newest position that a relay has; without relays that of a bootstrap server."""
+        if not self.address.relays:
+            return self.target()
+        return self._from_any(self.address.relays, lambda s: self._position(s, "sources", "max"))
+
+    def oldest(self) -> Position:
+        """The oldest position that a relay, or without relays a bootstrap server, serves from."""
+        servers = self.address.relays or self.address.bootstraps
+        return self._from_any(servers, lambda s: self._position(s, "sources", "prev"))
+
+    def position_of(self, text: str) -> Position:
+        """``SCN``, ``SCN:SEQ``, or what a bootstrap server makes of a commit time."""
+        if _POSITION.fullmatch(text) and not _YEAR.match(text):
+            return parse_position(text)
+        # An answer about nothing but truncates: its header says which position the time is.
+        query = {"sources": self.address.source, "until": text, "mode": "net", "ops": "t"}
+
+        def once(server: str) -> Position:
+            with self._open(server, "changes", query) as answer:
+                return parse_position(answer.headers["Databus-Max"])
+
+        return self._from_any(self.address.bootstraps, once)
+
+    # -- rows ---------------------------------------------------------------------------
+
+    def batches(self, asked: Range, decoder: RowDecoder) -> Iterator[Any]:
+        """The rows as record batches."""
+        with contextlib.closing(self._read(asked)) as spool:
+            if spool.folds:
+                yield from _folded(spool, decoder)
+                return
+            for data, columns, rows in spool.blocks():
+                yield decoder.batch(data, columns, rows)
+
+    def _read(self, asked: Range) -> BatchSpool:
+        """Everything of a range, from wherever it is to be had."""
+        spool = BatchSpool(
+            frame_format.source_id(self.address.source), folds=asked.mode in ("net", "state")
+        )
+        try:
+            if asked.mode in ("auto", "all"):
+                self._read_changes(asked, spool)
+            else:
+                self._read_merged(asked, spool)
+        except BaseException:
+            spool.close()
+            raise
+        return spool
+
+    def _read_changes(self, asked: Range, spool: BatchSpool) -> None:
+        since = asked.since
+        if self.address.relays and since is not None and since != ORIGIN:
+            try:
+                self._from_relay(asked, since, spool)
+                return
+            except ScnTooOld:
+                if not self.address.bootstraps:
+                    raise
+                spool.restart()
+        try:
+            self._whole("changes", self._query(asked, "all", asked.until), asked, spool)
+        except LogTooYoung:
+            if asked.mode == "all":
+                raise
+            spool.restart(folds=True)
+            self._read_merged(asked, spool)
+
+    def _read_merged(self, asked: Range, spool: BatchSpool) -> None:
+        path = "snapshot" if asked.mode == "state" else "changes"
+        try:
+            self._whole(path, self._query(asked, "net", asked.until), asked, spool)
+        except LogTooYoung as error:
+            if not asked.later or "after" not in error.details:
+                raise
+            after = decode_position(error.details["after"])
+            spool.restart(upto=asked.until)
+            self._whole(path, self._query(asked, "net", after), asked, spool)
+
+    def _query(self, asked: Range, mode: str, until: Position) -> dict[str, str]:
+        query = {"sources": self.address.source}
+        if asked.mode == "state":
+            query["scn"] = str(until)
+        else:
+            query |= {"mode": mode, "until": str(until)}
+            if asked.since is not None:
+                query["since"] = str(asked.since)
+        return query | _filters(asked)
+
+    def _whole(self, path: str, query: Mapping[str, str], asked: Range, spool: BatchSpool) -> None:
+        """One answer of a bootstrap server, from its first frame to its checkpoint."""
+
+        most_bytes = 0
+
+        def once(server: str) -> None:
+            nonlocal most_bytes
+            spool.restart()
+            with self._open(server, path, query) as answer:
+                _check_clock(answer.headers.get("Databus-Clock"), asked.clock)
+                ended, got_bytes = False, 0
+                for data, columns in _blocks(answer, server):
+                    got_bytes += len(data)
+                    if got_bytes > most_bytes:  # one that always breaks off earlier is no progress
+                        most_bytes, self._heard_s = got_bytes, time.monotonic()
+                    spool.write(data, columns)
+                    ended = bool((columns.op == Op.CHECKPOINT).any())
+                if not ended:
+                    raise ServerUnavailable(f"{server} ended its answer in the middle")
+
+        self._from_any(self.address.bootstraps, once)
+
+    def _from_relay(self, asked: Range, since: Position, spool: BatchSpool) -> None:
+        """Answers of relays until ``until`` is behind us."""
+        at = since
+
+        def once(server: str) -> None:
+            nonlocal at
+            checkpoint = encode(OnlineCheckpoint(self.address.database, asked.clock, at))
+            query = {"sources": self.address.source, "checkpoint": checkpoint, "wait_ms": "1000"}
+            with self._open(server, "stream", query | _filters(asked)) as answer:
+                for data, columns in _blocks(answer, server):
+                    self._heard_s = time.monotonic()
+                    spool.write(data, columns, after=at, upto=asked.until)
+                    at = max(at, _position(columns, len(columns) - 1))
+                    if at >= asked.until:
+                        return
+
+        while at < asked.until:
+            self._from_any(self.address.relays, once)
+
+    # -- the wire -----------------------------------------------------------------------
+
+    def _from_any(self, servers: Sequence[str], call: Callable[[str], _T]) -> _T:
+        """What the first server gives that answers, tried in turn until ``give_up_s`` after the
+        last progress."""
+        if not servers:
+            raise BadRequest("no server is named that could answer; give relays or bootstraps")
+        self._heard_s = time.monotonic()
+        while True:
+            for server in servers:
+                try:
+                    return call(server)
+                except DatabusError as error:
+                    silent_s = time.monotonic() - self._heard_s
+                    if not error.retry or silent_s >= self.address.give_up_s:
+                        raise
+            time.sleep(RETRY_PAUSE_S)
+
+    def _position(self, server: str, path: str, name: str = "") -> Position:
+        """The position that an answer is, or has under a name."""
+        document = self._json(server, path, {})
+        try:
+            return decode_position(document.get(name) if name else document)
+        except BadCheckpoint as error:
+            raise FormatError(f"the answer of {server} has no position: {error.message}") from None
+
+    def _json(self, server: str, path: str, query: Mapping[str, str]) -> dict[str, Any]:
+        with self._open(server, path, query) as answer:
+            found = read_json(read_all(server, answer), f"the answer of {server}", FormatError)
+        if not isinstance(found, dict):
+            raise FormatError(f"{server} answered {str(found)[:100]}, no object")
+        return found
+
+    @contextlib.contextmanager
+    def _open(self, server: str, path: str, query: Mapping[str, str]) -> Iterator[Any]:
+        url = f"{server.rstrip('/')}/v1/{self.address.database}/{path}"
+        request = urllib.request.Request(
+            f"{url}?{urllib.parse.urlencode(query)}" if query else url,
+            headers={"Accept": f"{FRAMES_TYPE}, application/json", "Accept-Encoding": "identity"},
+        )
+        try:
+            with OPENER.open(request, timeout=self.address.give_up_s) as answer:
+                require_plain(url, answer.headers)
+                yield answer
+        except urllib.error.HTTPError as error:
+            raise _failure(server, error) from None
+        except (http.client.HTTPException, OSError) as error:
+            raise ServerUnavailable(f"{server} does not answer: {error}") from error
+
+
+class BatchSpool:
+    """Frames of one table in a temporary file, in the order they came.
+
+    ``folds``: partial updates are to be put together with what they change.
+
+    Raises: StoreError where the disk does not take them.
+    """
+
+    def __init__(self, source_id: int, *, folds: bool) -> None:
+        # Without a buffer: nothing is left to be written when it is read or closed.
+        try:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise StoreError(f"no temporary file can be made: {error}") from error
+        self._source_id = source_id
+        self._lengths: list[int] = []
+        self._upto: Position | None = None
+        self._folds = folds
+        self._partial: set[int] = set()
+
+    @property
+    def folds(self) -> bool:
+        """Whether there is something to put together."""
+        return self._folds and bool(self._partial)
+
+    @property
+    def partial_hashes(self) -> npt.NDArray[np.uint64]:
+        """Hashes of the keys that partial updates belong to."""
+        return np.fromiter(self._partial, dtype=np.uint64)
+
+    def restart(self, *, upto: Position | None = None, folds: bool | None = None) -> None:
+        """Forget what came; rows after ``upto`` will be left out."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._lengths.clear()
+        self._partial.clear()
+        self._upto = upto or self._upto
+        self._folds = self._folds if folds is None else folds
+
+    def write(
+        self,
+        data: bytes,
+        columns: FrameColumns,
+        after: Position | None = None,
+        upto: Position | None = None,
+    ) -> None:
+        """Keep the table's rows among some frames, those in (``after``, ``upto``]."""
+        upto = self._upto if upto is None else upto
+        taken = (columns.op < FIRST_CONTROL_OP) & (columns.source_id == self._source_id)
+        if after is not None:
+            taken &= _is_after(columns, after)
+        if upto is not None:
+            taken &= ~_is_after(columns, upto)
+        partial = taken & ((columns.flags & Flag.PARTIAL) != 0)
+        self._partial.update(columns.key_hash[partial].tolist())
+        if taken.all():
+            self._add(data)
+        elif taken.any():
+            view, offset = memoryview(data), columns.offset[taken].tolist()
+            lengths = columns.length[taken].tolist()
+            pairs = zip(offset, lengths, strict=True)
+            self._add(b"".join(view[at : at + length] for at, length in pairs))
+
+    def _add(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            # An OSError would pass for one of the connection, and the answer be asked for again.
+            raise StoreError(
+                f"{tempfile.gettempdir()} does not take the {len(data)} bytes of an answer: {error}"
+            ) from error
+        self._lengths.append(len(data))
+
+    def blocks(
+        self,
+    ) -> Iterator[tuple[npt.NDArray[np.uint8], FrameColumns, npt.NDArray[np.int64]]]:
+        """Everything that was kept."""
+        self._file.seek(0)
+        for length in self._lengths:
+            data = np.frombuffer(self._file.read(length), dtype=np.uint8)
+            columns = frame_format.scan(data, verify=False)
+            yield data, columns, np.arange(len(columns))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+@dataclass(slots=True)
+class _Row:
+    """The last state of a key while partial updates come, and what of it is not known."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    absent: set[str] = field(default_factory=set)
+
+
+def _folded(spool: BatchSpool, decoder: RowDecoder) -> Iterator[Any]:
+    """Whole rows as they come; those that partial updates belong to at the end, as one each."""
+    hashes = spool.partial_hashes
+    rows_of: dict[bytes, _Row] = {}
+    for data, columns, rows in spool.blocks():
+        touched = np.isin(columns.key_hash, hashes)
+        if not touched.all():
+            yield decoder.batch(data, columns, rows[~touched])
+        if touched.any():
+            batch = decoder.batch(data, columns, rows[touched])
+            for number, values in zip(rows[touched].tolist(), batch.to_pylist(), strict=True):
+                one = frame_format.trusted_frame(data.data, int(columns.offset[number]))
+                absent = set(decoder.absent_names(one))
+                had = rows_of.setdefault(bytes(one.key), _Row(absent=absent))
+                kept = {name: had.values.get(name) for name in absent if name in values}
+                had.values = values | kept
+                had.absent &= absent
+    for row in rows_of.values():
+        if "_absent" in row.values:
+            row.values["_absent"] = sorted(row.absent) or None
+    yield decoder.batch_of([row.values for row in rows_of.values()])
+
+
+def _filters(asked: Range) -> dict[str, str]:
+    found = {"partition": asked.partition, "ops": asked.ops}
+    return {name: value for name, value in found.items() if value}
+
+
+def _is_after(columns: FrameColumns, position: Position) -> npt.NDArray[np.bool_]:
+    scn, seq = columns.scn, columns.seq
+    later: npt.NDArray[np.bool_] = (scn > position.scn) | (
+        (scn == position.scn) & (seq > position.seq)
+    )
+    return later
+
+
+def _position(columns: FrameColumns, index: int) -> Position:
+    return Position(int(columns.scn[index]), int(columns.seq[index]))
+
+
+def _blocks(answer: Any, server: str) -> Iterator[tuple[bytes, FrameColumns]]:
+    """The whole frames of an answer as they come; an error frame is raised.
+
+    Raises:
+        ServerUnavailable: it broke off.
+    """
+    splitter = FrameSplitter()
+    while True:
+        try:
+            chunk = answer.read1(READ_BYTES)
+        except (http.client.HTTPException, OSError) as error:
+            raise ServerUnavailable(f"{server} broke off: {error}") from error
+        if not chunk:
+            break
+        data = splitter.feed(chunk)
+        if data:
+            columns = frame_format.scan(data, verify=False)
+            for at in np.flatnonzero(columns.op == Op.ERROR).tolist():
+                one = frame_format.trusted_frame(memoryview(data), int(columns.offset[at]))
+                raise from_error_frame(bytes(one.after or b""))
+            yield data, columns
+    if splitter.pending_bytes:
+        raise ServerUnavailable(f"{server} ended its answer within a frame")
+
+
+def _check_clock(theirs: str | None, ours: str) -> None:
+    if theirs is not None and theirs != ours:
+        raise ClockMismatch(f"the range belongs to the clock {ours}, the server's is {theirs}")
+
+
+def _failure(server: str, error: urllib.error.HTTPError) -> DatabusError:
+    try:
+        text = read_all(server, error)
+    except (http.client.HTTPException, OSError) as broken:
+        return ServerUnavailable(f"{server} answered {error.code} and broke off: {broken}")
+    finally:
+        error.close()
+    return from_answer(server, error.code, text)

@@ -1,0 +1,143 @@
+"""Spans: stretches of a body that a server sends without having copied them first.
+
+The writer of a ring may overwrite bytes while they are being sent.  A torn frame shows by its
+CRC; a whole newer frame in the old one's place shows by its position, because the SPAN frame
+before the bytes, which is a copy, names the last one that may come (FORMAT.md).
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+from databus.common.checkpoint import Position
+from databus.common.errors import FormatError, ReaderOvertaken
+from databus.common.frame.frame_format import (
+    HEADER,
+    HEADER_BYTES,
+    MAX_FRAME_BYTES,
+    Buffer,
+    FrameColumns,
+    FrameView,
+    Op,
+    pack_frame,
+    read_frame,
+    scan,
+    trusted_frame,
+)
+
+_LENGTH = struct.Struct("<Q")
+
+
+def span_frame(last: Position, size_bytes: int) -> bytes:
+    """What goes before ``size_bytes`` of whole frames, the last of which is at ``last``."""
+    return pack_frame(op=Op.SPAN, scn=last.scn, seq=last.seq, after=_LENGTH.pack(size_bytes))
+
+
+class SpanSplitter:
+    """Cuts a body that may have spans into blocks of whole frames, as ``FrameSplitter`` does.
+
+    Invariants:
+        I1. Every byte that was fed comes out exactly once, in order, or is still pending; but
+            for SPAN frames, which do not come out.
+        I2. A block that comes out holds whole frames only, each with a valid CRC, and those of
+            a span are not after its position.
+
+    Owner: one task.
+    Raises: ReaderOvertaken at the first frame that cannot be part of its span, FormatError at
+    the first damaged one elsewhere; nothing after it is handed out.
+    """
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+        self._left = 0
+        self._bound = Position(0, 0)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the frame that is not whole yet."""
+        return len(self._pending)
+
+    def feed(self, chunk: Buffer) -> list[memoryview]:
+        """Take ``chunk`` and return what is whole now: frames back to back, in pieces."""
+        self._pending += chunk
+        if len(self._pending) < HEADER_BYTES:
+            return []
+        length = HEADER.unpack_from(self._pending)[1]
+        if HEADER_BYTES <= length <= MAX_FRAME_BYTES and length > len(self._pending):
+            return []
+        block = bytes(self._pending)
+        try:
+            columns = scan(block)
+        except FormatError as error:
+            if self._is_within_span(block):
+                raise self._overtaken(str(error)) from error
+            raise
+        del self._pending[: columns.stop]
+        return self._split(memoryview(block), columns)
+
+    def _split(self, block: memoryview, columns: FrameColumns) -> list[memoryview]:
+        pieces, start = [], 0
+        for index in np.flatnonzero(columns.op == Op.SPAN).tolist():
+            at = int(columns.offset[index])
+            if at > start:
+                self._check(columns, start, at)
+                pieces.append(block[start:at])
+            frame = trusted_frame(block, at)
+            if self._left:
+                raise self._overtaken(f"a span begins {self._left} bytes before its end")
+            self._left = _span_bytes(frame)
+            self._bound = frame.position
+            start = at + frame.length
+        if columns.stop > start:
+            self._check(columns, start, columns.stop)
+            pieces.append(block[start : columns.stop])
+        return pieces
+
+    def _check(self, columns: FrameColumns, start: int, stop: int) -> None:
+        """Check the frames between two offsets against the span, as far as it goes on."""
+        if not self._left:
+            return
+        end = min(stop, start + self._left)
+        first, behind = np.searchsorted(columns.offset, (start, end))
+        scn, seq = columns.scn[first:behind], columns.seq[first:behind]
+        after = (scn > self._bound.scn) | ((scn == self._bound.scn) & (seq > self._bound.seq))
+        if after.any():
+            at = int(np.flatnonzero(after)[0])
+            raise self._overtaken(f"a frame at {Position(int(scn[at]), int(seq[at]))}")
+        last = int(behind) - 1
+        if end < stop and int(columns.offset[last]) + int(columns.length[last]) != end:
+            raise self._overtaken("a frame reaches beyond its end")
+        self._left -= end - start
+
+    def _is_within_span(self, block: bytes) -> bool:
+        """Whether the first damaged frame of ``block`` is, or may be, one of a span."""
+        at, left = 0, self._left
+        while at + HEADER_BYTES <= len(block):
+            try:
+                frame = read_frame(block, at)
+            except FormatError:
+                break
+            at += frame.length
+            if not left and frame.op == Op.SPAN:
+                left = _span_bytes(frame)
+            else:
+                left = max(0, left - frame.length)
+        return left > 0
+
+    def _overtaken(self, what: str) -> ReaderOvertaken:
+        return ReaderOvertaken(
+            f"the server was overtaken by its writer while it sent the span up to {self._bound}: "
+            f"{what}"
+        )
+
+
+def _span_bytes(frame: FrameView) -> int:
+    content = bytes(frame.after or b"")
+    if len(content) != _LENGTH.size:
+        raise FormatError(
+            f"the SPAN frame at {frame.position} has {len(content)} bytes, not {_LENGTH.size}"
+        )
+    (size_bytes,) = _LENGTH.unpack(content)
+    return int(size_bytes)

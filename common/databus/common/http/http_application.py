@@ -1,0 +1,258 @@
+"""What the relay's and the bootstrap server's HTTP have in common; aiohttp is met here alone.
+
+Every error leaves as a problem document with a stable ``code``, the ones of aiohttp itself
+included.  ``serve`` runs an application until it is told to stop; answers that are still open
+then see ``STOPPING`` and end by themselves within ``SHUTDOWN_S``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from databus.common.errors import (
+    BadRequest,
+    DatabusError,
+    InternalError,
+    MethodNotAllowed,
+    NotFound,
+    RequestTimeout,
+    ServerUnavailable,
+    to_problem,
+)
+from databus.common.http.http_connections import (
+    MAX_CONNECTIONS,
+    SILENCE_S,
+    Acceptor,
+    bounded_server,
+    most_connections,
+)
+from databus.common.http.json_rendering import to_line
+from databus.common.http.peer_answers import read_json
+from databus.common.http.request_guard import RequestGuard
+from databus.common.http.request_parameters import Parameter, check_names
+
+PROBLEM_TYPE = "application/problem+json"
+SHUTDOWN_S = 1.0
+BODY_S = 30.0
+MAX_HEADER_BYTES = 8190
+STOPPING: web.AppKey[asyncio.Event] = web.AppKey("stopping", asyncio.Event)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_log = logging.getLogger("databus.http")
+
+
+def json_response(document: Any, *, status: int = 200) -> web.Response:
+    """A JSON answer that no cache keeps."""
+    return web.Response(
+        body=to_line(document).encode(errors="replace"),
+        status=status,
+        content_type="application/json",
+        headers={"Cache-Control": "no-store"},
+    )
+
+
+def problem_response(error: DatabusError, headers: Mapping[str, str] | None = None) -> web.Response:
+    """The answer to a request that failed with ``error``."""
+    return web.Response(
+        body=to_line(to_problem(error)).encode(errors="replace"),
+        status=error.status,
+        headers={
+            "Content-Type": PROBLEM_TYPE,
+            "Cache-Control": "no-store",
+            **({"Retry-After": "1"} if error.retry else {}),
+            **(headers or {}),
+        },
+    )
+
+
+@web.middleware
+async def problem_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer every exception with its problem document; unforeseen ones are logged whole."""
+    try:
+        return await handler(request)
+    except DatabusError as error:
+        return problem_response(error)
+    except web.HTTPException as error:
+        return _aiohttp_problem(request, error)
+    except ConnectionError:
+        raise
+    except Exception:
+        _log.exception("%s %s failed", request.method, request.path)
+        return problem_response(InternalError(f"{request.method} {request.path} failed"))
+
+
+def _aiohttp_problem(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
+    if error.status < 400:
+        raise error
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return problem_response(
+            MethodNotAllowed(f"{request.path} takes {allowed}, not {request.method}"),
+            {"Allow": allowed},
+        )
+    if error.status == 404:
+        return problem_response(NotFound(f"there is no {request.path}"))
+    if error.status < 500:
+        return problem_response(BadRequest(f"{request.method} {request.path}: {error.reason}"))
+    return problem_response(ServerUnavailable(f"{request.path}: {error.reason}"))
+
+
+def query_of(request: web.Request, parameters: Iterable[Parameter] = ()) -> Mapping[str, str]:
+    """The request's query, once its names are all among ``parameters``, each at most once.
+
+    Raises:
+        BadRequest: they are not; the message has the nearest right name.
+    """
+    check_names(request.query, parameters)
+    for name in request.query:
+        if len(request.query.getall(name)) > 1:
+            raise BadRequest(f"the parameter {name!r} is given twice", parameter=name)
+    return request.query
+
+
+async def body_of(request: web.Request) -> bytes:
+    """The request's whole body.
+
+    Raises:
+        BadRequest: it is not what its headers say, or too long.
+        RequestTimeout: it does not come.
+    """
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise RequestTimeout(f"the body did not come within {BODY_S:g} s") from None
+    except web.RequestPayloadError as error:
+        raise BadRequest(f"the body cannot be read: {error}") from None
+
+
+async def json_body(request: web.Request) -> dict[str, Any]:
+    """The request's body, a JSON object.
+
+    Raises:
+        BadRequest: it is something else.
+        RequestTimeout: it does not come.
+    """
+    document = read_json(await body_of(request), "the body")
+    if not isinstance(document, dict):
+        raise BadRequest(f"the body is a {type(document).__name__}, not an object")
+    return document
+
+
+def operation_routes(
+    *,
+    registry: CollectorRegistry,
+    openapi: Mapping[str, Any],
+    missing: Callable[[], list[str]],
+    metrics_in_thread: bool = False,
+) -> list[web.RouteDef]:
+    """``/healthz``, ``/readyz``, ``/metrics`` and ``/v1/openapi.json``.
+
+    ``missing`` lists what keeps the server from being ready, in words; nothing if it is.
+    With ``metrics_in_thread`` the registry's collectors may wait for something.
+    """
+
+    async def healthz(request: web.Request) -> web.Response:
+        query_of(request)
+        return json_response({"status": "ok"})
+
+    async def readyz(request: web.Request) -> web.Response:
+        query_of(request)
+        reasons = missing()
+        if reasons:
+            raise ServerUnavailable("not ready: " + "; ".join(reasons), reasons=reasons)
+        return json_response({"status": "ready"})
+
+    async def metrics(_: web.Request) -> web.Response:
+        if metrics_in_thread:
+            body = await asyncio.to_thread(generate_latest, registry)
+        else:
+            body = generate_latest(registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def openapi_json(request: web.Request) -> web.Response:
+        query_of(request)
+        return json_response(openapi)
+
+    return [
+        web.get("/healthz", healthz),
+        web.get("/readyz", readyz),
+        web.get("/metrics", metrics),
+        web.get("/v1/openapi.json", openapi_json),
+    ]
+
+
+def _guarding(guard: RequestGuard) -> Middleware:
+    @web.middleware
+    async def guard_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        await guard.check(request)
+        return await handler(request)
+
+    return guard_middleware
+
+
+def make_app(
+    routes: Iterable[web.AbstractRouteDef], guard: RequestGuard | None = None
+) -> web.Application:
+    """An application with these routes, problem documents and ``STOPPING``."""
+    middlewares: list[Middleware] = [problem_middleware]
+    if guard is not None:
+        middlewares.append(_guarding(guard))
+    app = web.Application(middlewares=middlewares)
+    app.add_routes(routes)
+
+    async def add_stopping(running: web.Application) -> None:
+        running[STOPPING] = asyncio.Event()
+
+    async def stop(running: web.Application) -> None:
+        running[STOPPING].set()
+
+    app.on_startup.insert(0, add_stopping)
+    app.on_shutdown.append(stop)
+    return app
+
+
+async def serve(
+    app: web.Application,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    *,
+    started: Callable[[], None] = lambda: None,
+    max_connections: int = MAX_CONNECTIONS,
+) -> None:
+    """Run ``app`` on ``listener`` until ``stop`` is set, then end what is open and return.
+
+    ``started`` is called once connections are accepted.
+    """
+    runner = web.AppRunner(
+        app,
+        handle_signals=False,
+        access_log=None,
+        shutdown_timeout=SHUTDOWN_S,
+        keepalive_timeout=SILENCE_S,
+        max_line_size=MAX_HEADER_BYTES,
+        max_field_size=MAX_HEADER_BYTES,
+    )
+    await runner.setup()
+    assert runner.server is not None
+    server = bounded_server(runner.server, problem_response)
+    refusal = ServerUnavailable("too many connections are open")
+    acceptor = Acceptor(
+        listener, server, to_line(to_problem(refusal)).encode(), most_connections(max_connections)
+    )
+    try:
+        started()
+        await stop.wait()
+    finally:
+        acceptor.close()
+        await runner.cleanup()

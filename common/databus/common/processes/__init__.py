@@ -1,0 +1,7 @@
+"""How a process of ours begins and ends.
+
+``parent_process`` ends a child with its parent; ``loading`` imports modules without the garbage
+collector.
+
+Imported by relay, bootstrap and cli.
+"""

@@ -1,0 +1,349 @@
+"""From the source's batches into the ring: what is new, where windows end, where to resume.
+
+Synchronous and without a clock: the fetcher around it waits, reconnects and syncs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterator
+from typing import Protocol
+
+import numpy as np
+
+from databus.common.checkpoint import Position
+from databus.common.errors import FormatError, SourcePositionLost
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import Flag, FrameColumns, FrameView, Op
+from databus.common.frame.window_builder import end_of_window
+from databus.relay.ring.data_folder import DatabaseFolder, keep_document, read_document
+from databus.relay.ring.ring import Ring, RingWriter
+from databus.relay.ring.schema_registry import Registry
+from databus.relay.sources.contract import Batch, RelayingSource, Source, Transaction
+
+SCAN_BYTES = 4 << 20
+
+
+class StreamObserver(Protocol):
+    """Who looks at the stream while a dump is running."""
+
+    def observe(self, columns: FrameColumns, data: memoryview) -> None:
+        """These frames have just been appended."""
+
+    def at_window_end(self) -> None:
+        """No window is open: a window of the observer's own may be appended now."""
+
+
+async def first_position(source: Source) -> Position:
+    """Where the ring of a source that was never read begins."""
+    if isinstance(source, RelayingSource):
+        return await source.first_position()
+    # The first position counts as held by no frame: a dump window may follow it.
+    return Position(await source.first_scn(), 0)
+
+
+class Intake:
+    """The one hand that appends to a database's ring.
+
+    Invariants:
+        I1. A schema is in the registry before the first frame that uses it is in the ring.
+        I2. Every window reaches the ring once, whatever the source repeats.
+        I3. ``complete`` is the last end of window in the ring; every window of the source
+            with a smaller or equal scn is there as a whole.
+        I4. A window of our own (idle, dump) never stands inside a window of the source.
+        I5. Each end of a window states the end of the window before it in the ring, so that a
+            reader of everything sees that one is missing.
+        I6. A window of which readers have seen a part is gone on with only if what is read again
+            of it is the same: another server may have another transaction under its scn.
+
+    Owner: the fetcher's task.
+    Durability: the ring's; see ``RingWriter``.
+    """
+
+    def __init__(self, ring: RingWriter, registry: Registry) -> None:
+        self.ring = ring
+        self.registry = registry
+        self.observer: StreamObserver | None = None
+        self.window_count = 0
+        self._last_is_row_of_dump = False
+        self._open_window = DatabaseFolder(ring.directory).open_window
+        self._noted_scn = -1
+        self._torn: FrameView | None = None
+        self.complete = self._last_window_end()
+        self.resolved = self.complete.scn
+
+    def _last_window_end(self) -> Position:
+        state = self.ring.state
+        if state.is_empty:
+            return state.max
+        last = state.max
+        op = self._last_frame().op
+        if op == Op.END_OF_WINDOW:
+            return last
+        self._last_is_row_of_dump = op == Op.READ
+        return self._before_open_window(last)
+
+    def _before_open_window(self, last: Position) -> Position:
+        """The end of the window before the one that the ring ends in.
+
+        From there the source has to be read again: scn - 1 would not do, for where a window
+        collects a range of a log (SQLite) it lies inside.
+        """
+        try:
+            noted = json.loads(read_document(self._open_window) or b"{}")
+            if noted.get("window") == last.scn:
+                return Position(int(noted["after"]["scn"]), int(noted["after"]["seq"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FormatError(f"{self._open_window} is damaged: {error!r}; move it away") from error
+        # Not written yet: then the end is still in the ring.
+        with Ring.open_reader(self.ring.directory) as reader:
+            state = reader.snapshot()
+            found = state.prev if state.prev.scn < last.scn else Position(last.scn - 1)
+            place = state.head
+            while place < state.tail:
+                frames, place = reader.read(place, SCAN_BYTES)
+                columns = frame_format.scan(frames, verify=False)
+                ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
+                if len(ends):
+                    found = _position(columns, int(ends[-1]))
+            return found
+
+    def _note_open_window(self) -> None:
+        """Keep on disk what stands before a window that readers have seen a part of."""
+        shown = self.ring.state.max
+        if shown == self.complete or self._noted_scn == shown.scn:
+            return
+        after = {"scn": self.complete.scn, "seq": self.complete.seq}
+        content = json.dumps({"window": shown.scn, "after": after}).encode()
+        keep_document(self._open_window, content)
+        self._noted_scn = shown.scn
+
+    def _last_frame(self) -> FrameView:
+        """The last frame that readers can see."""
+        last = self.ring.state.max
+        before = Position(last.scn, last.seq - 1) if last.seq else Position(last.scn - 1)
+        with Ring.open_reader(self.ring.directory) as reader:
+            place = reader.snapshot().head
+            if before >= reader.snapshot().prev:
+                place = reader.find(before)
+            frames, _ = reader.read(place, 1)
+            return frame_format.read_frame(frames)
+
+    def last_transaction(self) -> Transaction | None:
+        """The transaction whose window is ``complete``; None where that window is our own."""
+        before = Position(self.complete.scn, self.complete.seq - 1)
+        if not self.complete.seq or self.ring.state.is_empty or before < self.ring.state.prev:
+            return None
+        with Ring.open_reader(self.ring.directory) as reader:
+            frames, _ = reader.read(reader.find(before), 1)
+            end = frame_format.read_frame(frames)
+        if end.position != self.complete or end.flags & Flag.DUMP or not end.key_len:
+            return None
+        return Transaction(end.scn, bytes(end.key).decode(), end.commit_us)
+
+    @property
+    def in_window(self) -> bool:
+        """Whether the ring, its unpublished part included, ends inside a window."""
+        return self.ring.last != self.complete
+
+    def resume(self) -> int:
+        """Forget what has not been published; the scn after which the source must go on."""
+        self.resume_position()
+        if self.in_window and self._last_is_row_of_dump:
+            # A dump's window of one huge row, which was ours to end.
+            self._end_torn_dump()
+        shown = self._last_frame() if self.in_window else None
+        self._torn = shown if shown and shown.position == self.ring.last else None
+        return self.complete.scn
+
+    def resume_position(self) -> Position:
+        """Forget what has not been published; the frame after which a relayed stream goes on."""
+        self.ring.discard_open()
+        return self.ring.last
+
+    def stream(self, source: Source) -> AsyncGenerator[Batch, None]:
+        """The source's batches from where the ring ends."""
+        if isinstance(source, RelayingSource):
+            return source.stream_from(self.resume_position())
+        return source.stream(self.resume())
+
+    def _end_torn_dump(self) -> None:
+        """End the dump window that the ring ends in."""
+        last, commit_us = self.ring.last, self.ring.state.max_commit_us
+        end = end_of_window(last.scn, last.seq + 1, commit_us, 1, "", dump=True)
+        self.complete = self.ring.append(end, self.complete)
+
+    def _leave_torn(self, following: Position) -> None:
+        """Close the window that the stream has left without its end.
+
+        A dump window is known to one relay alone: who moves to another parent inside of it
+        never gets its rest.  A commit's window has an end at every relay.
+
+        Raises:
+            FormatError: it is a commit's window.
+            SourcePositionLost: it is one, and a server was to send it again.
+        """
+        if self._torn is not None:
+            raise _another(self._torn, f"is not there: the stream goes on at {following}")
+        last = self.ring.last
+        if not self._last_is_row_of_dump:
+            raise FormatError(
+                f"the window at {last} has not ended, and the source goes on at {following}; "
+                f"its parents do not carry the same stream"
+            )
+        self.ring.discard_open()
+        if self.in_window:
+            self._end_torn_dump()
+
+    def take(self, batch: Batch) -> bool:
+        """Append what is new in ``batch``; True if readers can see more than before."""
+        tail = self.ring.state.tail
+        self.registry.follow(batch.schemas)
+        if batch.data:
+            self._append(memoryview(batch.data))
+        if self._torn is not None and batch.resolved >= self._torn.scn:
+            raise _another(self._torn, "is without any of them")
+        self.resolved = max(self.resolved, batch.resolved, self.complete.scn)
+        if self.observer is not None and not self.in_window:
+            self.observer.at_window_end()
+        return self.ring.state.tail != tail
+
+    def parts(self, batch: Batch) -> Iterator[Batch]:
+        """``batch`` cut between frames into parts that a ring in block mode can take."""
+        columns = frame_format.scan(batch.data, verify=False)
+        stops = columns.offset + columns.length
+        schemas, start, count = batch.schemas, 0, 0
+        while start < columns.stop:
+            fitting = int(np.searchsorted(stops, start + self.ring.part_bytes, side="right"))
+            count = max(count + 1, fitting)
+            stop = int(stops[count - 1])
+            yield Batch(batch.data[start:stop], schemas)
+            schemas, start = (), stop
+        yield Batch(b"", schemas, batch.resolved, batch.resume_state)
+
+    def _append(self, data: memoryview) -> None:
+        columns = frame_format.scan(data, verify=False)
+        if self._torn is not None and len(columns):
+            self._recognise(self._torn, columns, data)
+        first = _first_after(columns, self.ring.last)
+        if first:
+            if first == len(columns):
+                return
+            data = data[int(columns.offset[first]) :]
+            columns = frame_format.scan(data, verify=False)
+        if self.in_window and int(columns.scn[0]) != self.ring.last.scn:
+            self._leave_torn(_position(columns, 0))
+        _require_ends(columns)
+        ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
+        if len(ends) == 0:
+            self._put(columns, data)
+            self._note_open_window()
+            self._observe(columns, data)
+            return
+        last_end = int(ends[-1])
+        complete = _position(columns, last_end)
+        cut = int(columns.offset[last_end]) + int(columns.length[last_end])
+        observer = self.observer
+        if observer is None or cut == len(data):
+            self._put(columns, data)
+            self.complete = complete
+            self.window_count += len(ends)
+            self._note_open_window()
+            self._observe(columns, data)
+            return
+        # A dump window may have to stand between the two parts.
+        self._append(data[:cut])
+        observer.at_window_end()
+        self._append(data[cut:])
+
+    def _recognise(self, torn: FrameView, columns: FrameColumns, data: memoryview) -> None:
+        """See to it that the source goes on inside the transaction that the ring ends in.
+
+        Raises:
+            SourcePositionLost: it has another one there.
+        """
+        of_it = np.flatnonzero(columns.scn == torn.scn)
+        again = of_it[columns.seq[of_it] <= torn.seq]
+        ends = again[columns.op[again] == Op.END_OF_WINDOW]
+        if len(ends):
+            raise _another(torn, f"ends after {int(columns.seq[ends[0]])}")
+        last_again = (
+            frame_format.read_frame(data, int(columns.offset[again[-1]])) if len(again) else torn
+        )
+        if last_again.seq == torn.seq and not _is_same(last_again, torn):
+            raise _another(torn, "has another change in the last one's place")
+        if len(of_it) and columns.seq[of_it[-1]] >= torn.seq:
+            self._torn = None
+
+    def _put(self, columns: FrameColumns, data: memoryview) -> None:
+        changes = np.flatnonzero(columns.op == Op.SCHEMA_CHANGE)
+        if len(changes):
+            known = self.registry.schemas
+            prints = columns.schema_fp[changes].tolist()
+            self.registry.announce(known.by_fingerprint(one) for one in prints if one in known)
+        self.ring.append(data, self.complete)
+        self._last_is_row_of_dump = int(columns.op[-1]) == Op.READ
+
+    def _observe(self, columns: FrameColumns, data: memoryview) -> None:
+        if self.observer is not None:
+            self.observer.observe(columns, data)
+
+    def append_idle_window(self, commit_us: int) -> bool:
+        """Let readers know of ``resolved`` by an empty window, if it is ahead of the ring."""
+        if self.in_window or self.resolved <= self.ring.last.scn:
+            return False
+        end = end_of_window(self.resolved, 0, commit_us, 0)
+        self.complete = self.ring.append(end, self.complete)
+        return True
+
+    def append_dump_window(self, window: bytes) -> Position:
+        """Append a whole window that begins behind ``complete``; returns its end."""
+        self.complete = self.ring.append(window, self.complete)
+        return self.complete
+
+
+def _position(columns: FrameColumns, index: int) -> Position:
+    return Position(int(columns.scn[index]), int(columns.seq[index]))
+
+
+def _require_ends(columns: FrameColumns) -> None:
+    """Refuse frames that go on at another scn inside a window; nothing of them is in the ring.
+
+    Raises:
+        FormatError.
+    """
+    is_left = (columns.scn[1:] != columns.scn[:-1]) & (columns.op[:-1] != Op.END_OF_WINDOW)
+    if is_left.any():
+        place = int(np.argmax(is_left))
+        raise FormatError(
+            f"the window at {_position(columns, place)} has not ended, and the source goes on "
+            f"at {_position(columns, place + 1)}"
+        )
+
+
+def _is_same(found: FrameView, known: FrameView) -> bool:
+    """Whether both are the same change of the same transaction.
+
+    The rows are not compared if the table's definition is told differently by now.
+    """
+    if found.schema_fp == known.schema_fp:
+        return bytes(found.bytes) == bytes(known.bytes)
+    same_commit = (found.op, found.commit_us) == (known.op, known.commit_us)
+    return same_commit and bytes(found.key) == bytes(known.key)
+
+
+def _another(torn: FrameView, found: str) -> SourcePositionLost:
+    return SourcePositionLost(
+        f"readers have seen {torn.seq + 1} frames of the transaction at scn {torn.scn}, and the "
+        f"one that this server has there {found}: its history is not the one that we have read. It "
+        "was reset, is another server, or was promoted without the last transactions of its primary"
+    )
+
+
+def _first_after(columns: FrameColumns, last: Position) -> int:
+    """Index of the first frame after ``last``; the number of frames if there is none."""
+    if len(columns) == 0 or _position(columns, 0) > last:
+        return 0
+    scn = np.uint64(last.scn)
+    after = (columns.scn > scn) | ((columns.scn == scn) & (columns.seq > last.seq))
+    return int(np.argmax(after)) if after.any() else len(columns)

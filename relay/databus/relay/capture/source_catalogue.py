@@ -1,0 +1,47 @@
+"""Which source serves which URL scheme.  Drivers are imported only when they are needed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import cast
+
+from databus.common.config import DatabaseConfig
+from databus.common.errors import ConfigError, MissingDependency
+from databus.relay.columns.column_rules import ColumnRules
+from databus.relay.columns.ruled_source import RuledSource
+from databus.relay.sources.contract import Source
+
+_SOURCES = {
+    "sqlite": ("databus.relay.sources.sqlite.sqlite_source", "SqliteSource"),
+    "generator": ("databus.relay.sources.generator.generator_source", "GeneratorSource"),
+    "mariadb": ("databus.relay.sources.mysql", "MySqlSource"),
+    "mysql": ("databus.relay.sources.mysql", "MySqlSource"),
+    "postgresql": ("databus.relay.sources.postgres", "PostgresSource"),
+    "postgres": ("databus.relay.sources.postgres", "PostgresSource"),
+    "relay+http": ("databus.relay.sources.chained.chained_source", "RelaySource"),
+    "relay+https": ("databus.relay.sources.chained.chained_source", "RelaySource"),
+}
+
+
+def create_source(config: DatabaseConfig) -> Source:
+    """The source for a database's URL, not opened yet; called with the database's config.
+
+    Raises:
+        ConfigError: no source knows the scheme.
+        MissingDependency: its driver is not installed.
+    """
+    scheme = config.url.reveal.partition("://")[0]
+    if scheme not in _SOURCES:
+        raise ConfigError(f"no source serves {scheme}://; there are {', '.join(_SOURCES)}")
+    module_name, class_name = _SOURCES[scheme]
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise MissingDependency(
+            f"the {scheme} source needs the package {error.name!r}: "
+            "pip install 'databus-cdc[relay]'"
+        ) from error
+    source = cast("Source", getattr(module, class_name)(config))
+    if ColumnRules(config).is_empty:
+        return source
+    return cast("Source", RuledSource(source, config))

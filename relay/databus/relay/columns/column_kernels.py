@@ -1,0 +1,358 @@
+"""Rules for columns applied to frames by compiled code: the hot path of column_rewriting.py.
+
+``edit_frames`` copies frames from one buffer to another; rows of tables that have a plan are
+walked value by value, and values are copied, replaced or left out.  record_edits.py is the
+reference, and tests compare the two.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from databus.common.compiled.kernels import (
+    I64Array,
+    U8Array,
+    copy,
+    crc32c,
+    i64,
+    jit,
+    load_u16,
+    load_u32,
+)
+from databus.common.compiled.xxh3 import xxh3_64
+from databus.relay.columns.sha256_kernels import SCRATCH_WORDS, put_hmac
+
+U64Array = npt.NDArray[np.uint64]
+
+# tables: a line for each schema that has a plan.
+T_BEFORE, T_AFTER, T_COLUMN, T_COLUMNS, T_LEFT, T_KEY, T_KEYS, T_KEY_HASHED, T_FIELDS = range(9)
+# columns: a line for each column of a row, and for each of a key.
+C_SHAPE, C_NULLABLE, C_ACTION, C_A, C_B, C_FIELDS = range(6)
+
+NUMBER_ROOM = 24
+
+
+@jit
+def _number(buf: U8Array, at: int, stop: int) -> tuple[int, int]:
+    """The zigzag number at ``at`` and where it ends, -1 if it does not."""
+    value, shift = i64(0), i64(0)
+    while at < stop and shift < 70:
+        byte = i64(buf[at])
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1 & 0x7FFFFFFFFFFFFFFF) ^ -(value & 1), at
+        shift += 7
+    return 0, -1
+
+
+@jit
+def _put_length(out: U8Array, at: int, length: int) -> int:
+    number = length << 1
+    while number > 0x7F:
+        out[at] = number & 0x7F | 0x80
+        number >>= 7
+        at += 1
+    out[at] = number
+    return at + 1
+
+
+@jit
+def _put_digits(digits: U8Array, value: int) -> int:
+    """A number in decimal digits at the end of ``digits``; where they begin."""
+    at = len(digits)
+    rest = value
+    while True:
+        # Towards zero, and without an absolute value: the smallest number has none.
+        digit = (10 - rest % 10) % 10 if value < 0 else rest % 10
+        rest = (rest + digit) // 10 if value < 0 else rest // 10
+        at -= 1
+        digits[at] = 48 + digit
+        if rest == 0:
+            break
+    if value < 0:
+        at -= 1
+        digits[at] = 45
+    return at
+
+
+@jit
+def _value_end(buf: U8Array, at: int, stop: int, shape: int) -> tuple[int, int]:
+    """Where the content of the value at ``at`` begins and where it ends; -1 if not in bounds."""
+    if shape == 0:  # a number
+        _, end = _number(buf, at, stop)
+        return at, end
+    begin, end = at, at + 1
+    if shape == 2:
+        end = at + 8
+    elif shape == 3:
+        length, begin = _number(buf, at, stop)
+        if begin < 0 or length < 0 or length > stop - begin:
+            return at, -1
+        end = begin + length
+    return (begin, end) if end <= stop else (at, -1)
+
+
+@jit
+def _hash(
+    buf: U8Array, begin: int, end: int, shape: int, out: U8Array, to: int,
+    states: I64Array, scratch: I64Array, digits: U8Array,
+) -> int:  # fmt: skip
+    """Write a value's hash as an Avro string; where it ends."""
+    to = _put_length(out, to, 64)
+    if shape == 0:
+        value, _ = _number(buf, begin, end)
+        start = _put_digits(digits, value)
+        return put_hmac(states, digits, start, len(digits), scratch, out, to)
+    if shape == 1:
+        word = i64(0x65757274) if buf[begin] else i64(0x65736C6166)  # true, false
+        count = 4 if buf[begin] else 5
+        for index in range(count):
+            digits[index] = word >> 8 * index & 0xFF
+        return put_hmac(states, digits, 0, count, scratch, out, to)
+    return put_hmac(states, buf, begin, end, scratch, out, to)
+
+
+@jit
+def _cut(buf: U8Array, begin: int, end: int, count: int) -> int:
+    """Where the first ``count`` characters of a text in UTF-8 end."""
+    for at in range(begin, end):
+        if buf[at] & 0xC0 != 0x80:
+            if count == 0:
+                return at
+            count -= 1
+    return end
+
+
+@jit
+def edit_record(
+    buf: U8Array, at: int, stop: int, out: U8Array, to: int, columns: I64Array, first: int,
+    count: int, blob: U8Array, states: I64Array, scratch: I64Array, digits: U8Array,
+) -> int:  # fmt: skip
+    """Write the record ``buf[at:stop]`` as its columns' plans say; where it ends, or -1."""
+    kept = at  # from here on nothing has been copied yet: what is kept goes out in runs
+    for line in range(first, first + count):
+        action = columns[line, 2]
+        nullable = columns[line, 1] != 0
+        start = at
+        is_null = False
+        if nullable:
+            if at >= stop or buf[at] & 0xFD:
+                return -1
+            is_null = buf[at] == 0
+            at += 1
+        shape = columns[line, 0]
+        begin = at
+        if not is_null:
+            begin, at = _value_end(buf, at, stop, shape)
+            if at < 0:
+                return -1
+        if action == 0:
+            continue
+        copy(out, to, buf, kept, start - kept)
+        to += start - kept
+        kept = at
+        if action == 1:
+            continue
+        if is_null or action == 4:
+            out[to] = 0
+            to += 1
+            continue
+        if nullable:
+            out[to] = 2
+            to += 1
+        if action == 2:
+            to = _hash(buf, begin, at, shape, out, to, states, scratch, digits)
+        elif action == 3:
+            copy(out, to, blob, columns[line, 3], columns[line, 4])
+            to += columns[line, 4]
+        else:
+            end = _cut(buf, begin, at, columns[line, 3])
+            to = _put_length(out, to, end - begin)
+            copy(out, to, buf, begin, end - begin)
+            to += end - begin
+    copy(out, to, buf, kept, at - kept)
+    to += at - kept
+    return to if at == stop else -1
+
+
+@jit
+def _edit_bitmap(
+    buf: U8Array, at: int, length: int, out: U8Array, to: int, columns: I64Array, first: int,
+    count: int, left: int,
+) -> int:  # fmt: skip
+    """Write the bitmap of absent columns for those that are left; nothing if none is absent."""
+    size = (left + 7) >> 3
+    for index in range(size):
+        out[to + index] = 0
+    found = False
+    place = 0
+    for index in range(count):
+        if columns[first + index, 2] == 1:
+            continue
+        if index >> 3 < length and buf[at + (index >> 3)] >> (index & 7) & 1:
+            out[to + (place >> 3)] |= np.uint8(1 << (place & 7))
+            found = True
+        place += 1
+    return to + size if found else to
+
+
+@jit
+def _find(tables: I64Array, fingerprint: int, guess: int) -> int:
+    """The line of a schema's plan, -1 if it has none; runs of one table are found at once."""
+    if guess >= 0 and tables[guess, 0] == fingerprint:
+        return guess
+    for line in range(len(tables)):
+        if tables[line, 0] == fingerprint:
+            return line
+    return -1
+
+
+@jit
+def _edit_frame(
+    buf: U8Array, frame: int, out: U8Array, words: U64Array, to: int, tables: I64Array,
+    table: int, columns: I64Array, blob: U8Array, states: I64Array, scratch: I64Array,
+    digits: U8Array,
+) -> int:  # fmt: skip
+    """Write a row change as its table's plan says; where the frame ends, or -1."""
+    key_len, before_len = load_u32(buf, frame + 56), load_u32(buf, frame + 60)
+    after_len, absent_len = load_u32(buf, frame + 64), load_u32(buf, frame + 68)
+    flags = load_u16(buf, frame + 12)
+    first, count = tables[table, 2], tables[table, 3]
+    at = frame + 72
+    start = to + 72
+    copy(out, to, buf, frame, 72)
+    end = start
+    if key_len and tables[table, 7]:
+        end = edit_record(
+            buf, at, at + key_len, out, start, columns, tables[table, 5], tables[table, 6],
+            blob, states, scratch, digits,
+        )  # fmt: skip
+        if end < 0:
+            return -1
+    else:
+        copy(out, start, buf, at, key_len)
+        end = start + key_len
+    key_end = end
+    at += key_len
+    before_end = end
+    for image, length in enumerate((before_len, after_len)):
+        if flags >> image & 1:
+            end = edit_record(
+                buf, at, at + length, out, end, columns, first, count, blob, states, scratch,
+                digits,
+            )  # fmt: skip
+            if end < 0:
+                return -1
+        at += length
+        if image == 0:
+            before_end = end
+    after_end = end
+    if absent_len:
+        end = _edit_bitmap(
+            buf, at, absent_len, out, end, columns, first, count, tables[table, 4]
+        )  # fmt: skip
+    if end == after_end:
+        flags &= ~4
+    stop = (end + 7) & ~7
+    for place in range(end, stop):
+        out[place] = 0
+    word = to >> 3
+    words[word + 1] = np.uint64(load_u32(buf, frame + 8) | flags << 32)
+    if key_len:
+        words[word + 4] = np.uint64(xxh3_64(out, start, key_end))
+    words[word + 5] = np.uint64(tables[table, 1])
+    words[word + 7] = np.uint64(key_end - start | (before_end - key_end) << 32)
+    words[word + 8] = np.uint64(after_end - before_end | (end - after_end) << 32)
+    words[word] = np.uint64((stop - to) << 32)
+    words[word] = np.uint64((stop - to) << 32 | crc32c(out, to + 4, stop))
+    return stop
+
+
+@jit
+def edit_frames(
+    buf: U8Array, offsets: I64Array, out: U8Array, words: U64Array, to: int, tables: I64Array,
+    columns: I64Array, blob: U8Array, states: I64Array, scratch: I64Array, digits: U8Array,
+    dropped_ops: int,
+) -> int:  # fmt: skip
+    """Write the frames at ``offsets`` of ``buf`` to ``out`` from ``to`` on.
+
+    ``words`` is ``out`` as 64-bit words; ``dropped_ops`` has a bit for each op that is left
+    out.  Returns where they end, or -1 - the index of a frame whose row is damaged.
+    """
+    table = -1
+    for index in range(len(offsets)):
+        frame = offsets[index]
+        op = i64(buf[frame + 11])
+        length = load_u32(buf, frame + 4)
+        found = -1
+        if op < 64:
+            if dropped_ops >> op & 1:
+                continue
+            fingerprint = load_u32(buf, frame + 40) | load_u32(buf, frame + 44) << 32
+            found = _find(tables, fingerprint, table)
+        if found < 0:
+            copy(out, to, buf, frame, length)
+            to += length
+            continue
+        table = found
+        to = _edit_frame(
+            buf, frame, out, words, to, tables, table, columns, blob, states, scratch, digits
+        )
+        if to < 0:
+            return -1 - index
+    return to
+
+
+@jit
+def edit_rows(
+    buf: U8Array, spans: I64Array, out: U8Array, edited: I64Array, tables: I64Array, table: int,
+    columns: I64Array, blob: U8Array, states: I64Array, scratch: I64Array, digits: U8Array,
+) -> int:  # fmt: skip
+    """Write the rows of a chunk that lie at ``spans`` of ``buf`` (row_buffers.py), all of one
+    table.
+
+    Their new places go to ``edited``.  Returns where they end, or -1 - the number of a row that
+    is damaged.
+    """
+    to = 0
+    for row in range(len(spans)):
+        start, stop = spans[row, 0], spans[row, 1]
+        edited[row, 0] = to
+        if tables[table, 7]:
+            to = edit_record(
+                buf, start, stop, out, to, columns, tables[table, 5], tables[table, 6], blob,
+                states, scratch, digits,
+            )  # fmt: skip
+        else:
+            copy(out, to, buf, start, stop - start)
+            to += stop - start
+        if to < 0:
+            return -1 - row
+        edited[row, 1] = to
+        edited[row, 2] = to
+        to = edit_record(
+            buf, spans[row, 2], spans[row, 3], out, to, columns, tables[table, 2],
+            tables[table, 3], blob, states, scratch, digits,
+        )  # fmt: skip
+        if to < 0:
+            return -1 - row
+        edited[row, 3] = to
+    return to
+
+
+def warm_up() -> None:
+    """Compile the kernels, or load them from numba's cache."""
+    out, buf = np.zeros(8, dtype=np.uint8), np.frombuffer(bytes(8), dtype=np.uint8)
+    tables = np.zeros((1, T_FIELDS), dtype=np.int64)
+    columns = np.zeros((1, C_FIELDS), dtype=np.int64)
+    states, scratch = np.zeros(16, dtype=np.int64), np.zeros(SCRATCH_WORDS, dtype=np.int64)
+    digits = np.zeros(NUMBER_ROOM, dtype=np.uint8)
+    edit_frames(
+        buf, np.zeros(0, dtype=np.int64), out, out.view(np.uint64), 0, tables, columns, buf,
+        states, scratch, digits, 0,
+    )  # fmt: skip
+    spans = np.zeros((0, 4), dtype=np.int64)
+    for data in (buf, out):
+        edit_rows(data, spans, out, spans, tables, 0, columns, buf, states, scratch, digits)

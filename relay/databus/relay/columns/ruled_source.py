@@ -1,0 +1,431 @@
+"""A source with the rules of its database and the ring's limit applied: what the fetcher reads.
+
+``create_source`` puts this around a source whose ``[[database]]`` has rules for columns or
+skipped operations, the fetcher around every other one.  The database's own keys are seen by nobody
+behind it: where a key column is hashed, the places at which a dump goes on are sealed.
+
+A table that the rules do not fit forbids capture at the first start.  One that comes later stops
+alone (``rule_suspensions.py``), as others do that cannot be read (``suspended_tables.py``), and
+those that have a row which the ring cannot hold (``large_rows.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from databus.common.config import DatabaseConfig
+from databus.common.errors import BadRequest, DumpFailed, UnsupportedChange
+from databus.common.frame.frame_format import Op
+from databus.common.schema.source_schema import SourceSchema
+from databus.relay.columns.column_rewriting import Rewriter
+from databus.relay.columns.column_rules import Action, ColumnRules, effective_columns
+from databus.relay.columns.key_encryption import KeyEncryption
+from databus.relay.columns.large_rows import LargeRows, RowLimit, decode_large
+from databus.relay.columns.rule_suspensions import (
+    RuledResumeState,
+    Sifted,
+    UnfitTables,
+    decode_ruled,
+)
+from databus.relay.sources.contract import (
+    Batch,
+    Chunk,
+    ChunkRequest,
+    Finding,
+    RelayingSource,
+    RememberingSource,
+    Source,
+    SuspendingSource,
+    TableSize,
+    Transaction,
+    WatermarkingSource,
+    raise_findings,
+)
+from databus.relay.sources.suspended_tables import SuspendedTables, TableSuspension
+
+_LOOK_AGAIN_S = 30.0
+"""How often the status asks for tables that have no row yet which a rule does not fit."""
+
+_log = logging.getLogger(__name__)
+
+
+class RuledSource:
+    """Any source, seen through the rules of its ``[[database]]``.
+
+    Invariants:
+        I1. Whatever leaves, frames, schemas, rows of chunks, has been through the rewriter.
+        I2. A value under a rule does not leave in an error or as a place in a table either.
+        I3. A table that a rule does not fit is on disk as stopped before the window ends in the
+            ring in which it did, and stays so over restarts, also under other rules or none.
+        I4. It begins again between two transactions, when somebody reads all of it and the rules
+            fit it; that is on disk before its first row is in the ring.
+        I5. The same holds of a table with a row that is too large, be it met by the stream, or by
+            the one who reads a suspended table.
+
+    Owner: as the source's.
+    """
+
+    def __init__(self, inner: Source, config: DatabaseConfig) -> None:
+        self._inner = inner
+        self._rules = ColumnRules(config)
+        self._rewriter = Rewriter(self._rules)
+        self._captures = config.captures
+        self._name, self._ring_bytes = config.name, config.ring_bytes
+        self._has_rules = not self._rules.is_empty
+        self._remembers({}, {})
+        self._resume_state = RuledResumeState(self._rules.digest)
+        self._resumed: set[str] = set()
+        self._too_large: dict[str, UnsupportedChange] = {}
+        self._without: dict[str, str] = {}
+        self._taken_up: set[str] = set()
+        self._stop_next: dict[str, str] = {}
+        self._resolved, self._looked_s = 0, 0.0
+        self._goes_on = False
+        self._sealing = KeyEncryption(config.hash_salt.reveal if config.hash_salt else "")
+        self._sealed: set[str] = set()
+        # Attributes and not methods, so that only what is around a source that can seems to.
+        # Whatever else a source may offer one day has to be handed on here by name as well.
+        if isinstance(inner, WatermarkingSource):
+            self._watermarks = inner
+            self.write_watermark = self._write_watermark
+
+    @property
+    def clock(self) -> str:
+        """See ``Source.clock``."""
+        return self._inner.clock
+
+    def _remembers(
+        self, stops: Mapping[str, TableSuspension], large: Mapping[str, LargeRows]
+    ) -> None:
+        tables = SuspendedTables(stops)
+        self._limit = RowLimit(self._ring_bytes, tables, large)
+        self._unfit = UnfitTables(self._name, self._rules, tables, self._limit.large)
+
+    # -- opening --
+
+    async def preflight(self) -> list[Finding]:
+        """What the source finds, and what is wrong with the rules for its tables."""
+        found = await self._inner.preflight()
+        if not self._has_rules or any(finding.fatal for finding in found):
+            return found
+        return [*found, *self._rules.findings(await self._inner.schemas())]
+
+    def recall(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
+        """See ``RememberingSource``: the tables that have stopped, and what the source had kept.
+
+        Rules that have changed since are refused like those of a first start: who changes them is
+        there to mend them, and until then nothing is missed.
+        """
+        kept = decode_ruled(resume_state)
+        self._goes_on = kept.digest == self._rules.digest
+        # What is read again of a window may be told by other definitions or other rules, under
+        # which the table would not stop; but what it has lost there is lost.
+        stops = {
+            source: TableSuspension(min(stop.since_scn, after_scn), stop.why)
+            for source, stop in kept.stopped.items()
+            if self._captures(source)
+        }
+        limit_bytes = self._limit.limit_bytes
+        large = {s: rows for s, rows in decode_large(kept.large).items() if s in stops}
+        for source, rows in large.items():
+            if not self._goes_on or limit_bytes > kept.limit_bytes:
+                rows.waits_for = ""  # What has to be done may have been done.
+            stops[source] = replace(stops[source], waits_for=rows.waits_for)
+        self._remembers(stops, large)
+        self._resume_state = RuledResumeState(self._rules.digest, text=kept.text)
+        self._remember()
+        if isinstance(self._inner, RememberingSource):
+            self._inner.recall(kept.text, last, after_scn)
+
+    async def open(self) -> None:
+        """See ``Source.open``; a rule that names no column is logged."""
+        await self._inner.open()
+        if not self._has_rules:
+            return
+        schemas = await self._inner.schemas()
+        stops = self._unfit.tables.stops
+        findings = [f for f in self._rules.findings(schemas) if f.table not in stops]
+        raise_findings(self._name, findings, goes_on=self._goes_on)
+        for finding in findings:
+            if not finding.fatal:
+                _log.warning("database %s: %s", self._name, finding)
+        self._seen(schemas)
+
+    async def effective_columns(self) -> dict[str, str]:
+        """For people: the columns of each table as consumers see them."""
+        return {
+            schema.source: effective_columns(self._rules, schema)
+            for schema in await self._inner.schemas()
+        }
+
+    def _seen(self, schemas: list[SourceSchema]) -> list[SourceSchema]:
+        """All captured tables as consumers see them, but those that the rules do not fit."""
+        if not self._has_rules:
+            self._limit.learn(schemas)
+            return schemas
+        problems = {schema.source: self._unfit.problem(schema) for schema in schemas}
+        self._without = {source: problem for source, problem in problems.items() if problem}
+        fitting = [schema for schema in schemas if schema.source not in self._without]
+        for schema in fitting:
+            plan = self._rewriter.plan_of(schema)
+            if plan is not None and plan.key_is_hashed:
+                self._sealed.add(schema.source)
+        return self._rewriter.seen(fitting)
+
+    # -- the stream --
+
+    async def first_scn(self) -> int:
+        """See ``Source.first_scn``."""
+        return await self._inner.first_scn()
+
+    async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
+        """The source's windows, rewritten, without those tables that have stopped."""
+        self._unfit.begin()
+        self._resolved = after_scn
+        self._unfit.tables.begin()
+        try:
+            async with contextlib.aclosing(self._inner.stream(after_scn)) as batches:
+                async for batch in batches:
+                    if self._settle():
+                        yield Batch(b"", resume_state=self._resume_state, keep=True)
+                    sifted = self._sifted(batch)
+                    if sifted.has_stopped:
+                        yield Batch(b"", resume_state=self._resume_state, keep=True)
+                    if batch.resume_state is not None:
+                        self._resume_state = replace(self._resume_state, inner=batch.resume_state)
+                    self._resolved = max(self._resolved, batch.resolved)
+                    yield replace(sifted.batch, resume_state=self._resume_state)
+        except UnsupportedChange as error:
+            raise self._without_value(error) from None
+        finally:
+            self._unfit.tables.end()
+
+    def _sifted(self, batch: Batch) -> Sifted:
+        """What goes on of a batch, rewritten."""
+        stops = self._unfit.tables.stops
+        if not (self._has_rules or stops) and self._limit.passes(batch):
+            self._limit.learn(batch.schemas)
+            self._unfit.passed(batch.data)
+            return Sifted(batch)
+        fitting = self._unfit.sift(batch)
+        ruled, columns = fitting.batch, fitting.columns
+        if self._has_rules:
+            ruled = self._rewriter.batch(ruled, columns)
+            columns = columns if ruled.data is fitting.batch.data else None
+        found = self._limit.sift(ruled, columns)
+        has_stopped = fitting.has_stopped or found.has_stopped
+        if has_stopped or found.has_changed:
+            self._remember()
+        return replace(found, has_stopped=has_stopped)
+
+    def _settle(self) -> bool:
+        """Between two transactions: tables begin again, or stop, that were asked for.
+
+        Returns whether there were any.
+        """
+        tables = self._unfit.tables
+        is_due = tables.is_asked or self._stop_next or self._too_large
+        if not is_due or self._unfit.in_window:
+            return False
+        tables.begin_again()
+        self._limit.resumed()
+        for source, why in self._stop_next.items():
+            _log.warning("database %s: %s has stopped: %s", self._name, source, why)
+            tables.stop_again(source, self._resolved, why)
+        for source, problem in self._too_large.items():
+            _log.warning("database %s: %s", self._name, problem.message)
+            self._limit.suspend_again(source, self._resolved, problem)
+        self._stop_next.clear()
+        self._too_large.clear()
+        self._remember()
+        return True
+
+    def _remember(self) -> None:
+        self._resume_state = replace(
+            self._resume_state,
+            stopped=dict(self._unfit.tables.stops),
+            limit_bytes=self._limit.limit_bytes,
+            large={source: rows.to_json() for source, rows in self._limit.large.items()},
+        )
+
+    def _without_value(self, error: UnsupportedChange) -> UnsupportedChange:
+        """The error, without its text if that may tell a value that must not be seen."""
+        source, column = error.details.get("source"), error.details.get("column")
+        if column is None or not self._rules.names(f"{source}.{column}"):
+            return error
+        return UnsupportedChange(
+            f"{source}.{column} holds a value that cannot be carried; it is not shown, for a "
+            "rule is about the column",
+            source=source,
+            column=column,
+        )
+
+    async def ack(self, scn: int) -> None:
+        """See ``Source.ack``."""
+        await self._inner.ack(scn)
+
+    # -- tables --
+
+    async def schemas(self) -> list[SourceSchema]:
+        """The captured tables as consumers see them."""
+        return self._seen(await self._inner.schemas())
+
+    async def largest_key(self, source: str) -> list[Any] | None:
+        """See ``Source.largest_key``; sealed where a key column is hashed."""
+        await self._begin_again(source)
+        return self._seal(source, await self._inner.largest_key(source))
+
+    async def _begin_again(self, source: str) -> None:
+        """All of a table is about to be read: if it has stopped, the stream takes it up before.
+
+        Raises:
+            UnsupportedChange: a rule does not fit it as it is now, or it still has a row that is
+                too large.
+        """
+        stops = self._unfit.tables.stops
+        if source in self.suspended():
+            self._resumed.add(source)
+        if source in stops or source in self._without:
+            await self.schemas()
+            self._require_fit(source)
+        if source not in stops:
+            return
+        await self._require_small(source)
+        await self._unfit.tables.resumption(source)
+        self._taken_up.add(source)
+
+    def _require_fit(self, source: str) -> None:
+        if source in self._without:
+            raise UnsupportedChange(self._without[source], source=source)
+
+    async def _require_small(self, source: str) -> None:
+        """The rows that were too large are gone or smaller, as far as their keys are known here.
+
+        Raises:
+            UnsupportedChange: one is not.
+        """
+        schema = next((s for s in await self._inner.schemas() if s.source == source), None)
+        if schema is None or source in self._sealed:
+            return
+        plan = self._rewriter.plan_of(schema) if self._has_rules else None
+        if plan is None or all(one.action is Action.KEEP for one in plan.key_plans()):
+            for key in self._limit.keys_of(source, schema):
+                await self._read(ChunkRequest(source, 1, keys=[key], is_probe=True))
+
+    async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
+        """See ``Source.chunk_end``; sealed where a key column is hashed."""
+        self._require_fit(request.source)
+        return self._seal(request.source, await self._inner.chunk_end(self._opened(request)))
+
+    def suspended(self) -> Mapping[str, TableSuspension]:
+        """See ``SuspendingSource``: the tables of the source's, and those of the rules."""
+        inner = self._inner
+        stops = inner.suspended() if isinstance(inner, SuspendingSource) else {}
+        return {**stops, **self._unfit.tables.stops}
+
+    async def table_size(self, source: str) -> TableSize:
+        """See ``Source.table_size``."""
+        return await self._inner.table_size(source)
+
+    async def _write_watermark(self, table: str, token: str) -> None:
+        """See ``WatermarkingSource``.
+
+        Raises:
+            DumpFailed: the token would not come back as it was written.
+        """
+        if not self._has_rules:
+            return await self._watermarks.write_watermark(table, token)
+        ruled = [s for s in await self._inner.schemas() if s.source == table]
+        if self._rules.skipped_ops & {Op.INSERT, Op.UPDATE} or any(map(self._rules.plan, ruled)):
+            raise DumpFailed(
+                f"watermarks in {table} would not come back: skipped_operations or a rule for its "
+                "columns changes them; dump without watermark_table, which needs no writes"
+            )
+        await self._watermarks.write_watermark(table, token)
+
+    async def read_chunk(self, request: ChunkRequest) -> Chunk:
+        """A chunk, rewritten.
+
+        Raises:
+            BadRequest: rows were asked for by keys of which only hashes are known.
+            UnsupportedChange: a rule does not fit the table, a value cannot be carried, or a row
+                is too large.
+        """
+        if request.is_of_whole_table:
+            await self._begin_again(request.source)
+        elif request.is_probe and request.source in self._limit.large:
+            await self._require_small(request.source)
+        return await self._read(request)
+
+    async def _read(self, request: ChunkRequest) -> Chunk:
+        if self._has_rules and request.source not in self._sealed:
+            await self.schemas()
+        sealed = request.source in self._sealed
+        if sealed and request.keys is not None:
+            raise BadRequest(
+                f"rows of {request.source} cannot be asked for by key: its key is hashed"
+            )
+        try:
+            chunk = await self._inner.read_chunk(self._opened(request))
+            plan = self._rewriter.plan_of(chunk.schema) if self._has_rules else None
+        except UnsupportedChange as error:
+            told = self._without_value(error)
+            if request.source in self._taken_up:
+                self._stop_next[request.source] = told.message
+            raise told from None
+        if plan is not None and plan.key_is_hashed:
+            self._sealed.add(request.source)
+        if self._has_rules:
+            chunk = self._rewriter.chunk(chunk)
+        if not request.is_filtered:
+            self._require_size(chunk, request.source)
+        return replace(chunk, last_key=self._seal(request.source, chunk.last_key))
+
+    def _require_size(self, chunk: Chunk, source: str) -> None:
+        try:
+            self._limit.require(chunk)
+        except UnsupportedChange as error:
+            if source in self._resumed or source in self.suspended():
+                self._too_large[source] = error
+            raise
+
+    def _opened(self, request: ChunkRequest) -> ChunkRequest:
+        return replace(
+            request, after=self._sealing.open(request.after), upto=self._sealing.open(request.upto)
+        )
+
+    def _seal(self, source: str, key: list[Any] | None) -> list[Any] | None:
+        return key if key is None or source not in self._sealed else self._sealing.seal(key)
+
+    async def status(self) -> dict[str, Any]:
+        """See ``Source.status``; with the tables that a rule does not fit."""
+        facts = await self._inner.status()
+        now_s = asyncio.get_running_loop().time()
+        if self._without or (self._has_rules and now_s >= self._looked_s + _LOOK_AGAIN_S):
+            self._looked_s = now_s
+            await self.schemas()
+        tables = self._unfit.tables
+        without = [
+            f"{source} cannot be captured: {why}"
+            for source, why in self._without.items()
+            if source not in tables.stops
+        ]
+        facts["stopped_tables"] = {**facts.get("stopped_tables", {}), **tables.document()}
+        facts["warnings"] = [*tables.warnings(), *without, *facts.get("warnings", [])]
+        return facts
+
+    async def close(self) -> None:
+        """See ``Source.close``."""
+        await self._inner.close()
+
+
+def within_limits(source: Source, config: DatabaseConfig) -> Source:
+    """The source, with this around it if it is not yet; one that relays passes on what it gets."""
+    if isinstance(source, RuledSource | RelayingSource):
+        return source
+    return cast("Source", RuledSource(source, config))

@@ -1,0 +1,237 @@
+"""Runs dumps one after the other: plans them, keeps their records, tells how far they are.
+
+How a table's chunks are read and spliced into the stream is table_dump.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from databus.common.errors import (
+    DatabusError,
+    DumpFailed,
+    InternalError,
+    StoreError,
+    UnknownSource,
+    UnsupportedChange,
+    to_problem,
+)
+from databus.common.filters.stream_filter import matches
+from databus.relay.dumps.dump_progress import DumpProgress
+from databus.relay.dumps.dump_records import (
+    ACTIVE,
+    FINISHED,
+    KEPT_MISSING,
+    Dump,
+    DumpBook,
+    DumpState,
+    TableProgress,
+)
+from databus.relay.dumps.table_dump import DumpHost, Emission, TableDump
+from databus.relay.sources.contract import Source, WatermarkingSource
+
+_T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
+
+
+class DumpRunner:
+    """Works through the queue of a database's dumps.
+
+    Invariants:
+        I1. A chunk's progress is recorded after its windows are on disk, so a crash sends at
+            most one chunk a lane again.
+        I2. A chunk that cannot be read fails its dump, with the problem and its place; the
+            next dump goes on.  So it is with a record that the disk does not take.
+
+    Owner: the fetcher's loop.
+    """
+
+    def __init__(self, book: DumpBook, host: DumpHost) -> None:
+        self.book = book
+        self.progress = DumpProgress()
+        self._host = host
+        self._changed = asyncio.Event()
+        self._emitted: list[Emission] = []
+
+    @property
+    def emitted(self) -> tuple[Emission, ...]:
+        """Chunks that are in the ring, and not yet recorded."""
+        return tuple(self._emitted)
+
+    def poke(self) -> None:
+        """A dump was added or changed."""
+        self._changed.set()
+
+    def document(self, dump: Dump) -> dict[str, Any]:
+        """A dump as it is served: its record, and how fast it comes on."""
+        return {**dump.to_json(), "progress": self.progress.document(dump)}
+
+    def counts(self) -> dict[str, Any]:
+        """All dumps together, for the status and the metrics."""
+        running = next((dump for dump in self.book if dump.is_running), None)
+        return {
+            "active": sum(dump.state in ACTIVE for dump in self.book),
+            "failed": sum(dump.state == DumpState.FAILED for dump in self.book),
+            "total": sum(1 for _ in self.book),
+            **self.progress.totals(),
+            **({} if running is None else {"running": self.progress.document(running)}),
+        }
+
+    async def run(self) -> None:
+        """Run dumps as they come, for ever."""
+        while True:
+            self._changed.clear()
+            dump = self.book.next_active()
+            if dump is None:
+                await self._changed.wait()
+                continue
+            try:
+                await self._run(dump)
+            except DatabusError as error:
+                await self._fail(dump, error)
+            except Exception as error:
+                _log.exception("dump %s", dump.id)
+                await self._fail(dump, InternalError(f"{type(error).__name__}: {error}"))
+            finally:
+                self.progress.rest(dump)
+            if dump.state in FINISHED:
+                self._host.tables.dump_ended(dump)
+
+    async def _fail(self, dump: Dump, error: DatabusError) -> None:
+        _log.error("dump %s failed: %s", dump.id, error.message)
+        self._emitted.clear()
+        if dump.is_running:
+            dump.state = DumpState.FAILED
+            dump.error = to_problem(error)
+            at = next((table for table in dump.tables or () if not table.done), None)
+            if at is not None:
+                dump.error["failed_at"] = {"source": at.source, "after": at.last_key}
+        try:
+            await self._host.save_dumps()
+        except StoreError as unsaved:
+            _log.error("dump %s: that it failed is not recorded: %s", dump.id, unsaved.message)
+
+    async def _run(self, dump: Dump) -> None:
+        dump.state = DumpState.RUNNING
+        await self._host.save_dumps()
+        source, intake = await self._host.connected()
+        if dump.tables is None:
+            dump.tables = await self._while_running(dump, self._plan(dump, source))
+            await self._host.save_dumps()
+        if dump.tables is None:
+            return
+        self.progress.begin(dump)
+        unread: list[DatabusError] = []
+        for table in dump.tables:
+            if not table.done:
+                try:
+                    await TableDump(
+                        dump, table, self._host, self.book, self._changed, self._emitted
+                    ).run()
+                except (UnsupportedChange, UnknownSource) as error:
+                    # One table's value, or its end, is no reason to leave out those behind it.
+                    _log.error("dump %s: %s", dump.id, error.message)
+                    unread.append(error)
+            if self._emitted:
+                await self._host.make_durable()
+            if not dump.is_running:
+                return
+        if unread:
+            raise (
+                unread[0]
+                if len(unread) == 1
+                else UnsupportedChange("; ".join(error.message for error in unread))
+            )
+        dump.end = intake.complete
+        dump.state = DumpState.COMPLETED
+        await self._host.save_dumps()
+
+    async def _while_running(self, dump: Dump, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """What the work gives; None once the dump is stopped: then it ends, its queries too."""
+        task = asyncio.create_task(work)
+        try:
+            while not task.done() and dump.is_running:
+                self._changed.clear()
+                changed = asyncio.create_task(self._changed.wait())
+                await asyncio.wait({task, changed}, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _plan(self, dump: Dump, source: Source) -> list[TableProgress]:
+        schemas = {schema.source: schema for schema in await source.schemas()}
+        names = list(schemas)
+        if dump.watermark_table is not None:
+            if not isinstance(source, WatermarkingSource):
+                raise DumpFailed("this source writes no watermarks; leave watermark_table out")
+            if dump.watermark_table not in names:
+                raise DumpFailed(
+                    f"the watermark table {dump.watermark_table} is not captured: CREATE TABLE "
+                    f"{dump.watermark_table} (id INT PRIMARY KEY, token VARCHAR(200) NOT NULL), "
+                    f"and name it in the database's sources"
+                )
+            names.remove(dump.watermark_table)
+        wanted = [name for name in names if matches(name, dump.sources)]
+        if not wanted:
+            raise UnknownSource(
+                f"no source matches {dump.sources}; there are {', '.join(sorted(names))}; the "
+                f"status names tables that cannot be captured"
+            )
+        if dump.keys is not None:
+            if len(wanted) != 1:
+                raise DumpFailed(f"keys are of one table, but {dump.sources} match {wanted}")
+            return [TableProgress(wanted[0], estimated_rows=len(dump.keys))]
+        tables = []
+        for name in wanted:
+            try:
+                if dump.where is None:
+                    await self._host.tables.before_dump(dump, source, schemas[name])
+                upto, size = await source.largest_key(name), await source.table_size(name)
+            except (UnsupportedChange, UnknownSource):
+                if len(wanted) == 1:
+                    raise
+                tables.append(TableProgress(name))  # It fails by itself, when its turn comes.
+                continue
+            # Empty when the dump began: whatever comes later is in the stream.
+            tables.append(
+                TableProgress(
+                    name,
+                    upto=upto,
+                    done=upto is None,
+                    # How many rows fulfil a condition nobody knows.
+                    estimated_rows=size.rows if dump.where is None else None,
+                    row_bytes=size.row_bytes,
+                    is_scanned=size.is_scanned,
+                )
+            )
+        return tables
+
+    def settle(self, emitted: tuple[Emission, ...]) -> bool:
+        """Record the progress of emissions that are on disk; True if that changed a dump."""
+        changed = False
+        for emission in emitted:
+            if emission not in self._emitted:
+                continue
+            self._emitted.remove(emission)
+            dump, table = emission.dump, emission.table
+            table.last_key = emission.last_key
+            table.done = emission.done
+            table.chunks += 1
+            table.rows += emission.row_count
+            table.dropped += emission.dropped_count
+            dump.missing.extend(emission.missing[: KEPT_MISSING - len(dump.missing)])
+            if dump.keys is not None:
+                dump.keys = dump.keys[emission.key_count :]
+                table.done = not dump.keys
+            self.progress.settled(dump)
+            self.progress.count(emission.row_count, emission.dropped_count)
+            changed = True
+        if changed:
+            self._changed.set()
+        return changed

@@ -1,0 +1,158 @@
+"""The tables of a database that are not followed, as records, and their file.
+
+What moves them from one state to the next is resync.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from databus.common.errors import FormatError
+from databus.common.table_state import CaptureState, TableState
+from databus.relay.ring.data_folder import keep_document, read_document
+
+
+@dataclasses.dataclass(slots=True)
+class TableRecord:
+    """A table that is not followed, or whose readers have not been notified yet that it is.
+
+    ``by`` resynchronises it: the relay with the dump ``dump``, or a bootstrap server that has
+    claimed it until ``until_us``.  After ``tries`` that failed it is tried again at ``again_us``.
+    ``is_confirmed``: an operator wants it resynchronised.  ``is_declined``: a bootstrap server
+    cannot repair it, so that the relay has to dump it.  ``published`` is the state in the last
+    frame about it, ``cure`` what the parent of a chained relay says.  ``keeps_rows``: the rows that
+    its readers have are all there still and only their values are old, so nothing is emptied.
+    ``waits_for``: what has to be done before it can be resynchronised; empty: nothing is known.
+    """
+
+    source: str
+    state: CaptureState
+    since_scn: int
+    reason: str
+    error: str = ""
+    by: str = ""
+    dump: str = ""
+    until_us: int = 0
+    tries: int = 0
+    again_us: int = 0
+    noticed_us: int = 0
+    is_confirmed: bool = False
+    is_declined: bool = False
+    cure: str = ""
+    published: str = ""
+    keeps_rows: bool = False
+    waits_for: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as it is on disk."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def suspend(self, error: str, again_us: int) -> None:
+        """An attempt to resynchronise it has failed, or was given up."""
+        self.state, self.error, self.again_us = CaptureState.SUSPENDED, error, again_us
+        self.by = self.dump = ""
+        self.until_us = 0
+
+
+class TableBook:
+    """All records of a database.
+
+    Invariants:
+        I1. The file is never ahead of the ring's disk: ``keep`` gets what ``content`` gave before
+            the ring was synced.  Only what ``keep_at_once`` names may be.
+
+    Owner: the fetcher's loop; only ``keep`` may be called in another thread, and ``content`` not
+        before it has ended.
+    Durability: when ``keep`` returns, the records are on disk.
+    Raises: StoreError, FormatError from the constructor where the file is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._records: dict[str, TableRecord] = {}
+        self._at_once: dict[str, dict[str, Any]] = {}
+        self._keeping = threading.Lock()
+        content = read_document(path)
+        if content is None:
+            return
+        try:
+            for document in json.loads(content)["tables"]:
+                record = TableRecord(**document)
+                record.state = CaptureState(record.state)
+                self._records[record.source] = record
+        except (ValueError, KeyError, TypeError) as error:
+            raise FormatError(f"{path} is damaged: {error!r}; move it away") from error
+
+    def __iter__(self) -> Iterator[TableRecord]:
+        return iter(list(self._records.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._records)
+
+    def get(self, source: str) -> TableRecord | None:
+        """The record of a table; None: it is followed."""
+        return self._records.get(source)
+
+    def add(self, record: TableRecord) -> None:
+        """A table that is not followed any more."""
+        self._records[record.source] = record
+
+    def remove(self, source: str) -> None:
+        """A table that is followed again."""
+        self._records.pop(source, None)
+
+    def content(self) -> bytes:
+        """What belongs into the file now."""
+        self._at_once.clear()
+        return json.dumps({"v": 1, "tables": [record.to_json() for record in self]}).encode()
+
+    def keep(self, content: bytes) -> None:
+        """Put what ``content`` gave on disk."""
+        with self._keeping:
+            if self._at_once:
+                document = json.loads(content)
+                tables = {table["source"]: table for table in document["tables"]} | self._at_once
+                content = json.dumps({**document, "tables": list(tables.values())}).encode()
+            keep_document(self.path, content)
+
+    def keep_at_once(self, content: bytes, record: TableRecord) -> None:
+        """Put a record on disk that need not wait for the ring; ``content`` was there before."""
+        self._at_once[record.source] = record.to_json()
+        self.keep(content)
+
+
+def shown(record: TableRecord, database: str, *, is_automatic: bool) -> TableState:
+    """A record's state in words."""
+    if record.state == CaptureState.FOLLOWED:
+        return TableState(record.source, record.state)
+    reason = record.reason
+    if record.error:
+        reason += f"; the last attempt to resynchronise it failed: {record.error}"
+    return TableState(
+        record.source, record.state, record.since_scn, reason,
+        _cure(record, database, is_automatic=is_automatic),
+    )  # fmt: skip
+
+
+def _cure(record: TableRecord, database: str, *, is_automatic: bool) -> str:
+    if record.cure:
+        return record.cure
+    if record.state == CaptureState.RESYNCHRONISING:
+        return "Wait until it is followed."
+    command = f"databus resync RELAY_URL/{database} {record.source}"
+    if record.waits_for:
+        after = "it is resynchronised automatically, or at once with" if is_automatic else "run"
+        return f"{record.waits_for}; then {after}: {command}"
+    if not is_automatic and not record.is_confirmed:
+        return f"Remove the cause, then run: {command}"
+    if record.tries:
+        return (
+            f"Remove the cause: {record.tries} attempts to resynchronise it have failed. The next "
+            f"comes by itself, or at once with: {command}"
+        )
+    return "The table is resynchronised automatically."

@@ -1,0 +1,343 @@
+"""The relay's HTTP worker: its application, and the process around it.
+
+Workers share nothing but the files of the data folder, which they only read: any number of
+them may listen at the same address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from databus.common.config import Config, DatabaseConfig, RelayConfig
+from databus.common.errors import ConfigError, DatabusError, ScnTooOld, UnknownDatabase
+from databus.common.filters.stream_filter import parse_sources
+from databus.common.http.http_application import (
+    json_response,
+    make_app,
+    operation_routes,
+    query_of,
+    serve,
+)
+from databus.common.http.openapi_document import version
+from databus.common.http.request_guard import RequestGuard
+from databus.common.http.request_parameters import SOURCES, nearest
+from databus.common.private import keep_files_private
+from databus.common.processes.loading import loading
+from databus.relay.columns import column_kernels
+from databus.relay.http import relay_endpoints
+from databus.relay.http.dump_proxy import pass_on
+from databus.relay.http.relay_metrics import RelayCollector
+from databus.relay.processes.process_handover import Handover, take_over
+from databus.relay.processes.wakeup import WakeupReceiver
+from databus.relay.processes.worker_channel import WorkerChannel
+from databus.relay.ring.data_folder import DatabaseFolder
+from databus.relay.serving.counters.client_counters import ClientCounters, read_clients
+from databus.relay.serving.counters.worker_counters import WorkerCounters, read_counters
+from databus.relay.serving.database_view import DatabaseView
+from databus.relay.serving.stream_cursor import warm_up
+from databus.relay.serving.stream_request import (
+    COLUMNS,
+    STREAM_PARAMETERS,
+    parse_columns,
+    parse_stream_request,
+)
+from databus.relay.serving.stream_sender import StreamSender
+
+STATUS_PAGE = "status.html"
+SERVER: web.AppKey[RelayServer] = web.AppKey("databus_relay_server")
+
+
+class RelayServer:
+    """The handlers of one worker.
+
+    Invariants:
+        I1. Nothing of a database is written here; its fetcher may die and come back.
+
+    Owner: one event loop, in which it was made.
+    """
+
+    def __init__(self, config: Config, worker: int, wakeups: Mapping[str, int]) -> None:
+        if config.relay is None:
+            raise ConfigError("the configuration has no [relay] section")
+        self.config: RelayConfig = config.relay
+        self.worker = worker
+        self.started_s = time.time()
+        self.databases = {
+            database.name: DatabaseView(
+                database,
+                DatabaseFolder.of(self.config.data_dir, database.name),
+                WakeupReceiver(wakeups[database.name]),
+            )
+            for database in config.database
+        }
+        self.counters = WorkerCounters(self.config.data_dir, worker, list(self.databases))
+        self.clients = ClientCounters(self.config.data_dir, worker)
+        self.sender = StreamSender(self.config, self.counters)
+        self.registry = CollectorRegistry()
+        self.registry.register(
+            RelayCollector(self.config.data_dir, self.config.workers, self.databases.values())
+        )
+
+    def close(self) -> None:
+        """Let go of all files and descriptors."""
+        for database in self.databases.values():
+            database.close()
+        self.counters.close()
+        self.clients.close()
+
+    def add(self, database: DatabaseConfig, wakeup_fd: int = -1) -> None:
+        """Serve one more database, or, without a wake-up, a known one as configured now."""
+        known = self.databases.get(database.name)
+        if known is not None:
+            known.config = database
+            return
+        self.counters.add_database(database.name)
+        self.databases[database.name] = DatabaseView(
+            database,
+            DatabaseFolder.of(self.config.data_dir, database.name),
+            WakeupReceiver(wakeup_fd),
+        )
+
+    def remove(self, name: str) -> None:
+        """Serve a database no longer; its readers are told so, at once."""
+        database = self.databases.pop(name, None)
+        if database is not None:
+            database.retire()
+
+    def routes(self) -> Iterator[web.AbstractRouteDef]:
+        """What the worker answers to."""
+        yield web.get("/v1/databases", self.list_databases)
+        yield web.get("/v1/status", self.status)
+        yield web.get("/status", self.status_page)
+        yield from operation_routes(
+            registry=self.registry, openapi=relay_endpoints.document(), missing=self.missing
+        )
+        yield web.get("/v1/{db}/sources", self.sources)
+        yield web.get("/v1/{db}/register", self.register)
+        yield web.get("/v1/{db}/stream", self.stream, allow_head=False)
+        yield web.post("/v1/{db}/chunks", self.chunks)
+        for method in ("GET", "POST"):
+            yield web.route(method, "/v1/{db}/tables", self.tables)
+        yield web.post("/v1/{db}/release", self.release)
+        for method in ("GET", "POST"):
+            yield web.route(method, "/v1/{db}/dumps", self.dumps)
+        for method in ("GET", "PATCH", "DELETE"):
+            yield web.route(method, "/v1/{db}/dumps/{id}", self.dumps)
+
+    def missing(self) -> list[str]:
+        """What keeps the relay from being ready.
+
+        A database that cannot be captured does not keep the others from their readers.
+        """
+        waiting = {
+            database.name: database.fetcher_state().name
+            for database in self.databases.values()
+            if not database.is_ready
+        }
+        if len(waiting) < len(self.databases):
+            waiting = {name: state for name, state in waiting.items() if state != "failed"}
+        return [
+            f"the fetcher of {name} has not opened its source yet (state {state})"
+            for name, state in waiting.items()
+        ]
+
+    def _database(self, request: web.Request) -> DatabaseView:
+        name = request.match_info["db"]
+        database = self.databases.get(name)
+        if database is None:
+            raise UnknownDatabase(
+                f"there is no database {name!r} here{nearest(name, self.databases)}",
+                database=name,
+            )
+        return database
+
+    async def list_databases(self, request: web.Request) -> web.Response:
+        """GET /v1/databases"""
+        query_of(request)
+        return json_response(
+            {
+                "databases": [
+                    database.range_document()
+                    if database.is_ready
+                    else {"name": database.name, "state": database.fetcher_state().name}
+                    for database in self.databases.values()
+                ]
+            }
+        )
+
+    async def sources(self, request: web.Request) -> web.Response:
+        """GET /v1/{db}/sources"""
+        query_of(request)
+        database = self._database(request)
+        return json_response({**database.range_document(), "sources": database.sources_document()})
+
+    async def register(self, request: web.Request) -> web.Response:
+        """GET /v1/{db}/register"""
+        query = query_of(request, (SOURCES, COLUMNS))
+        database = self._database(request)
+        patterns = parse_sources(query["sources"]) if "sources" in query else ()
+        return json_response(database.register_document(patterns, parse_columns(query)))
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/{db}/stream"""
+        database = self._database(request)
+        self.counters.add(database.name, "requests")
+        try:
+            query = query_of(request, STREAM_PARAMETERS)
+            asked = parse_stream_request(query, request.headers, database.name)
+            with (
+                database.answering(),
+                self.clients.answering(database.name, asked.client) as client,
+            ):
+                return await self.sender.send(request, database, asked, client)
+        except DatabusError as error:
+            self.counters.add(database.name, "errors")
+            if isinstance(error, ScnTooOld):
+                self.counters.add(database.name, "too_old")
+            raise
+
+    async def dumps(self, request: web.Request) -> web.Response:
+        """/v1/{db}/dumps and below"""
+        query_of(request)
+        return await pass_on(request, self._database(request))
+
+    async def tables(self, request: web.Request) -> web.Response:
+        """/v1/{db}/tables"""
+        query_of(request)
+        return await pass_on(request, self._database(request))
+
+    async def chunks(self, request: web.Request) -> web.Response:
+        """POST /v1/{db}/chunks"""
+        query_of(request)
+        return await pass_on(request, self._database(request))
+
+    async def release(self, request: web.Request) -> web.Response:
+        """POST /v1/{db}/release"""
+        query_of(request)
+        return await pass_on(request, self._database(request))
+
+    async def status(self, request: web.Request) -> web.Response:
+        """GET /v1/status"""
+        query_of(request)
+        return json_response(self.status_document())
+
+    def status_document(self) -> dict[str, Any]:
+        """The state of everything, as far as it can be seen from here."""
+        return {
+            "version": version(),
+            "now_us": time.time_ns() // 1000,
+            "worker": self.worker,
+            "workers": self.config.workers,
+            "uptime_s": round(time.time() - self.started_s, 3),
+            "databases": [self._database_status(d) for d in self.databases.values()],
+        }
+
+    def _database_status(self, database: DatabaseView) -> dict[str, Any]:
+        fetcher = database.fetcher_state()
+        document: dict[str, Any] = {"name": database.name, "state": fetcher.name}
+        if database.is_ready:
+            document = database.range_document()
+            state = database.ring.snapshot()
+            document["ring"] = {
+                "capacity_bytes": database.ring.ring_bytes,
+                "used_bytes": state.tail - state.head,
+                "written_bytes": state.tail,
+                "frames": state.frames - state.evicted_frames,
+                "windows": state.windows - state.evicted_windows,
+                "frames_ever": state.frames,
+                "windows_ever": state.windows,
+            }
+        document["url"] = str(database.config.url)
+        document["served"] = read_counters(self.config.data_dir, self.config.workers, database.name)
+        clients = read_clients(self.config.data_dir, self.config.workers, database.name)
+        newest_us = document.get("max_commit_us", 0)
+        document["clients"] = [
+            {"name": name, **client.to_json(newest_us)} for name, client in clients.items()
+        ]
+        document["dumps"] = database.dumps_document()
+        document["tables"] = database.tables_not_followed(())
+        document["fetcher"] = {**fetcher.document, "age_s": round(fetcher.age_s, 3)}
+        return document
+
+    async def status_page(self, request: web.Request) -> web.Response:
+        """GET /status"""
+        query_of(request)
+        page = resources.files("databus.relay.http").joinpath(STATUS_PAGE).read_text("utf-8")
+        return web.Response(text=page, content_type="text/html")
+
+
+def make_relay_app(
+    config: Config, *, worker: int = 0, wakeups: Mapping[str, int]
+) -> web.Application:
+    """The application of one worker; ``wakeups`` has an eventfd for each database.
+
+    To be called in the event loop that runs it.
+    """
+    server = RelayServer(config, worker, wakeups)
+    guard = RequestGuard(server.config.listen, server.config.allowed_hosts)
+    app = make_app(server.routes(), guard)
+    app[SERVER] = server
+
+    async def wake_readers(_: web.Application) -> None:
+        for database in server.databases.values():
+            database.wakeup.close()
+
+    async def close(_: web.Application) -> None:
+        server.close()
+
+    app.on_shutdown.append(wake_readers)
+    app.on_cleanup.append(close)
+    return app
+
+
+async def run_worker(handover: Handover) -> None:
+    """Serve until SIGTERM, then end open answers and return."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    app = make_relay_app(handover.config, worker=handover.worker, wakeups=handover.wakeups)
+    with WorkerChannel(handover.channel_fd, app[SERVER]):
+        await serve(
+            app,
+            handover.listening_socket(),
+            stop,
+            max_connections=app[SERVER].config.max_connections,
+        )
+
+
+def allow_connections() -> None:
+    """Let the process open as many descriptors as it may: a connection is one or two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The worker's process; the supervisor starts it with a handover."""
+    import uvloop
+
+    keep_files_private()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    handover = take_over(sys.argv[1:] if arguments is None else arguments)
+    allow_connections()
+    with loading():
+        warm_up()
+        column_kernels.warm_up()
+    uvloop.run(run_worker(handover))
+
+
+if __name__ == "__main__":
+    main()

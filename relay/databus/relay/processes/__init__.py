@@ -1,0 +1,10 @@
+"""The relay's processes, and how they talk to each other.
+
+In reading order: ``supervisor`` (the parent), ``child_process`` (the first code of a child),
+``process_handover`` (what a child takes over), ``wakeup`` (a commit wakes the workers),
+``worker_channel`` and ``reload`` (a changed configuration); ``fetcher`` (the process that writes
+one database's folder), ``fetcher_process``, ``fetcher_status``, ``fetcher_api`` (its unix
+socket).  The worker's process is ``http/relay_server``.
+
+Imported by ``serving``, ``http`` and ``local_relay``.  It imports ``dumps``, ``capture`` and below.
+"""

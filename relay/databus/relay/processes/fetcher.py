@@ -1,0 +1,597 @@
+"""The fetcher: one process per database that moves its source's windows into its ring.
+
+It connects, streams, syncs and acknowledges, reconnects when it must, runs the dumps and tells how
+it is doing.  ``python -m databus.relay.processes.fetcher`` is the process; ``Fetcher`` is the same
+inside another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from databus.common.checkpoint import Position
+from databus.common.config import DatabaseConfig, RelayConfig
+from databus.common.errors import (
+    ConfigError,
+    DatabusError,
+    InternalError,
+    RingFull,
+    ServerUnavailable,
+    SourceUnavailable,
+    StoreError,
+    SyncFailed,
+)
+from databus.common.private import make_folder
+from databus.relay.capture.commit_coalescing import CommitCoalescing
+from databus.relay.capture.intake import Intake, first_position
+from databus.relay.capture.reader_release import release
+from databus.relay.capture.recent_batches import RecentBatches
+from databus.relay.capture.source_catalogue import create_source
+from databus.relay.columns.ruled_source import within_limits
+from databus.relay.dumps.dump_records import ACTIVE, Dump, DumpBook
+from databus.relay.dumps.dump_runner import DumpRunner
+from databus.relay.dumps.resync import Resync, ResyncPace
+from databus.relay.dumps.resync_requests import states_of
+from databus.relay.processes.fetcher_api import FetcherApi
+from databus.relay.processes.fetcher_process import serve_until_told
+from databus.relay.processes.fetcher_status import FetcherState, FetcherStatus
+from databus.relay.processes.process_handover import take_over
+from databus.relay.processes.wakeup import WakeupSender
+from databus.relay.ring.data_folder import DatabaseFolder, keep_document, naming, read_document
+from databus.relay.ring.ring import Ring
+from databus.relay.ring.ring_format import RING_NAME
+from databus.relay.ring.schema_registry import Registry
+from databus.relay.sources import contract
+from databus.relay.sources.suspended_tables import TableSuspension
+
+SWITCH_INTERVAL_S = 0.0005
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The fetcher's intervals; tests make them short."""
+
+    idle_window_s: float = 5.0
+    status_s: float = 0.5
+    source_status_s: float = 5.0
+    backoff_first_s: float = 0.1
+    backoff_most_s: float = 10.0
+    failed_retry_s: float = 30.0
+    resync: ResyncPace = field(default_factory=ResyncPace)
+
+
+class Fetcher:
+    """Keeps one database's ring up to date.
+
+    Invariants:
+        I1. The source is acknowledged only up to a window that is on disk.
+        I2. Nothing ends it but ``stop`` and a sync that failed: what can pass is tried again with
+            back-off, what cannot is shown as state ``failed`` and tried again slowly.
+        I3. It never holds more than one batch of the source, besides ``RecentBatches``.
+        I4. No reader holds back a database: only what another relay sends may be blocked.
+        I5. After a failed sync of the ring nothing more is synced, recorded or acknowledged, for
+            the kernel reports it once.  ``run`` ends; opening the ring again verifies the rest.
+
+    Owner: one event loop; its ring's lock keeps a second fetcher away.
+    Durability: at most ``sync_every`` after a window was appended it is on disk.
+    """
+
+    def __init__(
+        self,
+        config: DatabaseConfig,
+        data_dir: Path | str,
+        *,
+        wakeup: WakeupSender | None = None,
+        make_source: Callable[[DatabaseConfig], contract.Source] = create_source,
+        pace: Pace | None = None,
+        jitter: random.Random | None = None,
+    ) -> None:
+        self.config = config
+        self.folder = DatabaseFolder.of(data_dir, config.name)
+        make_folder(self.folder.path)
+        self.status = FetcherStatus(config, self.folder)
+        self.intake: Intake | None = None
+        self._pace = pace or Pace()
+        self.book, self.tables = self._open_books()
+        self.dumps = DumpRunner(self.book, self)
+        self._wakeup = wakeup or WakeupSender()
+        self._make_source = make_source
+        self._jitter = jitter or random.Random()
+        self._registry: Registry | None = None
+        self._source: contract.Source | None = None
+        self._is_relaying = False
+        self._streaming = asyncio.Event()
+        self._released = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._sync_lock = asyncio.Lock()
+        self._sync_failure: SyncFailed | None = None
+        self._unsaved_dumps = False
+        self._synced_tail = -1
+        self._durable: Position | None = None
+        self._acked_scn = -1
+        self._resume_state: contract.ResumeState | None = None
+        self._stored_resume_state = ""
+        self._appended_s = time.monotonic()
+        self._attempt = 0
+        self._recent = RecentBatches()
+        self._asked_scn = -1
+        self._status_due = asyncio.Event()
+
+    def _open_books(self) -> tuple[DumpBook, Resync]:
+        try:
+            resync = Resync(self.config, self.folder.tables, self, self._pace.resync)
+            return DumpBook(self.folder.dumps), resync
+        except DatabusError as error:
+            self.status.enter(FetcherState.FAILED, error)
+            self.status.write(self.status.document(None, {}))
+            raise
+
+    # -- life --
+
+    def stop(self) -> None:
+        """Let ``run`` come to its end."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Fetch until ``stop``.
+
+        Raises:
+            StoreError: the data folder cannot be used.
+            SyncFailed: the disk failed to write the ring; run another one.
+        """
+        api = FetcherApi(self, self.folder)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            await api.start()
+            loops = (
+                self._capture_loop, self._sync_loop, self._ask_loop, self._status_loop,
+                self.dumps.run, self.tables.run,
+            )  # fmt: skip
+            tasks = [asyncio.create_task(loop()) for loop in loops]
+            stopping = asyncio.create_task(self._wait_stop())
+            tasks.append(stopping)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            await api.close()
+            try:
+                await self.make_durable()
+            except (DatabusError, OSError) as error:
+                _log.warning("%s: what came last is not on disk: %s", self.config.name, error)
+            await self._close()
+        if self._sync_failure is not None:
+            raise self._sync_failure
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def _wait_stop(self) -> None:
+        await self._stopping.wait()
+
+    async def _close(self) -> None:
+        async with self._sync_lock:
+            if self.intake is not None:
+                self.intake.ring.close()
+            if self._registry is not None:
+                self._registry.close()
+        self._wakeup.close()
+        failure = self._sync_failure
+        self.status.enter(FetcherState.FAILED if failure else FetcherState.STOPPED, failure)
+        # Its folder may be what failed.
+        with contextlib.suppress(StoreError) if failure else contextlib.nullcontext():
+            self.status.write(self.status.document(None, self.dumps.counts()))
+
+    # -- capture --
+
+    async def _capture_loop(self) -> None:
+        while True:
+            try:
+                await self._capture()
+            except DatabusError as error:
+                delay_s = self._note_failure(error)
+            except (OSError, EOFError, TimeoutError) as error:
+                delay_s = self._note_failure(SourceUnavailable(f"{type(error).__name__}: {error}"))
+            except Exception as error:
+                _log.exception("%s: the source failed", self.config.name)
+                delay_s = self._note_failure(InternalError(f"{type(error).__name__}: {error}"))
+            else:
+                delay_s = self._note_failure(SourceUnavailable("the source's stream has ended"))
+            await asyncio.sleep(delay_s)
+
+    def _note_failure(self, error: DatabusError) -> float:
+        """Show the failure; seconds to wait before the next attempt."""
+        pace = self._pace
+        self.status.reconnect_count += 1
+        if error.retry:
+            delay_s = min(pace.backoff_most_s, pace.backoff_first_s * 2.0 ** min(self._attempt, 20))
+            self._attempt += 1
+            state = FetcherState.RECONNECTING
+        else:
+            delay_s = pace.failed_retry_s
+            state = FetcherState.FAILED
+        delay_s *= self._jitter.uniform(0.5, 1.0)
+        _log.warning(
+            "%s: %s (%s); next attempt in %.1f s",
+            self.config.name, error.message, error.code, delay_s,
+        )  # fmt: skip
+        self.status.enter(state, error)
+        self.status.retry_at_us = time.time_ns() // 1000 + int(delay_s * 1e6)
+        self._write_status()
+        return delay_s
+
+    async def _capture(self) -> None:
+        """Connect and stream until something goes wrong."""
+        if self.intake is None and (self.folder.path / RING_NAME).exists():
+            self._open_intake(None, Position(0, 0))
+        source = within_limits(self._make_source(self.config), self.config)
+        self._is_relaying = isinstance(source, contract.RelayingSource)
+        try:
+            self._recall(source)
+            await source.open()
+            if self.intake is None:
+                self.folder.resume_state.unlink(missing_ok=True)
+                start = await first_position(source)
+                intake = self._open_intake(source.clock, start)
+            else:
+                intake = self.intake
+                intake.ring.require_clock(source.clock)
+            intake.registry.add(await source.schemas())
+            if isinstance(source, contract.RelayingSource):
+                self.tables.parents(await states_of(source))
+            self._source, self._acked_scn = source, -1
+            coalescing = CommitCoalescing()
+            async with contextlib.aclosing(intake.stream(source)) as batches:
+                async for batch in batches:
+                    if intake.ring.blocks:
+                        await self._take_waiting(intake, batch)
+                    else:
+                        self._take(intake, batch)
+                    if batch.keep:
+                        await self.make_durable()
+                    # A source that never has to wait must not keep the others from running.
+                    now_s = time.monotonic()
+                    await asyncio.sleep(
+                        coalescing.coalescing_delay_s(intake.window_count, len(batch.data), now_s)
+                    )
+        finally:
+            self._streaming.clear()
+            self._source = None
+            self.status.caught_up = False
+            with contextlib.suppress(Exception):
+                await source.close()
+
+    def _recall(self, source: contract.Source) -> None:
+        """Give the source its memo back if the stream goes on where that was kept."""
+        intake = self.intake
+        if intake is not None and isinstance(source, contract.RememberingSource):
+            resume_state = (read_document(self.folder.resume_state) or b"").decode()
+            with naming(self.folder.resume_state):
+                source.recall(resume_state, intake.last_transaction(), intake.complete.scn)
+
+    def _open_intake(self, clock: str | None, start: Position) -> Intake:
+        config = self.config
+        ring = Ring.open_writer(
+            self.folder.path,
+            config.ring_bytes,
+            clock=clock,
+            start=start,
+            block=bool(config.options.get("block", False)),
+        )
+        try:
+            if ring.blocks and not config.is_relayed:
+                raise ConfigError(
+                    f"{config.name}: its ring was made in block mode for a child of another relay, "
+                    f"and would stop reading {config.url} until a consumer releases, while the "
+                    f"database keeps its log; move {self.folder.path} away for a new ring"
+                )
+            if self._registry is None:
+                self._registry = Registry(self.folder.registry, self.tables.columns_returned)
+            self.intake = Intake(ring, self._registry)
+        except BaseException:
+            ring.close()
+            raise
+        return self.intake
+
+    def _take(self, intake: Intake, batch: contract.Batch) -> None:
+        if batch.data:
+            self._recent.add(batch.data)
+            self._appended_s = time.monotonic()
+        took = intake.take(batch)
+        self._resume_state = batch.resume_state or self._resume_state
+        if self._is_relaying:
+            self.tables.relayed(batch.data)
+        took |= self.tables.took(intake, batch)
+        if took:
+            self._wakeup.wake()
+        elif self._wants_idle_window(intake):
+            self._appended_s = time.monotonic()
+            if intake.append_idle_window(time.time_ns() // 1000):
+                self._wakeup.wake()
+        self.status.batch_count += 1
+        self.status.caught_up = not batch.data
+        if not self._streaming.is_set():
+            self._streaming.set()
+            self._attempt = 0
+            self.status.enter(FetcherState.STREAMING)
+            self._write_status()
+
+    def _wants_idle_window(self, intake: Intake) -> bool:
+        """Every now and then, and as soon as it tells of all that a chunk has shown."""
+        if intake.complete.scn < self._asked_scn <= intake.resolved:
+            return True
+        return time.monotonic() - self._appended_s >= self._pace.idle_window_s
+
+    async def _take_waiting(self, intake: Intake, batch: contract.Batch) -> None:
+        """In block mode: take the batch part by part, as room is released."""
+        for part in intake.parts(batch):
+            while True:
+                self._released.clear()
+                try:
+                    self._take(intake, part)
+                    break
+                except RingFull as error:
+                    self.status.enter(FetcherState.BLOCKED, error)
+                    self._write_status()
+                await self._released.wait()
+                self.status.enter(FetcherState.STREAMING)
+
+    def release(self, position: Position) -> dict[str, Any]:
+        """In block mode: whoever reads this ring has everything up to ``position``.
+
+        Returns the range that is left.
+
+        Raises:
+            BadRequest: the ring is not in block mode, or has not come as far.
+            ScnTooOld: it was released before, and is gone.
+        """
+        released = release(self.intake, self.config, self.folder, position)
+        self._released.set()
+        return released
+
+    # -- durability --
+
+    async def _sync_loop(self) -> None:
+        refused = ""
+        while True:
+            await asyncio.sleep(self.config.sync_every)
+            if self.intake is not None:
+                if self.config.retention is not None:
+                    keep_us = int(self.config.retention * 1e6)
+                    self.intake.ring.expire(time.time_ns() // 1000 - keep_us)
+                try:
+                    await self.make_durable()
+                    refused = ""
+                except StoreError as error:  # not the ring, which has its room
+                    if error.message != refused:
+                        _log.warning("%s: not acknowledged: %s", self.config.name, error.message)
+                    refused = error.message
+
+    async def make_durable(self) -> None:
+        """Sync the ring if it is dirty, record the dumps' progress, acknowledge the source."""
+        # Not to be cut short: the ring must not be closed under the syncing thread.
+        await asyncio.shield(asyncio.ensure_future(self._make_durable()))
+
+    async def _make_durable(self) -> None:
+        async with self._sync_lock:
+            intake, emitted = self.intake, self.dumps.emitted
+            resume_state = (
+                self._resume_state.encode()
+                if self._resume_state is not None
+                else self._stored_resume_state
+            )
+            tables = self.tables.unwritten()
+            if intake is None:
+                return
+            tail, complete = intake.ring.state.tail, intake.complete
+            if tail != self._synced_tail:
+                try:
+                    self._durable = await asyncio.to_thread(intake.ring.sync)
+                except SyncFailed as error:
+                    self._sync_failure = error
+                    self.stop()
+                    raise
+                self._synced_tail = tail
+            if tables is not None:
+                # Before the memo: a table that the source reads again is still named in here.
+                await asyncio.to_thread(self.tables.book.keep, tables)
+                self.tables.written(tables)
+            if resume_state != self._stored_resume_state:
+                # Not before the ring: the memo must not be ahead of it.
+                await asyncio.to_thread(
+                    keep_document, self.folder.resume_state, resume_state.encode()
+                )
+                self._stored_resume_state = resume_state
+            self._unsaved_dumps |= self.dumps.settle(emitted)
+            if self._unsaved_dumps:
+                await asyncio.to_thread(self.book.keep, self.book.content())
+                self._unsaved_dumps = False
+        source = self._source
+        await self._tell_durable(source)
+        if source is not None and complete.scn > self._acked_scn:
+            try:
+                await source.ack(complete.scn)
+                self._acked_scn = complete.scn
+            except (DatabusError, OSError) as error:
+                _log.info("%s: not acknowledged: %s", self.config.name, error)
+
+    async def _tell_durable(self, source: object) -> None:
+        """Let the parent of a relayed stream know how far it is on disk here."""
+        if self._durable is None or not isinstance(source, contract.RelayingSource):
+            return
+        try:
+            await source.release(self._durable)
+        except (DatabusError, OSError) as error:
+            _log.info("%s: not released: %s", self.config.name, error)
+
+    # -- for the dumps --
+
+    async def connected(self) -> tuple[contract.Source, Intake]:
+        """The source, once it is streaming."""
+        while True:
+            await self._streaming.wait()
+            if self._source is not None and self.intake is not None:
+                return self._source, self.intake
+
+    async def read_chunk(self, request: contract.ChunkRequest) -> tuple[Position, contract.Chunk]:
+        """A chunk for somebody who compares, and the end of the last window that it shows.
+
+        Raises:
+            ServerUnavailable: the source is not connected now.
+        """
+        source, intake = self._source, self.intake
+        if source is None or intake is None or not self._streaming.is_set():
+            raise ServerUnavailable(f"the source of {self.config.name} is not connected now")
+        low = intake.complete
+        self.tables.touch(request.source)
+        chunk = await source.read_chunk(request)
+        self._asked_scn = max(self._asked_scn, chunk.snapshot.high)
+        return low, chunk
+
+    def recent(self) -> bytes:
+        """What was streamed in the last moment, the oldest first."""
+        return self._recent.frames()
+
+    @property
+    def skipped_operations(self) -> tuple[str, ...]:
+        """The letters of the operations that the database's rules leave out."""
+        return self.config.skipped_operations
+
+    async def shaped(self, chunk: contract.Chunk) -> contract.Chunk:
+        """A dump's chunk as it goes out: as it was read."""
+        return chunk
+
+    def published(self) -> None:
+        """Wake the readers."""
+        self._wakeup.wake()
+
+    async def save_dumps(self) -> None:
+        """Put the dumps' records on disk."""
+        async with self._sync_lock:
+            await asyncio.to_thread(self.book.keep, self.book.content())
+
+    def dump_reader_moved(self) -> None:
+        """Let the runner look at the dumps; what is on disk of the reader is older, and will do."""
+        self.dumps.poke()
+
+    async def dumps_changed(self) -> None:
+        """Put the dumps' records on disk and let the runner look at them."""
+        self.dumps.poke()
+        await self.save_dumps()
+
+    def suspended(self) -> Mapping[str, TableSuspension] | None:
+        """The tables that the source suspends now; None while it is not connected."""
+        source = self._source
+        if source is None:
+            return None
+        return source.suspended() if isinstance(source, contract.SuspendingSource) else {}
+
+    async def start_dump(self, dump: Dump) -> None:
+        """Put a dump into the queue."""
+        self.book.add(dump)
+        await self.dumps_changed()
+
+    def origin(self) -> contract.RelayingSource | None:
+        """Who runs this database's dumps instead of us; None where they are run here."""
+        if not self._is_relaying:
+            return None
+        source = self._source
+        if source is not None and isinstance(source, contract.RelayingSource):
+            return source
+        raise ServerUnavailable(
+            f"{self.config.name} is read from {self.config.url}, which runs its dumps and does "
+            f"not answer now"
+        )
+
+    # -- status --
+
+    def known_sources(self) -> list[str]:
+        """Names of the captured tables; empty before the source was reached once."""
+        return self._registry.schemas.sources if self._registry is not None else []
+
+    def status_document(self) -> dict[str, Any]:
+        """The live status."""
+        document = self.status.document(self.intake, self.dumps.counts())
+        return {**document, "tables": self.tables.document()}
+
+    def dump_document(self, dump: Dump) -> dict[str, Any]:
+        """A dump as it is served, and what it waits for while the stream is off."""
+        document, error = self.dumps.document(dump), self.status.error
+        if error is not None and dump.state in ACTIVE and not self._streaming.is_set():
+            document["progress"]["waits_for"] = error.message
+        return document
+
+    def _write_status(self) -> None:
+        self._status_due.set()  # not here: a sync may hold up the file system
+
+    async def _status_loop(self) -> None:
+        while True:
+            self._status_due.clear()
+            document = self.status_document()
+            writing = asyncio.ensure_future(asyncio.to_thread(self.status.write, document))
+            try:
+                await asyncio.shield(writing)
+            except StoreError as error:
+                _log.warning("%s: the status is not written: %s", self.config.name, error.message)
+            finally:
+                # There are never two that write, and the last one is ``_close``.
+                await asyncio.wait([writing])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pace.status_s):
+                    await self._status_due.wait()
+
+    async def _ask_loop(self) -> None:
+        """Ask the source how it is, every now and then."""
+        while True:
+            source = self._source
+            if source is None:
+                await asyncio.sleep(self._pace.status_s)
+                continue
+            try:
+                async with asyncio.timeout(self._pace.source_status_s):
+                    self.status.source = await source.status()
+            except (DatabusError, OSError, TimeoutError):
+                pass  # The stream has the same trouble, and tells.
+            except Exception:
+                _log.exception("%s: the source's status", self.config.name)
+            await asyncio.sleep(self._pace.source_status_s)
+
+
+def main(arguments: list[str]) -> int:
+    """The fetcher's process; the relay's supervisor starts it."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # What a thread that reads a chunk may hold up the stream by, whenever it is in Python.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        handover = take_over(arguments)
+        config = next(d for d in handover.config.database if d.name == handover.database)
+        relay = handover.config.relay or RelayConfig()
+        wakeup = WakeupSender(handover.wakeup_fds)
+
+        async def serve() -> None:
+            await serve_until_told(Fetcher(config, relay.data_dir, wakeup=wakeup))
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve())
+    except DatabusError as error:
+        _log.error("%s: %s", error.message, error.hint)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

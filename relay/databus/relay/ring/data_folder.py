@@ -1,0 +1,164 @@
+"""Where everything of a database lies in the relay's data folder, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import google_crc32c
+
+from databus.common.errors import FormatError, StoreError
+from databus.common.private import private_opener
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseFolder:
+    """The folder ``<data_dir>/<database>``; the ring's own files lie in it beside these."""
+
+    path: Path
+
+    @staticmethod
+    def of(data_dir: Path | str, database: str) -> DatabaseFolder:
+        """The folder of a database; it need not exist."""
+        return DatabaseFolder(Path(data_dir) / database)
+
+    @property
+    def registry(self) -> Path:
+        """Every schema version, one JSON line each; only the fetcher appends."""
+        return self.path / "schemas.jsonl"
+
+    @property
+    def status(self) -> Path:
+        """The fetcher's state, replaced atomically at most twice a second."""
+        return self.path / "status.json"
+
+    @property
+    def dumps(self) -> Path:
+        """The dumps with their progress, replaced atomically."""
+        return self.path / "dumps.json"
+
+    @property
+    def tables(self) -> Path:
+        """The tables that are not followed, as far as that is on disk in the ring."""
+        return self.path / "tables.json"
+
+    @property
+    def open_window(self) -> Path:
+        """What stood before a window that readers have seen a part of; see ``Intake``."""
+        return self.path / "window.json"
+
+    @property
+    def resume_state(self) -> Path:
+        """What the source wants to be told when it goes on; see ``RememberingSource``."""
+        return self.path / "source.json"
+
+    @property
+    def socket(self) -> Path:
+        """Where the running fetcher answers; connect through ``SocketName``."""
+        return self.path / "fetcher.sock"
+
+
+_SEAL = b"crc32c="
+
+
+class SocketName:
+    """A name of a unix socket that is short however deep its folder lies.
+
+    The kernel takes at most 107 bytes; the name leads there through an open descriptor of
+    the folder.
+
+    Invariants:
+        I1. ``path`` is valid until ``close`` and in this process only.
+
+    Owner: whoever listens or connects; it is closed after the last connection was made.
+    Raises: StoreError where the folder is missing.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        try:
+            self._fd = os.open(socket.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise StoreError(f"{socket.parent}: {error.strerror}; has the fetcher run?") from error
+        self.path = f"/proc/self/fd/{self._fd}/{socket.name}"
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def keep_document(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Put a document of one line at ``path`` in one step, with its CRC in a line before it."""
+    replace_file(
+        path, b"%b%08x\n%b" % (_SEAL, google_crc32c.value(content), content), durable=durable
+    )
+
+
+def read_document(path: Path) -> bytes | None:
+    """What ``keep_document`` put there, or an earlier release without the CRC; None: nothing.
+
+    Raises:
+        FormatError: it was cut or damaged.
+        StoreError: it cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    head, newline, content = data.partition(b"\n")
+    if not newline and head[: len(_SEAL)] != _SEAL[: len(head)]:
+        return data
+    if not newline or head != b"%b%08x" % (_SEAL, google_crc32c.value(content)):
+        raise FormatError(
+            f"{path} is damaged: its {len(data)} bytes do not have the CRC of its first line, "
+            f"{head[:40]!r}; restore it from a copy, or move it away"
+        )
+    return content
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """A FormatError of what was read from ``path`` names it."""
+    try:
+        yield
+    except FormatError as error:
+        raise FormatError(f"{path}: {error.message}") from error
+
+
+def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
+    """Put ``content`` at ``path`` in one step; ``durable`` also against a power loss."""
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        with open(beside, "wb", opener=private_opener) as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        beside.replace(path)
+        if durable:
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error

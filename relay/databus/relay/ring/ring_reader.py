@@ -1,0 +1,340 @@
+"""Reading the ring, from any process, without a lock and without ever stalling its writer."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from databus.common.checkpoint import ORIGIN, Position
+from databus.common.errors import FormatError, ReaderOvertaken, ScnTooOld, StoreError
+from databus.relay.ring import header_kernels, ring_kernels
+from databus.relay.ring.ring_file import RingFile
+from databus.relay.ring.ring_format import INDEX_NAME, RING_NAME, RingState
+from databus.relay.ring.ring_recovery import place
+from databus.relay.ring.scn_index import ScnIndex, split
+
+FIND_ATTEMPTS = 100
+
+
+def read_piece(file: RingFile, position: int, tail: int, max_bytes: int) -> tuple[memoryview, int]:
+    """Whole frames from ``position`` on, at most ``max_bytes`` unless one frame is longer.
+
+    Returns (frames, ring position behind them).  What the writer overwrote meanwhile is in
+    the copy too: it is the caller who knows where the head is now.
+
+    Raises:
+        FormatError: the bytes there are no frames.
+    """
+    while position < tail:
+        lap_rest = file.data_bytes - position % file.data_bytes
+        room = min(lap_rest, tail - position)
+        piece = file.copy(position, min(room, max(max_bytes, header_kernels.HEADER_BYTES)))
+        stop, what = ring_kernels.cut_frames(np.frombuffer(piece, dtype=np.uint8), lap_rest)
+        if stop == 0 and what == header_kernels.WALK_CUT:
+            length = int.from_bytes(piece[4:8], "little")
+            if length > room:
+                what = header_kernels.WALK_MALFORMED
+            else:
+                piece = file.copy(position, length)
+                stop, what = ring_kernels.cut_frames(np.frombuffer(piece, dtype=np.uint8), lap_rest)
+        if stop > 0:  # What comes before damage is good.
+            return memoryview(piece)[:stop], position + stop
+        if what == header_kernels.WALK_MALFORMED:
+            raise file.damage(position, piece[: header_kernels.HEADER_BYTES])
+        position += lap_rest
+    return memoryview(b""), position
+
+
+class RingReader:
+    """Finds and copies frames that the writer has published.
+
+    Invariants:
+        I1. What ``read`` returns lay whole between head and tail while it was copied.
+        I2. Nothing is ever written to the ring's files.
+        I3. Ring positions are never used twice, not even by a rebuilt ring: an old one is
+            overtaken, never misread.
+
+    Owner: one task; the files belong to the writer.
+    Raises: ReaderOvertaken from ``read``: call ``find`` again with the position of the last
+    frame that you have; it answers, or raises ScnTooOld.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        ring_kernels.warm_up()
+        self.file = self._map()
+        self._index: ScnIndex | None = None
+
+    def _map(self) -> RingFile:
+        try:
+            file = RingFile(self.directory / RING_NAME, writable=False)
+        except FileNotFoundError:
+            raise StoreError(
+                f"there is no ring in {self.directory}; start its fetcher first"
+            ) from None
+        try:
+            self._control = file.newest_control()
+            if file.data_bytes != self._control.ring_bytes:
+                raise StoreError(
+                    f"{file.path} has {file.data_bytes} bytes of data, its control page says "
+                    f"{self._control.ring_bytes}: it was cut or is a bad copy"
+                )
+        except BaseException:
+            file.close()
+            raise
+        self.ring_bytes = file.data_bytes
+        return file
+
+    @property
+    def index(self) -> ScnIndex | None:
+        """The ring's index; None while the writer has not put it there."""
+        if self._index is None:
+            with contextlib.suppress(StoreError):
+                self._index = ScnIndex(
+                    self.directory / INDEX_NAME,
+                    self.file.data,
+                    self._control.ring_id,
+                    self._control.index_step_bytes,
+                    writable=False,
+                )
+        return self._index
+
+    def _follow_replacement(self) -> None:
+        """Map the new file where the writer has put one in the old one's place."""
+        if not self.file.retired:
+            return
+        try:
+            status = (self.directory / RING_NAME).stat()
+        except OSError:
+            self.file.require_in_place()
+            return
+        if (status.st_dev, status.st_ino) == self.file.inode:
+            return
+        old = self.file
+        self.file = self._map()
+        self._close_index()
+        old.close()
+
+    def require_in_place(self) -> None:
+        """The ring that is read is still the one in the folder; to be asked now and then.
+
+        Raises:
+            StoreError: it was moved away, deleted, replaced by something else than its writer,
+                or cut.  Nothing more is to be read here: a cut file ends the process.
+        """
+        try:
+            self.file.require_in_place()
+        except StoreError:
+            if not self.file.retired:
+                raise
+            self._follow_replacement()
+            self.file.require_in_place()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its writer has opened the ring since the machine was started."""
+        return self.file.is_live
+
+    @property
+    def clock(self) -> str:
+        """Identity of the clock that the stream's scn belong to."""
+        return self.file.newest_control().clock
+
+    @property
+    def epoch(self) -> int:
+        """Changes whenever something was published or evicted; one load to poll."""
+        return self.file.epoch
+
+    def snapshot(self) -> RingState:
+        """What the ring holds, consistent at one moment."""
+        self._follow_replacement()
+        return self.file.snapshot()
+
+    def find(self, position: Position) -> int:
+        """Ring position of the first frame after ``position``; the tail if it is yet to come.
+
+        A ``position`` beyond ``snapshot().max`` also gives the tail: wait until max has
+        reached it and find again, for frames up to it may still come.
+
+        Raises:
+            ScnTooOld: frames after ``position`` have been evicted.
+        """
+        for _ in range(FIND_ATTEMPTS):
+            state = self.snapshot()
+            if position < state.prev:
+                raise _too_old(position, state, self.directory)
+            if position >= state.max:
+                return state.tail
+            if position == state.prev:
+                return state.head
+            start = self._hint(position, state)
+            found = ring_kernels.seek(self.file.data, start, state.tail, *split(position))
+            if found < 0 and start > state.head:
+                start = state.head
+                found = ring_kernels.seek(self.file.data, start, state.tail, *split(position))
+            self.file.fence()
+            if self.file.snapshot().head <= start:
+                if found < 0:
+                    raise self.file.damage(~found)
+                return found
+        raise ReaderOvertaken(
+            f"{position} was overtaken {FIND_ATTEMPTS} times while it was looked up in "
+            f"{self.directory} (ring_bytes={self.ring_bytes})"
+        )
+
+    def _hint(self, position: Position, state: RingState) -> int:
+        """Where to begin to scan for ``position``: an index entry that proves true, or head."""
+        index = self.index
+        start = -1 if index is None else index.lookup(position)
+        if start < state.head or start >= state.tail or start & 7:
+            return state.head
+        if start % self.ring_bytes > self.ring_bytes - header_kernels.HEADER_BYTES:
+            return state.head
+        at = start % self.ring_bytes
+        is_frame = header_kernels.is_header(self.file.data, at)
+        found, _ = place(self.file, start)
+        self.file.fence()
+        if not is_frame or found > position or self.file.snapshot().head > start:
+            return state.head
+        return start
+
+    def before_time(self, commit_us: int) -> Position:
+        """The position just before the first frame with this commit time or a later one.
+
+        While all are earlier it is ``snapshot().max``.  Found by halving the index and a scan
+        from there; where the source's commit times step back, one of the places is found at
+        which a later frame follows an earlier one.
+
+        Raises:
+            ScnTooOld: such frames may have been evicted: the oldest that is left is not
+                earlier, and does not begin the clock.
+        """
+        for _ in range(FIND_ATTEMPTS):
+            state = self.snapshot()
+            if state.is_empty:
+                # What has been evicted was no younger than that.
+                if state.evicted_frames and commit_us <= state.max_commit_us:
+                    raise _time_too_old(commit_us, state, self.directory)
+                return state.max
+            if commit_us <= state.min_commit_us:
+                if state.prev != ORIGIN:
+                    raise _time_too_old(commit_us, state, self.directory)
+                return state.prev
+            start, probed = self._time_hint(commit_us, state)
+            found, last = ring_kernels.seek_time(self.file.data, start, state.tail, commit_us)
+            before = state.prev if last < 0 else place(self.file, last)[0]
+            self.file.fence()
+            if self.file.snapshot().head <= min(start, probed):
+                if found < 0:
+                    raise self.file.damage(~found)
+                return before
+        raise ReaderOvertaken(
+            f"commit time {commit_us} was overtaken {FIND_ATTEMPTS} times while it was looked "
+            f"up in {self.directory} (ring_bytes={self.ring_bytes})"
+        )
+
+    def _time_hint(self, commit_us: int, state: RingState) -> tuple[int, int]:
+        """(ring position of a frame earlier than ``commit_us``, or head; the least looked at)."""
+        start, probed, index = state.head, state.tail, self.index
+        low, high = (0, 0) if index is None else index.bounds
+        while index is not None and low < high:
+            middle = (low + high) // 2
+            position = index.position(middle)
+            if position >= state.tail:
+                high = middle
+                continue
+            at = position % self.ring_bytes
+            is_kept = position >= state.head and at <= self.ring_bytes - header_kernels.HEADER_BYTES
+            if is_kept and header_kernels.is_header(self.file.data, at):
+                probed = min(probed, position)
+                if place(self.file, position)[1] >= commit_us:
+                    high = middle
+                    continue
+                start = max(start, position)
+            low = middle + 1
+        return start, probed
+
+    def read(self, position: int, max_bytes: int) -> tuple[memoryview, int]:
+        """Copy whole frames from ring ``position`` on.
+
+        Returns (frames back to back, ring position behind them); empty at the tail.  There
+        are at most ``max_bytes``, but always one frame, however large.
+
+        Raises:
+            ReaderOvertaken: the writer has gone over ``position``, or replaced the ring.
+            FormatError: the file is damaged there.
+        """
+        state = self.snapshot()
+        self._require_kept(position, state)
+        if position >= state.tail:
+            return memoryview(b""), position
+        try:
+            frames, next_position = read_piece(self.file, position, state.tail, max_bytes)
+        except FormatError:
+            self._require_kept(position, self.file.snapshot())
+            raise
+        self.file.fence()
+        self._require_kept(position, self.file.snapshot())
+        return frames, next_position
+
+    def _require_kept(self, position: int, state: RingState) -> None:
+        if position < state.head:
+            raise ReaderOvertaken(
+                f"ring position {position} was overwritten, the head is at {state.head} "
+                f"(servable: after {state.prev} up to {state.max}, "
+                f"ring_bytes={self.ring_bytes}, {self.directory})",
+                prev=state.prev.to_json(),
+                max=state.max.to_json(),
+            )
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self._close_index()
+        self.file.close()
+
+    def _close_index(self) -> None:
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _too_old(position: Position, state: RingState, directory: Path) -> ScnTooOld:
+    return ScnTooOld(
+        f"position {position} is older than the ring's oldest: it serves after {state.prev} "
+        f"(frames {state.min} to {state.max}, {directory}); a bootstrap is needed",
+        prev=state.prev.to_json(),
+        min=state.min.to_json(),
+        max=state.max.to_json(),
+    )
+
+
+def _time_too_old(commit_us: int, state: RingState, directory: Path) -> ScnTooOld:
+    kept = (
+        f"frame that has gone, {state.max_commit_us} us: none is left"
+        if state.is_empty
+        else f"oldest frame, {state.min_commit_us} us: earlier ones are gone"
+    )
+    return ScnTooOld(
+        f"commit time {commit_us} us is not after that of the ring's {kept} "
+        f"(frames {state.min} to {state.max}, {directory}); a bootstrap is needed",
+        prev=state.prev.to_json(),
+        min=state.min.to_json(),
+        max=state.max.to_json(),
+        min_commit_us=state.min_commit_us,
+        max_commit_us=state.max_commit_us,
+    )

@@ -1,0 +1,7 @@
+"""What the HTTP workers count.
+
+In reading order: ``counter_file`` (numbers that one worker writes and all can read),
+``worker_counters`` (by database), ``client_counters`` (by client).
+
+Imported by ``serving`` and ``http``.
+"""

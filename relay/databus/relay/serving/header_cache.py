@@ -1,0 +1,189 @@
+"""A directory of the ring: the headers of its frames, copied once for all filtered readers.
+
+A filter decides by headers, which lie one to a cache line or two over all of the ring; here
+they lie together.  What is not here: readers at the tail, who share copies of whole blocks, and
+what is decided by rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from databus.common.errors import ReaderOvertaken
+from databus.common.filters.frame_selection import copy_of
+from databus.common.frame.frame_format import HEADER_BYTES, OFFSETS, Buffer, FrameColumns
+from databus.relay.ring import header_kernels, ring_kernels
+from databus.relay.ring.ring_file import RingFile
+from databus.relay.ring.ring_reader import RingReader
+from databus.relay.serving.extents import Head
+
+CACHE_PART_BYTES = 4 << 20
+MIN_CACHE_PART_BYTES = 64 << 10
+MAX_HEADERS_BYTES = 16 << 20
+
+_MOST = (CACHE_PART_BYTES + MIN_CACHE_PART_BYTES) // HEADER_BYTES + 1
+_places = np.empty(_MOST, dtype=np.int64)
+_headers = np.empty(_MOST * (HEADER_BYTES // 8), dtype=np.int64)
+
+
+class HeaderColumns(FrameColumns):
+    """``FrameColumns`` where headers lie back to back: a field is every so many-th number."""
+
+    __slots__ = ()
+
+    def __init__(self, headers: npt.NDArray[np.int64]) -> None:
+        count = len(headers) * 8 // HEADER_BYTES
+        offset = np.arange(count, dtype=np.int64) * HEADER_BYTES
+        super().__init__(headers.view(np.uint64), offset, headers.nbytes)
+
+    def _word(self, name: str) -> npt.NDArray[np.uint64]:
+        return self.words[OFFSETS[name] >> 3 :: HEADER_BYTES >> 3]
+
+    def _half(self, name: str) -> npt.NDArray[np.uint32]:
+        return self.words.view(np.uint32)[OFFSETS[name] >> 2 :: HEADER_BYTES >> 2]
+
+    @property
+    def op(self) -> npt.NDArray[np.uint8]:
+        return self.words.view(np.uint8)[OFFSETS["op"] :: HEADER_BYTES]
+
+    @property
+    def flags(self) -> npt.NDArray[np.uint16]:
+        return self.words.view(np.uint16)[OFFSETS["flags"] >> 1 :: HEADER_BYTES >> 1]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedHeaders:
+    """The headers of the frames between two ring positions, in one lap.
+
+    ``columns`` are over the headers alone, so that its offsets are places in ``headers``;
+    ``places`` are the frames' offsets in the ring's data area.  ``after`` is where to go on.
+    """
+
+    file: RingFile
+    start: int
+    stop: int
+    after: int
+    columns: FrameColumns
+    headers: npt.NDArray[np.uint8]
+    places: npt.NDArray[np.int64]
+
+    def used_bytes(self, count: int) -> int:
+        """How long the first ``count`` frames are together."""
+        if count == len(self.places):
+            return self.stop - self.start
+        return int(self.places[count] - self.places[0])
+
+    def fetch(
+        self, ring: RingReader, chosen: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+    ) -> Buffer:
+        """A copy of the chosen frames.
+
+        Raises:
+            ReaderOvertaken: the writer may have overwritten one of them.
+        """
+        self.require_kept(ring)
+        data = copy_of(self.file.data, self.places[chosen], lengths)
+        self.require_kept(ring)
+        return data
+
+    def require_kept(self, ring: RingReader) -> None:
+        """What was read of the listing's frames before this call was theirs.
+
+        Raises:
+            ReaderOvertaken: the writer may have overwritten one of them.
+        """
+        if Head(ring, self.file).has_passed(self.start):
+            raise ReaderOvertaken(f"ring position {self.start} was overwritten while it was read")
+
+
+class HeaderCache:
+    """The listings of one ring.
+
+    Invariants:
+        I1. A listing lay whole between head and tail while it was copied: what it says stays
+            true of its ring positions, which are not used twice.
+        I2. Listings end at multiples of ``CACHE_PART_BYTES`` where nothing else ends them, so that
+            readers who began anywhere come to the same ones.
+        I3. At most ``MAX_HEADERS_BYTES`` of headers are kept, and one listing more; the first
+            of them is not of an earlier lap.
+
+    Owner: one worker's event loop.
+    Raises: ReaderOvertaken as ``RingReader.read`` does.
+    """
+
+    def __init__(self) -> None:
+        self.listed_count = 0
+        self._known: dict[tuple[int, int], CachedHeaders] = {}
+        self._kept_bytes = 0
+        self._file: RingFile | None = None
+
+    def at(self, ring: RingReader, position: int) -> CachedHeaders | None:
+        """The listing at a ring position; None where little comes, or one very long frame."""
+        state = ring.snapshot()
+        file = ring.file
+        if file is not self._file:
+            self._known.clear()
+            self._kept_bytes = 0
+            self._file = file
+        if position < state.head:
+            raise ReaderOvertaken(f"ring position {position} was overwritten, head {state.head}")
+        while state.tail - position >= MIN_CACHE_PART_BYTES:
+            lap_end = position - position % file.data_bytes + file.data_bytes
+            stop = min(state.tail, lap_end, _grid_line(position))
+            found = self._known.get((position, stop)) or self._list(ring, position, stop)
+            if isinstance(found, CachedHeaders):
+                return found
+            if found != header_kernels.WALK_PAD:
+                return None
+            position = lap_end
+        return None
+
+    def _list(self, ring: RingReader, start: int, limit: int) -> CachedHeaders | int:
+        """The listing from ``start`` to ``limit`` at most; without a frame, what lies there."""
+        file, head = ring.file, Head(ring, ring.file)
+        lap_start = start - start % file.data_bytes
+        count, stop, what = ring_kernels.list_headers(
+            file.data,
+            file.data.view(np.int64),
+            start - lap_start,
+            limit - lap_start,
+            _places,
+            _headers,
+        )
+        if head.has_passed(start):
+            raise ReaderOvertaken(f"ring position {start} was overwritten while it was listed")
+        if not count:
+            return int(what)
+        self.listed_count += 1
+        headers = _headers[: count * (HEADER_BYTES // 8)].copy()
+        cached_headers = CachedHeaders(
+            file=file,
+            start=start,
+            stop=lap_start + stop,
+            after=lap_start + (file.data_bytes if what == header_kernels.WALK_PAD else stop),
+            columns=HeaderColumns(headers),
+            headers=headers.view(np.uint8),
+            places=_places[:count].copy(),
+        )
+        self._keep(start, limit, cached_headers)
+        return cached_headers
+
+    def _keep(self, start: int, limit: int, cached_headers: CachedHeaders) -> None:
+        head = cached_headers.file.snapshot().head
+        while self._known:
+            key = next(iter(self._known))
+            if key[0] >= head and self._kept_bytes <= MAX_HEADERS_BYTES:
+                break
+            self._kept_bytes -= self._known.pop(key).headers.nbytes
+        self._known[start, limit] = cached_headers
+        self._kept_bytes += cached_headers.headers.nbytes
+
+
+def _grid_line(position: int) -> int:
+    """Where a listing from ``position`` on is to end: a line that is not too near."""
+    return (
+        position + MIN_CACHE_PART_BYTES
+    ) // CACHE_PART_BYTES * CACHE_PART_BYTES + CACHE_PART_BYTES

@@ -1,0 +1,143 @@
+"""What a reader asks ``/stream`` for, out of its query and headers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from databus.common.checkpoint import After, AtTime, StartPoint
+from databus.common.filters.stream_filter import StreamFilter
+from databus.common.http.request_parameters import (
+    CHECKPOINT,
+    CLIENT_HEADER,
+    FOLLOW,
+    FORMAT,
+    MAX_BYTES,
+    OPS,
+    PARTITION,
+    SCN,
+    SOURCES,
+    START,
+    START_TIME,
+    WAIT_MS,
+    Parameter,
+    parse_count,
+    parse_filter,
+    parse_flag,
+    parse_position,
+    parse_start,
+)
+from databus.common.http.stream_formats import choose_format, takes_spans
+from databus.relay.serving import send_batching
+from databus.relay.serving.content_coding import choose_coding
+from databus.relay.serving.counters.client_counters import UNNAMED, parse_client
+from databus.relay.serving.filter.predicate import MAX_TEXT_CHARS, Predicate, parse_where
+
+WHERE = Parameter(
+    "where",
+    "An SQL predicate over the row, before or after the change: comparisons, AND, OR, NOT, IN, "
+    "BETWEEN, LIKE, IS NULL, arithmetic, lower, upper, length.",
+    {"type": "string", "maxLength": MAX_TEXT_CHARS},
+    "total > 100 AND state IN ('new', 'paid')",
+)
+COLUMNS = Parameter(
+    "columns",
+    "Only these columns, comma separated, and always those of the key. Frames then have rows of "
+    "smaller schemas, which register lists for the same columns.",
+    {"type": "string"},
+    "state,total",
+)
+BATCH_MS = Parameter(
+    "batch_ms",
+    "With follow or wait_ms: collect events for this time before they are sent.",
+    {"type": "integer", "minimum": 0, "default": 0},
+)
+BATCH_BYTES = Parameter(
+    "batch_bytes",
+    "With batch_ms: send at the latest when this many bytes of the stream, unfiltered, wait.",
+    {"type": "integer", "minimum": 1, "default": send_batching.BATCH_BYTES},
+)
+CLIENT = Parameter(
+    "client",
+    f"Name of the client in metrics and status, without other effect; the header {CLIENT_HEADER} "
+    "does the same.",
+    {"type": "string", "maxLength": 64},
+    "search-index",
+)
+STREAM_PARAMETERS = (
+    SOURCES,
+    CHECKPOINT,
+    SCN,
+    START,
+    START_TIME,
+    PARTITION,
+    OPS,
+    WHERE,
+    COLUMNS,
+    MAX_BYTES,
+    WAIT_MS,
+    FOLLOW,
+    BATCH_MS,
+    BATCH_BYTES,
+    FORMAT,
+    CLIENT,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRequest:
+    """What a reader asks for."""
+
+    start: StartPoint | AtTime
+    filter: StreamFilter
+    format: str
+    max_bytes: int | None
+    wait_s: float
+    follow: bool
+    where: Predicate | None = None
+    columns: frozenset[str] | None = None
+    coding: str | None = None
+    spans: bool = False
+    client: str = UNNAMED
+    batch_s: float = 0.0
+    batch_bytes: int = send_batching.BATCH_BYTES
+
+
+def parse_stream_request(
+    query: Mapping[str, str], headers: Mapping[str, str], database: str
+) -> StreamRequest:
+    """The request in a query whose names are known.
+
+    A browser that connects again repeats its query; where it had come is in Last-Event-ID.
+
+    Raises:
+        BadRequest, BadFilter, BadCheckpoint, NotAcceptable.
+    """
+    form = choose_format(headers.get("Accept", "*/*"), query.get("format"))
+    start = parse_start(query, database)
+    last_id = headers.get("Last-Event-ID", "")
+    if form == "sse" and last_id:
+        start = After(parse_position(last_id))
+    max_bytes = parse_count(query, "max_bytes", 0, least=1)
+    return StreamRequest(
+        start=start,
+        filter=parse_filter(query),
+        format=form,
+        max_bytes=max_bytes or None,
+        wait_s=parse_count(query, "wait_ms", 0) / 1000,
+        follow=parse_flag(query, "follow", form == "sse"),
+        where=parse_where(query["where"]) if "where" in query else None,
+        columns=parse_columns(query),
+        coding=choose_coding(headers.get("Accept-Encoding", "")),
+        spans=form == "frames" and takes_spans(headers.get("Accept", "")),
+        batch_s=parse_count(query, "batch_ms", 0) / 1000,
+        batch_bytes=parse_count(query, "batch_bytes", send_batching.BATCH_BYTES, least=1),
+        client=parse_client(query.get("client", headers.get(CLIENT_HEADER))),
+    )
+
+
+def parse_columns(query: Mapping[str, str]) -> frozenset[str] | None:
+    """The names in ``columns``; none of them leaves the key alone, no parameter all columns."""
+    if "columns" not in query:
+        return None
+    return frozenset(part.strip() for part in query["columns"].split(",") if part.strip())

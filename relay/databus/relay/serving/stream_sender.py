@@ -1,0 +1,496 @@
+"""Answers to ``/stream``: from the ring through a cursor and a format into the response.
+
+``StreamAnswer`` takes the next step whenever it is asked and never waits; ``send_stream``
+waits, writes and ends.  A reader costs one task, one cursor and at most one block of bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from aiohttp import web
+
+from databus.common.checkpoint import ORIGIN, SEQ_END, After, AtTime, Oldest, Position
+from databus.common.config import RelayConfig
+from databus.common.errors import (
+    DatabusError,
+    InternalError,
+    ReaderOvertaken,
+    ScnTooOld,
+    SourceUnavailable,
+)
+from databus.common.frame.frame_format import Buffer, Op, read_frame
+from databus.common.http.http_application import STOPPING
+from databus.common.http.json_rendering import Renderer
+from databus.common.http.stream_formats import Format, error_frame, make_format
+from databus.relay.columns.projection import ProjectedFrames
+from databus.relay.ring.ring_format import RingState
+from databus.relay.serving.content_coding import CODED_BLOCK_BYTES, CODERS, Coder
+from databus.relay.serving.counters.client_counters import ClientCounter
+from databus.relay.serving.counters.worker_counters import WorkerCounters
+from databus.relay.serving.database_view import DatabaseView, range_headers
+from databus.relay.serving.extents import Extent
+from databus.relay.serving.header_cache import CachedHeaders
+from databus.relay.serving.row_filter import JUDGED_BLOCK_BYTES, SlowRowsError
+from databus.relay.serving.send_batching import PendingBatch
+from databus.relay.serving.socket_writer import CutOff, SocketWriter
+from databus.relay.serving.stream_cursor import StreamCursor, is_ahead, start_position, too_old
+from databus.relay.serving.stream_request import StreamRequest
+
+OLDEST_ATTEMPTS = 10
+
+_log = logging.getLogger("databus.relay.serving.stream_sender")
+
+
+class StreamAnswer:
+    """One answer's steps through the ring.
+
+    Invariants:
+        I1. Between ``next_part`` returning None and the wait for a wake-up nothing is awaited,
+            so that no commit is slept through.
+
+    Owner: the task of the request.
+    Raises: ScnTooOld from the constructor and ``next_part``; ClockMismatch, UnknownSource and
+        SourceUnavailable from the constructor.
+    """
+
+    def __init__(self, database: DatabaseView, request: StreamRequest) -> None:
+        self.database = database
+        self.request = request
+        database.refresh_schemas()
+        sources = database.require_sources(request.filter.sources)
+        if request.columns is not None:
+            database.require_columns(request.columns, sources)
+        row_filter = None
+        if request.where is not None:
+            row_filter = database.row_filters.of(request.where)
+            row_filter.check(sources)
+        ring = self._ring = database.ring
+        state = ring.snapshot()
+        start = request.start
+        if isinstance(start, AtTime):
+            start = After(ring.before_time(start.commit_us))
+        position = start_position(start, state, ring.clock, database.name)
+        self.is_ahead = is_ahead(position, state)
+        self.headers = range_headers(state, ring.clock)
+        if self.is_ahead:
+            self.headers["Databus-Ahead"] = "true"
+        if isinstance(request.start, AtTime):
+            # Asked again, the same time may be another place: the stream has moved on.
+            self.headers["Databus-Start"] = f"{position.scn}:{position.seq}"
+        self.cursor = StreamCursor(
+            position,
+            request.filter,
+            max_bytes=request.max_bytes,
+            may_be_inside=self._may_be_inside(position, state),
+            row_filter=row_filter,
+        )
+        self.cursor.commit_us = state.max_commit_us if position >= state.max else 0
+        projected = request.columns if request.format == "frames" else None
+        if projected is not None:
+            rewriter = database.projections.of(projected)
+            self.format: Format = ProjectedFrames(rewriter, database.schemas)
+        else:
+            self.format = make_format(
+                request.format, Renderer(database.name, database.schema_of, request.columns)
+            )
+        self._block_bytes = self.format.block_bytes
+        if row_filter is not None:
+            self._block_bytes = min(self._block_bytes, JUDGED_BLOCK_BYTES)
+        self.coder: Coder | None = None
+        if request.coding is not None:
+            self.coder = CODERS[request.coding]()
+            self.headers["Content-Encoding"] = request.coding
+            self._block_bytes = min(self._block_bytes, CODED_BLOCK_BYTES)
+        sends_as_it_lies = request.format == "frames" and self.coder is None and projected is None
+        self._sends_extents = sends_as_it_lies and self.cursor.takes_all
+        self._row_filter = row_filter
+        self._uses_listings = sends_as_it_lies and self.cursor.takes_listings
+        self.batch = PendingBatch(request.batch_s, request.batch_bytes) if request.batch_s else None
+        self.has_lost_its_place = False
+        self._is_limited = False
+        self._known_schemas = -1
+        self._ring_position = -1
+        self._stop_at = state.tail
+        self._sent_a_frame = False
+        self._told_events = 0
+
+    def _may_be_inside(self, position: Position, state: RingState) -> bool:
+        """Whether ``position`` is, or may be, before the end of its window."""
+        if position.seq == SEQ_END or position == ORIGIN or position > state.max:
+            return False
+        if position.seq:
+            before = Position(position.scn, position.seq - 1)
+        else:
+            before = Position(position.scn - 1, SEQ_END)
+        ring = self.database.ring
+        try:
+            data, _ = ring.read(ring.find(before), 1)
+        except ScnTooOld:
+            return True
+        if not data:
+            return False
+        frame = read_frame(data)
+        return frame.position == position and frame.op != Op.END_OF_WINDOW
+
+    def next_of_batch(self, now_s: float, *, is_last: bool) -> Buffer | Extent | None:
+        """``next_part``, or None while what there is waits for more; not where ``is_last``."""
+        batch = self.batch
+        if batch is None:
+            return self.next_part()
+        if batch.holds(self._waiting_bytes(), now_s) and not is_last:
+            return None
+        part = self.next_part()
+        if part is None:
+            batch.sent_all()
+        return part
+
+    def _waiting_bytes(self) -> int:
+        """Bytes of the stream that the reader has not been shown."""
+        if self._ring_position < 0 and not self._find():
+            return 0
+        return max(0, self.database.ring.snapshot().tail - self._ring_position)
+
+    def next_part(self) -> Buffer | Extent | None:
+        """The next bytes of the body, b"" after filtered-out frames, None at the end for now."""
+        database, cursor = self.database, self.cursor
+        ring = database.ring
+        if ring is not self._ring:
+            raise SourceUnavailable(
+                f"the ring of {database.name} that was served here is no longer in its folder",
+                database=database.name,
+            )
+        self.has_lost_its_place = False
+        if self._ring_position < 0 and not self._find():
+            return None
+        try:
+            if self._sends_extents and (extent := self._next_extent()):
+                return extent
+            if self._uses_listings and (
+                cached_headers := database.header_cache.at(ring, self._ring_position)
+            ):
+                try:
+                    return self._take_listed(cached_headers)
+                except SlowRowsError:
+                    self._uses_listings = False
+            block, after = self._read()
+        except ReaderOvertaken:
+            self._ring_position = -1  # the next step looks it up again, in a new ring maybe
+            self.has_lost_its_place = True
+            return b""
+        if not block:
+            return None
+        columns, last, commit_us, row_count = database.reads.facts(block)
+        if cursor.takes_all and cursor.has_room(len(block)):
+            cursor.pass_over(last, commit_us, len(block), row_count)
+            self._ring_position = after
+            self._sent_a_frame = True
+            return self.format.render(block)
+        self._set_sources()
+        part = cursor.take(block, after - len(block), columns)
+        if part.used_bytes == len(block):
+            self._ring_position = after
+        self._sent_a_frame |= bool(part.data)
+        return self.format.render(part.data) if part.data else b""
+
+    def _read(self) -> tuple[memoryview, int]:
+        """The next block; by now the schemas of all of its frames are in the registry."""
+        database = self.database
+        reads, count = database.reads, database.reads.read_count
+        found = reads.read(database.ring, self._ring_position, self._block_bytes)
+        if found[0] and reads.read_count != count:  # others' reads were followed by this
+            database.refresh_schemas()
+        return found
+
+    def _next_extent(self) -> Extent | None:
+        """What can go to the socket as it lies in the ring."""
+        database = self.database
+        found = database.extents.at(database.ring, self._ring_position, self.cursor.left_bytes)
+        if found is None:
+            return None
+        extent, self._is_limited = found
+        self._ring_position = extent.after
+        self._sent_a_frame = True
+        return extent
+
+    def _take_listed(self, cached_headers: CachedHeaders) -> Buffer:
+        """The bytes of what the filter takes of a listing."""
+        self._refresh_sources()
+        ring = self.database.ring
+        row_filter = self._row_filter
+        refine = (
+            None if row_filter is None else partial(row_filter.refine_listed, cached_headers, ring)
+        )
+        part = self.cursor.take_listed(cached_headers, partial(cached_headers.fetch, ring), refine)
+        if part.used_bytes == cached_headers.stop - cached_headers.start:
+            self._ring_position = cached_headers.after
+        else:
+            self._ring_position = cached_headers.start + part.used_bytes
+        self._sent_a_frame |= bool(part.data)
+        return part.data
+
+    def passed_on(self, extent: Extent) -> None:
+        """The extent that ``next_part`` gave has been sent, whole."""
+        self.cursor.pass_on(extent, is_limited=self._is_limited)
+
+    def _find(self) -> bool:
+        """Look up where the cursor stands; False while the stream is not beyond it."""
+        ring, position = self.database.ring, self.cursor.position
+        if position > ring.snapshot().max:
+            return False
+        try:
+            self._ring_position = ring.find(position)
+        except ScnTooOld:
+            raise too_old(position, ring.snapshot(), self.database.name) from None
+        return True
+
+    def _refresh_sources(self) -> None:
+        """After a read: by now the schemas of all frames that were read are in the registry."""
+        self.database.refresh_schemas()
+        self._set_sources()
+
+    def _set_sources(self) -> None:
+        known = len(self.database.schemas)
+        if known != self._known_schemas:
+            self._known_schemas = known
+            self.cursor.set_sources(self.database.source_ids(self.request.filter))
+
+    @property
+    def has_reached_tail(self) -> bool:
+        """Whether everything has been looked at that was there when the answer began."""
+        return self._ring_position >= self._stop_at
+
+    @property
+    def sent_a_frame(self) -> bool:
+        """Whether the reader got anything but heartbeats."""
+        return self._sent_a_frame
+
+    def take_event_count(self) -> int:
+        """Events chosen since the last call."""
+        count = self.cursor.sent_events - self._told_events
+        self._told_events += count
+        return count
+
+    def heartbeat(self) -> Buffer:
+        """The bytes that tell the reader how far it has come."""
+        return self.format.render(self.cursor.heartbeat())
+
+    def error(self, error: DatabusError) -> Buffer:
+        """The bytes that end the body because of ``error``."""
+        return self.format.render(error_frame(error, self.cursor.position))
+
+
+class _Output:
+    """The body of one answer on its way out: coded, or from the mapping, or as it is.
+
+    Owner: the task of the request, which closes it.
+    """
+
+    def __init__(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        answer: StreamAnswer,
+        counters: WorkerCounters,
+        client: ClientCounter,
+    ) -> None:
+        self.response = response
+        self._request = request
+        self._answer = answer
+        self._counters = counters
+        self.client = client
+        self._direct: SocketWriter | None = None
+        self._is_corked = False
+
+    async def write(self, part: Buffer | Extent) -> None:
+        """Send some of the body; returns when there is room for more."""
+        answer = self._answer
+        if isinstance(part, Extent):
+            await self._directly().send(answer.database.ring, part)
+            answer.passed_on(part)
+            size = part.size_bytes
+        else:
+            size = len(part)
+            await self.response.write(part if answer.coder is None else answer.coder.encode(part))
+        name = answer.database.name
+        events = answer.take_event_count()
+        self._counters.add(name, "bytes", size)
+        self._counters.add(name, "events", events)
+        self.client.sent(size, events, answer.cursor.position.scn, answer.cursor.commit_us)
+
+    def _directly(self) -> SocketWriter:
+        if self._direct is None:
+            self._direct = SocketWriter(self._request, spans=self._answer.request.spans)
+        return self._direct
+
+    def begin(self, part: Buffer | Extent | None) -> None:
+        """Before the headers go out: what is the first part of the body?"""
+        if isinstance(part, Extent) and not self._answer.request.follow:
+            self._directly().set_corked(True)
+            self._is_corked = True
+
+    async def end(self) -> None:
+        """Send the end of the body."""
+        coder = self._answer.coder
+        await self.response.write_eof(b"" if coder is None else coder.finish())
+        if self._is_corked:
+            self._directly().set_corked(False)
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        if self._direct is not None:
+            self._direct.close()
+
+
+class StreamSender:
+    """Writes stream answers to their connections.
+
+    Owner: one worker's event loop.
+    """
+
+    def __init__(self, config: RelayConfig, counters: WorkerCounters) -> None:
+        self.config = config
+        self.counters = counters
+
+    async def send(
+        self,
+        request: web.Request,
+        database: DatabaseView,
+        asked: StreamRequest,
+        client: ClientCounter,
+    ) -> web.StreamResponse:
+        """Answer a stream request, from its first look into the ring to its last byte."""
+        try:
+            answer, part = _begin(database, asked)
+        except ScnTooOld:
+            client.add("too_old")
+            raise
+        response = web.StreamResponse(
+            headers={
+                **answer.headers,
+                "Content-Type": answer.format.content_type,
+                "Cache-Control": "no-store",
+                "Vary": "Accept, Accept-Encoding",
+                "X-Accel-Buffering": "no",
+            }
+        )
+        output = _Output(request, response, answer, self.counters, client)
+        self.counters.add(database.name, "readers")
+        self.counters.add(database.name, "ahead", int(answer.is_ahead))
+        try:
+            output.begin(part)
+            await response.prepare(request)
+            await self._run(request, output, answer, part)
+        except CutOff as error:
+            self.counters.add(database.name, "overtaken")
+            client.add("overtaken")
+            _log.info("a reader of %s was cut off: %s", database.name, error)
+            response.force_close()
+        except ConnectionError:
+            response.force_close()
+        finally:
+            output.close()
+            self.counters.add(database.name, "readers", -1)
+        return response
+
+    async def _run(
+        self,
+        request: web.Request,
+        output: _Output,
+        answer: StreamAnswer,
+        part: Buffer | Extent | None,
+    ) -> None:
+        """Send part after part; an error becomes the last one."""
+        try:
+            await self._send_parts(request, output, answer, part)
+        except ConnectionError:
+            raise
+        except ScnTooOld as error:
+            overtaken = ReaderOvertaken(
+                f"this reader was overtaken by the writer: {error.message}", **error.details
+            )
+            self.counters.add(answer.database.name, "overtaken")
+            output.client.add("overtaken")
+            await output.write(answer.error(overtaken))
+            output.response.force_close()
+        except DatabusError as error:
+            await output.write(answer.error(error))
+            output.response.force_close()
+        except Exception:
+            _log.exception("the stream of %s failed", answer.database.name)
+            failed = InternalError(f"the stream failed after {answer.cursor.position}")
+            await output.write(answer.error(failed))
+            output.response.force_close()
+        await output.end()
+
+    async def _send_parts(
+        self,
+        request: web.Request,
+        output: _Output,
+        answer: StreamAnswer,
+        part: Buffer | Extent | None,
+    ) -> None:
+        now = asyncio.get_running_loop().time
+        follow, stopping = answer.request.follow, request.app[STOPPING]
+        deadline_s = now() + min(answer.request.wait_s, self.config.max_wait)
+        beat_s = now() + self.config.heartbeat
+        while True:
+            if part:
+                await output.write(part)
+                beat_s = now() + self.config.heartbeat
+            if answer.cursor.is_full:
+                return
+            if stopping.is_set():
+                break
+            if part is None:
+                if not follow and (answer.sent_a_frame or now() >= deadline_s):
+                    break
+                until_s = beat_s if follow else min(deadline_s, now() + self.config.heartbeat)
+                if answer.batch is not None and answer.batch.is_held:
+                    await asyncio.sleep(answer.batch.poll_delay_s(until_s - now()))
+                else:
+                    await answer.database.wakeup.wait(max(0.0, until_s - now()))
+                if stopping.is_set() or request.transport is None:
+                    break
+            elif (
+                not follow
+                and answer.has_reached_tail
+                and (answer.sent_a_frame or now() >= deadline_s)
+            ):
+                break
+            if follow and now() >= beat_s:
+                await output.write(answer.heartbeat())
+                beat_s = now() + self.config.heartbeat
+            had_part = part is not None
+            part = answer.next_of_batch(now(), is_last=not follow and now() >= deadline_s)
+            if had_part and part is not None:
+                await asyncio.sleep(0)  # the other readers' turn
+        if answer.cursor.owes_heartbeat:
+            await output.write(answer.heartbeat())
+
+
+def _begin(
+    database: DatabaseView, asked: StreamRequest
+) -> tuple[StreamAnswer, Buffer | Extent | None]:
+    """An answer and its first part, so that whatever forbids it is known before the headers.
+
+    The oldest event may be evicted between the look at the range and the read.
+    """
+    for _ in range(OLDEST_ATTEMPTS):
+        answer = StreamAnswer(database, asked)
+        try:
+            is_last = not (asked.follow or asked.wait_s)
+            now_s = asyncio.get_running_loop().time()
+            part = answer.next_of_batch(now_s, is_last=is_last)
+            while answer.has_lost_its_place:
+                part = answer.next_of_batch(now_s, is_last=is_last)
+            return answer, part
+        except ScnTooOld:
+            if not isinstance(asked.start, Oldest):
+                raise
+    raise SourceUnavailable(
+        f"the ring of {database.name} turns over faster than its oldest event can be read; "
+        f"enlarge ring_bytes={database.config.ring_bytes}"
+    )

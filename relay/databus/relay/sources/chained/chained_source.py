@@ -1,0 +1,418 @@
+"""The source ``relay+http://``: another relay's stream, passed on as it is.
+
+Frames keep their bytes, so positions, windows and the clock's identity are the same at every
+relay of a chain, and a consumer may move between them.  Nothing is decoded here but headers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from databus.common.checkpoint import OnlineCheckpoint, Position, encode
+from databus.common.config import DatabaseConfig
+from databus.common.errors import (
+    ClockMismatch,
+    ConfigError,
+    DatabusError,
+    DumpFailed,
+    ScnTooOld,
+    ServerUnavailable,
+    SourcePositionLost,
+    SourceUnavailable,
+    UnknownSchema,
+    from_answer,
+)
+from databus.common.frame.frame_format import scan
+from databus.common.frame.window_builder import require_chain
+from databus.common.schema.source_schema import SourceSchema
+from databus.relay.sources.chained.parent_relay import (
+    Following,
+    Parent,
+    ParentRegistration,
+    Received,
+)
+from databus.relay.sources.contract import Batch, Chunk, ChunkRequest, Finding, TableSize
+
+DEFAULT_PORT = 8700
+TICK_S = 0.5
+STARTS = ("oldest", "latest")
+OPTIONS = ("start", "silence_s", "block", "release")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """Which parents to read, and how."""
+
+    urls: tuple[str, ...]
+    database: str
+    sources: tuple[str, ...]
+    start: str
+    silence_s: float
+    release: bool
+
+
+def read_settings(config: DatabaseConfig) -> RelaySettings:
+    """The settings in a ``[[database]]`` section.
+
+    Raises:
+        ConfigError: the URL names no parent or no database, or an option is wrong.
+    """
+    parts = urlsplit(config.url.reveal)
+    database = parts.path.strip("/")
+    hosts = [host.strip() for host in parts.netloc.split(",")]
+    wrong = (
+        "names no database" if not database or "/" in database
+        else "has an empty host" if not all(hosts)
+        else "holds a user; a relay asks for none" if "@" in parts.netloc
+        else "has a query; write options instead" if parts.query
+        else ""
+    )  # fmt: skip
+    if wrong:
+        raise ConfigError(
+            f"database {config.name}: the URL {config.url} {wrong}; "
+            "it is relay+http://HOST:PORT[,HOST:PORT...]/DATABASE"
+        )
+    for key in ("exclude_sources", "skipped_operations", "keys", *config.column_patterns):
+        if getattr(config, key):
+            raise ConfigError(
+                f"database {config.name}: {key} belongs to the relay that reads the database; "
+                f"what comes from {config.url} is passed on as it is"
+            )
+    scheme = parts.scheme.removeprefix("relay+")
+    for option in config.options:
+        if option not in OPTIONS:
+            near = difflib.get_close_matches(option, OPTIONS, n=1)
+            advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(OPTIONS)}"
+            raise ConfigError(f"database {config.name}: unknown option {option!r}; {advice}")
+    start = config.options.get("start", "oldest")
+    if start not in STARTS:
+        raise ConfigError(f"database {config.name}: start is {start!r}, not oldest or latest")
+    for option in ("block", "release"):
+        if not isinstance(config.options.get(option, False), bool):
+            raise ConfigError(f"database {config.name}: {option} is neither true nor false")
+    silence_s = config.options.get("silence_s", 20.0)
+    if isinstance(silence_s, str | bool) or silence_s <= 0:
+        raise ConfigError(f"database {config.name}: silence_s is {silence_s!r}, not seconds")
+    return RelaySettings(
+        urls=tuple(f"{scheme}://{_with_port(host)}" for host in hosts),
+        database=database,
+        sources=() if "*" in config.sources else config.sources,
+        start=str(start),
+        silence_s=float(silence_s),
+        release=bool(config.options.get("release", False)),
+    )
+
+
+def _with_port(host: str) -> str:
+    return host if host.rpartition(":")[2].isdigit() else f"{host}:{DEFAULT_PORT}"
+
+
+class Refusal(NamedTuple):
+    """Why a parent does not serve us."""
+
+    url: str
+    error: DatabusError
+
+
+def verdict(refusals: list[Refusal], what: str) -> DatabusError:
+    """What it means that every parent has refused ``what``.
+
+    As long as one of them may answer later, nothing is lost; otherwise the loss of our
+    position is the worst of it.
+    """
+    told = "; ".join(f"{url}: {error.message} ({error.code})" for url, error in refusals)
+    message = f"no parent serves {what}: {told}"
+    if any(refusal.error.retry for refusal in refusals):
+        return SourceUnavailable(message)
+    if any(isinstance(refusal.error, ScnTooOld) for refusal in refusals):
+        return SourcePositionLost(message)
+    return type(refusals[0].error)(message)
+
+
+class RelaySource:
+    """Follows one parent at a time, and the next one when it fails.
+
+    Invariants:
+        I1. What is yielded are the parent's frames, byte by byte, in order, without the frames
+            that are meant for this connection alone (heartbeats, errors).
+        I2. A move to another parent goes on right after the last frame that was yielded, be
+            it in the middle of a window.
+        I3. A parent of another clock is never read.
+        I4. The schema of a frame is known before the frame is yielded.
+
+    Owner: one fetcher's event loop.
+    Raises: as ``Source``; the message names every parent and what it said.
+    """
+
+    def __init__(self, config: DatabaseConfig) -> None:
+        self._name = config.name
+        self._settings = settings = read_settings(config)
+        self._parents = [
+            Parent(url, settings.database, silence_s=settings.silence_s) for url in settings.urls
+        ]
+        self._query = {"sources": ",".join(settings.sources)} if settings.sources else {}
+        self._turn = 0
+        self._move_count = 0
+        self._session: aiohttp.ClientSession | None = None
+        self._clock = ""
+        self._schemas: dict[int, SourceSchema] = {}
+        self._held: tuple[Position, Following] | None = None
+        self._resolved = 0
+        self._released: tuple[str, Position] | None = None
+
+    @property
+    def clock(self) -> str:
+        """The identity of the clock at the chain's head."""
+        return self._clock
+
+    @property
+    def _parent(self) -> Parent:
+        return self._parents[self._turn]
+
+    def _leave(self) -> None:
+        """It is the next parent's turn."""
+        if len(self._parents) > 1:
+            self._turn = (self._turn + 1) % len(self._parents)
+            self._move_count += 1
+
+    def _connections(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=8), auto_decompress=False
+            )
+        return self._session
+
+    async def _ask(self, ask: Callable[[Parent], Awaitable[T]], what: str) -> T:
+        """The first parent's answer that is one, beginning with the parent whose turn it is."""
+        refusals: list[Refusal] = []
+        while len(refusals) < len(self._parents):
+            try:
+                return await ask(self._parent)
+            except DatabusError as error:
+                refusals.append(Refusal(self._parent.url, error))
+                self._leave()
+        raise verdict(refusals, what)
+
+    # -- opening --
+
+    async def preflight(self) -> list[Finding]:
+        """Whether the parents answer, know the database, and have one clock."""
+        findings = []
+        clocks: dict[str, str] = {}
+        for parent in self._parents:
+            try:
+                clocks[parent.url] = (await self._register(parent)).clock
+            except DatabusError as error:
+                others = len(self._parents) > 1 and error.retry
+                findings.append(
+                    Finding(f"parent {parent.url}", error.message, error.hint, fatal=not others)
+                )
+        if len(set(clocks.values())) > 1:
+            told = ", ".join(f"{url} has {clock!r}" for url, clock in clocks.items())
+            findings.append(
+                Finding("url", f"the parents' clocks differ: {told}", "name parents of one stream")
+            )
+        return findings
+
+    async def open(self) -> None:
+        """Learn the clock and the schemas of a parent that answers."""
+        registration = await self._ask(self._register, f"{self._settings.database}")
+        self._clock = registration.clock
+        self._learn(registration)
+
+    async def _register(self, parent: Parent) -> ParentRegistration:
+        return await parent.register(self._connections(), self._query)
+
+    def _learn(self, registration: ParentRegistration) -> tuple[SourceSchema, ...]:
+        """Remember the schemas; returns those that are new."""
+        new = tuple(s for s in registration.schemas if s.fingerprint not in self._schemas)
+        self._schemas.update((schema.fingerprint, schema) for schema in new)
+        return new
+
+    async def first_scn(self) -> int:
+        """The scn of ``first_position``."""
+        return (await self.first_position()).scn
+
+    async def first_position(self) -> Position:
+        """The parent's oldest position, or its latest; the stream from there is held open, so
+        that the parent cannot forget it before it is read."""
+        start = self._settings.start
+        self._drop_held()
+        following = await self._ask(self._begin_at_start, f"{self._settings.database} from {start}")
+        position = following.prev if start == "oldest" else following.newest
+        self._held = (position, following)
+        return position
+
+    async def _begin_at_start(self, parent: Parent) -> Following:
+        return await self._follow(parent, {"start": self._settings.start})
+
+    def _drop_held(self) -> None:
+        if self._held is not None:
+            self._held[1].close()
+            self._held = None
+
+    # -- streaming --
+
+    def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
+        """All windows with a larger scn."""
+        return self.stream_from(Position(after_scn))
+
+    async def stream_from(self, position: Position) -> AsyncGenerator[Batch, None]:
+        """Everything after ``position``, from one parent after another.
+
+        Raises:
+            SourcePositionLost: every parent has forgotten ``position``.
+            SourceUnavailable: none answers now.
+            ClockMismatch: none has the clock that was there at ``open``.
+        """
+        refusals: list[Refusal] = []
+        while len(refusals) < len(self._parents):
+            parent = self._parent
+            following: Following | None = None
+            try:
+                following = await self._follow_from(parent, position)
+                while True:
+                    received = await following.receive(TICK_S)
+                    if not following.was_heard:
+                        continue
+                    if received.data and "sources" not in self._query:
+                        require_chain(scan(received.data, verify=False), position)
+                    batch = await self._batch(parent, received)
+                    position = received.last or position
+                    if received.data or received.passed:
+                        refusals.clear()
+                    yield batch
+            except DatabusError as error:
+                refusals.append(Refusal(parent.url, error))
+                self._leave()
+            finally:
+                if following is not None:
+                    following.close()
+        raise verdict(refusals, f"{self._settings.database} after {position}")
+
+    async def _follow_from(self, parent: Parent, position: Position) -> Following:
+        held, self._held = self._held, None
+        if held is not None:
+            if held[0] == position:
+                return held[1]
+            held[1].close()
+        checkpoint = OnlineCheckpoint(self._settings.database, self._clock, position)
+        return await self._follow(parent, {"checkpoint": encode(checkpoint)})
+
+    async def _follow(self, parent: Parent, start: dict[str, str]) -> Following:
+        following = await parent.follow(self._connections(), {**self._query, **start})
+        if following.clock == self._clock:
+            return following
+        following.close()
+        raise ClockMismatch(
+            f"its stream has the clock {following.clock!r}, the other parent's was {self._clock!r}",
+            expected=self._clock,
+            got=following.clock,
+        )
+
+    async def _batch(self, parent: Parent, received: Received) -> Batch:
+        """The frames with the schemas that they are the first to use."""
+        schemas: tuple[SourceSchema, ...] = ()
+        if not received.fingerprints <= self._schemas.keys():
+            schemas = self._learn(await self._register(parent))
+            unknown = received.fingerprints - self._schemas.keys()
+            if unknown:
+                raise UnknownSchema(
+                    f"frames up to {received.last} use the schema {min(unknown):016x}, "
+                    f"which it has not registered"
+                )
+        if received.passed is not None:
+            # A dump window may still follow at the heartbeat's own scn, and the heartbeat may
+            # stand inside a window; only what lies before its scn is finished.
+            self._resolved = max(self._resolved, received.passed.scn - 1)
+        return Batch(received.data, schemas, self._resolved)
+
+    async def release(self, position: Position) -> None:
+        """Let a parent in block mode forget what is on disk here, if ``release`` says so.
+
+        The one that is followed is told, once; after a move the next one is.
+        """
+        told = (self._parent.url, position)
+        if not self._settings.release or told == self._released:
+            return
+        parent, body = self._parent, json.dumps(position.to_json()).encode()
+        status, answer = await parent.forward(self._connections(), "POST", "/release", body)
+        if status >= 400:
+            raise from_answer(parent.url, status, answer)
+        self._released = told  # Not before: what it did not take it is told again.
+
+    async def ack(self, scn: int) -> None:
+        """Nothing to do: a parent keeps no account of its readers."""
+
+    async def schemas(self) -> list[SourceSchema]:
+        """All versions that the parent has registered, the oldest first."""
+        return list(self._schemas.values())
+
+    # -- dumps --
+
+    async def forward(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """The answer of the parent that is followed to a request."""
+        return await self._parent.forward(self._connections(), method, path, body)
+
+    async def largest_key(self, source: str) -> list[Any] | None:
+        """Refused: dumps run where the database is read."""
+        raise self._no_dumps(source)
+
+    async def read_chunk(self, request: ChunkRequest) -> Chunk:
+        """Refused: dumps run where the database is read."""
+        raise self._no_dumps(request.source)
+
+    async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
+        """Refused: dumps run where the database is read."""
+        raise self._no_dumps(request.source)
+
+    async def table_size(self, source: str) -> TableSize:
+        """Refused: dumps run where the database is read."""
+        raise self._no_dumps(source)
+
+    def _no_dumps(self, source: str) -> DumpFailed:
+        return DumpFailed(
+            f"{source} cannot be dumped through a chained relay; ask {self._parent.url}"
+            f"/v1/{self._settings.database}/dumps"
+        )
+
+    # -- status --
+
+    async def status(self) -> dict[str, Any]:
+        """Which parent is followed, and what it says of itself."""
+        parent = self._parent
+        facts: dict[str, Any] = {
+            "server": "relay",
+            "parent": parent.url,
+            "parents": list(self._settings.urls),
+            "moves": self._move_count,
+        }
+        try:
+            range_ = await parent.range(self._connections())
+        except ServerUnavailable:
+            return {**facts, "parent_state": "unreachable"}
+        newest = range_.get("max")
+        newest = newest if isinstance(newest, dict) else {}
+        return {
+            **facts,
+            "scn": newest.get("scn"),
+            "parent_state": range_.get("state"),
+            "parent_max": newest,
+            "parent_lag_us": range_.get("lag_us"),
+        }
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        self._drop_held()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None

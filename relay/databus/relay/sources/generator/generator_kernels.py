@@ -1,0 +1,252 @@
+"""The generator's loops: which row an event touches, and its frame, packed in place.
+
+Every event is a function of its number and the stream's parameters, so the stream can begin
+anywhere and the table's state at any point is known without having streamed it.  The 64-bit
+arithmetic wraps on purpose; uncompiled callers silence numpy's warning about it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from databus.common.compiled import kernels
+from databus.common.compiled.kernels import U8Array
+
+EOW_ROOM_BYTES = 72 + 24
+ROW_ROOM_BYTES = 72 + 10 + 32
+
+_U64 = np.uint64
+_GOLDEN = _U64(0x9E3779B97F4A7C15)
+_MIX_1 = _U64(0xBF58476D1CE4E5B9)
+_MIX_2 = _U64(0x94D049BB133111EB)
+_XXH_PRIME_2 = _U64(0xC2B2AE3D27D4EB4F)
+_XXH_PRIME_3 = _U64(0x165667B19E3779F9)
+_XXH_PRIME_MX2 = _U64(0x9FB21C651E98DF25)
+_XXH_FLIP_SHORT = _U64(0x396CFEB8 ^ 0xBE4BA423)
+_XXH_FLIP_LONG = _U64(0x1CAD21F72C81017C ^ 0xDB979083E96DD4DE)
+_LETTER_BITS = _U64(0x0F0F0F0F0F0F0F0F)
+_LETTER_BASE = _U64(0x6161616161616161)
+_BYTE = _U64(0xFF)
+
+
+@kernels.jit
+def mix(seed: int, number: int) -> np.uint64:
+    """Splitmix64: 64 well-mixed bits for each number."""
+    z = _U64(seed) + _U64(number) * _GOLDEN
+    z = (z ^ (z >> _U64(30))) * _MIX_1
+    z = (z ^ (z >> _U64(27))) * _MIX_2
+    return z ^ (z >> _U64(31))
+
+
+@kernels.jit
+def row_of_event(seed: int, event: int, keys: int, multiplier: int) -> int:
+    """The id that event number ``event`` writes: each id once in every round of ``keys``."""
+    shift = kernels.i64(mix(seed, event // keys) % _U64(keys))
+    return (event % keys * multiplier + shift) % keys
+
+
+@kernels.jit
+def last_event_of_row(
+    seed: int, row: int, stop_event: int, keys: int, multiplier: int, inverse: int
+) -> int:
+    """The last event before ``stop_event`` that wrote the id ``row``; -1 if none did."""
+    turn = stop_event // keys
+    while turn >= 0:
+        shift = kernels.i64(mix(seed, turn) % _U64(keys))
+        event = turn * keys + (row - shift + keys) % keys * inverse % keys
+        if event < stop_event:
+            return event
+        turn -= 1
+    return -1
+
+
+@kernels.jit
+def store_u32(out: U8Array, at: int, value: int) -> None:
+    """Write a little-endian 32-bit number."""
+    for index in range(4):
+        out[at + index] = np.uint8((value >> (8 * index)) & 0xFF)
+
+
+@kernels.jit
+def store_u64(out: U8Array, at: int, value: np.uint64) -> None:
+    """Write a little-endian 64-bit number."""
+    for index in range(8):
+        out[at + index] = np.uint8((value >> _U64(8 * index)) & _BYTE)
+
+
+@kernels.jit
+def put_long(out: U8Array, at: int, value: int) -> int:
+    """Write a number that is not negative as an Avro long; return where it ends."""
+    rest = value << 1
+    while rest >= 0x80:
+        out[at] = np.uint8((rest & 0x7F) | 0x80)
+        rest >>= 7
+        at += 1
+    out[at] = np.uint8(rest)
+    return at + 1
+
+
+@kernels.jit
+def key_hash(buf: U8Array, at: int, size: int) -> np.uint64:
+    """xxh3_64 of 1 to 8 bytes."""
+    if size <= 3:
+        combined = (
+            _U64(buf[at]) << _U64(16)
+            | _U64(buf[at + (size >> 1)]) << _U64(24)
+            | _U64(buf[at + size - 1])
+            | _U64(size) << _U64(8)
+        )
+        short = combined ^ _XXH_FLIP_SHORT
+        short = (short ^ (short >> _U64(33))) * _XXH_PRIME_2
+        short = (short ^ (short >> _U64(29))) * _XXH_PRIME_3
+        return short ^ (short >> _U64(32))
+    first = _U64(kernels.load_u32(buf, at))
+    second = _U64(kernels.load_u32(buf, at + size - 4))
+    h = (second + (first << _U64(32))) ^ _XXH_FLIP_LONG
+    h ^= ((h << _U64(49)) | (h >> _U64(15))) ^ ((h << _U64(24)) | (h >> _U64(40)))
+    h *= _XXH_PRIME_MX2
+    h ^= (h >> _U64(35)) + _U64(size)
+    h *= _XXH_PRIME_MX2
+    return h ^ (h >> _U64(28))
+
+
+@kernels.jit
+def put_row(out: U8Array, at: int, seed: int, row: int, event: int, payload_bytes: int) -> int:
+    """Write the Avro row (id, version, payload) that ``event`` gave ``row``; return its end."""
+    at = put_long(out, at, row)
+    at = put_long(out, at, event)
+    at = put_long(out, at, payload_bytes)
+    end = at + payload_bytes
+    number = event * 4096
+    while at < end:
+        letters = (mix(seed + 1, number) & _LETTER_BITS) + _LETTER_BASE
+        number += 1
+        for _ in range(min(8, end - at)):
+            out[at] = np.uint8(letters & _BYTE)
+            letters >>= _U64(8)
+            at += 1
+    return end
+
+
+@kernels.jit
+def put_header(
+    out: U8Array,
+    at: int,
+    end: int,
+    op: int,
+    flags: int,
+    scn: int,
+    seq: int,
+    source: int,
+    hashed: np.uint64,
+    schema_fp: np.uint64,
+    commit_us: int,
+    key_len: int,
+    after_len: int,
+) -> int:
+    """Write the header of the frame at ``at`` whose parts end at ``end``; return its end."""
+    stop = (end + 7) // 8 * 8
+    for index in range(end, stop):
+        out[index] = 0
+    store_u32(out, at + 4, stop - at)
+    store_u32(out, at + 8, 0xDB05 | 1 << 16 | op << 24)
+    store_u32(out, at + 12, flags)
+    store_u64(out, at + 16, _U64(scn))
+    store_u32(out, at + 24, seq)
+    store_u32(out, at + 28, source)
+    store_u64(out, at + 32, hashed)
+    store_u64(out, at + 40, schema_fp)
+    store_u64(out, at + 48, _U64(commit_us))
+    store_u32(out, at + 56, key_len)
+    store_u32(out, at + 60, 0)
+    store_u32(out, at + 64, after_len)
+    store_u32(out, at + 68, 0)
+    store_u32(out, at, kernels.crc32c(out, at + 4, stop))
+    return stop
+
+
+@kernels.jit
+def put_end_of_window(out: U8Array, at: int, scn: int, seq: int, commit_us: int) -> int:
+    """Write the frame that closes window ``scn`` of ``seq`` events; its txid is the scn."""
+    digits = 1
+    rest = scn
+    while rest >= 10:
+        rest //= 10
+        digits += 1
+    rest = scn
+    for index in range(digits):
+        out[at + 72 + digits - 1 - index] = np.uint8(48 + rest % 10)
+        rest //= 10
+    store_u32(out, at + 72 + digits, seq)
+    end = at + 72 + digits + 4
+    return put_header(
+        out, at, end, 64, 2, scn, seq, 0, _U64(0), _U64(0), commit_us, digits, 4
+    )  # fmt: skip
+
+
+@kernels.jit
+def put_events(
+    out: U8Array,
+    first_event: int,
+    stop_event: int,
+    total_events: int,
+    events_per_window: int,
+    keys: int,
+    multiplier: int,
+    seed: int,
+    payload_bytes: int,
+    source: int,
+    schema_fp: np.uint64,
+    commit_us: int,
+    start_us: int,
+    us_per_million: int,
+) -> tuple[int, int]:
+    """Pack the events from ``first_event`` on, each window's end behind its last event.
+
+    It stops at ``stop_event`` or before an event that might not fit; ``total_events`` closes
+    the last window early, 0 means endless.  ``commit_us`` of 0 takes each window's time from
+    its first event: ``start_us`` + event * ``us_per_million`` / 1e6.
+    Returns (number of the next event, bytes written).
+    """
+    at = 0
+    event = first_event
+    room = ROW_ROOM_BYTES + payload_bytes + EOW_ROOM_BYTES
+    while event < stop_event and at + room <= len(out):
+        window = event // events_per_window
+        scn = window + 1
+        seq = event - window * events_per_window
+        moment = commit_us
+        if moment == 0:
+            moment = start_us + window * events_per_window * us_per_million // 1000000
+        row = row_of_event(seed, event, keys, multiplier)
+        key_end = put_long(out, at + 72, row)
+        hashed = key_hash(out, at + 72, key_end - at - 72)
+        end = put_row(out, key_end, seed, row, event, payload_bytes)
+        op = 1 if event < keys else 2
+        at = put_header(
+            out, at, end, op, 2, scn, seq, source, hashed, schema_fp, moment,
+            key_end - at - 72, end - key_end,
+        )  # fmt: skip
+        event += 1
+        if event % events_per_window == 0 or event == total_events:
+            at = put_end_of_window(out, at, scn, seq + 1, moment)
+    return event, at
+
+
+def multiplier_and_inverse(seed: int, keys: int) -> tuple[int, int]:
+    """A number without a common divisor with ``keys``, and its inverse modulo ``keys``."""
+    if keys == 1:
+        return 1, 1
+    with np.errstate(over="ignore"):
+        candidate = int(mix(seed, 2**32)) % keys
+    while np.gcd(candidate, keys) != 1:
+        candidate = (candidate + 1) % keys
+    return candidate, pow(candidate, -1, keys)
+
+
+def warm_up() -> None:
+    """Compile the loops, or load them from the cache."""
+    out = np.empty(64, dtype=np.uint8)
+    multiplier_and_inverse(1, 2)
+    last_event_of_row(1, 0, 0, 1, 1, 1)
+    put_events(out, 0, 0, 0, 1, 1, 1, 1, 0, 1, _U64(0), 0, 0, 0)

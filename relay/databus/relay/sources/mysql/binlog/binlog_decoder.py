@@ -1,0 +1,598 @@
+"""From binlog events to windows of frames: a state machine without any I/O.
+
+The events of one GTID group of the chosen domain become one window; other domains are
+counted and passed over.  ``BinlogDecoder.feed`` takes one event after the other; what it has
+packed is handed out by ``take``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import struct
+from collections.abc import Callable
+
+from databus.common.errors import FormatError, SourcePositionLost, UnsupportedChange
+from databus.common.frame.frame_format import Op
+from databus.common.frame.window_builder import end_of_window
+from databus.common.schema.source_names import join_source
+from databus.common.schema.source_schema import SourceSchema
+from databus.relay.sources.announced_schemas import AnnouncedSchemas
+from databus.relay.sources.mysql.binlog import open_group
+from databus.relay.sources.mysql.binlog.open_group import PART_BYTES as PART_BYTES
+from databus.relay.sources.mysql.binlog.savepoints import Savepoints, undone
+from databus.relay.sources.mysql.binlog.xa_groups import XaGroups
+from databus.relay.sources.mysql.binlog.xa_transactions import PreparedTransactions
+from databus.relay.sources.mysql.gtid.mysql_lineage import (
+    GroupLocation,
+    LineageMark,
+    MySqlResumeState,
+    require_same,
+)
+from databus.relay.sources.mysql.kernels.kernel_cells import GROUPS_MARIADB
+from databus.relay.sources.mysql.protocol import binlog_events
+from databus.relay.sources.mysql.protocol.binlog_events import EventType, GtidFlag
+from databus.relay.sources.mysql.protocol.compressed_events import (
+    PLAIN_ROWS,
+    PlainRows,
+    plain_query,
+)
+from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
+from databus.relay.sources.mysql.protocol.transaction_payload import Payload
+from databus.relay.sources.mysql.rows.charsets import Charsets
+from databus.relay.sources.mysql.rows.uncertain_table import TableUncertain
+from databus.relay.sources.mysql.statements import Statement, StatementDialect, effects_of
+from databus.relay.sources.mysql.statements.logged_statements import logged_statement
+from databus.relay.sources.mysql.statements.token_reader import TableName
+from databus.relay.sources.mysql.tables import changed_tables
+from databus.relay.sources.mysql.tables.cascades import changes_columns, is_logged
+from databus.relay.sources.mysql.tables.known_tables import KnownTables
+from databus.relay.sources.mysql.tables.mapped_table import CatalogueDiffers
+from databus.relay.sources.mysql.tables.mysql_tables import Catalogue
+from databus.relay.sources.suspended_tables import SuspendedTables
+
+_log = logging.getLogger(__name__)
+
+
+class BinlogDecoder(XaGroups):
+    """The reader's state between two events.
+
+    Invariants:
+        I1. ``resolved`` is the scn of the last finished group of the domain, and no group
+            at or below it is still to come.
+        I2. ``out`` holds whole windows up to its ``window_start``; from there on the open one.
+        I3. Of an open window less than PART_BYTES is never handed out: a group that a crash
+            of the server cut off is forgotten, unless it was larger.
+        I4. Every event's checksum was verified before anything of it was used.
+        I5. Rows of a prepared XA transaction are handed out with its commit, in its place.
+        I6. Nothing is read past the transaction ``expected`` unless it is the one we know.
+
+    ``groups_in_kernel`` says as whose the kernel begins and ends groups here.
+
+    ``replaying`` says that ``replay`` must be called before the next event; ``payload``, that its
+    events come before the next one, and then ``end_payload`` must be called.
+
+    Owner: the task that reads the stream.
+    Raises: FormatError for bytes that are no events; UnsupportedChange for events that cannot
+        be carried; SourcePositionLost where the domain's numbers go back.
+    """
+
+    groups_in_kernel = GROUPS_MARIADB
+
+    textual = binlog_events.TEXT_OF_MARIADB
+    is_mysql = False
+
+    def __init__(
+        self,
+        settings: MySqlSettings,
+        charsets: Charsets,
+        catalogue: Catalogue,
+        domain_id: int,
+        after_scn: int,
+    ) -> None:
+        self.settings = settings
+        self.domain_id = domain_id
+        self.resolved = after_scn
+        self.file = ""
+        self.offset = self.server_offset = 0
+        self.checksums = False
+        self.group: open_group.Group | None = None
+        self.foreign_groups = 0
+        self.other_groups = 0
+        self.dialect = StatementDialect(is_mysql=self.is_mysql)
+        self._charsets = charsets
+        self.known = KnownTables(settings, charsets, catalogue, self.textual)
+        self.last_seq_no = self.begins_after = 0
+        self.ends: tuple[int, ...] = ()
+        self.stopped = SuspendedTables({})
+        self.looks_from = 0
+        self.out = open_group.FrameBuffer()
+        self.sent_part = False
+        self.rows_done = 0
+        self.expected: LineageMark | None = None
+        self.mark: LineageMark | None = None
+        self.group_begin = 0
+        self.mark_place: GroupLocation | None = None
+        self.prepared = PreparedTransactions()
+        self.savepoints = Savepoints()
+        self.replaying = False
+        self.payload: Payload | PlainRows | None = None
+        self._has_checksums = False
+        self.told = AnnouncedSchemas()
+        self.looks_ahead = self.wants_knowledge = False
+        self.looks_for: Statement | None = None
+        self._used: set[int] = set()
+        self._new_schemas: list[SourceSchema] = []
+        self._handlers: dict[int, Callable[[binlog_events.Header, memoryview, bool], bool]] = {
+            EventType.GTID: self._gtid,
+            EventType.TABLE_MAP: self._table_map,
+            EventType.QUERY: self._query,
+            EventType.XID: self._xid,
+            EventType.XA_PREPARE: self._xa_prepare,
+            EventType.ROTATE: self._rotate,
+            EventType.FORMAT_DESCRIPTION: self._format,
+            EventType.HEARTBEAT: self._heartbeat,
+            EventType.HEARTBEAT_V2: self._heartbeat,
+            EventType.INCIDENT: self._incident,
+            EventType.QUERY_COMPRESSED: self._packed_query,
+            EventType.EXECUTE_LOAD_QUERY: self._load_query,
+            **dict.fromkeys(PLAIN_ROWS, self._packed_rows),
+        }
+
+    # -- what has been packed
+
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes ``take`` would hand out."""
+        out = self.out
+        if out.open_bytes < PART_BYTES or (self.group and self.group.prepares):
+            return out.window_start
+        return out.fill
+
+    def take(self) -> tuple[bytes, tuple[SourceSchema, ...]]:
+        """The frames that may go on, and the schemas that no frames before them used."""
+        size = self.pending_bytes
+        if size > self.out.window_start:
+            self.sent_part = True
+        schemas, self._new_schemas = tuple(self._new_schemas), []
+        return self.out.take(size), schemas
+
+    def resume_state(self) -> MySqlResumeState:
+        """What is needed to go on after all that was handed out."""
+        return MySqlResumeState(
+            self.resolved,
+            self.mark,
+            self.prepared.oldest_scn,
+            self.ends,
+            dict(self.stopped.stops),
+            self.known.tracked.encode(),
+            max(self.resolved, self.known.tracked.since_scn),
+            self.told.encode(),
+            place=self.mark_place,
+        )
+
+    # -- one event
+
+    def feed(self, event: memoryview, *, fresh: bool = False) -> bool:
+        """Take one whole event, its header included.
+
+        Returns False when it needs the catalogue as it is now: set ``known.outlook`` to it, and
+        while ``known.tracked.is_needed`` or ``looks_ahead`` also to what lies behind ``looks_from``
+        in ``file``, as far as that says what the statement ``looks_for`` has left, if there is
+        one; then feed the same event again with ``fresh``.
+        """
+        header = binlog_events.read_header(event)
+        if header.length != len(event):
+            raise FormatError(
+                f"{self._place(header)}: an event of {len(event)} bytes says it has {header.length}"
+            )
+        body = binlog_events.checked_body(header, event, self.checksums, self._place(header))
+        handler = self._handlers.get(header.type)
+        in_payload = self.payload is not None
+        try:
+            done = handler(header, body, fresh) if handler else self._other(header, body)
+        except (IndexError, ValueError, struct.error) as error:
+            raise FormatError(
+                f"{self._place(header)}: an event of type {header.type} is damaged: {error}"
+            ) from error
+        moves = header.is_in_file and not in_payload
+        end = header.end_after(self.offset) if moves else self.offset
+        if not done:
+            self.looks_from = end
+            return False
+        self.looks_ahead, self.looks_for, self.wants_knowledge = False, None, False
+        self.offset = end
+        if moves and header.end_offset:
+            self.server_offset = end
+        return True
+
+    def _place(self, header: binlog_events.Header) -> str:
+        if self.payload is not None:
+            return self.payload.where
+        begin = header.end_after(self.offset) - header.length
+        return f"binlog {self.file or '(start)'} at {begin}"
+
+    # -- what was compressed
+
+    def _open_payload(self, payload: Payload | PlainRows) -> None:
+        """Its events are read before the next one of the stream; they have no checksums."""
+        self.payload = payload
+        self._has_checksums, self.checksums = self.checksums, False
+
+    def end_payload(self) -> None:
+        """The payload's events have all been read: go on with the stream's."""
+        self.payload = None
+        self.checksums = self._has_checksums
+
+    def _packed_query(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
+        return self._query(header, plain_query(body, self._place(header)), fresh)
+
+    def _packed_rows(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
+        is_read = self.group is not None and self.group.wanted
+        if is_read and not self.known.passes_over(int.from_bytes(body[:6], "little")):
+            self._open_payload(PlainRows(header, body, self._place(header)))
+        return True
+
+    # -- groups
+
+    def txid(self, group: open_group.Group) -> str:
+        """The whole GTID of a group."""
+        return f"{group.domain_id}-{group.server_id}-{group.scn}"
+
+    def _gtid(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
+        gtid = binlog_events.read_gtid(body)
+        if self.group is not None:
+            self._forget_group(f"{self._place(header)}: a new group begins")
+        ours = gtid.domain_id == self.domain_id
+        if ours:
+            self._recognise(gtid.seq_no, header)
+        if ours and gtid.seq_no <= self.last_seq_no:
+            raise SourcePositionLost(
+                f"{self._place(header)}: GTID {gtid.seq_no} of domain {self.domain_id} comes "
+                f"after {self.last_seq_no}; set gtid_strict_mode = ON on the server"
+            )
+        self.group_begin = header.end_after(self.offset) - header.length
+        self.group = open_group.Group(
+            gtid.seq_no,
+            gtid.domain_id,
+            header.server_id,
+            header.timestamp_s * 1_000_000,
+            gtid.flags,
+            ours and (gtid.seq_no > self.resolved or bool(gtid.flags & GtidFlag.PREPARED_XA)),
+        )
+        if ours:
+            self.last_seq_no = gtid.seq_no
+        else:
+            self.foreign_groups += 1
+        return True
+
+    def _recognise(self, scn: int, header: binlog_events.Header, commit_us: int = 0) -> None:
+        """Whether the transaction that we remember is in this server's history too."""
+        expected = self.expected
+        if expected is None or scn < expected.scn:
+            return
+        found = LineageMark(scn, header.server_id, commit_us or header.timestamp_s * 1_000_000)
+        require_same(found, expected, self._place(header))
+        self.expected, self.mark = None, found
+
+    def _end_group(self) -> None:
+        group = self.group
+        assert group is not None
+        if group.wanted:
+            if group.seq:
+                self.out.append(
+                    end_of_window(
+                        group.scn, group.seq, group.commit_us, group.event_count, self.txid(group)
+                    )
+                )
+            else:
+                self.other_groups += 1
+            self._passed(group)
+        self.group = None
+        self.out.window_start = self.out.fill
+        self.sent_part = False
+
+    @property
+    def kernel_server(self) -> tuple[int, int, int]:
+        """The MySQL whose groups the kernel takes: its uuid in two words, the scn before it."""
+        return 0, 0, 0
+
+    def came_to(self, resolved: int, last_seq_no: int, before: int) -> None:
+        """The kernel has begun groups, the last of them after ``before``, or ended some."""
+        self.resolved, self.last_seq_no = resolved, last_seq_no
+
+    def _passed(self, group: open_group.Group) -> None:
+        if group.scn > self.resolved:
+            self.resolved = group.scn
+            self.came_behind(LineageMark(group.scn, group.server_id, group.commit_us))
+
+    def came_behind(self, mark: LineageMark) -> None:
+        """The group that began at ``group_begin`` has ended, and is the last one of the domain."""
+        self.mark = mark
+        if not self.is_mysql:
+            self.mark_place = GroupLocation(mark.scn, mark.server_id, self.file, self.group_begin)
+
+    def _forget_group(self, why: str) -> None:
+        """The server crashed while it wrote this group, and has rolled it back."""
+        group = self.group
+        assert group is not None
+        if self.sent_part:
+            raise SourcePositionLost(
+                f"{why} before GTID {self.txid(group)} has ended, of which "
+                f"{group.event_count} events have been handed on"
+            )
+        self.out.fill = self.out.window_start
+        self.prepared.forget_open()
+        if group.domain_id == self.domain_id:
+            self.last_seq_no = group.scn - 1
+        self.group = None
+
+    def _xid(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
+        if self.group is not None:
+            self._end_group()
+        return True
+
+    # -- statements
+
+    def _query(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
+        group = self.group
+        if group is None:
+            return True
+        told = logged_statement(header, body, self._charsets)
+        statement = told.text
+        self._pass(group, told)
+        if self._complete(statement):
+            return True
+        word = statement.strip().upper()
+        if not group.wanted:
+            if group.standalone or word in ("COMMIT", "ROLLBACK"):
+                self._end_group()
+            return True
+        if group.standalone:
+            if not self._take_effects(told, fresh):
+                return False
+            self._end_group()
+            return True
+        if word == "COMMIT":
+            self._end_group()
+        elif word == "ROLLBACK" or word.startswith("ROLLBACK TO"):
+            if group.event_count:
+                self.looks_ahead = True
+                if not fresh:
+                    return False
+                self._roll_back(group, statement)
+            if word == "ROLLBACK":
+                self._end_group()
+        elif word.startswith("SAVEPOINT"):
+            self.savepoints.set(statement, group.scn, group.seq)
+        elif word != "BEGIN" and not word.startswith(("RELEASE SAVEPOINT", "XA ")):
+            return self._take_effects(told, fresh)
+        return True
+
+    def _load_query(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
+        return self._query(header, binlog_events.load_query(body), fresh)
+
+    def _roll_back(self, group: open_group.Group, statement: str) -> None:
+        """Rows of tables with transactions are undone; those of the others stay."""
+        since = self.savepoints.undone_from(statement, group.scn)
+        sources, lookahead = self.known.read_sources, self.known.lookahead
+        left, gone, stopped = undone(self.out.cut_open(), group.seq, since, sources, lookahead)
+        self.out.append(left)
+        group.seq, group.event_count = group.seq - gone, group.event_count - gone
+        for source in stopped:
+            self._stop(source, f"GTID {self.txid(group)}: {statement!r} undoes unknown rows")
+
+    def _take_effects(self, statement: Statement, fresh: bool) -> bool:
+        """Whatever a statement does to captured tables becomes an event, or suspends them."""
+        group = self.group
+        assert group is not None
+        captured = self._captured()
+        found = effects_of(statement, self.dialect, captured)
+        if not fresh and (found.needs_knowledge or (found.defined and group.standalone)):
+            self.looks_ahead, self.wants_knowledge = True, found.needs_knowledge
+            self.looks_for = None if found.needs_knowledge else statement
+            return False
+        if found.needs_knowledge:
+            found = effects_of(statement, self.dialect, captured, self.known.knowledge())
+        for source in changed_tables.sources_of(found.emptied, self.settings):
+            self._truncate(source)
+            self.told.forget_schema(source)
+        before = self.told.schemas()
+        left = self._announce_changes(statement) if found.defined and group.standalone else {}
+        for change in changed_tables.changed_unseen(found, self._captured(), before, left):
+            why = f"GTID {self.txid(group)}, {statement}: {change.why}"
+            self._stop(change.source, why, keeps_rows=change.keeps_rows)
+        return True
+
+    def _captured(self) -> list[TableName]:
+        return changed_tables.captured_names(self.settings, self.known.catalogue, self.told)
+
+    def _pass(self, group: open_group.Group, statement: Statement) -> None:
+        """Tell of a statement, unless it is read again and what is tracked already has it."""
+        came_to = max(self.last_seq_no, self.begins_after)
+        ours = group.domain_id == self.domain_id
+        if (group.scn if ours else came_to + 1) > self.known.tracked.since_scn:
+            self.known.passed(statement)
+
+    def _truncate(self, source: str) -> None:
+        """The table has no rows any more, whatever it had: an event of its own.
+
+        Its schema is the one that consumers know, so that a table that is gone by now has it too.
+        A suspended table is followed again, for its content is known.
+        """
+        group = self.group
+        assert group is not None
+        fingerprint = self.told.get(source)
+        if self.stopped.passes_over(source, group.scn):
+            self.stopped.follow_again(source)
+            self.known.forget_maps()
+        if fingerprint is None:
+            return
+        self.out.append(open_group.truncation(source, fingerprint, group))
+        group.seq += 1
+        group.event_count += 1
+
+    def _announce_changes(self, statement: Statement) -> dict[str, SourceSchema]:
+        """A schema-change frame for every table that it has made another one, stopped ones too.
+
+        Returns the definitions that are certain behind it.
+        """
+        group = self.group
+        assert group is not None
+        certain = {schema.source: schema for schema in self.known.left_by(statement)}
+        for schema in certain.values():
+            if self.told.get(schema.source) == schema.fingerprint:
+                continue
+            self._use(schema)
+            self.out.append(open_group.schema_change(schema, group))
+            group.seq += 1
+        return certain
+
+    def _stop(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
+        """Pass over this table from here on, and go on with the others.
+
+        With ``keeps_rows`` up to the end of this transaction alone.
+        """
+        assert self.group is not None
+        if source not in self.stopped.stops:
+            _log.warning("database %s: %s has stopped: %s", self.settings.name, source, why)
+        self.stopped.stop(source, self.group.scn, why, keeps_rows=keeps_rows)
+        self.known.pass_over(source)
+
+    def begin_again(self) -> None:
+        """Between two groups: stopped tables that were asked for are read from here on."""
+        if self.stopped.is_asked and self.group is None:
+            self.stopped.begin_again()
+            self.known.forget_maps()
+
+    # -- rows
+
+    def _table_map(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
+        group = self.group
+        if group is None or not group.wanted:
+            return True
+        table_id, schema, table = binlog_events.table_map_names(body)
+        if self.known.has(table_id, body):
+            return True
+        mapped = None
+        source = join_source(schema, table)
+        if self.settings.captures(schema, table) and not self.stopped.passes_over(
+            source, group.scn
+        ):
+            try:
+                mapped = self.known.resolve(body, fresh=fresh)
+            except CatalogueDiffers:
+                return False
+            except UnsupportedChange as error:
+                if not self.known.is_sequence(body):
+                    self._stop(source, error.message)
+            else:
+                known_by = self.told.schema(source)
+                self._use(mapped.schema)
+                if why := changed_tables.changed_key(known_by, mapped.schema):
+                    self._stop(source, why)
+                    mapped = None
+        self.known.put(table_id, bytes(body), mapped)
+        return True
+
+    def _use(self, schema: SourceSchema) -> None:
+        returns = self.told.get(schema.source) not in (None, schema.fingerprint)
+        self.told.put(schema)
+        if returns or schema.fingerprint not in self._used:
+            self._used.add(schema.fingerprint)
+            self._new_schemas.append(schema)
+
+    def _rows(self, header: binlog_events.Header, body: memoryview) -> None:
+        group = self.group
+        if group is None or not group.wanted:
+            return
+        kind, start = binlog_events.rows_event(header.type, body)
+        table_id = int.from_bytes(body[0:6], "little")
+        if table_id not in self.known.maps:
+            raise FormatError(f"{self._place(header)}: rows of table {table_id} without its map")
+        mapped = self.known.maps[table_id]
+        if kind != EventType.WRITE_ROWS and not self.rows_done:
+            self._suspend_children(header, table_id, body)
+        if mapped is None:
+            return
+        schema = mapped.schema
+        update = kind == EventType.UPDATE_ROWS
+        partial = header.type == EventType.PARTIAL_UPDATE_ROWS
+        found = mapped.rows(body, start, update=update, partial=partial)
+        rows = itertools.islice(found, self.rows_done, None)
+        self.rows_done = 0
+        try:
+            for op, key, before, after in mapped.changes(rows, kind):
+                self._event(op, schema, key, before, after)
+        except TableUncertain as error:
+            self._stop(schema.source, error.message)
+
+    def _suspend_children(
+        self, header: binlog_events.Header, table_id: int, body: memoryview
+    ) -> None:
+        """Rows that a foreign key deletes or changes with their parent's are not in the binlog."""
+        keys = self.known.cascades_of(table_id)
+        if not keys or is_logged(int.from_bytes(body[6:8], "little")):
+            return
+        group, mapped = self.group, self.known.maps[table_id]
+        assert group is not None
+        is_update = binlog_events.rows_event(header.type, body)[0] == EventType.UPDATE_ROWS
+        for key in keys:
+            if not (key.updates if is_update else key.deletes):
+                continue
+            if is_update and mapped and not changes_columns(header, body, mapped, key.columns):
+                continue
+            why = f"rows of {'.'.join(key.parent)} were changed, and the foreign key {key} changes"
+            for child in changed_tables.sources_of(self.known.cascades.reached(key), self.settings):
+                self._stop(child, f"GTID {self.txid(group)}: {why} its rows outside of the binlog")
+
+    def _event(
+        self, op: Op, schema: SourceSchema, key: bytes, before: bytes | None, after: bytes | None
+    ) -> None:
+        group = self.group
+        assert group is not None
+        self.out.append(open_group.row_change(op, schema, group, key, before, after))
+        group.seq += 1
+        group.event_count += 1
+
+    # -- the rest
+
+    def _rotate(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
+        if self.group is not None:
+            self._forget_group(f"{self._place(header)}: the file ends")
+        self.file, self.offset = binlog_events.read_rotate(body)
+        self.server_offset = self.offset
+        return True
+
+    def _format(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
+        if self.group is not None:
+            self._forget_group(f"{self._place(header)}: a file begins")
+        self.checksums = body[len(body) - 1] == 1
+        self.known.begin_file(body)
+        return True
+
+    def _heartbeat(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
+        return True
+
+    def _incident(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
+        raise SourcePositionLost(
+            f"{self._place(header)}: the server reports that changes are missing in its binlog"
+        )
+
+    def _other(self, header: binlog_events.Header, body: memoryview) -> bool:
+        if header.type in binlog_events.ROWS_EVENTS:
+            self._rows(header, body)
+        elif header.type not in binlog_events.PASSED_OVER and (
+            header.type in binlog_events.OTHER_ROWS_EVENTS or not header.flags & 0x80
+        ):
+            self._unknown(header)
+        return True
+
+    def _unknown(self, header: binlog_events.Header) -> None:
+        """An event that is not known may change any captured table of its group."""
+        why = f"{self._place(header)}: an event of type {header.type}, which is unknown"
+        if self.group is None:
+            raise UnsupportedChange(why)
+        if self.group.wanted:
+            for source in changed_tables.sources_of(self._captured(), self.settings):
+                self._stop(source, why)

@@ -1,0 +1,113 @@
+"""The part of the binlog decoder that holds XA transactions back until they are completed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from databus.common.errors import SourcePositionLost, UnsupportedChange
+from databus.relay.sources.mysql.binlog.open_group import PART_BYTES, FrameBuffer, Group
+from databus.relay.sources.mysql.binlog.xa_transactions import (
+    PreparedTransactions,
+    read_completion,
+    read_prepare,
+    xid_text,
+)
+from databus.relay.sources.mysql.protocol import binlog_events
+from databus.relay.sources.mysql.protocol.binlog_events import GtidFlag
+
+
+class XaGroups(ABC):
+    """Groups that prepare or complete an XA transaction; ``BinlogDecoder`` is the whole.
+
+    Invariants: I5 of BinlogDecoder.
+    Owner: as BinlogDecoder.
+    """
+
+    group: Group | None
+    out: FrameBuffer
+    prepared: PreparedTransactions
+    domain_id: int
+    other_groups: int
+    replaying: bool
+
+    @abstractmethod
+    def txid(self, group: Group) -> str:
+        """The whole GTID of a group."""
+
+    @abstractmethod
+    def _xid(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
+        """Take the event that ends a group without XA."""
+
+    @abstractmethod
+    def _end_group(self) -> None:
+        """End the open group and, if it has events, its window."""
+
+    @abstractmethod
+    def _passed(self, group: Group) -> None:
+        """Note that the stream has come behind a group of the domain."""
+
+    def _xa_prepare(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
+        group = self.group
+        if group is None or not group.wanted:
+            return self._xid(header, body, fresh)
+        self.prepared.put(group.scn, self.out.cut_open())
+        xid = read_prepare(body)
+        if xid is None:
+            self._start_replay()
+            return True
+        self.prepared.keep(xid)
+        self.other_groups += 1
+        self._passed(group)
+        self.group = None
+        return True
+
+    def spill(self) -> None:
+        """Put the frames of a large transaction aside that is being prepared."""
+        group = self.group
+        if group is not None and group.prepares and self.out.open_bytes >= PART_BYTES:
+            self.prepared.put(group.scn, self.out.cut_open())
+
+    def _complete(self, statement: str) -> bool:
+        """Whether this is XA COMMIT or XA ROLLBACK; the group then ends, or is replayed."""
+        completion = read_completion(statement)
+        group = self.group
+        assert group is not None
+        if completion is None:
+            return False
+        if group.domain_id != self.domain_id and self.prepared.holds(completion.xid):
+            raise UnsupportedChange(
+                f"XA transaction {xid_text(completion.xid)} was prepared in what is captured and "
+                "completed in another domain or by another server, which is passed over"
+            )
+        if not (group.wanted and completion.commits):
+            self.prepared.drop(completion.xid)
+            self._end_group()
+            return True
+        if not self.prepared.reopen(completion.xid):
+            raise SourcePositionLost(
+                f"GTID {self.txid(group)} is XA COMMIT {xid_text(completion.xid)}, which was "
+                "prepared before the binlog that we could read"
+            )
+        self._start_replay()
+        return True
+
+    def _start_replay(self) -> None:
+        group = self.group
+        assert group is not None
+        group.flags &= ~GtidFlag.PREPARED_XA
+        group.seq = group.event_count = 0
+        self.replaying = True
+
+    def replay(self) -> None:
+        """Put a part of a committed XA transaction into its window."""
+        group = self.group
+        assert group is not None
+        while self.out.open_bytes < PART_BYTES:
+            found = self.prepared.next_frame(group.scn, group.seq, group.commit_us)
+            if found is None:
+                self.replaying = False
+                self._end_group()
+                return
+            self.out.append(found)
+            group.seq += 1
+            group.event_count += 1

@@ -1,0 +1,176 @@
+"""XA transactions: rows come when they are prepared, and count when they are committed.
+
+The binlog has an XA transaction in two groups: its rows under the GTID of XA PREPARE, and,
+perhaps days later, XA COMMIT or XA ROLLBACK under another one.  The frames wait here, in a file
+if they are many, and go out with the place of the commit.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import tempfile
+from dataclasses import dataclass
+from typing import IO
+
+import google_crc32c
+
+SPOOL_IN_MEMORY_BYTES = 4 << 20
+
+_COMPLETION = re.compile(
+    r"\s*XA\s+(COMMIT|ROLLBACK)\s+X'([0-9A-F]*)'\s*,\s*X'([0-9A-F]*)'\s*,\s*(\d+)", re.IGNORECASE
+)
+_PREPARE = struct.Struct("<BIII")
+_CRC, _LENGTH, _PLACE, _TIME = (
+    struct.Struct("<I"),
+    struct.Struct("<I"),
+    struct.Struct("<QI"),
+    struct.Struct("<q"),
+)
+_AFTER_CRC, _PLACE_AT, _TIME_AT = 4, 16, 48
+
+Xid = tuple[int, str, str]
+"""Format id, global id and branch, the latter two in hexadecimal digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """XA COMMIT or XA ROLLBACK of a prepared transaction."""
+
+    xid: Xid
+    commits: bool
+
+
+def read_completion(statement: str) -> Completion | None:
+    """What a statement in the binlog completes; None if it is no such statement."""
+    found = _COMPLETION.match(statement)
+    if found is None:
+        return None
+    xid = (int(found[4]), found[2].lower(), found[3].lower())
+    return Completion(xid, found[1].upper() == "COMMIT")
+
+
+def read_prepare(body: memoryview) -> Xid | None:
+    """The transaction that an XA_PREPARE event prepares; None where it commits in one phase."""
+    one_phase, format_id, global_bytes, branch_bytes = _PREPARE.unpack_from(body)
+    if one_phase:
+        return None
+    data = bytes(body[_PREPARE.size : _PREPARE.size + global_bytes + branch_bytes])
+    return format_id, data[:global_bytes].hex(), data[global_bytes:].hex()
+
+
+def xid_text(xid: Xid) -> str:
+    """As the server writes it in XA statements."""
+    format_id, global_id, branch = xid
+    return f"X'{global_id}',X'{branch}',{format_id}"
+
+
+def moved(frame: bytearray, scn: int, seq: int, commit_us: int) -> bytes:
+    """A frame at another place of the stream."""
+    _PLACE.pack_into(frame, _PLACE_AT, scn, seq)
+    _TIME.pack_into(frame, _TIME_AT, commit_us)
+    _CRC.pack_into(frame, 0, google_crc32c.value(bytes(memoryview(frame)[_AFTER_CRC:])))
+    return bytes(frame)
+
+
+class TransactionSpool:
+    """The frames of one transaction that has not been committed yet.
+
+    Invariants:
+        I1. It holds whole frames, in order.
+
+    Owner: the decoder.
+    Durability: none; after a restart the binlog is read again from the oldest of them.
+    """
+
+    def __init__(self, scn: int) -> None:
+        self.scn = scn
+        self._reads = False
+        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(SPOOL_IN_MEMORY_BYTES)  # noqa: SIM115 - closed by close()
+
+    def put(self, frames: bytes) -> None:
+        """Add frames."""
+        self._file.write(frames)
+
+    def next_frame(self) -> bytearray | None:
+        """The next frame; None after the last.  Nothing is added any more."""
+        if not self._reads:
+            self._reads = True
+            self._file.seek(0)
+        head = self._file.read(_AFTER_CRC + _LENGTH.size)
+        if not head:
+            return None
+        (length,) = _LENGTH.unpack_from(head, _AFTER_CRC)
+        return bytearray(head) + self._file.read(length - len(head))
+
+    def close(self) -> None:
+        """Give the room back."""
+        self._file.close()
+
+
+class PreparedTransactions:
+    """What is prepared and neither committed nor rolled back yet, and the one that is open.
+
+    Invariants:
+        I1. One spool at most is open: it is being filled, or read.
+
+    Owner: the decoder.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Xid, TransactionSpool] = {}
+        self._open: TransactionSpool | None = None
+
+    @property
+    def oldest_scn(self) -> int | None:
+        """Where the oldest of them was prepared: from there the binlog is needed again."""
+        return min((spool.scn for spool in self._waiting.values()), default=None)
+
+    def holds(self, xid: Xid) -> bool:
+        """Whether the transaction is waiting."""
+        return xid in self._waiting
+
+    def put(self, scn: int, frames: bytes) -> None:
+        """Add frames to the one that is being prepared under ``scn``."""
+        if self._open is None:
+            self._open = TransactionSpool(scn)
+        self._open.put(frames)
+
+    def keep(self, xid: Xid) -> None:
+        """The open one is prepared now."""
+        self.drop(xid)
+        if self._open is not None:
+            self._waiting[xid] = self._open
+        self._open = None
+
+    def forget_open(self) -> None:
+        """The open one was not prepared after all."""
+        if self._open is not None:
+            self._open.close()
+        self._open = None
+
+    def reopen(self, xid: Xid) -> bool:
+        """It is committed now, and ``next_frame`` gives its frames; False if they are not here."""
+        self._open = self._waiting.pop(xid, None)
+        return self._open is not None
+
+    def next_frame(self, scn: int, seq: int, commit_us: int) -> bytes | None:
+        """A frame of the open one, at its place in the stream; None after the last."""
+        assert self._open is not None
+        found = self._open.next_frame()
+        if found is None:
+            self.forget_open()
+            return None
+        return moved(found, scn, seq, commit_us)
+
+    def drop(self, xid: Xid) -> None:
+        """It is rolled back, or was committed before our position."""
+        spool = self._waiting.pop(xid, None)
+        if spool is not None:
+            spool.close()
+
+    def close(self) -> None:
+        """Forget all of them."""
+        self.forget_open()
+        for xid in tuple(self._waiting):
+            self.drop(xid)

@@ -1,0 +1,7 @@
+"""Where a stream is: GTIDs, positions and histories.
+
+In reading order: ``gtid_sets`` (MySQL's sets), ``binlog_positions`` and ``binlog_locations``
+(which transactions are before a position of the binlog), ``mysql_lineage`` (which history was
+read), ``promotion`` (from when another server's transactions count), ``out_of_order_gtids``
+(tagged and late GTIDs of MySQL).
+"""

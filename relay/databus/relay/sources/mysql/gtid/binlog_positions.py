@@ -1,0 +1,127 @@
+"""Where in the binlog files a GTID sequence number lies.
+
+MariaDB finds a GTID position by itself, but it wants one for every domain, and a wrong server id
+makes it pass over events.  So the place of the last transaction is kept in the memo.  Where the
+server has another transaction at that place (it is another server, or the file was purged), the
+file is looked up, the binlog is read from its beginning, and what lies at or before the scn is
+passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from databus.common.errors import SourcePositionLost
+from databus.relay.sources.mysql.gtid.mysql_lineage import GroupLocation, MySqlResumeState
+from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection, ServerError
+from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
+
+FIRST_OFFSET = 4
+_GTID = re.compile(r"\bGTID (\d+)-(\d+)-(\d+)")
+
+
+def domain_seq_no(state: object, domain_id: int) -> int:
+    """The sequence number of a domain in a GTID state such as ``0-1-812,9-3-7``; 0 if none."""
+    for gtid in str(state or "").split(","):
+        parts = gtid.split("-")
+        if len(parts) == 3 and int(parts[0]) == domain_id:
+            return int(parts[2])
+    return 0
+
+
+def head_scn(connection: MySqlConnection, domain_id: int) -> int:
+    """The last sequence number of the domain in the binlog."""
+    return domain_seq_no(connection.row("SELECT @@global.gtid_binlog_pos")[0], domain_id)
+
+
+def scn_at(connection: MySqlConnection, file: str, offset: int, domain_id: int) -> int:
+    """The domain's last sequence number before a place in the binlog."""
+    (state,) = connection.row("SELECT BINLOG_GTID_POS(%s, CAST(%s AS UNSIGNED))", (file, offset))
+    if state is None:
+        raise SourcePositionLost(f"the server does not know the place {file}:{offset}")
+    return domain_seq_no(state, domain_id)
+
+
+def scn_of_snapshot(connection: MySqlConnection, file: str, offset: int, domain_id: int) -> int:
+    """The domain's last sequence number at the binlog place of a snapshot.
+
+    ``BINLOG_GTID_POS`` reads the file from its beginning.  While nobody writes that can be
+    spared: a position that two looks at the binlog's end enclose belongs to that end, because
+    the server lets nobody look while it writes a group.
+    """
+    place = (file, str(offset))
+    if tuple(map(str, connection.row("SHOW MASTER STATUS")[:2])) == place:
+        scn = head_scn(connection, domain_id)
+        if tuple(map(str, connection.row("SHOW MASTER STATUS")[:2])) == place:
+            return scn
+    return scn_at(connection, file, offset, domain_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The place from which the binlog is read, and the scn before its first event."""
+
+    file: str
+    offset: int
+    after_scn: int
+
+
+def beginning_for(
+    connection: MySqlConnection,
+    settings: MySqlSettings,
+    domain_id: int,
+    resume_state: MySqlResumeState,
+) -> Beginning:
+    """The last place that is known to be at or before what ``resume_state`` needs.
+
+    That is the memo's own, or else the beginning of a file.  Where that file was purged it is the
+    first one, if it begins at or before the memo's position.
+
+    Raises:
+        SourcePositionLost: every file begins later, or the server has not come that far.
+    """
+    scn = resume_state.scn
+    head = head_scn(connection, domain_id)
+    where = f"{settings.host}:{settings.port} (database={settings.name}, domain={domain_id})"
+    if head < scn:
+        raise SourcePositionLost(
+            f"we are at GTID sequence {scn}, but {where} has only come to {head}; it was reset, "
+            "restored from a backup, or is a replica that lags behind"
+        )
+    place = resume_state.place
+    if (
+        place is not None
+        and place.scn - 1 <= resume_state.read_from
+        and _has(connection, domain_id, place)
+    ):
+        return Beginning(place.file, place.offset, place.scn - 1)
+    files = [str(row[0]) for row in connection.query("SHOW BINARY LOGS")]
+    low, high = 0, len(files) - 1
+    first = scn_at(connection, files[0], FIRST_OFFSET, domain_id)
+    if first > scn:
+        raise SourcePositionLost(
+            f"we are at GTID sequence {scn}, but the binlog of {where} begins after {first} "
+            f"({files[0]}); the files before it were purged. It reaches to {head}"
+        )
+    found = first
+    while low < high:
+        middle = (low + high + 1) // 2
+        begins = scn_at(connection, files[middle], FIRST_OFFSET, domain_id)
+        if begins <= resume_state.read_from:
+            low, found = middle, begins
+        else:
+            high = middle - 1
+    return Beginning(files[low], FIRST_OFFSET, found)
+
+
+def _has(connection: MySqlConnection, domain_id: int, place: GroupLocation) -> bool:
+    """Whether the server's binlog has that transaction at that place."""
+    try:
+        shown = connection.query(
+            "SHOW BINLOG EVENTS IN %s FROM %s LIMIT 1", (place.file, place.offset)
+        )
+    except ServerError:
+        return False  # The file or the place does not exist there.
+    found = [match for row in shown for match in _GTID.findall(str(row[5]))]
+    return found == [(str(domain_id), str(place.server_id), str(place.scn))]

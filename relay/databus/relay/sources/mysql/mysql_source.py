@@ -1,0 +1,594 @@
+"""A MariaDB or MySQL server as a source: its binlog as a stream, its tables in chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from databus.common.compiled.kernels import COMPILED
+from databus.common.config import DatabaseConfig
+from databus.common.errors import (
+    DatabusError,
+    SourcePositionLost,
+    SourceUnavailable,
+    UnknownSource,
+    UnsupportedChange,
+)
+from databus.common.schema.source_names import split_source
+from databus.common.schema.source_schema import SourceSchema
+from databus.relay.sources import row_buffers
+from databus.relay.sources.announced_schemas import AnnouncedSchemas
+from databus.relay.sources.contract import (
+    Batch,
+    Chunk,
+    ChunkRequest,
+    Finding,
+    Snapshot,
+    TableSize,
+    Transaction,
+    left_out,
+    raise_findings,
+)
+from databus.relay.sources.mysql.binlog.binlog_decoder import PART_BYTES, BinlogDecoder
+from databus.relay.sources.mysql.binlog.ddl_lookahead import DdlLookahead
+from databus.relay.sources.mysql.binlog.fast_path import FastPath, warm_up
+from databus.relay.sources.mysql.binlog.gtid_numbering import (
+    DomainNumbering,
+    Numbering,
+    has_prepared,
+)
+from databus.relay.sources.mysql.chunks import mysql_chunk_kernels, mysql_chunks
+from databus.relay.sources.mysql.gtid.binlog_locations import (
+    BinlogLocation,
+    BinlogLocations,
+    LocatedSnapshot,
+)
+from databus.relay.sources.mysql.gtid.mysql_lineage import (
+    MySqlResumeState,
+    Recalled,
+    decode_resume_state,
+    mark_of,
+)
+from databus.relay.sources.mysql.mysql_preflight import (
+    choose_numbering,
+    server_findings,
+    table_findings,
+)
+from databus.relay.sources.mysql.protocol.mysql_connection import BinlogRequest, MySqlConnection
+from databus.relay.sources.mysql.protocol.mysql_settings import read_settings
+from databus.relay.sources.mysql.protocol.mysql_tls import receive_into
+from databus.relay.sources.mysql.protocol.packet_buffer import PacketBuffer
+from databus.relay.sources.mysql.rows.charsets import Charsets, load_charsets
+from databus.relay.sources.mysql.statements.routine_catalogue import read_dialect
+from databus.relay.sources.mysql.tables.cascades import cascade_findings, load_cascades
+from databus.relay.sources.mysql.tables.inferred_columns import InferredColumns, LookaheadResult
+from databus.relay.sources.mysql.tables.mysql_tables import Catalogue, load_catalogue
+from databus.relay.sources.suspended_tables import SuspendedTables, TableSuspension
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+_HEARTBEAT_S = 0.5
+_SILENCE_S = 10.0
+_BATCH_AT_LEAST_EVERY_S = 0.4
+_STREAM_COMES_BY_S = 0.5
+_MOST_READERS = 32  # more than a dump has lanes
+_WHICH_SERVER = "CONCAT_WS(':', @@hostname, @@port, @@server_id)"
+
+
+class MySqlSource:
+    """One MariaDB or MySQL server, read as a replica reads it.
+
+    An scn is the sequence number of a GTID of the chosen domain, or on MySQL the number of a
+    GTID of one of the chosen servers; the others are passed over and counted.  Nothing is
+    written to the server.
+
+    Invariants:
+        I1. Windows come in the order of the GTIDs, one window a GTID group.
+        I2. The stream's place, and only it, decides what a window holds: a window read again
+            has the same events with the same seqs.
+        I3. A chunk is read in one snapshot whose place in the binlog the server names; MySQL
+            cannot, so there two places enclose it.
+
+    Owner: one fetcher's event loop.  The stream has a connection of its own, so has each
+        chunk that is being read; everything else shares one, one at a time.
+    """
+
+    def __init__(self, config: DatabaseConfig, *, use_kernels: bool = True) -> None:
+        """``use_kernels`` False reads with the Python decoder alone, for comparison."""
+        self.use_kernels = use_kernels
+        self._settings = read_settings(config)
+        self._lock = asyncio.Lock()
+        self._idle: list[MySqlConnection] = []
+        # Not the loop's own pool, whose few threads sync the ring.  They end with the source.
+        self._readers = ThreadPoolExecutor(_MOST_READERS, "databus-mysql")
+        self._connection: MySqlConnection | None = None
+        self._stream_connection: MySqlConnection | None = None
+        self._charsets: Charsets | None = None
+        self._catalogue: Catalogue = {}
+        self._numbering: Numbering = DomainNumbering(0)
+        self._decoder: BinlogDecoder | None = None
+        self._recalled: Recalled | None = None
+        self._stopped = SuspendedTables({})
+        self._places: BinlogLocations | None = None
+        self._lookahead = DdlLookahead()
+        self._beginning = self._resume_state = MySqlResumeState(-1)
+        self._resolved = 0
+        self._streams_from = self._reset = ""
+
+    @property
+    def clock(self) -> str:
+        """``mariadb:<domain>:<clock name>`` or ``mysql:<first uuid>:<clock name>``.
+
+        It does not change with the server's address.
+        """
+        return self._numbering.clock(self._settings.clock_name)
+
+    # -- opening
+
+    async def preflight(self) -> list[Finding]:
+        """Examine version, settings, privileges, domain and tables.
+
+        Of several hosts it takes the first that answers and can go on where we are.
+        """
+        hosts = self._settings.hosts
+        if len(hosts) == 1:
+            return await self._ask(self._examine)
+        lost: list[DatabusError] = []
+        for host in hosts:
+            self._leave()
+            self._settings = self._settings.at(host)
+            try:
+                findings = await self._ask(self._examine)
+                if not any(finding.forbids_all for finding in findings):
+                    await self._ask(self._try_position)
+            except (SourceUnavailable, SourcePositionLost) as error:
+                _log.info("database %s: %s is passed over: %s", self._settings.name, host, error)
+                lost.append(error)
+                continue
+            return findings
+        told = "; ".join(error.message for error in lost)
+        # A server that does not answer may come back; where all answered, nothing will change.
+        all_lost = all(isinstance(error, SourcePositionLost) for error in lost)
+        kind = SourcePositionLost if all_lost else SourceUnavailable
+        raise kind(f"none of {len(hosts)} hosts will do: {told}")
+
+    def _leave(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _try_position(self, connection: MySqlConnection) -> None:
+        """Whether this server could go on where we are."""
+        recalled = self._recalled
+        if recalled is not None:
+            resume_state = recalled.resume_state(recalled.after_scn)
+            self._numbering.dump_after(connection, self._settings, resume_state)
+
+    def _examine(self, connection: MySqlConnection) -> list[Finding]:
+        settings = self._settings
+        findings = server_findings(connection, settings)
+        if any(finding.fatal for finding in findings):
+            return findings
+        self._numbering, numbering = choose_numbering(connection, settings)
+        self._charsets = load_charsets(connection)
+        self._catalogue = load_catalogue(connection, settings)
+        return [
+            *findings,
+            *numbering,
+            *table_findings(self._catalogue, self._charsets, settings),
+            *cascade_findings(connection, settings),
+        ]
+
+    async def _ask(self, question: Callable[[MySqlConnection], _T]) -> _T:
+        """Put a question to the server on the shared connection, in a thread.
+
+        A connection that failed, or whose question was abandoned, is not used again.
+        """
+        async with self._lock:
+            try:
+                if self._connection is None:
+                    self._connection = await asyncio.to_thread(MySqlConnection, self._settings)
+                return await asyncio.to_thread(question, self._connection)
+            except (SourceUnavailable, asyncio.CancelledError):
+                self._leave()
+                raise
+
+    async def open(self) -> None:
+        """Connect, run the preflight, learn the tables."""
+        goes_on = self._recalled is not None
+        raise_findings(self._settings.name, await self.preflight(), goes_on=goes_on)
+        if self.use_kernels:
+            await asyncio.to_thread(warm_up)
+            await asyncio.to_thread(mysql_chunk_kernels.warm_up)
+            await asyncio.to_thread(row_buffers.warm_up)
+
+    async def close(self) -> None:
+        """Close both connections."""
+        for connection in (self._connection, self._stream_connection, *self._idle):
+            if connection is not None:
+                connection.close()
+        self._connection = self._stream_connection = None
+        self._idle.clear()
+
+    # -- the stream
+
+    async def first_scn(self) -> int:
+        """The scn of the server's last transaction."""
+        self._beginning = await self._ask(self._numbering.beginning)
+        return self._beginning.scn
+
+    async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
+        """All windows after ``after_scn``; see ``Source.stream``."""
+        settings = self._settings
+        resume_state = await self._resume_state_for(after_scn)
+        start = await self._ask(lambda c: self._numbering.dump_after(c, settings, resume_state))
+        assert self._charsets is not None, "open() comes before stream()"
+        decoder = self._numbering.decoder(settings, self._charsets, self._catalogue, resume_state)
+        decoder.expected, decoder.ends = start.expected, start.ends
+        decoder.mark_place = resume_state.place
+        decoder.last_seq_no, decoder.begins_after = start.after_scn, start.begins_after
+        decoder.stopped = self._stopped = self._stops_of(resume_state)
+        tracked = decoder.known.tracked = InferredColumns(
+            resume_state.tracked_scn, resume_state.tracked
+        )
+        decoder.dialect = await self._ask(read_dialect)
+        decoder.known.know_cascades(await self._ask(load_cascades))
+        decoder.told = AnnouncedSchemas(resume_state.told)
+        decoder.told.assume([*self._tracked_schemas(tracked), *await self.schemas()])
+        self._decoder = decoder
+        self._suspend_unlogged()
+        self._resolved, self._resume_state = after_scn, resume_state
+        self._streams_from = self._reset = ""
+        if after_scn == self._beginning.scn:
+            # No later start can know it; with nothing missed yet, it is what that is counted from.
+            yield Batch(b"", resolved=after_scn, resume_state=resume_state, keep=True)
+        self._places = BinlogLocations() if isinstance(self._numbering, DomainNumbering) else None
+        connection = await asyncio.to_thread(MySqlConnection, settings)
+        self._stream_connection = connection
+        decoder.stopped.begin()
+        try:
+            async for batch in self._batches(connection, decoder, start.request):
+                yield batch
+        finally:
+            decoder.stopped.end()
+            self._places = self._stream_connection = None
+            connection.close()
+            decoder.prepared.close()
+
+    def _tracked_schemas(self, tracked: InferredColumns) -> list[SourceSchema]:
+        """The tables as they were when the stream ended, which may be others now."""
+        found = []
+        for table in tracked.tables.values():
+            with contextlib.suppress(UnsupportedChange):
+                found.append(table.source_schema(self._settings.zero_dates))
+        return found
+
+    def recall(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
+        """See ``RememberingSource``."""
+        kept = decode_resume_state(resume_state) if resume_state else None
+        mark = mark_of(last) if last is not None else None
+        if mark is None and kept is not None:
+            mark = kept.mark
+        self._recalled = Recalled(after_scn, mark, kept)
+        if kept is not None:
+            self._stopped = self._stops_of(kept)
+
+    def _stops_of(self, resume_state: MySqlResumeState) -> SuspendedTables:
+        """The tables that have stopped, as far as they are captured still."""
+        captures = self._settings.captures
+        return SuspendedTables(
+            {
+                name: stop
+                for name, stop in resume_state.stopped.items()
+                if captures(*split_source(name))
+            }
+        )
+
+    async def _resume_state_for(self, after_scn: int) -> MySqlResumeState:
+        """What is needed before ``after_scn``: as we were told, or as the server says."""
+        recalled = self._recalled
+        if recalled is not None and recalled.kept is not None and recalled.kept.scn <= after_scn:
+            return recalled.resume_state(after_scn)
+        prepared = await self._ask(has_prepared)
+        resume_state = (
+            recalled.resume_state(after_scn)
+            if recalled is not None
+            else MySqlResumeState(after_scn)
+        )
+        if after_scn == self._beginning.scn:
+            began = self._beginning
+            resume_state = dataclasses.replace(
+                resume_state, tagged=began.tagged, missed=began.missed
+            )
+        return dataclasses.replace(resume_state, prepared=1 if prepared else None)
+
+    async def _batches(
+        self, connection: MySqlConnection, decoder: BinlogDecoder, request: BinlogRequest
+    ) -> AsyncGenerator[Batch, None]:
+        settings = self._settings
+        where = f"{settings.host}:{settings.port} (database={settings.name})"
+        checksum, self._streams_from = await asyncio.to_thread(
+            connection.row, f"SELECT @@global.binlog_checksum, {_WHICH_SERVER}"
+        )
+        decoder.checksums = checksum == "CRC32"
+        raw = await asyncio.to_thread(
+            connection.start_binlog, request, settings.server_id, _HEARTBEAT_S
+        )
+        packets = PacketBuffer(where)
+        fast = FastPath(decoder) if COMPILED and self.use_kernels else None
+        told_at_s = time.monotonic()
+        suspended_count = decoder.stopped.suspended_count
+        while True:
+            try:
+                async with asyncio.timeout(_SILENCE_S):
+                    count = await receive_into(raw, packets.room())
+            except TimeoutError:
+                raise SourceUnavailable(
+                    f"{where} has been silent for {_SILENCE_S:g} s, heartbeats included"
+                ) from None
+            except OSError as error:
+                raise SourceUnavailable(f"{where}: the connection is gone: {error}") from error
+            if not count:
+                raise SourceUnavailable(f"{where} closed the connection")
+            if self._reset:
+                raise SourceUnavailable(f"{where}: {self._reset}")
+            packets.received(count)
+            while True:
+                decoder.begin_again()
+                current = decoder.payload.packets if decoder.payload else packets
+                if fast is not None and not current.in_long_event:
+                    need_bytes = fast.run(current)
+                    decoder.spill()
+                    if need_bytes:
+                        if decoder.pending_bytes:
+                            yield self._batch(decoder)
+                        fast.make_room(need_bytes)
+                        continue
+                event = current.next_event()
+                if event is None:
+                    if decoder.payload is None:
+                        break
+                    if not decoder.payload.refill():
+                        decoder.end_payload()
+                    elif decoder.pending_bytes >= PART_BYTES:
+                        yield self._batch(decoder)
+                    continue
+                looks_ahead = not decoder.feed(event)
+                if looks_ahead:
+                    await self._look_ahead(decoder)
+                    await self._look_at_cascades(decoder)
+                    decoder.feed(event, fresh=True)
+                if decoder.stopped.suspended_count != suspended_count:
+                    suspended_count = decoder.stopped.suspended_count
+                    yield self._suspension(decoder)
+                if looks_ahead and decoder.known.tracked.is_needed:
+                    yield self._batch(decoder, keep=True)
+                current.used()
+                decoder.spill()
+                while decoder.replaying:
+                    decoder.replay()
+                    if decoder.pending_bytes >= PART_BYTES:
+                        yield self._batch(decoder)
+                if decoder.pending_bytes >= PART_BYTES:
+                    yield self._batch(decoder)
+            if self._places is not None and decoder.last_seq_no >= decoder.resolved:
+                # Not while groups are read again that lie before where the stream goes on.
+                self._places.passed(decoder.file, decoder.offset, decoder.resolved)
+            now_s = time.monotonic()
+            if decoder.pending_bytes or now_s - told_at_s >= _BATCH_AT_LEAST_EVERY_S:
+                told_at_s = now_s
+                yield self._batch(decoder)
+
+    def _batch(self, decoder: BinlogDecoder, *, keep: bool = False) -> Batch:
+        data, schemas = decoder.take()
+        self._resolved, self._resume_state = decoder.resolved, decoder.resume_state()
+        return Batch(data, schemas, self._resolved, self._resume_state, keep)
+
+    def _suspension(self, decoder: BinlogDecoder) -> Batch:
+        """The suspended tables, on disk before the window in which a table was suspended.
+
+        A window that is in the ring is not read again after a kill, so the memo must not lack
+        what was found in it.  Of all else the memo is as of the last batch.
+        """
+        resume_state = dataclasses.replace(self._resume_state, stopped=dict(decoder.stopped.stops))
+        return Batch(b"", resolved=self._resolved, resume_state=resume_state, keep=True)
+
+    async def _look_ahead(self, decoder: BinlogDecoder) -> None:
+        """The catalogue as it is now, and how far it holds for where the stream is."""
+        is_tracked = decoder.known.tracked.is_needed
+        statement = None if is_tracked else decoder.looks_for
+        wants = decoder.wants_knowledge
+        if not (is_tracked or decoder.looks_ahead):
+            decoder.known.lookahead = LookaheadResult(await self._fresh_catalogue(), ())
+            return
+        group = decoder.group
+        gtid = decoder.txid(group) if group is not None and group.wanted else ""
+        file, offset, known = decoder.file, decoder.looks_from, decoder.server_offset
+        decoder.known.lookahead = await self._read(
+            lambda c: self._lookahead.look(
+                c, self._settings, file, offset, known, gtid, statement, with_knowledge=wants
+            )
+        )
+        self._catalogue = decoder.known.catalogue
+        self._suspend_unlogged()
+
+    async def _look_at_cascades(self, decoder: BinlogDecoder) -> None:
+        """Foreign keys change only by statements, which are looked at."""
+        if decoder.looks_ahead:
+            decoder.known.know_cascades(await self._ask(load_cascades))
+
+    async def _fresh_catalogue(self) -> Catalogue:
+        self._catalogue = await self._ask(lambda c: load_catalogue(c, self._settings))
+        self._suspend_unlogged()
+        return self._catalogue
+
+    def _suspend_unlogged(self) -> None:
+        """Suspend the tables whose content the binlog does not give."""
+        decoder = self._decoder
+        for source, table in self._catalogue.items():
+            if table.unlogged and decoder is not None and source not in decoder.stopped.stops:
+                _log.warning("%s: %s has stopped: %s", self._settings.name, source, table.unlogged)
+                decoder.stopped.stop(source, decoder.resolved, table.unlogged)
+                decoder.known.pass_over(source)
+
+    async def ack(self, scn: int) -> None:
+        """Nothing to do: the server keeps its binlog by its own rules."""
+
+    # -- tables
+
+    async def schemas(self) -> list[SourceSchema]:
+        """The captured tables as they are now; one that cannot be carried is left out."""
+        found = []
+        for table in (await self._fresh_catalogue()).values():
+            with contextlib.suppress(UnsupportedChange):
+                found.append(table.source_schema(self._settings.zero_dates))
+        return found
+
+    async def largest_key(self, source: str) -> list[Any] | None:
+        """The largest key of a table; None when it is empty."""
+        settings = self._table_settings(source)
+        await self._begin_again(source)
+        return await self._read(lambda c: mysql_chunks.largest_key(c, settings, source))
+
+    async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
+        """The key of row number ``limit``; None if there are fewer."""
+        settings = self._table_settings(request.source)
+        return await self._read(lambda c: mysql_chunks.chunk_end(c, settings, request))
+
+    def suspended(self) -> Mapping[str, TableSuspension]:
+        """See ``SuspendingSource``."""
+        return self._stopped.stops
+
+    async def table_size(self, source: str) -> TableSize:
+        """What the engine's statistics say."""
+        return await self._read(lambda c: mysql_chunks.table_size(c, source))
+
+    async def write_watermark(self, table: str, token: str) -> None:
+        """See ``WatermarkingSource``."""
+        await self._read(lambda c: mysql_chunks.write_watermark(c, table, token))
+
+    async def read_chunk(self, request: ChunkRequest) -> Chunk:
+        """Read a chunk in a snapshot whose place in the binlog is known."""
+        settings = self._table_settings(request.source)
+        if request.is_of_whole_table:
+            await self._begin_again(request.source)
+        chunk = await self._read(
+            lambda c: mysql_chunks.read_chunk(c, settings, self._numbering, request)
+        )
+        if isinstance(chunk.snapshot, LocatedSnapshot):
+            chunk = dataclasses.replace(chunk, snapshot=await self._located(chunk.snapshot))
+        return chunk
+
+    async def _begin_again(self, source: str) -> None:
+        """All of a table is about to be read: if it has stopped, the stream takes it up before."""
+        stopped = self._stopped
+        if source not in stopped.stops:
+            return
+        table = (await self._fresh_catalogue()).get(source)
+        if table is not None:
+            table.source_schema(self._settings.zero_dates)
+        await stopped.resumption(source)
+
+    async def _located(self, snapshot: LocatedSnapshot) -> Snapshot:
+        """What a snapshot shows: the stream, which is about to pass its place, knows best."""
+        numbering = self._numbering
+        assert isinstance(numbering, DomainNumbering), "only MariaDB names a snapshot's place"
+        if self._places is not None:
+            place = BinlogLocation.of(snapshot.file, snapshot.offset)
+            found = await self._places.wait_around(place, _STREAM_COMES_BY_S)
+            if found is not None:
+                return found
+        return await self._read(lambda c: numbering.located(c, snapshot))
+
+    async def _read(self, question: Callable[[MySqlConnection], _T]) -> _T:
+        """Put a question about rows on a connection of its own, in a thread."""
+        loop = asyncio.get_running_loop()
+        connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            connection = await loop.run_in_executor(self._readers, MySqlConnection, self._settings)
+        try:
+            answer = await loop.run_in_executor(self._readers, question, connection)
+        except asyncio.CancelledError:
+            # Not among the readers, all of which may be waiting for such queries.
+            loop.run_in_executor(None, connection.abandon())
+            raise
+        except SourceUnavailable:
+            connection.close()
+            raise
+        finally:
+            if connection.is_open:
+                self._idle.append(connection)
+        return answer
+
+    def _table_settings(self, source: str) -> Any:
+        schema, table = split_source(source)
+        if not self._settings.captures(schema, table):
+            raise UnknownSource(
+                f"{source} is not among the sources of database {self._settings.name}"
+            )
+        return self._settings
+
+    async def status(self) -> dict[str, Any]:
+        """Version, positions, what the stream has passed over, and the binlog's size."""
+        decoder = self._decoder
+        read_to = (
+            BinlogLocation.of(decoder.file, decoder.offset) if decoder and decoder.file else None
+        )
+        facts, server, end = await self._ask(self._server_facts)
+        if decoder is not None:
+            if read_to and decoder is self._decoder and server == self._streams_from:
+                self._notice_reset(read_to, end)
+            facts["stream"] = {
+                "scn": decoder.resolved,
+                "file": decoder.file,
+                "offset": decoder.offset,
+                "foreign_groups": decoder.foreign_groups,
+                "groups_without_events": decoder.other_groups,
+            }
+        facts["stopped_tables"] = self._stopped.document()
+        facts["warnings"] = [*self._stopped.warnings(), *self._left_out()]
+        return facts
+
+    def _notice_reset(self, read_to: BinlogLocation, end: BinlogLocation) -> None:
+        """The server does not tell: the stream waits at the end of a file that is gone.
+
+        What a new stream is told depends on what is in the binlog now.
+        """
+        if end < read_to:
+            self._reset = (
+                f"its binlog ends at {end.offset} of file {end.file_number}, but we have read up "
+                f"to {read_to.offset} of file {read_to.file_number}: it was reset"
+            )
+
+    def _left_out(self) -> list[str]:
+        """Of tables that cannot be captured, and of which no row has come that could stop them."""
+        if self._charsets is None:
+            return []
+        return [
+            left_out(finding)
+            for finding in table_findings(self._catalogue, self._charsets, self._settings)
+            if finding.fatal and finding.table not in self._stopped.stops
+        ]
+
+    def _server_facts(
+        self, connection: MySqlConnection
+    ) -> tuple[dict[str, Any], str, BinlogLocation]:
+        """What is told of the server, which one it is, and where its binlog ends."""
+        files = connection.query("SHOW BINARY LOGS")
+        facts = {
+            "version": connection.row("SELECT VERSION()")[0],
+            **self._numbering.facts(connection),
+            "server_id": self._settings.server_id,
+            "scn": self._numbering.head(connection),
+            "binlog_files": len(files),
+            "binlog_bytes": sum(int(row[1]) for row in files),
+        }
+        (server,) = connection.row(f"SELECT {_WHICH_SERVER}")
+        return facts, str(server), BinlogLocation.of(str(files[-1][0]), int(files[-1][1]))

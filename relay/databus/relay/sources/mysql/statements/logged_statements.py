@@ -1,0 +1,31 @@
+"""Statements as they are logged: from a QUERY event's bytes to a ``Statement``."""
+
+from __future__ import annotations
+
+from databus.common.errors import UnsupportedChange
+from databus.relay.sources.mysql.protocol import binlog_events
+from databus.relay.sources.mysql.rows.charsets import Charsets
+from databus.relay.sources.mysql.statements import Statement
+
+
+def logged_statement(
+    header: binlog_events.Header, body: memoryview, charsets: Charsets | None = None
+) -> Statement:
+    """The statement in a QUERY event's body, its text decoded as the session sent it."""
+    found = binlog_events.read_query_event(body)
+    return Statement(
+        found.schema,
+        _text(found.text, found.collation, charsets),
+        found.sql_mode,
+        bool(header.flags & binlog_events.THREAD_SPECIFIC),
+    )
+
+
+def _text(data: bytes, collation: int, charsets: Charsets | None) -> str:
+    """Characters that are none become the replacement character, of which no name is made."""
+    if charsets is not None and collation and not data.isascii():
+        try:
+            return charsets.of_collation(collation).decoder()(data)
+        except UnsupportedChange:
+            pass  # such as a binary string in a statement of text
+    return data.decode("utf-8", "replace")

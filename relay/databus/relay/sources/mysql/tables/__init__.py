@@ -1,0 +1,8 @@
+"""The captured tables of a MariaDB or MySQL server.
+
+In reading order: ``mysql_tables`` (as the catalogue has them), ``generated_columns`` and
+``merge_tables`` (tables that need care), ``mapped_table`` (a table map resolved into a schema),
+``known_tables`` (what the stream knows of its tables), ``inferred_columns`` (column names where
+the binlog has none), ``changed_tables`` and ``type_widening`` (what an ALTER changes),
+``cascades`` (foreign keys that change rows without binlog events).
+"""

@@ -1,0 +1,80 @@
+"""From the effects of a statement to the captured tables that it concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from databus.common.schema.source_names import join_source, split_source
+from databus.common.schema.source_schema import SourceSchema
+from databus.relay.sources.announced_schemas import AnnouncedSchemas
+from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
+from databus.relay.sources.mysql.statements import Effects
+from databus.relay.sources.mysql.statements.token_reader import TableName
+from databus.relay.sources.mysql.tables.mysql_tables import Catalogue
+from databus.relay.sources.mysql.tables.type_widening import keeps_values
+
+
+@dataclass(frozen=True, slots=True)
+class UnseenChange:
+    """Why the content of a table is not what the stream gave.
+
+    ``keeps_rows``: each row is there still, under its key, with other values.
+    """
+
+    source: str
+    why: str
+    keeps_rows: bool = False
+
+
+def captured_names(
+    settings: MySqlSettings, catalogue: Catalogue, told: AnnouncedSchemas
+) -> list[TableName]:
+    """The captured tables that are there, or of which consumers have a definition."""
+    names = {(table.schema, table.name) for table in catalogue.values()}
+    for source in told.sources:
+        names.add(split_source(source))
+    return sorted(name for name in names if settings.captures(*name))
+
+
+def sources_of(names: Iterable[TableName], settings: MySqlSettings) -> list[str]:
+    """The captured ones among these tables, as consumers name them."""
+    return [join_source(*name) for name in sorted(names) if settings.captures(*name)]
+
+
+def changed_unseen(
+    found: Effects,
+    captured: Iterable[TableName],
+    before: Mapping[str, SourceSchema],
+    left: Mapping[str, SourceSchema],
+) -> Iterator[UnseenChange]:
+    """The captured tables whose rows a statement changed without an event.
+
+    ``captured`` are those that are there or that consumers have a definition of; others have no
+    rows that could differ.  ``before`` are the definitions in front of the statement, ``left``
+    those that are certain behind it.
+    """
+    for name in captured:
+        source = join_source(*name)
+        old, new = before.get(source), left.get(source)
+        if name in found.replaced:
+            yield UnseenChange(source, found.replaced[name])
+        elif new is not None and (why := changed_key(old, new)):
+            yield UnseenChange(source, why)
+        elif name in found.revalued:
+            yield UnseenChange(source, found.revalued[name], keeps_rows=True)
+        elif name in found.converted and not keeps_values(old, new):
+            # The new type of a column in the key makes other keys of the same rows.
+            keeps_rows = old is not None and new is not None and _same_key(old, new)
+            yield UnseenChange(source, found.converted[name], keeps_rows=keeps_rows)
+
+
+def changed_key(old: SourceSchema | None, new: SourceSchema) -> str:
+    """Why rows that consumers hold under the old key cannot be found by the new one; "" if so."""
+    if old is None or old.key == new.key:
+        return ""
+    return f"its key was ({', '.join(old.key)}) and is ({', '.join(new.key)})"
+
+
+def _same_key(old: SourceSchema, new: SourceSchema) -> bool:
+    return old.key_columns == new.key_columns

@@ -1,0 +1,219 @@
+"""What a stream knows of its tables: the catalogue, what of it is certain, and the table maps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from databus.common.errors import UnsupportedChange
+from databus.common.schema.source_names import join_source
+from databus.common.schema.source_schema import SourceSchema
+from databus.relay.sources.mysql.protocol import binlog_events
+from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
+from databus.relay.sources.mysql.rows.charsets import Charsets
+from databus.relay.sources.mysql.statements import Knowledge, Statement, names_in
+from databus.relay.sources.mysql.statements.token_reader import keywords
+from databus.relay.sources.mysql.tables.cascades import Cascades, ForeignKey
+from databus.relay.sources.mysql.tables.inferred_columns import InferredColumns, LookaheadResult
+from databus.relay.sources.mysql.tables.mapped_table import (
+    CatalogueDiffers,
+    MappedTable,
+    resolve,
+    resolve_nameless,
+)
+from databus.relay.sources.mysql.tables.mysql_tables import Catalogue, MySqlTable
+
+_OBJECTS = keywords(
+    """
+    trigger view function procedure package event references union database schema
+    """
+)
+"""Words of statements that may change what a change of rows reaches."""
+
+
+_SEQUENCE_COLUMNS = (
+    "next_not_cached_value",
+    "minimum_value",
+    "maximum_value",
+    "start_value",
+    "increment",
+    "cache_size",
+    "cycle_option",
+    "cycle_count",
+)
+
+
+class KnownTables:
+    """The tables of one stream, by source and by the binlog's table ids.
+
+    Invariants:
+        I1. ``maps`` has for a table id what the body that came last with it was resolved into,
+            None where its rows are not read.
+        I2. While ``tracked.is_needed``, the catalogue is believed only where ``lookahead`` proves
+            it.
+
+    ``on_map`` is told of every change of ``maps``, ``on_new_file`` that it is empty again.
+
+    Owner: the stream's decoder.
+    """
+
+    def __init__(
+        self,
+        settings: MySqlSettings,
+        charsets: Charsets,
+        catalogue: Catalogue,
+        textual: frozenset[int],
+    ) -> None:
+        """``textual``: see ``events.read_table_map``."""
+        self._settings = settings
+        self._charsets = charsets
+        self._textual = textual
+        self.years_have_signs: bool | None = True
+        self.lookahead = LookaheadResult(catalogue, ())
+        self.tracked = InferredColumns()
+        self.maps: dict[int, MappedTable | None] = {}
+        self._bodies: dict[int, bytes] = {}
+        self.cascades = Cascades()
+        self.on_map: Callable[[int, bytes, MappedTable | None, bool], None] = lambda *_: None
+        self.on_new_file: Callable[[], None] = lambda: None
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The captured tables as the server had them when it was asked last."""
+        return self.lookahead.catalogue
+
+    # -- what the binlog's table ids mean
+
+    def begin_file(self, body: memoryview) -> None:
+        """A FORMAT_DESCRIPTION has come: table ids begin anew, and a server of a version writes."""
+        self.years_have_signs = binlog_events.counts_years(binlog_events.read_server_version(body))
+        self.forget_maps()
+
+    def has(self, table_id: int, body: memoryview) -> bool:
+        """Whether this very table map has been put."""
+        return table_id in self.maps and self._bodies[table_id] == body
+
+    @property
+    def read_sources(self) -> set[str]:
+        """The tables whose rows are read under a table id now."""
+        return {mapped.schema.source for mapped in self.maps.values() if mapped is not None}
+
+    def passes_over(self, table_id: int) -> bool:
+        """Whether the rows of this id are known not to be read."""
+        return table_id in self.maps and self.maps[table_id] is None
+
+    def resolve(self, body: memoryview, *, fresh: bool) -> MappedTable:
+        """The table behind a table map; ``fresh`` if ``lookahead`` was made for its place.
+
+        Raises:
+            CatalogueDiffers: a fresh outlook is needed.
+            TableUncertain: what its rows mean cannot be known.
+            UnsupportedChange: a type cannot be carried.
+        """
+        found = binlog_events.read_table_map(body, self._textual, self.years_have_signs)
+        whole, settings = bytes(body), self._settings
+        table = self.catalogue.get(join_source(found.schema, found.table))
+        if table is not None and table.unlogged:
+            raise UnsupportedChange(table.unlogged)
+        if found.names:
+            return resolve(
+                found,
+                whole,
+                self.catalogue,
+                self._charsets,
+                settings.zero_dates,
+                final=fresh,
+                keys=settings.keys,
+            )
+        source = join_source(found.schema, found.table)
+        if self.tracked.get(source) is None and not fresh:
+            self.tracked.is_needed = True
+            raise CatalogueDiffers(source)
+        known = self.tracked.get(source) or self.tracked.learn(source, self.lookahead)
+        return resolve_nameless(
+            found, whole, known, self._charsets, settings.zero_dates, settings.keys
+        )
+
+    def is_sequence(self, body: memoryview) -> bool:
+        """Whether a table map is that of a MariaDB SEQUENCE, which holds no rows of anybody."""
+        return binlog_events.read_table_map(body, self._textual).names == _SEQUENCE_COLUMNS
+
+    def put(self, table_id: int, body: bytes, mapped: MappedTable | None) -> None:
+        """What the rows of this id are from here on."""
+        self.maps[table_id] = mapped
+        self._bodies[table_id] = body
+        self.on_map(table_id, body, mapped, bool(self.cascades_of(table_id)))
+
+    def cascades_of(self, table_id: int) -> Sequence[ForeignKey]:
+        """The foreign keys with actions that refer to the table of this id."""
+        if not self.cascades.keys:
+            return ()
+        return self.cascades.of(
+            binlog_events.table_map_names(memoryview(self._bodies[table_id]))[1:]
+        )
+
+    def know_cascades(self, found: Cascades) -> None:
+        """The foreign keys as they are now; statements behind the stream's place may have dropped
+        one that it still has."""
+        if self.lookahead.ahead:
+            found = Cascades(found.keys | self.cascades.keys)
+        if found.keys != self.cascades.keys:
+            self.cascades = found
+            self.forget_maps()
+
+    def pass_over(self, source: str) -> None:
+        """The rows of a table are not read any more."""
+        for table_id, mapped in self.maps.items():
+            if mapped is not None and mapped.schema.source == source:
+                self.maps[table_id] = None
+                self.on_map(table_id, mapped.body, None, bool(self.cascades_of(table_id)))
+
+    def forget_maps(self) -> None:
+        """Every table map is looked at again."""
+        self.maps.clear()
+        self._bodies.clear()
+        self.on_new_file()
+
+    # -- what they are at the stream's place
+
+    def passed(self, statement: Statement) -> None:
+        """A statement has come by, which may have changed what is certain."""
+        if not self.tracked.is_needed or statement.changes_nothing:
+            return
+        if self.tracked.forget(statement):
+            self.forget_maps()
+
+    def knowledge(self) -> Knowledge:
+        """What is known at the stream's place of views, triggers and what else a change reaches."""
+        known = self.lookahead.knowledge
+        for statement in self.lookahead.ahead:
+            if _OBJECTS & names_in(statement):
+                return replace(known, unseen=f"{statement} came before the catalogue was read")
+        return known
+
+    def left_by(self, statement: Statement) -> Iterator[SourceSchema]:
+        """What a statement has left behind, as far as that is certain: not what came later.
+
+        Among the tables are all that it has changed.  One without a key, or with a type that
+        cannot be carried, is left out: the first row that comes in this form stops it.
+        """
+        tables: Iterable[MySqlTable]
+        if self.tracked.is_needed:
+            self.tracked.learn_named(statement, self.lookahead)
+            tables = self.tracked.tables.values()
+        else:
+            lookahead = self.lookahead
+            for body in lookahead.shown.values():
+                with contextlib.suppress(UnsupportedChange):
+                    yield self.resolve(memoryview(body), fresh=True).schema
+            tables = [
+                table
+                for source, table in lookahead.catalogue.items()
+                if statement.may_change(table.schema, table.name)
+                and not (source in lookahead.shown or lookahead.changes(source))
+            ]
+        for table in tables:
+            if table.key:
+                with contextlib.suppress(UnsupportedChange):
+                    yield table.source_schema(self._settings.zero_dates)

@@ -1,0 +1,304 @@
+"""A session that reads the rows of chunks, in a thread and an event loop of its own.
+
+The stream's loop must not wait for a chunk's rows to be converted: what is received here is
+handed block by block to compiled code, which holds no lock of the interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from databus.common.compiled.kernels import COMPILED, I64Array
+from databus.common.errors import SourceUnavailable
+from databus.relay.sources.postgres.kernels import postgres_chunk_kernels as k
+from databus.relay.sources.postgres.kernels.binary_value_kernels import TEXT
+from databus.relay.sources.postgres.protocol.replication_connection import (
+    PostgresError,
+    ReplicationConnection,
+    error_of,
+)
+from databus.relay.sources.postgres.protocol.text_encodings import UTF8
+from databus.relay.sources.postgres.rows.binary_values import FORMS
+from databus.relay.sources.postgres.rows.postgres_kernel_tables import PostgresKernelTables
+from databus.relay.sources.postgres.rows.row_codec import RowCodec
+from databus.relay.sources.postgres.tables.postgres_tables import PostgresTable
+from databus.relay.sources.row_buffers import ROW_STOP, Row, RowSpace
+
+_T = TypeVar("_T")
+
+_INT = struct.Struct("!I")
+_SHORT = struct.Struct("!H")
+_DATA_ROW, _ERROR, _READY, _SUSPENDED = b"DEZs"
+STEP = 8
+"""So many times as many rows are asked for as before, at the most: others may be larger."""
+_CLOSED = "the source was closed while something was asked of it"
+
+
+class ChunkTextNeeded(Exception):
+    """A row holds a value that only its text form tells."""
+
+
+class SessionLoop:
+    """An event loop in a thread of its own, and what runs there.
+
+    Owner: the loop that made it; it alone calls ``run`` and ``close``.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self.is_closed = False
+
+    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """The result of ``work``, which runs over there; cancelled if the caller is.
+
+        Raises:
+            SourceUnavailable: ``close`` was called, before or meanwhile.
+        """
+        if self.is_closed:
+            work.close()
+            raise SourceUnavailable(_CLOSED)
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=_serve, args=(self._loop,), name="chunks", daemon=True
+            )
+            self._thread.start()
+        loop = self._loop
+        try:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._loop is not loop and task is not None and not task.cancelling():
+                # The work was cut off and not the caller, who has other things to do.
+                raise SourceUnavailable(_CLOSED) from None
+            raise
+
+    def drop(self, session: ReplicationConnection) -> None:
+        """Close a session whose work was given up, and end its query; the caller does not wait."""
+        if self._loop is not None:
+            asyncio.run_coroutine_threadsafe(_abandon(session), self._loop)
+
+    def close(self) -> None:
+        """Let the thread end; what still runs there is cut off."""
+        self.is_closed = True
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop = self._thread = None
+
+
+async def _abandon(session: ReplicationConnection) -> None:
+    session.close()
+    await session.cancel()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+@dataclass(slots=True)
+class RowBuffer:
+    """Rows of one table as they arrive, and the tables that steer the kernel.
+
+    Invariants:
+        I1. It takes no row once it has ``max_bytes``; ``is_cut`` says that there may be others.
+
+    Owner: one chunk.
+    """
+
+    codec: RowCodec
+    columns: I64Array
+    keys: I64Array
+    max_bytes: int
+    space: RowSpace = field(default_factory=RowSpace)
+    last: bytes = b""
+    is_cut: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no further row."""
+        return self.space.fill >= self.max_bytes
+
+    @property
+    def fitting(self) -> int:
+        """How many rows of this size it takes; what is asked for beyond them is read in vain."""
+        return self.max_bytes * self.space.count // max(1, self.space.fill)
+
+    @staticmethod
+    def of(codec: RowCodec, table: PostgresTable, *, max_bytes: int, binary: bool) -> RowBuffer:
+        """An empty one.  The key comes as text: it is needed as text for the next chunk."""
+        tables = PostgresKernelTables(codec.encoding)
+        tables.put(1, codec.schema)
+        _, _, columns, keys, _ = tables.arrays
+        columns = np.array(columns[:, :4])
+        columns[:, k.FORM] = TEXT
+        if binary and codec.encoding == UTF8:
+            for place, (known, column) in enumerate(
+                zip(table.columns, codec.schema.columns, strict=True)
+            ):
+                if column.name not in codec.schema.key:
+                    columns[place, k.FORM] = FORMS.get((known.base_oid, column.kind), TEXT)
+        return RowBuffer(codec, columns, keys, max_bytes)
+
+    def take(self, block: memoryview) -> int:
+        """Pack the rows at the start of a block of whole messages, until it is full; how many
+        bytes they take.
+
+        Raises:
+            TextNeeded: a value's binary form does not tell all.
+        """
+        buf = np.frombuffer(block, dtype=np.uint8)
+        at, stop = 0, len(buf)
+        fields = np.empty((2, len(self.columns)), dtype=np.int64)
+        space = self.space
+        while at < stop and buf[at] == _DATA_ROW and not self.is_full:
+            begin, reason = at, k.ROW_REFUSED
+            if COMPILED and not self.codec.schema.nullable_key:
+                at, space.fill, space.count, reason = k.walk_rows(
+                    buf, at, stop, space.out, space.fill, space.spans, space.count,
+                    self.columns, self.keys, fields,
+                )  # fmt: skip
+            if at > begin:
+                at = self._within(block, begin, at)
+                last = k.last_row(buf, begin, at)
+                self.last = bytes(block[last : last + _length(block, last)])
+            if reason == k.OUT_FULL:
+                space.grow(64 + 2 * _length(block, at) + 48 * len(self.columns))
+            elif reason == k.ROW_REFUSED:
+                if (self.columns[:, k.FORM] != TEXT).any():
+                    raise ChunkTextNeeded
+                end = at + _length(block, at)
+                self.last = bytes(block[at:end])
+                texts = texts_of(self.last)
+                space.put(Row(self.codec.key(texts), self.codec.row(texts)[0]))
+                at = end
+        return at
+
+    def _within(self, block: memoryview, begin: int, at: int) -> int:
+        """Give back the rows behind the one that fills it; where the rows end in the block."""
+        space, ends = self.space, [begin]
+        if space.fill < self.max_bytes:
+            return at
+        while ends[-1] < at:
+            ends.append(ends[-1] + _length(block, ends[-1]))
+        stops = space.spans[: space.count, ROW_STOP]
+        over = space.count - 1 - int(np.searchsorted(stops, self.max_bytes))
+        space.count -= over
+        space.fill = int(stops[space.count - 1])
+        return ends[-1 - over]
+
+
+def _length(block: memoryview, at: int) -> int:
+    return int(_INT.unpack_from(block, at + 1)[0]) + 1
+
+
+def texts_of(message: bytes) -> tuple[bytes | None, ...]:
+    """The values of a DataRow message as they stand in it."""
+    (count,) = _SHORT.unpack_from(message, 5)
+    at, values = 7, list[bytes | None]()
+    for _ in range(count):
+        (length,) = _INT.unpack_from(message, at)
+        at += 4
+        if length == 0xFFFFFFFF:
+            values.append(None)
+        else:
+            values.append(message[at : at + length])
+            at += length
+    return tuple(values)
+
+
+class ChunkSession(ReplicationConnection):
+    """A session for SQL whose large results go to the kernel block by block.
+
+    Owner: one task of the loop that it was connected in.
+    """
+
+    async def select_into(
+        self, rows: RowBuffer, sql: str, parameters: Sequence[str], step: int
+    ) -> None:
+        """Run one statement and pack its rows until ``row_codec`` is full; the forms of its results
+        are ``row_codec``'s.  At first ``step`` rows are asked for (0: all).  A transaction is under
+        way.
+
+        Raises:
+            TextNeeded: as ``RowBuffer.take``; what was asked for was read to its end.
+            PostgresError: the server refuses it.
+        """
+        texts = [self._encoded(parameter) for parameter in parameters]
+        self._send(b"P", b"\0" + self._encoded(sql) + b"\0" + _SHORT.pack(0))
+        bound = b"".join(_INT.pack(len(text)) + text for text in texts)
+        forms = [0 if form == TEXT else 1 for form in rows.columns[:, k.FORM].tolist()]
+        self._send(
+            b"B",
+            b"\0\0" + _SHORT.pack(0) + _SHORT.pack(len(texts)) + bound
+            + _SHORT.pack(len(forms)) + b"".join(map(_SHORT.pack, forms)),
+        )  # fmt: skip
+        while True:
+            self._send(b"E", b"\0" + _INT.pack(step))
+            self._send(b"S", b"")
+            is_suspended = await self._take_rows(rows)
+            rows.is_cut |= is_suspended and rows.is_full
+            if not is_suspended or rows.is_cut:
+                return
+            step = max(1, min(STEP * step, rows.fitting - rows.space.count))
+
+    async def _take_rows(self, rows: RowBuffer) -> bool:
+        """What comes up to ReadyForQuery; whether the statement may have more rows."""
+        problem: Exception | None = None
+        is_suspended = False
+        inbox = self._inbox
+        while True:
+            stop = self._whole_messages()
+            if stop == inbox.start:
+                await self._more(None)
+                continue
+            block, at = memoryview(inbox.data)[inbox.start : stop], 0
+            while at < len(block):
+                kind, end = block[at], at + _length(block, at)
+                if kind == _DATA_ROW and rows.is_full:
+                    rows.is_cut = True
+                elif kind == _DATA_ROW and problem is None:
+                    try:
+                        end = at + rows.take(block[at:])
+                    except Exception as error:
+                        problem = error
+                elif kind == _ERROR:
+                    problem = problem or error_of(block[at + 5 : end])
+                elif kind == _SUSPENDED:
+                    is_suspended = True
+                elif kind == _READY:
+                    inbox.start = stop
+                    if problem is not None:
+                        raise problem
+                    return is_suspended
+                at = end
+            inbox.start = stop
+
+    async def begin(self, sql: str) -> None:
+        """Sign in if that has not been done, and begin a transaction.
+
+        Raises:
+            SourceUnavailable: the server does not answer.
+        """
+        try:
+            if self._inbox.transport is None:
+                await self.connect()
+        except PostgresError as error:
+            raise SourceUnavailable(f"{self._settings.address}: {error}") from error
+        await self.query(sql)

@@ -1,0 +1,5 @@
+"""PostgreSQL's hot path, compiled.
+
+In reading order: ``pgoutput_kernels`` (messages to frames), ``text_value_kernels`` and
+``binary_value_kernels`` (values to Avro), ``postgres_chunk_kernels`` (rows of chunks).
+"""

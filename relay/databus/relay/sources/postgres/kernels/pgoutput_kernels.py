@@ -1,0 +1,417 @@
+"""The hot path: pgoutput messages in a received block become frames, without Python per row.
+
+``transcode`` walks a block and packs what it knows: transactions, and the row changes of tables
+whose values it can read.  At anything else it stops and says where; the caller takes that one
+message by the reference path (``window_assembler``, ``row_codec``) and calls again.  So this file
+may be simple where the reference path must be complete, and the two are compared in tests.
+
+The 64-bit arithmetic of hashes wraps on purpose.  A text that is not of its encoding is left to
+the reference path, which names it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from databus.common.compiled import kernels
+from databus.common.compiled.kernels import I64Array, U8Array, i64
+from databus.common.compiled.xxh3 import xxh3_64
+from databus.relay.sources.postgres.kernels.binary_value_kernels import put_binary
+from databus.relay.sources.postgres.kernels.text_value_kernels import BYTES, STRING, put_value
+
+U64Array = npt.NDArray[np.uint64]
+
+# state: what the reference path and the kernel hand to each other.
+IN_TRANSACTION, SCN, COMMIT_US, XID, SEQ, RESOLVED, CHANGED_AFTER, STATE_COUNT = range(8)
+
+# Why transcode stopped.
+AT_END, AT_OTHER, OUT_FULL = range(3)
+
+# relations: a row for each table that the stream has described; CAPTURED is 0 or 1, or 2 where
+# the key's columns are unions with null.
+OID, CAPTURED, FIRST_COLUMN, COLUMN_COUNT, FIRST_KEY, KEY_COUNT, SOURCE_ID, SCHEMA_FP = range(8)
+
+# columns: a row for each column of each captured table.
+KIND, NULLABLE, SCALE, IS_KEY, FORM = range(5)
+
+_NULL, _UNCHANGED = -1, -2
+_HEADER = 72
+_END_OF_WINDOW_ROOM = 72 + 24
+_POSTGRES_EPOCH_US = 946_684_800_000_000
+_U64 = np.uint64
+
+
+@kernels.jit_uncounted
+def last_whole(buf: U8Array, at: int, end: int) -> int:
+    """Where the last whole protocol message of ``buf[at:end]`` ends."""
+    while end - at >= 5:
+        length = _u32(buf, at + 1) + 1
+        if length > end - at:
+            break
+        at += length
+    return at
+
+
+@kernels.jit_uncounted
+def transcode(
+    buf: U8Array,
+    at: int,
+    stop: int,
+    out: U8Array,
+    words: U64Array,
+    out_at: int,
+    state: I64Array,
+    index: I64Array,
+    relations: I64Array,
+    columns: I64Array,
+    keys: I64Array,
+    fields: I64Array,
+) -> tuple[int, int, int]:
+    """Pack the messages of ``buf[at:stop]``, whole ones, into ``out`` from ``out_at`` on.
+
+    ``words`` is ``out`` as 64-bit words; ``out_at`` is a multiple of 8; ``fields`` is scratch
+    for four rows of as many numbers as the widest table has columns.
+    Returns (where in buf it stopped, where out ends, why it stopped).
+    """
+    while at < stop:
+        end = at + 1 + _u32(buf, at + 1)
+        body = at + 30
+        if buf[at] != 100 or end < body + 1 or buf[at + 5] != 119:  # CopyData, XLogData
+            return at, out_at, 1
+        kind = buf[body]
+        if kind == 73 or kind == 85 or kind == 68:  # Insert, Update, Delete
+            relation = -1 if end - body < 8 else _find(index, relations, _u32(buf, body + 1))
+            if relation < 0 or state[0] == 0:
+                return at, out_at, 1
+            if relations[relation, 1] == 0:
+                at = end
+                continue
+            room = 160 + 2 * (end - at) + 48 * relations[relation, 3]
+            if out_at + room > len(out):
+                return at, out_at, 2
+            packed = _row_change(
+                buf, body, end, kind, out, words, out_at, state, relations, relation,
+                columns, keys, fields,
+            )  # fmt: skip
+            if packed < 0:
+                return at, out_at, 1
+            out_at = packed
+            state[4] += 1
+        elif kind == 66:  # Begin
+            if end - body != 21 or state[0] != 0:
+                return at, out_at, 1
+            scn = _u64(buf, body + 1)
+            if scn <= state[5]:
+                return at, out_at, 1
+            state[0] = 1
+            state[1] = scn
+            state[2] = _u64(buf, body + 9) + _POSTGRES_EPOCH_US
+            state[3] = _u32(buf, body + 17)
+            state[4] = 0
+        elif kind == 67:  # Commit
+            if end - body != 26 or state[0] == 0 or state[6] != 0:
+                return at, out_at, 1
+            if _u64(buf, body + 2) != state[1]:
+                return at, out_at, 1
+            if state[4] > 0:
+                if out_at + _END_OF_WINDOW_ROOM > len(out):
+                    return at, out_at, 2
+                out_at = _end_of_window(out, words, out_at, state)
+            state[5] = state[1]
+            state[0] = 0
+        else:
+            return at, out_at, 1
+        at = end
+    return at, out_at, 0
+
+
+@kernels.jit_uncounted
+def _row_change(
+    buf: U8Array,
+    body: int,
+    end: int,
+    kind: int,
+    out: U8Array,
+    words: U64Array,
+    frame: int,
+    state: I64Array,
+    relations: I64Array,
+    number: int,
+    columns: I64Array,
+    keys: I64Array,
+    fields: I64Array,
+) -> int:
+    """Pack one Insert, Update or Delete at ``frame``; where it ends, or -1 for the other path."""
+    count = relations[number, 3]
+    at = body + 5
+    old_mark = i64(buf[at])
+    has_old = kind != 73 and (old_mark == 75 or old_mark == 79)
+    full_old = has_old and old_mark == 79
+    if has_old:
+        if kind == 85 and not full_old:
+            return -1  # the key changed
+        at = _tuple(buf, at + 1, end, count, columns, relations[number, 2], fields, 0)
+        if at < 0:
+            return -1
+    if kind != 68:
+        if at >= end or buf[at] != 78:
+            return -1
+        at = _tuple(buf, at + 1, end, count, columns, relations[number, 2], fields, 2)
+    elif not has_old:
+        return -1
+    if at != end:
+        return -1
+    new = 0 if kind == 68 else 2
+    first, key_start = relations[number, 2], frame + _HEADER
+    key_end = _key(buf, out, key_start, relations, number, columns, keys, fields, new)
+    if key_end < 0:
+        return -1
+    before_end, flags = key_end, 0
+    if full_old:
+        if kind == 85:
+            # The old key, packed behind the new one for a moment, must be the same.
+            size = key_end - key_start
+            other = _key(buf, out, key_end, relations, number, columns, keys, fields, 0)
+            if other != key_end + size:
+                return -1
+            for offset in range(size):
+                if out[key_start + offset] != out[key_end + offset]:
+                    return -1
+        before_end = _row(buf, out, key_end, first, count, columns, fields, 0)
+        if before_end < 0:
+            return -1
+        for place in range(count):
+            if fields[1, place] == _UNCHANGED:
+                return -1
+        flags |= 1
+    after_end = before_end
+    if kind != 68:
+        after_end = _row(buf, out, before_end, first, count, columns, fields, 2)
+        if after_end < 0:
+            return -1
+        flags |= 2
+    absent_end = after_end
+    if kind == 85:
+        absent_end = _absent(out, after_end, count, fields)
+        if absent_end > after_end:
+            if full_old:
+                return -1  # the old row has the values
+            flags |= 4
+    op = 1 if kind == 73 else 2 if kind == 85 else 3
+    return _seal(
+        out, words, frame, absent_end, op, flags, state, relations[number, 6], relations[number, 7],
+        _U64(xxh3_64(out, key_start, key_end)), key_end - key_start,
+        before_end - key_end, after_end - before_end, absent_end - after_end,
+    )  # fmt: skip
+
+
+@kernels.jit_uncounted
+def _seal(
+    out: U8Array,
+    words: U64Array,
+    frame: int,
+    content_end: int,
+    op: int,
+    flags: int,
+    state: I64Array,
+    source_id: int,
+    schema_fp: int,
+    hashed: np.uint64,
+    key_len: int,
+    before_len: int,
+    after_len: int,
+    absent_len: int,
+) -> int:
+    """Write the header in front of a frame's parts, pad it and give it its CRC."""
+    stop = (content_end + 7) & ~7
+    for at in range(content_end, stop):
+        out[at] = 0
+    word = frame >> 3
+    length = stop - frame
+    words[word + 1] = _U64(0xDB05 | 1 << 16 | op << 24 | flags << 32)
+    words[word + 2] = _U64(state[1])
+    words[word + 3] = _U64(state[4] | source_id << 32)
+    words[word + 4] = hashed
+    words[word + 5] = _U64(schema_fp)
+    words[word + 6] = _U64(state[2])
+    words[word + 7] = _U64(key_len | before_len << 32)
+    words[word + 8] = _U64(after_len | absent_len << 32)
+    words[word] = _U64(length << 32)
+    words[word] = _U64(length << 32 | kernels.crc32c(out, frame + 4, stop))
+    return stop
+
+
+@kernels.jit_uncounted
+def _end_of_window(out: U8Array, words: U64Array, frame: int, state: I64Array) -> int:
+    start = frame + _HEADER
+    at = start
+    rest, digits = state[3], 1
+    while rest >= 10:
+        rest //= 10
+        digits += 1
+    rest = state[3]
+    for place in range(digits):
+        out[start + digits - 1 - place] = np.uint8(48 + rest % 10)
+        rest //= 10
+    at = start + digits
+    for shift in range(4):
+        out[at + shift] = np.uint8(state[4] >> 8 * shift & 0xFF)
+    return _seal(out, words, frame, at + 4, 64, 2, state, 0, 0, _U64(0), digits, 0, 4, 0)
+
+
+@kernels.jit_uncounted
+def _find(index: I64Array, relations: I64Array, oid: int) -> int:
+    """The row of ``relations`` for a table; -1 if there is none.  ``index`` is open-addressed."""
+    mask = len(index) - 1
+    slot = oid * 2654435761 >> 7 & mask
+    found: int = index[slot]
+    while found >= 0 and relations[found, 0] != oid:
+        slot = (slot + 1) & mask
+        found = index[slot]
+    return found
+
+
+@kernels.jit_uncounted
+def _tuple(
+    buf: U8Array,
+    at: int,
+    end: int,
+    count: int,
+    columns: I64Array,
+    first: int,
+    fields: I64Array,
+    line: int,
+) -> int:
+    """Find a TupleData's values; where it ends, or -1 if it is not as expected.
+
+    Starts go to row ``line`` of ``fields``, lengths (or the marks) to the row below.
+    """
+    if at + 2 > end or (i64(buf[at]) << 8 | i64(buf[at + 1])) != count:
+        return -1
+    at += 2
+    for place in range(count):
+        if at >= end:
+            return -1
+        mark = buf[at]
+        at += 1
+        if mark == (116 if columns[first + place, 4] == 0 else 98):  # t or b
+            if at + 4 > end:
+                return -1
+            length = _u32(buf, at)
+            at += 4
+            if at + length > end:
+                return -1
+            fields[line, place] = at
+            fields[line + 1, place] = length
+            at += length
+        elif mark == 110:  # n
+            fields[line + 1, place] = _NULL
+        elif mark == 117:  # u
+            fields[line + 1, place] = _UNCHANGED
+        else:
+            return -1
+    return at
+
+
+@kernels.jit_uncounted
+def _key(
+    buf: U8Array,
+    out: U8Array,
+    at: int,
+    relations: I64Array,
+    number: int,
+    columns: I64Array,
+    keys: I64Array,
+    fields: I64Array,
+    line: int,
+) -> int:
+    """Write the key's Avro record; where it ends, or -1."""
+    for place_in_key in range(relations[number, 5]):
+        place = keys[relations[number, 4] + place_in_key]
+        nullable = relations[number, 1] == 2
+        if fields[line + 1, place] < 0:
+            if not nullable or fields[line + 1, place] != _NULL:
+                return -1
+            out[at] = 0
+            at += 1
+            continue
+        if nullable:
+            out[at] = 2
+            at += 1
+        column = relations[number, 2] + place
+        at = _value(buf, fields[line, place], fields[line + 1, place], columns, column, out, at)
+        if at < 0:
+            return -1
+    return at
+
+
+@kernels.jit_uncounted
+def _row(
+    buf: U8Array,
+    out: U8Array,
+    at: int,
+    first: int,
+    count: int,
+    columns: I64Array,
+    fields: I64Array,
+    line: int,
+) -> int:
+    """Write the row's Avro record; where it ends, or -1."""
+    for place in range(count):
+        column = first + place
+        length = fields[line + 1, place]
+        if length < 0:
+            # Of the kinds that may be absent, these two have an empty placeholder.
+            empty = length == _UNCHANGED and (
+                columns[column, 0] == STRING or columns[column, 0] == BYTES
+            )
+            if columns[column, 1] == 0 and not empty:
+                return -1
+            out[at] = 0
+            at += 1
+            continue
+        if columns[column, 1] != 0:
+            out[at] = 2
+            at += 1
+        at = _value(buf, fields[line, place], length, columns, column, out, at)
+        if at < 0:
+            return -1
+    return at
+
+
+@kernels.jit_uncounted
+def _value(
+    buf: U8Array, start: int, length: int, columns: I64Array, column: int, out: U8Array, at: int
+) -> int:
+    """Write one value, not null, in the form in which the column's come; its end, or -1."""
+    kind, scale, form = columns[column, 0], columns[column, 2], columns[column, 4]
+    if form == 0:
+        return put_value(buf, start, length, kind, scale, out, at)
+    return put_binary(buf, start, length, form, scale, out, at)
+
+
+@kernels.jit_uncounted
+def _absent(out: U8Array, at: int, count: int, fields: I64Array) -> int:
+    """Write the bitmap of unchanged values if there are any; where it ends."""
+    found = False
+    for place in range(count):
+        if fields[3, place] == _UNCHANGED:
+            if not found:
+                found = True
+                for byte in range((count + 7) >> 3):
+                    out[at + byte] = 0
+            out[at + (place >> 3)] |= np.uint8(1 << (place & 7))
+    return at + ((count + 7) >> 3) if found else at
+
+
+@kernels.jit_uncounted
+def _u32(buf: U8Array, at: int) -> int:
+    """The big-endian 32-bit number at ``at``."""
+    return i64(buf[at]) << 24 | i64(buf[at + 1]) << 16 | i64(buf[at + 2]) << 8 | i64(buf[at + 3])
+
+
+@kernels.jit_uncounted
+def _u64(buf: U8Array, at: int) -> int:
+    """The big-endian 64-bit number at ``at``."""
+    return _u32(buf, at) << 32 | _u32(buf, at + 4)

@@ -1,0 +1,151 @@
+"""DataRow messages of a chunk become Avro keys and rows in one buffer, without Python per row.
+
+Values come in the text form that the stream has too, and are written by the same functions; those
+of a few types come in binary, which costs the server less.  At a row that it cannot write exactly
+as the reference path (``row_codec.py``) would, ``walk_rows`` stops in front of it; so it does at a
+text that is not of its encoding.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from databus.common.compiled import kernels
+from databus.common.compiled.kernels import COMPILED, I64Array, U8Array, i64
+from databus.relay.sources.postgres.kernels.binary_value_kernels import TEXT, put_binary
+from databus.relay.sources.postgres.kernels.text_value_kernels import put_value
+
+# columns: a row for each column.  FORM says how its values come.
+KIND, NULLABLE, SCALE, FORM = range(4)
+
+# Why walk_rows stopped.
+AT_END, AT_OTHER, OUT_FULL, ROW_REFUSED = range(4)
+
+
+@kernels.jit
+def walk_rows(
+    buf: U8Array,
+    at: int,
+    stop: int,
+    out: U8Array,
+    out_at: int,
+    spans: I64Array,
+    count: int,
+    columns: I64Array,
+    keys: I64Array,
+    fields: I64Array,
+) -> tuple[int, int, int, int]:
+    """Pack the rows of ``buf[at:stop]``, whole messages, into ``out`` from ``out_at`` on.
+
+    ``spans`` has a line for each row, the next one is ``count``; ``fields`` is scratch of two
+    lines.  Returns (where in buf it stopped, where out ends, rows so far, why it stopped).
+    """
+    while at < stop:
+        end = at + 1 + _u32(buf, at + 1)
+        if buf[at] != 68:  # D
+            return at, out_at, count, AT_OTHER
+        if out_at + 64 + 2 * (end - at) + 48 * len(columns) > len(out) or count == len(spans):
+            return at, out_at, count, OUT_FULL
+        if not _fields(buf, at + 5, end, len(columns), fields):
+            return at, out_at, count, ROW_REFUSED
+        middle = _key(buf, out, out_at, columns, keys, fields)
+        if middle < 0:
+            return at, out_at, count, ROW_REFUSED
+        row_end = _row(buf, out, middle, columns, fields)
+        if row_end < 0:
+            return at, out_at, count, ROW_REFUSED
+        spans[count, 0], spans[count, 1] = out_at, middle
+        spans[count, 2], spans[count, 3] = middle, row_end
+        out_at = row_end
+        count += 1
+        at = end
+    return at, out_at, count, AT_END
+
+
+@kernels.jit
+def last_row(buf: U8Array, at: int, stop: int) -> int:
+    """Where the last message of ``buf[at:stop]`` begins, at least one whole message."""
+    found = at
+    while at < stop:
+        found = at
+        at += 1 + _u32(buf, at + 1)
+    return found
+
+
+@kernels.jit
+def _fields(buf: U8Array, at: int, end: int, count: int, fields: I64Array) -> bool:
+    if at + 2 > end or (i64(buf[at]) << 8 | i64(buf[at + 1])) != count:
+        return False
+    at += 2
+    for place in range(count):
+        if at + 4 > end:
+            return False
+        length = _u32(buf, at)
+        at += 4
+        if length == 0xFFFFFFFF:
+            length = -1
+        elif at + length > end:
+            return False
+        fields[0, place] = at
+        fields[1, place] = length
+        at += max(length, 0)
+    return True
+
+
+@kernels.jit
+def _key(
+    buf: U8Array, out: U8Array, at: int, columns: I64Array, keys: I64Array, fields: I64Array
+) -> int:
+    for number in range(len(keys)):
+        place = keys[number]
+        if fields[1, place] < 0:
+            return -1
+        at = _value(buf, fields[0, place], fields[1, place], columns, place, out, at)
+        if at < 0:
+            return -1
+    return at
+
+
+@kernels.jit
+def _row(buf: U8Array, out: U8Array, at: int, columns: I64Array, fields: I64Array) -> int:
+    for place in range(len(columns)):
+        length = fields[1, place]
+        if columns[place, NULLABLE]:
+            out[at] = 0 if length < 0 else 2
+            at += 1
+        elif length < 0:
+            return -1
+        if length >= 0:
+            at = _value(buf, fields[0, place], length, columns, place, out, at)
+            if at < 0:
+                return -1
+    return at
+
+
+@kernels.jit
+def _value(
+    buf: U8Array, start: int, length: int, columns: I64Array, place: int, out: U8Array, at: int
+) -> int:
+    """One value, not null; where it ends, or -1."""
+    form = columns[place, FORM]
+    if form == TEXT:
+        kind, scale = columns[place, KIND], columns[place, SCALE]
+        return i64(put_value(buf, start, length, kind, scale, out, at))
+    return i64(put_binary(buf, start, length, form, columns[place, SCALE], out, at))
+
+
+@kernels.jit
+def _u32(buf: U8Array, at: int) -> int:
+    return i64(buf[at]) << 24 | i64(buf[at + 1]) << 16 | i64(buf[at + 2]) << 8 | i64(buf[at + 3])
+
+
+def warm_up() -> None:
+    """Compile the kernels, or load them from numba's cache."""
+    if not COMPILED:
+        return
+    numbers = np.zeros((1, 4), dtype=np.int64)
+    nothing = np.frombuffer(bytearray(8), dtype=np.uint8)
+    walk_rows(
+        nothing, 0, 0, nothing, 0, numbers, 0, numbers, numbers[0], np.zeros((2, 1), dtype=np.int64)
+    )  # fmt: skip
+    last_row(nothing, 0, 0)

@@ -1,0 +1,293 @@
+"""Values in PostgreSQL's text form, written as plain Avro by compiled code.
+
+What a function cannot write exactly as the reference path (``postgres_types.py``) would, it
+refuses.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from databus.common.compiled import kernels
+from databus.common.compiled.kernels import U8Array, i64
+from databus.relay.sources.avro_kernels import put_bytes, put_long
+
+# The kinds of columns.
+(
+    BOOL, INT, FLOAT, DECIMAL, NUMERIC, STRING, BYTES, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, JSON,
+    ASCII,
+) = range(13)  # fmt: skip
+"""ASCII is for texts that are not in UTF-8: those that are in neither are."""
+
+_BAD = -(1 << 40)
+_DAY_US = 86_400_000_000
+_POWERS = np.array([10.0**exponent for exponent in range(23)])
+
+
+@kernels.jit_uncounted
+def put_value(
+    buf: U8Array, start: int, length: int, kind: int, scale: int, out: U8Array, at: int
+) -> int:
+    """Write one value, not null, as its plain Avro type; where it ends, or -1."""
+    if kind in (STRING, JSON, ASCII):
+        high = all_bits(buf, start, length)
+        if high >= 128 and (kind == ASCII or not is_utf8(buf, start, length)):
+            return -1
+        return put_bytes(buf, start, length, out, at)
+    if length == 0:
+        return -1
+    if kind == INT:
+        return _integer(buf, start, length, out, at)
+    if kind == DECIMAL:
+        return _decimal(buf, start, length, scale, out, at)
+    if kind == TIMESTAMP:
+        return _timestamp(buf, start, length, out, at)
+    if kind == TIMESTAMPTZ:
+        tail = start + length - 3
+        if length < 22 or buf[tail] != 43 or buf[tail + 1] != 48 or buf[tail + 2] != 48:
+            return -1
+        return _timestamp(buf, start, length - 3, out, at)
+    if kind == BOOL:
+        if length != 1 or (buf[start] != 116 and buf[start] != 102):
+            return -1
+        out[at] = 1 if buf[start] == 116 else 0
+        return at + 1
+    if kind == NUMERIC:
+        # Under a millionth the reference path writes an exponent.
+        zeros = start + 1 if buf[start] == 45 else start
+        if start + length - zeros >= 8 and buf[zeros] == 48:
+            tiny = True
+            for offset in range(2, 8):
+                tiny = tiny and buf[zeros + offset] == 48
+            if tiny:
+                return -1
+        return put_bytes(buf, start, length, out, at)
+    if kind == FLOAT:
+        return _float(buf, start, length, out, at)
+    if kind == DATE:
+        if length != 10:
+            return -1
+        days = _date(buf, start)
+        return -1 if days == _BAD else put_long(out, at, days)
+    if kind == TIME:
+        time_us = _clock(buf, start, length)
+        return -1 if time_us < 0 or time_us >= _DAY_US else put_long(out, at, time_us)
+    if kind == BYTES:
+        return _hex(buf, start, length, out, at)
+    return -1
+
+
+@kernels.jit_uncounted
+def all_bits(buf: U8Array, start: int, length: int) -> int:
+    """All bits that are set in any of the bytes."""
+    found = np.uint8(0)
+    for place in range(start, start + length):
+        found |= buf[place]
+    return i64(found)
+
+
+@kernels.jit_uncounted
+def is_utf8(buf: U8Array, start: int, length: int) -> bool:
+    """Whether the bytes are a text in UTF-8, as RFC 3629 has it."""
+    place, stop = start, start + length
+    while place < stop:
+        first = i64(buf[place])
+        place += 1
+        if first < 0x80:
+            continue
+        if first < 0xC2 or first > 0xF4:
+            return False
+        more = 1 if first < 0xE0 else 2 if first < 0xF0 else 3
+        if place + more > stop:
+            return False
+        least = 0xA0 if first == 0xE0 else 0x90 if first == 0xF0 else 0x80
+        most = 0x9F if first == 0xED else 0x8F if first == 0xF4 else 0xBF
+        second = i64(buf[place])
+        if second < least or second > most:
+            return False
+        for offset in range(1, more):
+            if i64(buf[place + offset]) & 0xC0 != 0x80:
+                return False
+        place += more
+    return True
+
+
+@kernels.jit_uncounted
+def _hex(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
+    if length < 2 or length & 1 or buf[start] != 92 or buf[start + 1] != 120:
+        return -1
+    count = (length - 2) >> 1
+    at = put_long(out, at, count)
+    place = start + 2
+    for offset in range(count):
+        high, low = _nibble(buf[place]), _nibble(buf[place + 1])
+        if high < 0 or low < 0:
+            return -1
+        out[at + offset] = np.uint8(high << 4 | low)
+        place += 2
+    return at + count
+
+
+@kernels.jit_uncounted
+def _nibble(digit: int) -> int:
+    if 48 <= digit <= 57:
+        return i64(digit) - 48
+    if 97 <= digit <= 102:
+        return i64(digit) - 87
+    return -1
+
+
+@kernels.jit_uncounted
+def _integer(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
+    negative = buf[start] == 45
+    place = start + 1 if negative else start
+    stop = start + length
+    if stop - place > 19 or place == stop:
+        return -1
+    value = 0
+    while place < stop:
+        digit = i64(buf[place]) - 48
+        if digit < 0 or digit > 9:
+            return -1
+        value = value * 10 - digit  # towards the smallest number, which has no positive twin
+        place += 1
+    return put_long(out, at, value if negative else -value)
+
+
+@kernels.jit_uncounted
+def _decimal(buf: U8Array, start: int, length: int, scale: int, out: U8Array, at: int) -> int:
+    """Avro's decimal: the unscaled number, big-endian and as short as it can be."""
+    negative = buf[start] == 45
+    place = start + 1 if negative else start
+    stop = start + length
+    value, digits, after_point = 0, 0, -1
+    while place < stop:
+        if buf[place] == 46 and after_point < 0:
+            after_point = 0
+        else:
+            digit = i64(buf[place]) - 48
+            if digit < 0 or digit > 9 or digits == 18:
+                return -1
+            value = value * 10 + digit
+            digits += 1
+            if after_point >= 0:
+                after_point += 1
+        place += 1
+    if digits == 0 or max(after_point, 0) != scale:
+        return -1
+    return put_decimal(-value if negative else value, out, at)
+
+
+@kernels.jit_uncounted
+def put_decimal(value: int, out: U8Array, at: int) -> int:
+    """Write an unscaled number as Avro's decimal; where it ends."""
+    size = 1
+    while value >> (8 * size - 1) != 0 and value >> (8 * size - 1) != -1:
+        size += 1
+    at = put_long(out, at, size)
+    for offset in range(size):
+        out[at + offset] = np.uint8(value >> 8 * (size - 1 - offset) & 0xFF)
+    return at + size
+
+
+@kernels.jit_uncounted
+def _float(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
+    """A double whose digits and power of ten are both exact, so that one rounding is right."""
+    negative = buf[start] == 45
+    place = start + 1 if negative else start
+    stop = start + length
+    mantissa, digits, exponent, seen_point = 0, 0, 0, False
+    while place < stop and buf[place] != 101:  # e
+        if buf[place] == 46 and not seen_point:
+            seen_point = True
+        else:
+            digit = i64(buf[place]) - 48
+            if digit < 0 or digit > 9 or digits == 15:
+                return -1
+            mantissa = mantissa * 10 + digit
+            if mantissa > 0:
+                digits += 1
+            if seen_point:
+                exponent -= 1
+        place += 1
+    if place < stop:
+        sign, written = 1, 0
+        place += 1
+        if place < stop and (buf[place] == 45 or buf[place] == 43):
+            sign = -1 if buf[place] == 45 else 1
+            place += 1
+        if place == stop or stop - place > 3:
+            return -1
+        while place < stop:
+            digit = i64(buf[place]) - 48
+            if digit < 0 or digit > 9:
+                return -1
+            written = written * 10 + digit
+            place += 1
+        exponent += sign * written
+    if exponent < -22 or exponent > 22:
+        return -1
+    value = float(mantissa)
+    value = value * _POWERS[exponent] if exponent >= 0 else value / _POWERS[-exponent]
+    bits = np.float64(-value if negative else value).view(np.int64)
+    for offset in range(8):
+        out[at + offset] = np.uint8(bits >> 8 * offset & 0xFF)
+    return at + 8
+
+
+@kernels.jit_uncounted
+def _two(buf: U8Array, at: int) -> int:
+    """Two decimal digits; a negative number if they are not."""
+    high, low = i64(buf[at]) - 48, i64(buf[at + 1]) - 48
+    if high < 0 or high > 9 or low < 0 or low > 9:
+        return -10_000
+    return high * 10 + low
+
+
+@kernels.jit_uncounted
+def _date(buf: U8Array, at: int) -> int:
+    """Days since 1970 of YYYY-MM-DD, 0001 to 9999; _BAD if it is not that."""
+    year = _two(buf, at) * 100 + _two(buf, at + 2)
+    month, day = _two(buf, at + 5), _two(buf, at + 8)
+    if buf[at + 4] != 45 or buf[at + 7] != 45 or year < 1 or month < 1 or day < 1:
+        return _BAD
+    if month <= 2:
+        year -= 1
+    era = year // 400
+    year_of_era = year - era * 400
+    day_of_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
+    day_of_era = year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year
+    return era * 146_097 + day_of_era - 719_468
+
+
+@kernels.jit_uncounted
+def _clock(buf: U8Array, at: int, length: int) -> int:
+    """Microseconds of HH:MM:SS[.f...]; a negative number if it is not that."""
+    if length < 8 or length == 9 or length > 15 or buf[at + 2] != 58 or buf[at + 5] != 58:
+        return -1
+    hour, minute, second = _two(buf, at), _two(buf, at + 3), _two(buf, at + 6)
+    if hour < 0 or minute < 0 or second < 0:
+        return -1
+    fraction = 0
+    if length > 9:
+        if buf[at + 8] != 46:
+            return -1
+        for offset in range(9, 15):
+            fraction *= 10
+            if offset < length:
+                digit = i64(buf[at + offset]) - 48
+                if digit < 0 or digit > 9:
+                    return -1
+                fraction += digit
+    return ((hour * 60 + minute) * 60 + second) * 1_000_000 + fraction
+
+
+@kernels.jit_uncounted
+def _timestamp(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
+    if length < 19 or buf[start + 10] != 32:
+        return -1
+    days = _date(buf, start)
+    time_us = _clock(buf, start + 11, length - 11)
+    if days == _BAD or time_us < 0:
+        return -1
+    return put_long(out, at, days * _DAY_US + time_us)

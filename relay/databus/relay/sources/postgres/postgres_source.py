@@ -1,0 +1,494 @@
+"""PostgreSQL as a source: a logical replication slot read with pgoutput.
+
+The parts: ``slot_stream`` reads the slot, ``postgres_chunks`` reads tables at a known point,
+``postgres_preflight`` examines the server, ``postgres_catalogue`` asks it; this module ties them to
+the contract in ``databus.relay.sources.contract``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import asyncpg
+
+from databus.common.compiled.kernels import COMPILED
+from databus.common.config import DatabaseConfig
+from databus.common.errors import SourceUnavailable, UnknownSource, UnsupportedChange
+from databus.common.schema.source_schema import SourceSchema
+from databus.relay.sources import row_buffers
+from databus.relay.sources.announced_schemas import AnnouncedSchemas
+from databus.relay.sources.contract import (
+    Batch,
+    Chunk,
+    ChunkRequest,
+    Finding,
+    TableSize,
+    Transaction,
+    raise_findings,
+)
+from databus.relay.sources.postgres import postgres_preflight
+from databus.relay.sources.postgres.chunks.postgres_chunks import PostgresChunkReader
+from databus.relay.sources.postgres.kernels import postgres_chunk_kernels
+from databus.relay.sources.postgres.postgres_preflight import STANDBY
+from databus.relay.sources.postgres.protocol.lsn import format_lsn, parse_lsn, scn_before
+from databus.relay.sources.postgres.protocol.postgres_settings import read_settings
+from databus.relay.sources.postgres.protocol.replication_connection import PostgresError
+from databus.relay.sources.postgres.rows.postgres_kernel_tables import warm_up
+from databus.relay.sources.postgres.stream import postgres_lineage, wal_retention
+from databus.relay.sources.postgres.stream.postgres_lineage import (
+    PostgresResumeState,
+    decode_resume_state,
+)
+from databus.relay.sources.postgres.stream.slot_stream import SlotStream
+from databus.relay.sources.postgres.stream.window_assembler import StreamTextNeeded, require_forms
+from databus.relay.sources.postgres.tables.postgres_catalogue import Catalogue
+from databus.relay.sources.postgres.tables.postgres_tables import PostgresTable, key_remedy, matches
+from databus.relay.sources.postgres.tables.publications import GivenTables, Publication
+from databus.relay.sources.postgres.tables.table_definitions import Definition, DefinitionGap
+from databus.relay.sources.server_hosts import Host
+from databus.relay.sources.suspended_tables import SuspendedTables, TableSuspension
+
+_WRITERS_EVERY_S = 0.1
+_BINARY_SINCE = 14_00_00
+
+_log = logging.getLogger(__name__)
+
+
+class PostgresSource:
+    """One database of a PostgreSQL server, 13 or later.
+
+    Invariants:
+        I1. The slot is confirmed only up to what ``ack`` was told, so the server keeps every
+            commit that is not durable downstream.
+        I2. The slot is created after the publication: the log never has a commit that the
+            publication is too young for.
+
+    Owner: one fetcher's event loop.
+    Durability: ``ack`` is told to the server at once; the server keeps it at its next
+        checkpoint, and what it forgets it only sends again.
+    Raises: as the contract says.
+    """
+
+    def __init__(self, config: DatabaseConfig) -> None:
+        self._settings = read_settings(config)
+        self._globs = (*config.sources, *(f"!{glob}" for glob in config.exclude_sources))
+        self._catalogue = Catalogue(self._settings)
+        self._chunks = PostgresChunkReader(self._settings, self._catalogue)
+        self._clock = ""
+        self._acked_scn = 0
+        self._timeline = 0
+        self._recalled: tuple[PostgresResumeState, int] | None = None
+        self._goes_on = False
+        self._stopped = SuspendedTables({})
+        self._taken_up: set[str] = set()
+        self._at_first: list[SourceSchema] = []
+        self._stream: SlotStream | None = None
+        self._given = GivenTables()
+        self._stop_first: dict[str, DefinitionGap] = {}
+        self._met: set[str] = set()
+        self._unpublished: dict[str, str] = {}
+        self._warned = False
+
+    @property
+    def clock(self) -> str:
+        """``postgresql:`` and the system identifier, which replicas share; then a name."""
+        return self._clock
+
+    async def preflight(self) -> list[Finding]:
+        """See postgres_preflight.py.  Of several hosts it takes the first that is a primary."""
+        hosts, unavailable = self._settings.hosts, list[str]()
+        for host in hosts:
+            if len(hosts) > 1:
+                await self._move_to(host)
+            try:
+                findings = await postgres_preflight.examine(
+                    self._settings, self._globs, self._catalogue
+                )
+            except SourceUnavailable as error:
+                unavailable.append(error.message)
+                continue
+            if len(hosts) == 1 or not any(f.setting == STANDBY for f in findings):
+                return findings
+            unavailable.append(f"{host} is a standby")
+        raise SourceUnavailable(f"no primary among {len(hosts)} hosts: {'; '.join(unavailable)}")
+
+    async def _move_to(self, host: Host) -> None:
+        await self._chunks.close()
+        await self._catalogue.close()
+        self._settings = self._settings.at(host)
+        self._catalogue = Catalogue(self._settings)
+        self._chunks = PostgresChunkReader(self._settings, self._catalogue)
+
+    async def open(self) -> None:
+        """Examine the server, see to the publication, learn the clock's identity."""
+        raise_findings(self._settings.name, await self.preflight(), goes_on=self._goes_on)
+        if COMPILED:
+            await asyncio.to_thread(warm_up)
+            await asyncio.to_thread(postgres_chunk_kernels.warm_up)
+            await asyncio.to_thread(row_buffers.warm_up)
+        try:
+            await self._publish()
+            # Before a slot is made: whatever is altered later shows in the stream.
+            self._at_first = await self.schemas()
+            now = await postgres_lineage.identify(self._settings)
+        except (PostgresError, asyncpg.PostgresError) as error:
+            raise SourceUnavailable(f"{self._settings.address}: {error}") from error
+        name = self._settings.clock_name
+        self._clock = f"postgresql:{now.system}" + (f":{name}" if name else "")
+        self._timeline = now.timeline
+        if self._recalled is not None:
+            kept, after_scn = self._recalled
+            await postgres_lineage.require_history(self._settings, now, kept.timeline, after_scn)
+
+    def recall(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
+        """See ``RememberingSource``: what was kept of the stream up to ``after_scn``."""
+        self._goes_on = True
+        self._recalled = (decode_resume_state(resume_state), after_scn) if resume_state else None
+        stops = self._recalled[0].stopped if self._recalled else {}
+        self._given = self._recalled[0].given if self._recalled else GivenTables()
+        # One of a later transaction is found again, at the same place.
+        self._stopped = SuspendedTables(
+            {
+                name: stop
+                for name, stop in stops.items()
+                if stop.since_scn <= after_scn and matches(name, self._globs)
+            }
+        )
+
+    async def first_scn(self) -> int:
+        """Create the slot, in the place of one that an earlier ring has left.
+
+        The scn is that of the slot's consistent point: every transaction that commits later
+        comes with the stream, every one that is finished shows in a chunk.
+        """
+        try:
+            slot = await self._catalogue.slot()
+            if slot is not None:
+                _log.warning(
+                    "database %s: slot %s of an earlier ring (confirmed %s) is created anew",
+                    self._settings.name,
+                    self._settings.slot,
+                    format_lsn(slot.confirmed_lsn or 0),
+                )
+                await self._catalogue.drop_slot()
+            self._acked_scn = scn_before(await postgres_lineage.create_slot(self._settings))
+        except (PostgresError, asyncpg.PostgresError) as error:
+            raise SourceUnavailable(
+                f"slot {self._settings.slot} cannot be created: {error}"
+            ) from error
+        return self._acked_scn
+
+    async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
+        """See slot_stream.py."""
+        self._acked_scn = max(self._acked_scn, after_scn)
+        kept = self._recalled[0] if self._recalled else PostgresResumeState(self._timeline)
+        announced = AnnouncedSchemas(kept.announced)
+        announced.assume(self._at_first)
+        for source, change in self._stop_first.items():
+            _log.warning("database %s: %s has stopped: %s", self._settings.name, source, change.why)
+            self._stopped.stop(
+                source, after_scn, change.why, keeps_rows=change.keeps_rows,
+                waits_for=change.waits_for,
+            )  # fmt: skip
+        resume_state = PostgresResumeState(
+            self._timeline, dict(self._stopped.stops), announced.encode(), kept.as_text, self._given
+        )
+        if self._stop_first:
+            yield Batch(b"", resolved=after_scn, resume_state=resume_state, keep=True)
+            self._stop_first = {}
+        running = SlotStream(
+            self._settings,
+            self._globs,
+            self._catalogue,
+            self._publish,
+            resume_state,
+            self._stopped,
+            given=lambda: self._given,
+            redefined=self._redefined,
+            binary=after_scn >= resume_state.as_text and await self._is_all_binary(),
+        )
+        self._stream = running
+        self._stopped.begin()
+        running.ack(self._acked_scn)
+        try:
+            async for batch in running.batches(after_scn):
+                yield batch
+        finally:
+            self._stopped.end()
+            await running.close()
+            self._stream = None
+
+    async def _is_all_binary(self) -> bool:
+        """Whether binary is asked for, and known for every type of the captured tables."""
+        settings = self._settings
+        if not settings.binary or (await self._catalogue.facts())["version_number"] < _BINARY_SINCE:
+            return False
+        try:
+            for table in await self._tables():
+                if table.key:
+                    oids = [column.base_oid for column in table.columns]
+                    require_forms(table.schema(settings.special_values), oids)
+        except StreamTextNeeded as error:
+            _log.info("database %s: read in text form: %s", settings.name, error)
+            return False
+        return True
+
+    async def ack(self, scn: int) -> None:
+        """Confirm to the server that it may forget everything up to ``scn``."""
+        self._acked_scn = max(self._acked_scn, scn)
+        if self._stream is not None:
+            self._stream.ack(self._acked_scn)
+
+    async def schemas(self) -> list[SourceSchema]:
+        """The tables that match and have a key."""
+        return [
+            table.schema(self._settings.special_values)
+            for table in await self._tables()
+            if table.key
+        ]
+
+    async def largest_key(self, source: str) -> list[Any] | None:
+        """The last key in the database's own order."""
+        table = await self._table(source)
+        await self._begin_again(table)
+        return await self._chunks.largest_key(table)
+
+    async def read_chunk(self, request: ChunkRequest) -> Chunk:
+        """See postgres_chunks.py."""
+        table = await self._table(request.source)
+        if request.is_of_whole_table:
+            await self._begin_again(table)
+        try:
+            return await self._chunks.read(table, request)
+        except UnsupportedChange as error:
+            if request.source in self._taken_up and self._stream is not None:
+                self._stream.stop_again(
+                    request.source, DefinitionGap(error.message, keeps_rows=False)
+                )
+            raise
+
+    async def _begin_again(self, table: PostgresTable) -> None:
+        """All of a table is about to be read: if it has stopped, the stream takes it up before."""
+        source = table.source
+        if source not in self._stopped.stops:
+            return
+        if source in self._unpublished:
+            raise UnsupportedChange(f"{source}: {self._unpublished[source]}", source=source)
+        # What they wrote before it was published has no events, and is not to be seen yet.
+        before = await self._catalogue.writers(table)
+        while before & await self._catalogue.writers(table):
+            await asyncio.sleep(_WRITERS_EVERY_S)
+        table.schema(self._settings.special_values)
+        if self._stream is not None:
+            self._stream.follow_only(source, table.oid)
+        await self._stopped.resumption(source)
+        self._taken_up.add(source)
+
+    async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
+        """See postgres_chunks.py."""
+        return await self._chunks.chunk_end(await self._table(request.source), request)
+
+    def suspended(self) -> Mapping[str, TableSuspension]:
+        """See ``SuspendingSource``."""
+        return self._stopped.stops
+
+    async def table_size(self, source: str) -> TableSize:
+        """See postgres_chunks.py."""
+        return await self._chunks.size(await self._table(source))
+
+    async def write_watermark(self, table: str, token: str) -> None:
+        """See ``WatermarkingSource``."""
+        await self._chunks.write_watermark(await self._table(table), token)
+
+    async def status(self) -> dict[str, Any]:
+        """Server version, current scn, slot and retained log, tables that are left out or have
+        stopped."""
+        facts = await self._catalogue.facts()
+        slot = await self._catalogue.slot()
+        rows = await self._catalogue.fetch(
+            "SELECT pg_catalog.pg_current_wal_insert_lsn()::text AS lsn"
+        )
+        status: dict[str, Any] = {
+            "server_version": facts["version"],
+            "current_scn": scn_before(parse_lsn(rows[0]["lsn"])),
+            "acked_scn": self._acked_scn,
+            "slot": self._settings.slot,
+            "publication": self._settings.publication,
+            "refused_tables": dict(self._unpublished),
+            "stopped_tables": self._stopped.document(),
+            "warnings": self._stopped.warnings(),
+        }
+        status["warnings"] += [
+            f"{source} cannot be captured: {why}"
+            for source, why in self._unpublished.items()
+            if source not in self._stopped.stops
+        ]
+        if self._stream is not None:
+            status["encrypted"] = self._stream.encrypted
+        if slot is not None:
+            status["retained_bytes"] = slot.retained_bytes
+            status["wal_status"] = slot.wal_status
+            status["safe_wal_bytes"] = slot.safe_wal_bytes
+            status["slot_active_pid"] = slot.active_pid
+            warnings = wal_retention.warnings(slot, self._settings)
+            if warnings and not self._warned:
+                _log.warning("database %s: %s", self._settings.name, "; ".join(warnings))
+            self._warned = bool(warnings)
+            status["warnings"] += warnings
+        return status
+
+    async def close(self) -> None:
+        """End the stream and the SQL session; the slot stays."""
+        if self._stream is not None:
+            await self._stream.close()
+        await self._chunks.close()
+        await self._catalogue.close()
+
+    async def _tables(self) -> list[PostgresTable]:
+        found = await self._catalogue.tables()
+        return [table for table in found.values() if matches(table.source, self._globs)]
+
+    async def _table(self, source: str) -> PostgresTable:
+        table = None
+        if matches(source, self._globs):
+            table = await self._catalogue.table_named(source)
+        if table is not None:
+            return table
+        raise UnknownSource(
+            f"{self._settings.name} has no captured table {source}; the globs are "
+            f"{', '.join(self._globs)}"
+        )
+
+    async def _publish(self) -> None:
+        """See to the publication, and to what it gives: tables that it does not give whole stop.
+
+        A table without a key must stay out: publishing it would make the application's own
+        updates and deletes fail.  One that had a key when it was added is taken out again.
+        """
+        self._met.clear()
+        tables = await self._tables()
+        wanted = [table for table in tables if table.key]
+        # Before any of them joins: from then on every other definition is noticed.
+        definitions = await self._catalogue.definitions(wanted)
+        unpublished = {
+            table.source: f"it has no key that identifies its rows; {key_remedy(table)}"
+            for table in tables
+            if not table.key
+        }
+        before = self._unpublished
+        self._unpublished = {**before, **unpublished}
+        publication = await self._catalogue.publication()
+        if publication is None:
+            await self._catalogue.create_publication()
+            publication = await self._required_publication()
+        if self._goes_on and self._given.tables is None:  # An earlier version did not look.
+            whole = [table for table in wanted if publication.problem(table) is None]
+            self._given = self._given.after(whole, publication, definitions)
+        for table in wanted:
+            if publication.has(table) or publication.all_tables or self._given.knows(table):
+                continue
+            try:
+                await self._catalogue.extend_publication(table)
+            except asyncpg.DuplicateObjectError:
+                continue
+            except (
+                asyncpg.InsufficientPrivilegeError,
+                asyncpg.LockNotAvailableError,
+                asyncpg.UndefinedTableError,
+            ) as error:
+                unpublished[table.source] = f"it is not in the publication: {error}"
+        given = self._given.oids
+        unkeyed = [table for table in tables if not table.key and table.source in given]
+        for table in unkeyed:
+            if table.oid in publication.members:
+                await self._catalogue.reduce_publication(table)
+            self._suspend(table.source, DefinitionGap(unpublished[table.source], keeps_rows=False))
+        if unkeyed:
+            self._given = self._given.without(unkeyed)
+        missing = given.keys() - {table.source for table in tables}
+        await self._suspend_eventless({source: given[source] for source in missing}, unpublished)
+        publication = await self._required_publication()
+        await self._look(wanted, publication, definitions, unpublished)
+        name = self._settings.name
+        for source, reason in unpublished.items():
+            if source not in before:
+                _log.warning("database %s: %s is not captured: %s", name, source, reason)
+        self._unpublished = unpublished
+
+    async def _suspend_eventless(self, oids: dict[str, int], unpublished: dict[str, str]) -> None:
+        """Stop tables that are no longer among those that can be captured, and are not gone."""
+        found = await self._catalogue.eventless(oids.values()) if oids else {}
+        for source in found.keys() & oids:
+            why, cure = found[source]
+            unpublished[source] = f"{why}; {cure}"
+            self._suspend(source, DefinitionGap(why, keeps_rows=False, waits_for=cure))
+            self._stopped.wait_for(source, cure)
+            self._given = self._given.lost([source])
+
+    async def _required_publication(self) -> Publication:
+        publication = await self._catalogue.publication()
+        if publication is None:
+            raise SourceUnavailable(f"the publication {self._settings.publication} is gone")
+        return publication
+
+    async def _redefined(self, table: PostgresTable) -> DefinitionGap | None:
+        """How a table's rows may have changed with its definition since the last look; with the
+        next one that counts as known."""
+        if table.source not in (self._given.tables or {}):
+            return None
+        definition = (await self._catalogue.definitions([table])).get(table.oid)
+        change = self._given.change(table, definition)
+        if change is None or definition is None:
+            return None
+        self._given = self._given.redefined(table, definition)
+        self._met.add(table.source)
+        return change
+
+    async def _look(
+        self,
+        tables: list[PostgresTable],
+        publication: Publication,
+        definitions: dict[int, Definition],
+        unpublished: dict[str, str],
+    ) -> None:
+        """Stop the tables that the publication does not give whole, or has not all the time, and
+        those whose rows have changed with their definition."""
+        is_new = not self._goes_on and self._stream is None
+        whole = []
+        for table in tables:
+            problem = publication.problem(table)
+            if problem is not None:
+                is_known = self._unpublished.get(table.source) == str(problem)
+                if not is_known and await self._catalogue.table(table.oid) != table:
+                    continue  # It was altered or dropped meanwhile: the next look sees it.
+                unpublished.setdefault(table.source, str(problem))
+                self._suspend(table.source, DefinitionGap(str(problem), keeps_rows=False))
+                continue
+            whole.append(table)
+            self._stopped.wait_for(table.source, "")
+            # The stream may have met a later definition meanwhile.
+            definition = None if table.source in self._met else definitions.get(table.oid)
+            gap = None if is_new else self._given.gap(table, publication, definition)
+            known = (self._given.tables or {}).get(table.source)
+            if gap and (known is not None or not await self._is_empty(table)):
+                self._suspend(table.source, gap)
+        later = {table.oid for table in whole if table.source in self._met}
+        found = {oid: found for oid, found in definitions.items() if oid not in later}
+        after = self._given.after(whole, publication, found)
+        if after != self._given:
+            self._given = after
+
+    async def _is_empty(self, table: PostgresTable) -> bool:
+        try:
+            return await self._catalogue.is_empty(table)
+        except asyncpg.PostgresError:
+            return False
+
+    def _suspend(self, source: str, change: DefinitionGap) -> None:
+        if self._stream is not None:
+            self._stream.stop_again(source, change)
+        else:
+            self._stop_first[source] = change

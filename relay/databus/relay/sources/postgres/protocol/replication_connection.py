@@ -1,0 +1,498 @@
+"""A connection to PostgreSQL that hands out what the server sent in large blocks.
+
+It speaks just the part of the frontend/backend protocol (version 3) that capture needs: sign
+in, simple queries with every value in its text form, and START_REPLICATION's COPY BOTH.  It
+knows nothing of what the messages say.  docs/decisions/0012 tells why it is not libpq.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import cast
+
+import numpy as np
+
+from databus.common.errors import BadRequest, SourceUnavailable
+from databus.common.http.tcp_options import is_near
+from databus.relay.sources.postgres.kernels.pgoutput_kernels import last_whole
+from databus.relay.sources.postgres.protocol import text_encodings
+from databus.relay.sources.postgres.protocol.postgres_settings import (
+    JIT,
+    LOCK_TIMEOUT,
+    SEARCH_PATH,
+    PostgresSettings,
+    require_search_path,
+)
+from databus.relay.sources.postgres.protocol.scram import Challenge
+
+_HEADER = struct.Struct("!cI")
+_INT = struct.Struct("!I")
+_SHORT = struct.Struct("!H")
+_STATUS = struct.Struct("!cIcQQQqB")
+_PROTOCOL = 196608
+_CANCEL = 80877102
+MAX_SIGN_IN_BYTES = 64 << 10
+MAX_MESSAGE_BYTES = 2 << 30
+"""A row has at most 1 GiB, in text twice that."""
+_SSL_REQUEST = struct.pack("!II", 8, 80877103)
+_BUFFER_BYTES = 1 << 20
+# Faster than 3 MB/s is a backlog; five thousand small transactions a second are below it.
+_BACKLOG_BYTES = 6 << 10
+_BACKLOG_S = 0.002
+_CLOSE_POLL_S = 0.004
+# A receive window that a nap just about fills: meanwhile the sender's kernel joins its many small
+# messages, which costs it far less than to deliver each.  A smaller one fills too early, and the
+# sender then waits for room again and again.  Only where no distance must be filled.
+_WINDOW_BYTES = 512 << 10
+# A machine or a path that is gone says nothing.  The kernel notices by what it does not
+# acknowledge: our status each second, or, in the middle of a question, the kernel's own probes.
+_GONE_MS = 20_000
+_PROBED_AFTER_S, _PROBED_EVERY_S = 10, 5
+_POSTGRES_EPOCH_US = 946_684_800_000_000
+# Values come in the same text form from the stream and from a SELECT, on every server.
+_SESSION = {
+    # As they are stored: see ``text_encodings``.
+    "client_encoding": "SQL_ASCII",
+    "DateStyle": "ISO, YMD",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "options": "-c bytea_output=hex -c xmloption=content",
+    "application_name": "databus",
+    "search_path": SEARCH_PATH,
+    "lock_timeout": LOCK_TIMEOUT,
+    # Rows that a policy hides are an error, and not rows that are gone.
+    "row_security": "off",
+    "jit": JIT,
+    # A relay that hangs in the middle of a chunk must not hold the table for ever.
+    "idle_in_transaction_session_timeout": "5min",
+}
+
+
+class PostgresError(Exception):
+    """What the server answered instead: SQLSTATE and message."""
+
+    def __init__(self, fields: dict[str, str]) -> None:
+        super().__init__(f"{fields.get('M', 'unknown error')} (SQLSTATE {fields.get('C', '?')})")
+        self.sqlstate = fields.get("C", "")
+        self.message = fields.get("M", "")
+
+
+class _Inbox(asyncio.BufferedProtocol):
+    """Received bytes in one growing buffer; reading pauses after every receive.
+
+    Invariants:
+        I1. Bytes [start, end) are received and not consumed; nothing is received while paused.
+
+    Owner: the connection.
+    """
+
+    def __init__(self) -> None:
+        self.data = bytearray(_BUFFER_BYTES)
+        self.start = 0
+        self.end = 0
+        self.received: asyncio.Future[None] | None = None
+        self.lost: str | None = None
+        self.transport: asyncio.Transport | None = None
+        self.writable = asyncio.Event()
+        self.writable.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.pause_reading()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self.end == len(self.data):
+            self.make_room(len(self.data) - (self.end - self.start) + 1)
+        return memoryview(self.data)[self.end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.end += nbytes
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> bool:
+        self.lost = self.lost or "the server closed the connection"
+        self._wake()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = self.lost or (str(exc) if exc else "the connection is closed")
+        self.writable.set()
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+
+    def make_room(self, need_bytes: int) -> None:
+        """Move what is left to the front of a buffer that has ``need_bytes`` more."""
+        left = self.end - self.start
+        size = _BUFFER_BYTES
+        while size < left + need_bytes:
+            size *= 2
+        if size != len(self.data):
+            larger = bytearray(size)
+            larger[:left] = memoryview(self.data)[self.start : self.end]
+            self.data = larger
+        elif self.start:
+            view = memoryview(self.data)
+            view[:left] = view[self.start : self.end]
+        self.start, self.end = 0, left
+
+    def _wake(self) -> None:
+        if self.received is not None and not self.received.done():
+            self.received.set_result(None)
+
+
+class ReplicationConnection:
+    """One session with the server, for SQL or (``replication``) for a stream.
+
+    Invariants:
+        I1. A block holds whole protocol messages only, each byte handed out once, in order.
+        I2. While nobody calls ``receive`` nothing is read: the server waits, memory does not
+            grow.
+        I3. With a backlog, reads are four milliseconds apart, so that the server's sender is
+            not slowed by waking a reader for every message; at the tail there is no delay.
+
+    Owner: one task reads; ``send_status`` may be called by another one of the same loop.
+    Raises: SourceUnavailable where the connection fails; PostgresError for what the server
+        refuses.
+    """
+
+    def __init__(self, settings: PostgresSettings, *, replication: bool = False) -> None:
+        self._settings = settings
+        self._replication = replication
+        self._inbox = _Inbox()
+        self._recent_bytes = 0
+        self._recent_since_s = 0.0
+        self.encrypted = False
+        self._cancel_key = b""
+        self.encoding = text_encodings.UTF8
+        self._is_converted = False
+
+    # -- life
+
+    async def connect(self) -> None:
+        """Connect and sign in."""
+        settings = self._settings
+        try:
+            async with asyncio.timeout(settings.connect_timeout_s):
+                await self._dial()
+                await self._startup()
+                if self._is_converted:
+                    await self.query("SET client_encoding = 'UTF8'")
+                ((found,),) = await self.query("SHOW search_path")
+                require_search_path(settings, (found or b"").decode())
+        except TimeoutError:
+            self.close()
+            raise SourceUnavailable(
+                f"{settings.address} did not answer within {settings.connect_timeout_s:g} s"
+            ) from None
+        except OSError as error:
+            self.close()
+            raise SourceUnavailable(f"cannot connect to {settings.address}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the session; what was not received is dropped."""
+        transport = self._inbox.transport
+        if transport is not None and not transport.is_closing():
+            with contextlib.suppress(OSError, RuntimeError):
+                transport.write(_HEADER.pack(b"X", 4))
+                # Not close(): that waits for what TLS has to say at the end, and for a server
+                # that takes nothing any more; the event loop may have ended before.
+                transport.abort()
+
+    async def cancel(self) -> None:
+        """End what this session runs at the server, over a connection of its own.
+
+        The close of a connection alone does not: the server notices it when it next writes.
+        """
+        if not self._cancel_key:
+            return
+        other = ReplicationConnection(self._settings)
+        with contextlib.suppress(OSError, TimeoutError, SourceUnavailable):
+            try:
+                async with asyncio.timeout(self._settings.connect_timeout_s):
+                    await other._dial()
+                    size = 8 + len(self._cancel_key)
+                    other._transport.write(struct.pack("!II", size, _CANCEL) + self._cancel_key)
+                    await other._more(None)  # the server closes when it has taken it
+            finally:
+                other.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection is gone, by us or by the server."""
+        transport = self._inbox.transport
+        return self._inbox.lost is not None or transport is None or transport.is_closing()
+
+    async def _dial(self) -> None:
+        settings, loop = self._settings, asyncio.get_running_loop()
+        if settings.host.startswith("/"):
+            path = f"{settings.host}/.s.PGSQL.{settings.port}"
+            await loop.create_unix_connection(lambda: self._inbox, path)
+            return
+        await loop.create_connection(lambda: self._inbox, settings.host, settings.port)
+        transport = self._transport
+        raw: socket.socket = transport.get_extra_info("socket")
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBED_AFTER_S)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBED_EVERY_S)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_MS)
+        context = settings.ssl_context()
+        if context is None:
+            return
+        transport.write(_SSL_REQUEST)
+        answer = await self._exactly(1)
+        early = self._inbox.end - self._inbox.start
+        if early:
+            # They would be taken for what comes under TLS (CVE-2021-23222).
+            raise SourceUnavailable(
+                f"{settings.address} sends {early} bytes in clear before TLS has begun; somebody "
+                f"may be between"
+            )
+        if answer == b"S":
+            secured = await loop.start_tls(
+                transport, self._inbox, context, server_hostname=settings.host
+            )
+            if secured is None:
+                raise SourceUnavailable(f"{settings.address} closed the connection in TLS")
+            self._inbox.connection_made(secured)
+            self.encrypted = True
+        elif settings.sslmode != "prefer":
+            raise SourceUnavailable(
+                f"{settings.address} offers no TLS, but sslmode={settings.sslmode}"
+            )
+
+    async def _startup(self) -> None:
+        parameters = {"user": self._settings.user, "database": self._settings.database, **_SESSION}
+        if self._replication:
+            parameters["replication"] = "database"
+        body = b"".join(f"{key}\0{value}\0".encode() for key, value in parameters.items()) + b"\0"
+        self._transport.write(struct.pack("!II", len(body) + 8, _PROTOCOL) + body)
+        challenge = Challenge(self._settings, encrypted=self.encrypted)
+        while True:
+            kind, payload = await self._message(MAX_SIGN_IN_BYTES)
+            if kind == b"R":
+                self._answer_challenge(challenge, payload)
+            elif kind == b"K":
+                self._cancel_key = payload
+            elif kind == b"S" and payload.startswith(b"server_encoding\0"):
+                name = payload.split(b"\0")[1].decode()
+                codec = text_encodings.codec_of(name, self._settings.sql_ascii_encoding)
+                self.encoding, self._is_converted = codec or text_encodings.UTF8, codec is None
+            elif kind == b"Z":
+                return
+
+    def _answer_challenge(self, challenge: Challenge, payload: bytes) -> None:
+        answer = challenge.answer(_INT.unpack_from(payload)[0], payload[4:])
+        if answer is not None:
+            self._send(b"p", answer)
+
+    # -- queries
+
+    async def query(self, sql: str) -> list[tuple[bytes | None, ...]]:
+        """Run SQL by the simple protocol; the rows, every value in its text form."""
+        self._send(b"Q", self._encoded(sql) + b"\0")
+        return [_row(payload) async for payload in self._rows()]
+
+    async def select(self, sql: str, parameters: Sequence[str]) -> list[tuple[bytes | None, ...]]:
+        """Run one statement by the extended protocol; values and parameters in text form.
+
+        The server takes a parameter's type from where it stands; it refuses more than one
+        statement.
+        """
+        texts = [self._encoded(parameter) for parameter in parameters]
+        self._send(b"P", b"\0" + self._encoded(sql) + b"\0" + _SHORT.pack(0))
+        bound = b"".join(_INT.pack(len(text)) + text for text in texts)
+        # No names; all parameters as text; the parameters; all results as text.
+        self._send(b"B", b"\0\0" + _SHORT.pack(0) + _SHORT.pack(len(texts)) + bound + b"\0\0")
+        self._send(b"E", b"\0" + _INT.pack(0))
+        self._send(b"S", b"")
+        return [_row(payload) async for payload in self._rows()]
+
+    def _encoded(self, text: str) -> bytes:
+        """A text as the server has it.
+
+        Raises:
+            BadRequest: it holds what the server's encoding does not have.
+        """
+        try:
+            return text.encode(self.encoding)
+        except UnicodeEncodeError as error:
+            raise BadRequest(f"{self._settings.address} has no such text: {error}") from None
+
+    async def _rows(self) -> AsyncIterator[bytes]:
+        """The DataRow payloads of what was asked, as they come."""
+        refused: PostgresError | None = None
+        while True:
+            try:
+                kind, payload = await self._message()
+            except PostgresError as error:
+                refused = error
+                continue
+            except SourceUnavailable:
+                # A fatal error is followed by the end of the connection: the first one tells.
+                if refused is None:
+                    raise
+                break
+            if kind == b"D":
+                yield payload
+            elif kind == b"Z":
+                break
+        if refused is not None:
+            raise refused
+
+    # -- the stream
+
+    async def start_copy(self, command: str) -> None:
+        """Run START_REPLICATION; from here on ``receive`` and ``send_status`` are valid."""
+        self._narrow_window()
+        self._send(b"Q", command.encode() + b"\0")
+        while True:
+            kind, _ = await self._message()
+            if kind == b"W":
+                return
+
+    def _narrow_window(self) -> None:
+        raw: socket.socket | None = self._transport.get_extra_info("socket")
+        if raw is not None and is_near(raw):
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WINDOW_BYTES)
+
+    async def receive(self, timeout_s: float, *, is_behind: bool = True) -> memoryview | None:
+        """All whole messages that are there, as one block; waits at most ``timeout_s``.
+
+        ``is_behind``: what came last is old, so that a burst is a backlog and not the tail.
+        None if nothing came.  The block stays valid until ``consumed`` is called with it.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        if is_behind and self._recent_bytes >= _BACKLOG_BYTES:
+            await asyncio.sleep(_CLOSE_POLL_S)
+            self._recent_bytes = 0
+        while True:
+            stop = self._whole_messages()
+            if stop > self._inbox.start:
+                now_s = loop.time()
+                if now_s - self._recent_since_s > _BACKLOG_S:
+                    self._recent_since_s, self._recent_bytes = now_s, 0
+                self._recent_bytes += stop - self._inbox.start
+                return memoryview(self._inbox.data)[self._inbox.start : stop]
+            remaining_s = deadline_s - loop.time()
+            if remaining_s <= 0 or not await self._more(remaining_s):
+                return None
+
+    def consumed(self, block: memoryview) -> None:
+        """The block is done with; its bytes may be overwritten."""
+        self._inbox.start += len(block)
+        block.release()
+
+    def send_status(self, received: int, flushed: int) -> None:
+        """Standby status update: LSNs received, and durable downstream."""
+        if self.is_closed:
+            return
+        now = time.time_ns() // 1000 - _POSTGRES_EPOCH_US
+        body = _STATUS.pack(b"d", 38, b"r", received, flushed, flushed, now, 0)
+        self._transport.write(body)
+
+    def _whole_messages(self) -> int:
+        """Where the last whole message in the buffer ends."""
+        inbox = self._inbox
+        return int(last_whole(np.frombuffer(inbox.data, dtype=np.uint8), inbox.start, inbox.end))
+
+    # -- messages
+
+    @property
+    def _transport(self) -> asyncio.Transport:
+        if self._inbox.transport is None:
+            raise SourceUnavailable(f"{self._settings.address} is not connected")
+        return self._inbox.transport
+
+    def _send(self, kind: bytes, body: bytes) -> None:
+        self._transport.write(_HEADER.pack(kind, len(body) + 4) + body)
+
+    async def _message(self, limit_bytes: int = MAX_MESSAGE_BYTES) -> tuple[bytes, bytes]:
+        """The next message; an ErrorResponse is raised."""
+        kind, length = _HEADER.unpack(await self._exactly(5))
+        if not 4 <= length <= limit_bytes:
+            raise SourceUnavailable(
+                f"{self._settings.address} announces a message {kind!r} of {length} bytes, where "
+                f"there can be {limit_bytes}; is it a PostgreSQL server?"
+            )
+        payload = await self._exactly(length - 4)
+        if kind == b"E":
+            raise error_of(payload)
+        return kind, payload
+
+    async def _exactly(self, count: int) -> bytes:
+        inbox = self._inbox
+        while (missing := count - (inbox.end - inbox.start)) > 0:
+            await self._more(None, missing)
+        taken = bytes(memoryview(inbox.data)[inbox.start : inbox.start + count])
+        inbox.start += count
+        return taken
+
+    async def _more(self, timeout_s: float | None, missing: int = 0) -> bool:
+        """Receive once; False if nothing came in time.
+
+        ``missing`` are the bytes that the message needs; 0: its header, which is next, says it.
+        """
+        inbox = self._inbox
+        if inbox.lost is not None:
+            raise SourceUnavailable(f"{self._settings.address}: {inbox.lost}")
+        if not missing:
+            missing = 1
+            if inbox.end - inbox.start >= 5:
+                missing = min(
+                    _INT.unpack_from(inbox.data, inbox.start + 1)[0] + 1, MAX_MESSAGE_BYTES
+                )
+        inbox.make_room(missing)
+        before = inbox.end
+        inbox.received = asyncio.get_running_loop().create_future()
+        self._transport.resume_reading()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await inbox.received
+        except TimeoutError:
+            return inbox.end > before
+        finally:
+            inbox.received = None
+            if inbox.transport is not None and not inbox.transport.is_closing():
+                inbox.transport.pause_reading()
+        return True
+
+
+def error_of(payload: bytes | memoryview) -> PostgresError:
+    """The exception that an ErrorResponse's payload stands for."""
+    fields = {}
+    for part in bytes(payload).split(b"\0"):
+        if part:
+            fields[chr(part[0])] = part[1:].decode(errors="replace")
+    return PostgresError(fields)
+
+
+def _row(payload: bytes) -> tuple[bytes | None, ...]:
+    (count,) = _SHORT.unpack_from(payload)
+    at, values = 2, list[bytes | None]()
+    for _ in range(count):
+        (length,) = _INT.unpack_from(payload, at)
+        at += 4
+        if length == 0xFFFFFFFF:
+            values.append(None)
+        else:
+            values.append(payload[at : at + length])
+            at += length
+    return tuple(values)

@@ -1,0 +1,372 @@
+"""Reads our slot and yields batches of windows, for as long as the connection lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import struct
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
+
+import asyncpg
+import numpy as np
+
+from databus.common.errors import DatabusError, FormatError, SourcePositionLost, SourceUnavailable
+from databus.relay.sources.announced_schemas import AnnouncedSchemas
+from databus.relay.sources.contract import Batch
+from databus.relay.sources.postgres.protocol import pgoutput_messages
+from databus.relay.sources.postgres.protocol.lsn import flush_lsn, format_lsn
+from databus.relay.sources.postgres.protocol.postgres_settings import PostgresSettings
+from databus.relay.sources.postgres.protocol.replication_connection import (
+    PostgresError,
+    ReplicationConnection,
+    error_of,
+)
+from databus.relay.sources.postgres.stream.postgres_lineage import (
+    PostgresResumeState,
+    commits_between,
+    create_slot,
+)
+from databus.relay.sources.postgres.stream.window_assembler import (
+    PART_BYTES,
+    StreamTextNeeded,
+    WindowAssembler,
+)
+from databus.relay.sources.postgres.tables.postgres_catalogue import (
+    Catalogue,
+    start_replication_command,
+)
+from databus.relay.sources.postgres.tables.postgres_tables import PostgresTable
+from databus.relay.sources.postgres.tables.publications import GivenTables
+from databus.relay.sources.postgres.tables.table_definitions import DefinitionGap
+from databus.relay.sources.suspended_tables import SuspendedTables
+
+_KEEP_ALIVE_S = 1.0
+_QUIET_S = 1.0
+_RESOLVED_S = 0.05
+_BEHIND_US = 20_000
+_BUSY_TRIES = 30
+_BUSY_PAUSE_S = 0.1
+_IN_USE = "55006"
+_LOST_STATES = {
+    "42704": "the slot or the publication does not exist",
+    "55000": "the slot can no longer be read",
+    "58P01": "the log that it needs has been removed",
+}
+
+_length = struct.Struct("!I").unpack_from
+_DATA, _XLOG, _KEEPALIVE, _ERROR = ord("d"), ord("w"), ord("k"), ord("E")
+_IGNORED = frozenset(b"SN")
+_BODY = 6
+"""Where a CopyData message's content begins: type, length, and the content's own type."""
+_CHANGE = _BODY + pgoutput_messages.XLOG_HEADER_BYTES
+
+_log = logging.getLogger(__name__)
+
+
+class SlotStream:
+    """One run of the slot's stream.
+
+    Invariants:
+        I1. The flush position that the server hears is that of the last ``ack``, never more.
+        I2. The server hears from us every second, also while nobody takes batches.
+        I3. A batch that says that a table has stopped comes before the end of the transaction
+            in which it did.
+
+    ``resume_state`` is what is remembered of the stream so far; the tables in ``stopped`` are those
+    of it that have stopped before.
+
+    Owner: one task iterates ``batches``; the rest is called in the same loop.
+    Raises: SourcePositionLost, SourceUnavailable, FormatError.
+    """
+
+    def __init__(
+        self,
+        settings: PostgresSettings,
+        globs: tuple[str, ...],
+        catalogue: Catalogue,
+        discover: Callable[[], Awaitable[None]],
+        resume_state: PostgresResumeState,
+        stopped: SuspendedTables,
+        *,
+        given: Callable[[], GivenTables],
+        redefined: Callable[[PostgresTable], Awaitable[DefinitionGap | None]],
+        binary: bool,
+    ) -> None:
+        self._settings = settings
+        self._globs = globs
+        self._catalogue = catalogue
+        self._discover = discover
+        self._connection = ReplicationConnection(settings, replication=True)
+        self._resume_state = resume_state
+        self._stopped, self._given, self._binary = stopped, given, binary
+        self._redefined = redefined
+        self._windows = self._assembler(0)
+        self._received_lsn = 0
+        self._acked_lsn = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the connection uses TLS."""
+        return self._connection.encrypted
+
+    def stop_again(self, source: str, gap: DefinitionGap) -> None:
+        """Stop a table between two transactions: one of which nobody could read all, that the
+        publication does not give whole, or whose rows have changed with its definition."""
+        self._windows.stop_again(source, gap)
+
+    def follow_only(self, source: str, oid: int) -> None:
+        """From here on the source is this table, and none that had its name before."""
+        self._windows.follow_only(source, oid)
+
+    def ack(self, scn: int) -> None:
+        """Tell the server what it may forget."""
+        lsn = flush_lsn(scn)
+        if lsn > self._acked_lsn:
+            self._acked_lsn = lsn
+            self._report()
+
+    async def close(self) -> None:
+        """Stop the helpers and the connection."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._tasks.clear()
+        self._connection.close()
+
+    async def batches(self, after_scn: int) -> AsyncGenerator[Batch, None]:
+        """Every window with an scn above ``after_scn``."""
+        await self._check_slot(after_scn)
+        await self._start(after_scn)
+        self._windows = self._assembler(after_scn)
+        self._received_lsn = flush_lsn(after_scn)
+        self._tasks = [
+            asyncio.create_task(self._keep_alive()),
+            asyncio.create_task(self._keep_discovering()),
+        ]
+        clock = asyncio.get_running_loop().time
+        told, told_at = after_scn, clock()
+        try:
+            while True:
+                waiting = self._windows.resolved > told
+                block = await self._connection.receive(
+                    _RESOLVED_S if waiting else _QUIET_S, is_behind=self._is_behind()
+                )
+                if block is not None:
+                    async for batch in self._read(block):
+                        told, told_at = batch.resolved, clock()
+                        yield batch
+                    self._connection.consumed(block)
+                self._windows.settle()
+                quiet_s = clock() - told_at
+                due = quiet_s >= (_RESOLVED_S if self._windows.resolved > told else _QUIET_S)
+                batch = self._batch()
+                if batch.data or batch.schemas or batch.keep or due:
+                    told, told_at = batch.resolved, clock()
+                    yield batch
+        except PostgresError as error:
+            raise self._mapped(error) from error
+
+    def _is_behind(self) -> bool:
+        """Whether the commit that came last is old by this machine's clock.
+
+        A clock that is ahead of the server's makes a burst at the tail look like a backlog, one
+        that is behind a backlog like the tail: neither costs more than some speed.
+        """
+        return time.time_ns() // 1000 - self._windows.commit_us > _BEHIND_US
+
+    def _assembler(self, after_scn: int) -> WindowAssembler:
+        return WindowAssembler(
+            self._globs, self._settings.special_values, after_scn, keys=self._settings.keys,
+            stopped=self._stopped, announced=AnnouncedSchemas(self._resume_state.announced),
+            binary=self._binary, encoding=self._connection.encoding, only=self._given().oids,
+        )  # fmt: skip
+
+    def _batch(self) -> Batch:
+        """What has gathered, with what is to be remembered of it."""
+        windows, keep = self._windows, self._windows.stops_changed
+        announced = windows.announced.encode()
+        # What a look at the publication has found is known when its tables have stopped.
+        given = self._resume_state.given if windows.is_to_stop else self._given()
+        if (
+            keep
+            or announced != self._resume_state.announced
+            or given is not self._resume_state.given
+        ):
+            stops = dict(windows.stopped.stops)
+            self._resume_state = replace(
+                self._resume_state, stopped=stops, announced=announced, given=given
+            )
+        windows.stops_changed = False
+        data, schemas = windows.take()
+        return Batch(data, schemas, windows.resolved, self._resume_state, keep)
+
+    # -- messages
+
+    async def _read(self, block: memoryview) -> AsyncGenerator[Batch, None]:
+        """Feed a block's messages; batches come where enough has gathered."""
+        windows, at, stop = self._windows, 0, len(block)
+        array = np.frombuffer(block, dtype=np.uint8)
+        while at < stop:
+            at = windows.run(array, at)
+            if at < stop and windows.pending_bytes < PART_BYTES:
+                try:
+                    at = await self._read_one(block, at)
+                except StreamTextNeeded as error:
+                    self._resume_state = replace(self._resume_state, as_text=windows.scn)
+                    yield replace(self._batch(), keep=True)
+                    raise SourceUnavailable(
+                        f"{error} comes in no binary form that is known; the stream begins again, "
+                        "in text form"
+                    ) from error
+            if windows.pending_bytes >= PART_BYTES or windows.stops_changed:
+                yield self._batch()
+
+    async def _read_one(self, block: memoryview, at: int) -> int:
+        """Take the message at ``at``; where the next one begins."""
+        end = at + 1 + int(_length(block, at + 1)[0])
+        kind = block[at]
+        if kind == _DATA and block[at + 5] == _XLOG:
+            relation = self._windows.feed(block[at + _CHANGE], bytes(block[at + _CHANGE + 1 : end]))
+            if relation is not None:
+                table = await self._catalogue.table(relation.oid)
+                root = None if table else await self._catalogue.root_of(relation.oid)
+                if table is not None and (gap := await self._redefined(table)):
+                    self._windows.redefine(table.source, gap)
+                if root is None:
+                    self._windows.learn(relation, table)
+                else:
+                    self._windows.pass_over_partition(relation, root)
+        elif kind == _DATA and block[at + 5] == _KEEPALIVE:
+            self._on_keepalive(pgoutput_messages.read_keepalive(bytes(block[at + _BODY : end])))
+        elif kind == _ERROR:
+            raise error_of(block[at + 5 : end])
+        elif kind not in _IGNORED:
+            self._on_other(block, at, end)
+        return end
+
+    def _on_keepalive(self, keepalive: pgoutput_messages.Keepalive) -> None:
+        self._windows.keepalive(keepalive.wal_end)
+        if self._windows.is_idle:
+            self._received_lsn = max(self._received_lsn, keepalive.wal_end)
+        if keepalive.reply_asked:
+            self._report()
+
+    def _on_other(self, block: memoryview, at: int, end: int) -> None:
+        kind = chr(block[at])
+        if kind in "cCZ":
+            raise SourceUnavailable(f"{self._settings.address} ended the stream")
+        raise FormatError(
+            f"{self._settings.address} sent a message {kind!r} of {end - at} bytes in the stream"
+        )
+
+    # -- helpers
+
+    def _report(self) -> None:
+        self._connection.send_status(max(self._received_lsn, self._acked_lsn), self._acked_lsn)
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(_KEEP_ALIVE_S)
+            self._report()
+
+    async def _keep_discovering(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.discover_every_s)
+            try:
+                await self._discover()
+            except (DatabusError, asyncpg.PostgresError) as error:
+                _log.warning("database %s: looking for new tables: %s", self._settings.name, error)
+
+    # -- start
+
+    async def _check_slot(self, after_scn: int) -> None:
+        slot = await self._catalogue.slot()
+        name = self._settings.slot
+        if slot is None:
+            await self._make_slot_anew(after_scn)
+            return
+        if slot.wal_status == "lost" or slot.restart_lsn is None or slot.confirmed_lsn is None:
+            raise SourcePositionLost(
+                f"slot {name} was invalidated by the server (wal_status {slot.wal_status}): it "
+                "had to keep more log than max_slot_wal_keep_size allows"
+            )
+        await self._bridge(slot.confirmed_lsn, after_scn)
+
+    async def _make_slot_anew(self, after_scn: int) -> None:
+        """Where the slot is gone: go on with a new one if nothing was committed meanwhile.
+
+        So it is after a standby was promoted before anybody wrote to it: servers before
+        PostgreSQL 17 do not carry slots over.
+        """
+        name, wanted = self._settings.slot, flush_lsn(after_scn)
+        try:
+            begins_lsn = await create_slot(self._settings)
+        except (PostgresError, asyncpg.PostgresError) as error:
+            raise SourcePositionLost(f"slot {name} is gone and cannot be made: {error}") from error
+        try:
+            await self._bridge(begins_lsn, after_scn)
+        except SourcePositionLost as error:
+            await self._catalogue.drop_slot()
+            raise SourcePositionLost(
+                f"slot {name} does not exist on {self._settings.address}: it was dropped, or the "
+                "server is a promoted standby, which before PostgreSQL 17 has no slots; the "
+                f"changes after {format_lsn(wanted)} (scn {after_scn}) are no longer kept. "
+                f"A new slot would not do: {error.message}"
+            ) from error
+
+    async def _bridge(self, begins_lsn: int, after_scn: int) -> None:
+        """See to it that a slot that begins there lacks no commit after ours.
+
+        Raises:
+            SourcePositionLost: it does, or nobody can tell.
+        """
+        name, wanted = self._settings.slot, flush_lsn(after_scn)
+        if begins_lsn <= wanted:
+            return
+        commits = await commits_between(self._catalogue, wanted, begins_lsn)
+        if commits == 0:
+            _log.warning(
+                "database %s: slot %s begins at %s, behind our position %s; the server's log has "
+                "no commit between them, so nothing is missed",
+                self._settings.name, name, format_lsn(begins_lsn), format_lsn(wanted),
+            )  # fmt: skip
+            return
+        missed = (
+            f"{commits} commits are missed"
+            if commits is not None
+            else "whether commits are missed cannot be told: CREATE EXTENSION pg_walinspect "
+            "(PostgreSQL 15) would tell, while the log is still there"
+        )
+        raise SourcePositionLost(
+            f"slot {name} begins at {format_lsn(begins_lsn)}, behind our position "
+            f"{format_lsn(wanted)} (scn {after_scn}): it was created anew or advanced, and of "
+            f"{begins_lsn - wanted} bytes of log {missed}"
+        )
+
+    async def _start(self, after_scn: int) -> None:
+        """Connect and start; the server may need a moment to end our last connection."""
+        begin = format_lsn(flush_lsn(after_scn))
+        command = start_replication_command(self._settings, begin, binary=self._binary)
+        for tries_left in reversed(range(_BUSY_TRIES)):
+            try:
+                await self._connection.connect()
+                await self._connection.start_copy(command)
+                return
+            except PostgresError as error:
+                self._connection.close()
+                if error.sqlstate != _IN_USE or not tries_left:
+                    raise self._mapped(error) from error
+            await asyncio.sleep(_BUSY_PAUSE_S)
+            self._connection = ReplicationConnection(self._settings, replication=True)
+
+    def _mapped(self, error: PostgresError) -> DatabusError:
+        address = f"{self._settings.address}, slot {self._settings.slot}"
+        if error.sqlstate in _LOST_STATES:
+            return SourcePositionLost(f"{address}: {_LOST_STATES[error.sqlstate]}: {error}")
+        return SourceUnavailable(f"{address}: {error}")

@@ -1,0 +1,555 @@
+"""From pgoutput messages to windows of frames.  Pure: it neither waits nor asks the database.
+
+The caller feeds blocks of messages in stream order.  What the compiled kernel cannot pack is
+packed here, message by message, with equal bytes; without numba this is the only path.  At a
+Relation message the flow stops: the caller looks the table up in the catalogue and answers
+with ``learn``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+
+from databus.common.compiled import kernels as common_kernels
+from databus.common.compiled.kernels import U8Array
+from databus.common.errors import FormatError, UnsupportedChange
+from databus.common.frame.frame_format import Op, pack_frame
+from databus.common.frame.window_builder import WindowBuilder, end_of_window
+from databus.common.schema.source_schema import SourceSchema
+from databus.relay.sources.announced_schemas import AnnouncedSchemas
+from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
+from databus.relay.sources.postgres.kernels import pgoutput_kernels
+from databus.relay.sources.postgres.kernels.pgoutput_kernels import (
+    CHANGED_AFTER,
+    COMMIT_US,
+    IN_TRANSACTION,
+    RESOLVED,
+    SCN,
+    SEQ,
+    XID,
+)
+from databus.relay.sources.postgres.protocol import pgoutput_messages
+from databus.relay.sources.postgres.protocol.lsn import scn_before
+from databus.relay.sources.postgres.protocol.pgoutput_messages import (
+    UNCHANGED,
+    Binary,
+    Change,
+    Relation,
+    Value,
+)
+from databus.relay.sources.postgres.protocol.text_encodings import UTF8
+from databus.relay.sources.postgres.rows.binary_values import FORMS, text_of
+from databus.relay.sources.postgres.rows.postgres_kernel_tables import PostgresKernelTables
+from databus.relay.sources.postgres.rows.row_codec import RowCodec
+from databus.relay.sources.postgres.tables.postgres_tables import (
+    PostgresTable,
+    base_oids,
+    matches,
+    schema_of,
+)
+from databus.relay.sources.postgres.tables.table_definitions import DefinitionGap
+from databus.relay.sources.suspended_tables import SuspendedTables
+
+PART_BYTES = 1 << 20
+"""Frames are handed on when so many are packed, whether their window has ended or not."""
+
+_log = logging.getLogger(__name__)
+
+
+class StreamTextNeeded(Exception):
+    """A table has a column of this type, which is only read in its text form."""
+
+
+class WindowAssembler:
+    """Packs one stream's transactions into windows.
+
+    The scn of a window is the LSN where its commit record starts (docs/decisions/0011).  A
+    schema change is told in a window of its own: at scn - 1 if the window that first uses it
+    has no event yet, at scn + 1 otherwise.  LSNs are multiples of 8, so both are free, and a
+    window that is read again has the same seqs whatever was told before it.
+
+    Invariants:
+        I1. scns grow strictly; a window's events have the seqs 0, 1, 2, ...
+        I2. ``take`` gives whole frames, and with them or earlier every schema that they use.
+        I3. ``resolved`` is below the scn of every commit still to come, and not below that of
+            a window that has ended.
+        I4. Between two calls the kernel's state and tables describe the stream so far.
+        I5. A table of which a row cannot be carried, or has no key, stops alone: nothing of it
+            is packed from that row on, until it begins again between two transactions.
+
+    ``stopped`` are the tables that have stopped before ``resolved``, ``announced`` the
+    schemas that consumers were told of last, ``only`` the oids of tables by their sources: what
+    comes under such a name of another table is older, and was never asked for.
+
+    Owner: the task that reads the stream.
+    Raises: FormatError; the assembler is of no use after.
+    """
+
+    def __init__(
+        self,
+        globs: tuple[str, ...],
+        special_values: str,
+        resolved: int,
+        *,
+        keys: ConfiguredKeys = NO_KEYS,
+        compiled: bool = common_kernels.COMPILED,
+        stopped: SuspendedTables | None = None,
+        announced: AnnouncedSchemas | None = None,
+        binary: bool = False,
+        encoding: str = UTF8,
+        only: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self._globs = globs
+        self._only = dict(only)
+        self._special_values = special_values
+        self._keys = keys
+        self._compiled = compiled
+        self._binary, self._encoding = binary, encoding
+        self._base_oids: dict[int, tuple[int, ...]] = {}
+        self._codecs: dict[int, RowCodec | None] = {}
+        self._partitions: dict[int, tuple[str, str]] = {}
+        self.stopped = stopped or SuspendedTables({})
+        self.stops_changed = False
+        self.announced = announced or AnnouncedSchemas()
+        self._passed_over = self.stopped.passed_over
+        self._stop_next: dict[str, DefinitionGap] = {}
+        self._by_source: dict[str, int] = {}
+        self._told: set[int] = set()
+        self._changed_after: dict[str, SourceSchema] = {}
+        self._before_next = (0, 0)
+        self._schemas: list[SourceSchema] = []
+        self._ready: list[bytes] = []
+        self._ready_bytes = 0
+        self._state = np.zeros(pgoutput_kernels.STATE_COUNT, dtype=np.int64)
+        self._state[RESOLVED] = resolved
+        self._tables = PostgresKernelTables(encoding)
+        self._out = np.empty(2 * PART_BYTES, dtype=np.uint8)
+        self._handlers: dict[int, Callable[[bytes], None]] = {
+            ord("B"): self._on_begin,
+            ord("C"): self._on_commit,
+            ord("I"): self._on_insert,
+            ord("U"): self._on_update,
+            ord("D"): self._on_delete,
+            ord("T"): self._on_truncate,
+        }
+
+    @property
+    def resolved(self) -> int:
+        """An scn up to which every commit has been fed, and none will follow."""
+        return int(self._state[RESOLVED])
+
+    @property
+    def scn(self) -> int:
+        """That of the transaction that came last."""
+        return int(self._state[SCN])
+
+    @property
+    def commit_us(self) -> int:
+        """When the transaction that came last was committed, by the server's clock."""
+        return int(self._state[COMMIT_US])
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no transaction is under way."""
+        return not self._state[IN_TRANSACTION]
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that ``take`` would return."""
+        return self._ready_bytes
+
+    def run(self, block: U8Array, at: int) -> int:
+        """Let the kernel take what it can of a block's messages from ``at`` on.
+
+        Returns where it stopped: at the end, at a message that must be fed by hand, or where
+        enough has gathered to be taken.
+        """
+        if (self.stopped.is_asked or self._stop_next) and not self.settle():
+            self._state[CHANGED_AFTER] = 1  # The commit comes by hand, and settles it.
+        if not self._compiled:
+            return at
+        while at < len(block) and self._ready_bytes < PART_BYTES:
+            at, used, why = pgoutput_kernels.transcode(
+                block, at, len(block), self._out, self._out.view(np.uint64), 0, self._state,
+                *self._tables.arrays,
+            )  # fmt: skip
+            if used:
+                self._put(self._out[:used].tobytes())
+            if why == pgoutput_kernels.AT_OTHER:
+                break
+            if why == pgoutput_kernels.OUT_FULL and not used:
+                self._out = np.empty(2 * len(self._out), dtype=np.uint8)
+        if len(self._out) > 2 * PART_BYTES:
+            self._out = np.empty(2 * PART_BYTES, dtype=np.uint8)
+        return at
+
+    def feed(self, kind: int, body: bytes) -> Relation | None:
+        """Take one pgoutput message; a Relation is returned and must be ``learn``-ed next."""
+        handler = self._handlers.get(kind)
+        if handler is not None:
+            try:
+                handler(body)
+            except UnsupportedChange as error:
+                codec = self._codecs[int.from_bytes(body[:4], "big")]
+                assert codec is not None
+                self._stop(codec.schema.source, error.message)
+            return None
+        if kind == ord("R"):
+            return pgoutput_messages.read_relation(body, self._encoding)
+        if kind in b"YOM":  # types, origins and logical messages carry no row
+            return None
+        raise FormatError(f"pgoutput sent a message of unknown type {chr(kind)!r}")
+
+    def keepalive(self, wal_end: int) -> None:
+        """Everything committed before ``wal_end`` has been fed."""
+        if self.is_idle:
+            self._state[RESOLVED] = max(self.resolved, scn_before(wal_end))
+
+    def learn(self, relation: Relation, table: PostgresTable | None) -> None:
+        """Go on with this table's new description, and what the catalogue adds to it.
+
+        Raises:
+            TextNeeded: its rows come in binary, and one of its types is not known in that form.
+        """
+        codec = None
+        if matches(relation.source, self._globs) and self._is_meant(relation.source, relation.oid):
+            try:
+                codec = RowCodec(
+                    schema_of(relation, table, self._special_values, self._keys),
+                    self._special_values,
+                    self._encoding,
+                )
+            except UnsupportedChange as error:
+                # A description comes because a change of its table does, which is passed over.
+                self._stop(relation.source, error.message)
+        if codec is not None and self._binary:
+            self._base_oids[relation.oid] = oids = base_oids(relation, table)
+            require_forms(codec.schema, oids)
+        self._use(relation.oid, codec)
+
+    def follow_only(self, source: str, oid: int) -> None:
+        """A table is about to be read from its beginning: rows of the one that had its name before
+        may still come, and are not its."""
+        if self._only.get(source) != oid:
+            self._only[source] = oid
+            self._steer_all()
+
+    def _is_meant(self, source: str, oid: int) -> bool:
+        return self._only.get(source, oid) == oid
+
+    def pass_over_partition(self, relation: Relation, root: str) -> None:
+        """Go on without a partition.  It is described together with its root, under whose name
+        its changes come; one that comes under its own is not in what its root is told of."""
+        self._codecs[relation.oid] = None
+        self._tables.forget(relation.oid)  # The kernel leaves its changes to ``_codec``.
+        self._partitions[relation.oid] = (relation.source, root)
+
+    def _stop_root(self, oid: int) -> None:
+        partition, root = self._partitions.pop(oid)
+        self._steer(oid)
+        if matches(root, self._globs):
+            why = (
+                f"changes of its partition {partition} came under that one's own name: the "
+                "publication was without publish_via_partition_root, or the table was attached"
+            )
+            self._stop(root, why)
+
+    def stop_again(self, source: str, gap: DefinitionGap) -> None:
+        """Stop a table after the transaction that is being read."""
+        if gap.keeps_rows and source in self.stopped.passed_over:
+            return  # It is read from its beginning anyway, and later than this was found.
+        before = self._stop_next.get(source)
+        if before is None or (before.keeps_rows and not gap.keeps_rows):
+            self._stop_next[source] = gap
+        self.stopped.withdraw(source)
+
+    def redefine(self, source: str, gap: DefinitionGap) -> None:
+        """The table that is described next has another definition than before, by which its rows
+        may have other values: it is suspended since the transaction that is being read."""
+        self._stop(source, gap.why, keeps_rows=gap.keeps_rows)
+
+    @property
+    def is_to_stop(self) -> bool:
+        """Whether a table waits for the end of the transaction to be stopped."""
+        return bool(self._stop_next)
+
+    def settle(self) -> bool:
+        """Between two transactions: tables begin again, or stop, that were asked for.
+
+        Returns False inside of one.
+        """
+        if not self.is_idle:
+            return False
+        for source, gap in self._stop_next.items():
+            if source not in self.stopped.stops:
+                _log.warning("%s has stopped: %s", source, gap.why)
+            if gap.keeps_rows:
+                self.stopped.stop(source, self.resolved, gap.why, keeps_rows=True)
+            else:
+                self.stopped.stop_again(source, self.resolved, gap.why, waits_for=gap.waits_for)
+            self.stops_changed = True
+        self._stop_next.clear()
+        # One that keeps its rows asks at once: a batch has to name it before.
+        if self.stopped.is_asked and not self.stops_changed:
+            self.stopped.begin_again()
+            self.stops_changed = True
+        if self._passed_over != self.stopped.passed_over:
+            self._passed_over = self.stopped.passed_over
+            self._steer_all()
+        return True
+
+    def _stop(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
+        """Pass over a table from here on, and go on with the others.  One that keeps its rows is
+        named, and not passed over."""
+        if source not in self.stopped.stops:
+            _log.warning("%s has stopped: %s", source, why)
+        self.stopped.stop(source, self._scn(), why, keeps_rows=keeps_rows)
+        self.stops_changed = True
+        self._passed_over = self.stopped.passed_over
+        self._steer_all()
+
+    def take(self) -> tuple[bytes, tuple[SourceSchema, ...]]:
+        """The frames packed so far, and the schemas first used in them."""
+        data = self._ready[0] if len(self._ready) == 1 else b"".join(self._ready)
+        schemas = tuple(self._schemas)
+        self._ready.clear()
+        self._ready_bytes = 0
+        self._schemas.clear()
+        return data, schemas
+
+    # -- messages
+
+    def _on_begin(self, body: bytes) -> None:
+        begin = pgoutput_messages.read_begin(body)
+        if not self.is_idle:
+            raise FormatError("pgoutput began a transaction inside another one")
+        if begin.commit_lsn <= self.resolved:
+            raise FormatError(
+                f"the commit at {begin.commit_lsn} comes after {self.resolved} was resolved"
+            )
+        self._state[[IN_TRANSACTION, SCN, COMMIT_US, XID, SEQ]] = (
+            1, begin.commit_lsn, begin.commit_us, begin.xid, 0,
+        )  # fmt: skip
+
+    def _on_commit(self, body: bytes) -> None:
+        commit, scn = pgoutput_messages.read_commit(body), self._scn()
+        if commit.commit_lsn != scn:
+            raise FormatError(f"the commit at {commit.commit_lsn} ends a transaction of {scn}")
+        seq, commit_us = int(self._state[SEQ]), int(self._state[COMMIT_US])
+        if seq:
+            self._put(end_of_window(scn, seq, commit_us, seq, str(self._state[XID])))
+        if self._changed_after:
+            scn += 1
+            for number, schema in enumerate(self._changed_after.values()):
+                self._put(_schema_window(schema, scn, 2 * number, commit_us))
+                self.announced.put(schema)
+            self._changed_after.clear()
+        self._state[CHANGED_AFTER] = 0
+        self._state[RESOLVED] = scn
+        self._state[IN_TRANSACTION] = 0
+        self.settle()
+
+    def _on_insert(self, body: bytes) -> None:
+        change = self._in_text(pgoutput_messages.read_insert(body))
+        codec = self._codec(change.oid)
+        if codec is not None and change.new is not None:
+            self._event(Op.INSERT, change.oid, codec.key(change.new), after=change.new)
+
+    def _on_update(self, body: bytes) -> None:
+        change = self._in_text(pgoutput_messages.read_update(body))
+        codec = self._codec(change.oid)
+        if codec is None or change.new is None:
+            return
+        new = _filled(change, codec)
+        before = change.old if change.old_kind == "O" else None
+        new_key = codec.key(new)
+        old_key = codec.key(change.old) if change.old_kind else new_key
+        if old_key == new_key:
+            self._event(Op.UPDATE, change.oid, new_key, before=before, after=new)
+        elif UNCHANGED in new:
+            # Under its new key no consumer has what it could be filled from.
+            raise UnsupportedChange(
+                f"{codec.schema.source}.{codec.schema.columns[new.index(UNCHANGED)].name}: an "
+                "update changed a row's key and left this large value alone, which the server "
+                f"then does not send; ALTER TABLE {codec.schema.source} REPLICA IDENTITY FULL",
+                source=codec.schema.source,
+            )
+        else:
+            self._event(Op.DELETE, change.oid, old_key, before=before)
+            self._event(Op.INSERT, change.oid, new_key, after=new)
+
+    def _on_delete(self, body: bytes) -> None:
+        change = self._in_text(pgoutput_messages.read_delete(body))
+        codec = self._codec(change.oid)
+        if codec is not None:
+            before = change.old if change.old_kind == "O" else None
+            self._event(Op.DELETE, change.oid, codec.key(change.old), before=before)
+
+    def _on_truncate(self, body: bytes) -> None:
+        for oid in pgoutput_messages.read_truncate(body).oids:
+            if self._codec(oid) is not None:
+                self._event(Op.TRUNCATE, oid, b"")
+
+    # -- inside
+
+    def _scn(self) -> int:
+        if self.is_idle:
+            raise FormatError("pgoutput sent a change outside of a transaction")
+        return int(self._state[SCN])
+
+    def _codec(self, oid: int) -> RowCodec | None:
+        """How the table's rows are read; None where they are passed over."""
+        if oid in self._partitions:
+            self._stop_root(oid)
+        try:
+            codec = self._codecs[oid]
+        except KeyError:
+            raise FormatError(f"pgoutput sent a change of the undescribed table {oid}") from None
+        if codec is None or codec.schema.source in self._passed_over:
+            return None
+        return codec if self._is_meant(codec.schema.source, oid) else None
+
+    def _in_text(self, change: Change) -> Change:
+        """The change with every value in its text form."""
+        if not self._binary or self._codec(change.oid) is None:
+            return change
+        oids = self._base_oids[change.oid]
+        return replace(
+            change,
+            old=_texts(change.old, oids),
+            new=_texts(change.new, oids) if change.new is not None else None,
+        )
+
+    def _steer_all(self) -> None:
+        for oid in self._codecs.keys() - self._partitions.keys():
+            self._steer(oid)
+
+    def _steer(self, oid: int) -> None:
+        """Let the kernel read the table's rows as ``_codec`` says."""
+        codec = self._codec(oid)
+        if codec is None:
+            return self._tables.put(oid, None)
+        forms = require_forms(codec.schema, self._base_oids[oid]) if self._binary else ()
+        self._tables.put(oid, codec.schema, forms)
+
+    def _event(
+        self,
+        op: Op,
+        oid: int,
+        key: bytes,
+        *,
+        before: tuple[Value, ...] | None = None,
+        after: tuple[Value, ...] | None = None,
+    ) -> None:
+        scn, codec = self._scn(), self._codecs[oid]
+        if codec is None:
+            return
+        schema = codec.schema
+        before_bytes = codec.row(before)[0] if before is not None else None
+        after_bytes, absent = codec.row(after) if after is not None else (None, b"")
+        if codec.schema is not schema:
+            # A null widened the schema: both images are written with the wider one.
+            before_bytes = codec.row(before)[0] if before is not None else None
+            self._use(oid, codec)
+        self._put(
+            pack_frame(
+                op=op,
+                scn=scn,
+                seq=int(self._state[SEQ]),
+                source=codec.schema.source_id,
+                schema_fp=codec.schema.fingerprint,
+                commit_us=int(self._state[COMMIT_US]),
+                key=key,
+                before=before_bytes,
+                after=after_bytes,
+                absent=absent,
+            )
+        )
+        self._state[SEQ] += 1
+
+    def _use(self, oid: int, codec: RowCodec | None) -> None:
+        """Read this table's rows so from now on; tell a schema that is not the one before."""
+        self._codecs[oid] = codec
+        self._partitions.pop(oid, None)
+        self._steer(oid)
+        if codec is None:
+            return
+        schema = codec.schema
+        previous = self._by_source.get(schema.source, self.announced.get(schema.source))
+        self._by_source[schema.source] = schema.fingerprint
+        if schema.fingerprint not in self._told or previous not in (None, schema.fingerprint):
+            self._told.add(schema.fingerprint)
+            self._schemas.append(schema)
+        if previous is None:
+            self.announced.put(schema)
+        if previous is None or previous == schema.fingerprint:
+            return
+        scn, commit_us = self._scn(), int(self._state[COMMIT_US])
+        if self._state[SEQ]:
+            self._changed_after[schema.source] = schema
+            self._state[CHANGED_AFTER] = 1
+        else:
+            before, seq = self._before_next
+            seq = seq if before == scn - 1 else 0
+            self._put(_schema_window(schema, scn - 1, seq, commit_us))
+            self._before_next = (scn - 1, seq + 2)
+            self.announced.put(schema)
+
+    def _put(self, frames: bytes) -> None:
+        self._ready.append(frames)
+        self._ready_bytes += len(frames)
+
+
+def _filled(change: Change, codec: RowCodec) -> tuple[Value, ...]:
+    """The new row with what the old tuple knows of its unchanged values.
+
+    A whole old row knows all of them; an old key knows the key's columns.
+    """
+    new = change.new or ()
+    if not change.old_kind or UNCHANGED not in new:
+        return new
+    known = range(len(new)) if change.old_kind == "O" else codec.key_places
+    return tuple(
+        change.old[place] if value is UNCHANGED and place in known else value
+        for place, value in enumerate(new)
+    )
+
+
+def require_forms(schema: SourceSchema, oids: Sequence[int]) -> list[int]:
+    """The binary forms of a table's columns, given the oids of their types.
+
+    Raises:
+        TextNeeded: one of them is only read as text.
+    """
+    forms = []
+    for column, oid in zip(schema.columns, oids, strict=True):
+        form = FORMS.get((oid, column.kind))
+        if form is None:
+            raise StreamTextNeeded(f"{schema.source}.{column.name} ({column.type_name})")
+        forms.append(form)
+    return forms
+
+
+def _texts(values: Sequence[Value], oids: Sequence[int]) -> tuple[Value, ...]:
+    return tuple(
+        text_of(oid, value) if isinstance(value, Binary) else value
+        for value, oid in zip(values, oids, strict=False)
+    )
+
+
+def _schema_window(schema: SourceSchema, scn: int, seq: int, commit_us: int) -> bytes:
+    """A window that tells consumers of a new schema, with no event in it."""
+    window = WindowBuilder(scn, commit_us, seq)
+    window.control(
+        Op.SCHEMA_CHANGE,
+        source=schema.source_id,
+        schema_fp=schema.fingerprint,
+        after=json.dumps(schema.to_json(), separators=(",", ":")).encode(),
+    )
+    return window.end()

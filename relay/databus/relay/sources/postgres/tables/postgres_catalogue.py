@@ -1,0 +1,360 @@
+"""SQL against the captured database: tables, slot, publication, facts for the status page.
+
+The only place that touches asyncpg.  It reads no values of a user's table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from databus.common.errors import PreflightFailed, SourceUnavailable
+from databus.common.schema.source_names import join_source, split_source
+from databus.relay.sources.postgres.protocol.clear_guard import ClearGuardLoop
+from databus.relay.sources.postgres.protocol.lsn import parse_lsn
+from databus.relay.sources.postgres.protocol.postgres_settings import (
+    JIT,
+    LOCK_TIMEOUT,
+    SEARCH_PATH,
+    PostgresSettings,
+    require_search_path,
+)
+from databus.relay.sources.postgres.protocol.scram import IN_CLEAR
+from databus.relay.sources.postgres.tables.postgres_tables import (
+    CATALOGUE_SQL,
+    TYPES_SQL,
+    PostgresTable,
+    literal,
+    quote,
+    tables_of,
+)
+from databus.relay.sources.postgres.tables.publications import (
+    MEMBERS_SQL,
+    PARTITIONS_SQL,
+    PARTS_SQL,
+    PUBLICATION_SQL,
+    SCHEMAS_SQL,
+    Publication,
+    publication_of,
+)
+from databus.relay.sources.postgres.tables.table_definitions import (
+    DEFINITIONS_SQL,
+    Definition,
+    definition_of,
+)
+
+_SCHEMAS_SINCE = 15
+SIGN_IN_STATES = ("28000", "28P01", "3D000", "42501")
+
+_FACTS_SQL = """
+SELECT pg_catalog.current_setting('server_version') AS version,
+       pg_catalog.current_setting('server_version_num')::int AS version_number,
+       pg_catalog.current_setting('wal_level') AS wal_level,
+       pg_catalog.current_setting('max_replication_slots')::int AS max_slots,
+       (SELECT count(*) FROM pg_catalog.pg_replication_slots) AS slots,
+       pg_catalog.current_setting('max_wal_senders')::int AS max_senders,
+       (SELECT count(*) FROM pg_catalog.pg_stat_replication) AS senders,
+       pg_catalog.current_setting('server_encoding') AS encoding,
+       pg_catalog.pg_is_in_recovery() AS in_recovery,
+       current_user AS "user",
+       r.rolsuper AS is_superuser, r.rolreplication AS may_replicate,
+       pg_catalog.has_database_privilege(
+           pg_catalog.current_database(), 'CREATE') AS may_create
+FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
+"""
+
+_SLOT_SQL = """
+SELECT slot_type, plugin, database, active_pid, wal_status, restart_lsn::text AS restart_lsn,
+       confirmed_flush_lsn::text AS confirmed_lsn, safe_wal_size,
+       CASE WHEN pg_catalog.pg_is_in_recovery() THEN NULL
+            ELSE pg_catalog.pg_wal_lsn_diff(
+                pg_catalog.pg_current_wal_insert_lsn(), restart_lsn)::bigint
+       END AS retained_bytes
+FROM pg_catalog.pg_replication_slots WHERE slot_name = $1
+"""
+
+# Transactions that have written to a table, or to one of its partitions, and have not ended.
+_WRITERS_SQL = """
+SELECT DISTINCT virtualtransaction AS writer FROM pg_catalog.pg_locks
+WHERE locktype = 'relation' AND granted AND pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
+AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+AND database = (SELECT d.oid FROM pg_catalog.pg_database d
+                WHERE d.datname = pg_catalog.current_database())
+AND relation IN (SELECT $1::bigint::oid
+                 UNION ALL SELECT relid FROM pg_catalog.pg_partition_tree($1::bigint::oid))
+"""
+
+_OID_SQL = """
+SELECT c.oid::bigint AS oid FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relname = $2
+"""
+
+# Tables that are there and have no events of their own.
+_EVENTLESS_SQL = """
+SELECT n.nspname AS schema_name, c.relname AS table_name, c.relispartition AS is_partition
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY ($1::bigint[]::oid[]) AND (c.relispartition OR c.relpersistence <> 'p')
+"""
+
+_ROOT_SQL = """
+SELECT n.nspname AS schema_name, c.relname AS table_name
+FROM pg_catalog.pg_class p
+JOIN pg_catalog.pg_class c ON c.oid = pg_catalog.pg_partition_root(p.oid)
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE p.oid = $1::bigint::oid AND p.relispartition
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A replication slot as the server shows it."""
+
+    slot_type: str
+    plugin: str | None
+    database: str | None
+    active_pid: int | None
+    wal_status: str | None
+    restart_lsn: int | None
+    confirmed_lsn: int | None
+    safe_wal_bytes: int | None
+    retained_bytes: int | None
+
+
+class Catalogue:
+    """One SQL session, opened when it is needed and again after it was lost, until ``close``.
+
+    Owner: one event loop; calls of several tasks take turns.
+    Raises: SourceUnavailable where the server cannot be asked; asyncpg.PostgresError for what
+        it refuses.
+    """
+
+    def __init__(self, settings: PostgresSettings) -> None:
+        self._settings = settings
+        self._turn = asyncio.Lock()
+        self._session: Any = None
+        self._is_closed = False
+
+    async def fetch(self, sql: str, *parameters: Any) -> list[Any]:
+        """The rows of a query."""
+        async with self._turn:
+            if self._is_closed:
+                raise SourceUnavailable(f"{self._settings.address}: the source was closed")
+            try:
+                if self._session is None or self._session.is_closed():
+                    self._session = await self._connect()
+                rows: list[Any] = await self._session.fetch(sql, *parameters)
+                return rows
+            except (
+                OSError,
+                TimeoutError,
+                asyncpg.InterfaceError,
+                asyncpg.InternalClientError,
+                asyncpg.PostgresConnectionError,
+                asyncpg.OperatorInterventionError,
+                asyncpg.InsufficientResourcesError,
+            ) as error:
+                self._drop()
+                why = str(error) or type(error).__name__
+                raise SourceUnavailable(
+                    f"{self._settings.address} cannot be asked: {why}"
+                ) from error
+            except asyncpg.PostgresError:
+                raise
+            except BaseException:
+                # The question may still be on its way, and the next one would meet its answer.
+                self._drop()
+                raise
+
+    def _drop(self) -> None:
+        if self._session is not None:
+            self._session.terminate()
+            self._session = None
+
+    async def close(self) -> None:
+        """End the session; whoever asks later is refused."""
+        self._is_closed = True
+        async with self._turn:
+            self._drop()
+
+    async def tables(self) -> dict[int, PostgresTable]:
+        """All tables of the database, by oid."""
+        types = await self.fetch(TYPES_SQL)
+        return tables_of(await self.fetch(CATALOGUE_SQL, None), types, self._settings.keys)
+
+    async def table(self, oid: int) -> PostgresTable | None:
+        """One table as it is now; None if it is gone."""
+        types = await self.fetch(TYPES_SQL)
+        rows = await self.fetch(CATALOGUE_SQL, oid)
+        return tables_of(rows, types, self._settings.keys).get(oid)
+
+    async def table_named(self, source: str) -> PostgresTable | None:
+        """The table of this name as it is now; None if there is none."""
+        rows = await self.fetch(_OID_SQL, *split_source(source))
+        return await self.table(rows[0]["oid"]) if rows else None
+
+    async def definitions(self, tables: Collection[PostgresTable]) -> dict[int, Definition]:
+        """The definitions of these tables, by oid; of one that is another one by now, none."""
+        only = next(iter(tables)).oid if len(tables) == 1 else None
+        rows = {row["oid"]: row for row in await self.fetch(DEFINITIONS_SQL, only)}
+        found = {
+            table.oid: definition_of(rows[table.oid], table.key)
+            for table in tables
+            if table.oid in rows
+        }
+        return {oid: definition for oid, definition in found.items() if definition is not None}
+
+    async def facts(self) -> dict[str, Any]:
+        """The server's settings and the role's rights."""
+        return dict((await self.fetch(_FACTS_SQL))[0])
+
+    async def slot(self) -> Slot | None:
+        """Our slot; None if there is none of this name."""
+        rows = await self.fetch(_SLOT_SQL, self._settings.slot)
+        if not rows:
+            return None
+        row = rows[0]
+        return Slot(
+            slot_type=row["slot_type"],
+            plugin=row["plugin"],
+            database=row["database"],
+            active_pid=row["active_pid"],
+            wal_status=row["wal_status"],
+            restart_lsn=_lsn(row["restart_lsn"]),
+            confirmed_lsn=_lsn(row["confirmed_lsn"]),
+            safe_wal_bytes=row["safe_wal_size"],
+            retained_bytes=row["retained_bytes"],
+        )
+
+    async def publication(self) -> Publication | None:
+        """Our publication; None if there is none of this name."""
+        name = self._settings.publication
+        rows = await self.fetch(PUBLICATION_SQL, name)
+        if not rows:
+            return None
+        has_schemas = self._session.get_server_version().major >= _SCHEMAS_SINCE
+        members = MEMBERS_SQL.format(parts=PARTS_SQL if has_schemas else "")
+        return publication_of(
+            name,
+            rows[0],
+            await self.fetch(members, rows[0]["oid"]),
+            await self.fetch(SCHEMAS_SQL, rows[0]["oid"]) if has_schemas else [],
+            await self.fetch(PARTITIONS_SQL),
+        )
+
+    async def create_publication(self) -> None:
+        """Make ours, of no table yet.
+
+        Tables are added one by one: so none is locked while another one is waited for.
+        """
+        await self.fetch(create_publication_sql(self._settings.publication, []))
+
+    async def extend_publication(self, table: PostgresTable) -> None:
+        """Publish this table too."""
+        await self.fetch(extend_publication_sql(self._settings.publication, table))
+
+    async def reduce_publication(self, table: PostgresTable) -> None:
+        """Publish this table no longer."""
+        name = quote(self._settings.publication)
+        await self.fetch(f"ALTER PUBLICATION {name} DROP TABLE {table.only}")
+
+    async def writers(self, table: PostgresTable) -> set[str]:
+        """The transactions under way that have written to the table."""
+        return {row["writer"] for row in await self.fetch(_WRITERS_SQL, table.oid)}
+
+    async def is_empty(self, table: PostgresTable) -> bool:
+        """Whether the table has no row that is committed, and none that will be by a transaction
+        that is under way."""
+        if await self.writers(table):
+            return False
+        rows = await self.fetch(f"SELECT EXISTS (SELECT FROM {table.only}) AS has_rows")
+        return not rows[0]["has_rows"]
+
+    async def root_of(self, oid: int) -> str | None:
+        """The source whose partition this table is; None if it is none."""
+        rows = await self.fetch(_ROOT_SQL, oid)
+        return join_source(*rows[0].values()) if rows else None
+
+    async def eventless(self, oids: Collection[int]) -> dict[str, tuple[str, str]]:
+        """Those of these tables whose rows have no events under their name: why, and the cure."""
+        found = {}
+        for schema, name, is_partition in await self.fetch(_EVENTLESS_SQL, list(oids)):
+            quoted = f"{quote(schema)}.{quote(name)}"
+            found[join_source(schema, name)] = (
+                ("it is a partition: its rows come under the name of its root", f"Detach {quoted}")
+                if is_partition
+                else ("it is unlogged: its rows have no events", f"ALTER TABLE {quoted} SET LOGGED")
+            )
+        return found
+
+    async def drop_slot(self) -> None:
+        """Give up our slot: the server need keep nothing for us."""
+        await self.fetch("SELECT pg_catalog.pg_drop_replication_slot($1)", self._settings.slot)
+
+    async def _connect(self) -> Any:
+        settings = self._settings
+        context: Any = settings.ssl_context()
+        if settings.sslmode == "prefer":
+            context = "prefer"
+        # With "password" among them postgres_settings.py has seen to TLS.
+        guard = None if "password" in settings.require_auth else ClearGuardLoop(settings.password)
+        try:
+            session = await asyncpg.connect(
+                host=settings.host,
+                port=settings.port,
+                user=settings.user,
+                password=settings.password or None,
+                database=settings.database,
+                ssl=context if context is not None else False,
+                timeout=settings.connect_timeout_s,
+                command_timeout=60,
+                server_settings={
+                    "application_name": "databus",
+                    "search_path": SEARCH_PATH,
+                    "lock_timeout": LOCK_TIMEOUT,
+                    "row_security": "off",
+                    "jit": JIT,
+                },
+                loop=guard,
+            )
+        except (OSError, asyncpg.PostgresError, asyncpg.InternalClientError):
+            if guard is not None and guard.was_asked:
+                raise PreflightFailed(f"{settings.address}: {IN_CLEAR}") from None
+            raise
+        found = await session.fetchval("SELECT pg_catalog.current_setting('search_path')")
+        try:
+            require_search_path(settings, found)
+        except SourceUnavailable:
+            session.terminate()
+            raise
+        return session
+
+
+def create_publication_sql(name: str, tables: list[PostgresTable]) -> str:
+    """The statement that publishes exactly these tables."""
+    # ONLY: a table that inherits is published for itself, if it has a key.
+    named = ", ".join(table.only for table in tables)
+    for_tables = f" FOR TABLE {named}" if tables else ""
+    return f"CREATE PUBLICATION {quote(name)}{for_tables} WITH (publish_via_partition_root = true)"
+
+
+def extend_publication_sql(name: str, table: PostgresTable) -> str:
+    """The statement that publishes one table more."""
+    return f"ALTER PUBLICATION {quote(name)} ADD TABLE {table.only}"
+
+
+def start_replication_command(settings: PostgresSettings, lsn: str, *, binary: bool = False) -> str:
+    """The command that starts our stream; tables come with protocol version 1."""
+    names = literal(quote(settings.publication))
+    return (
+        f"START_REPLICATION SLOT {quote(settings.slot)} LOGICAL {lsn} "
+        f"(proto_version '1', publication_names {names}{', binary' if binary else ''})"
+    )
+
+
+def _lsn(text: str | None) -> int | None:
+    return parse_lsn(text) if text is not None else None

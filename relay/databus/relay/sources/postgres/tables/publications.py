@@ -1,0 +1,360 @@
+"""What a publication gives of each table, and whether it has given all of it the whole time.
+
+A table that it does not give whole (a row filter, a list of columns, operations left out, taken
+out for a while) is not followed.  The catalogue says what the publication is now; that it was
+another one in between shows in the versions of its rows, for each ALTER PUBLICATION writes new
+ones.  Pure; ``postgres_catalogue`` asks the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from databus.relay.sources.postgres.tables.postgres_tables import PostgresTable, quote
+from databus.relay.sources.postgres.tables.table_definitions import (
+    Definition,
+    DefinitionGap,
+    change_between,
+    stored_definition,
+)
+
+# xmin is the transaction that wrote the row.
+PUBLICATION_SQL = """
+SELECT p.oid::bigint AS oid, p.xmin::text AS version, p.puballtables AS all_tables,
+       p.pubviaroot AS via_root, pg_catalog.pg_has_role(p.pubowner, 'USAGE') AS is_owner,
+       p.pubinsert AS "insert", p.pubupdate AS "update", p.pubdelete AS "delete",
+       p.pubtruncate AS "truncate"
+FROM pg_catalog.pg_publication p WHERE p.pubname = $1
+"""
+
+# Not the view pg_publication_tables, which opens every table: one that an application has locked
+# would hold up all others.
+MEMBERS_SQL = """
+SELECT r.prrelid::bigint AS oid, r.oid::text || '.' || r.xmin::text AS version{parts}
+FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = $1::bigint::oid
+"""
+PARTS_SQL = """,
+       pg_catalog.pg_get_expr(r.prqual, r.prrelid) AS row_filter,
+       CASE WHEN r.prattrs IS NOT NULL THEN (
+           SELECT pg_catalog.array_agg(a.attname::text) FROM pg_catalog.pg_attribute a
+           WHERE a.attrelid = r.prrelid AND a.attnum = ANY (r.prattrs::int2[])) END AS columns"""
+"""Row filters and lists of columns are of PostgreSQL 15 and later."""
+
+# Since PostgreSQL 15.
+SCHEMAS_SQL = """
+SELECT n.nspname AS schema_name, s.oid::text || '.' || s.xmin::text AS version
+FROM pg_catalog.pg_publication_namespace s
+JOIN pg_catalog.pg_namespace n ON n.oid = s.pnnspid WHERE s.pnpubid = $1::bigint::oid
+"""
+
+# The partitions that hold rows, with the file that each has: another one after a TRUNCATE.  One
+# that was made as a partition got its row type and its parent in one statement, which counts up
+# the transaction's commands by two; one that was attached, be it in the transaction that made it,
+# may have had rows.
+PARTITIONS_SQL = """
+SELECT pg_catalog.pg_partition_root(c.oid)::oid::bigint AS root, c.oid::bigint AS oid,
+       pg_catalog.pg_relation_filenode(c.oid)::bigint AS file,
+       n.nspname || '.' || c.relname AS source, c.xmin::text AS version,
+       NOT (t.xmin = i.xmin AND i.cmin::text::int8 - t.cmin::text::int8 <= 3) AS was_attached
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_catalog.pg_type t ON t.oid = c.reltype
+JOIN pg_catalog.pg_inherits i ON i.inhrelid = c.oid
+WHERE c.relispartition AND c.relkind = 'r'
+"""
+
+OPERATIONS = ("insert", "update", "delete", "truncate")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a table does not come whole, and the statement that mends it.
+
+    ``is_lack``: the table is not in the publication at all.
+    """
+
+    what: str
+    cure: str
+    is_lack: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.cure}"
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A partition: ``file`` is where its rows are, ``version`` that of its catalogue row."""
+
+    source: str
+    file: int
+    version: str
+    was_attached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A table's entry in a publication: of which rows and columns (None: all)."""
+
+    version: str
+    row_filter: str = ""
+    columns: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A publication as the server has it now.
+
+    ``members`` are its tables' entries by oid, ``schemas`` the versions of its schemas by name,
+    ``partitions`` those of partitioned tables, by the oids of root and partition.
+    """
+
+    name: str
+    version: str
+    is_owner: bool
+    all_tables: bool
+    via_root: bool
+    left_out: tuple[str, ...]
+    members: Mapping[int, Member] = field(default_factory=dict)
+    partitions: Mapping[int, Mapping[int, Partition]] = field(default_factory=dict)
+    schemas: Mapping[str, str] = field(default_factory=dict)
+
+    def has(self, table: PostgresTable) -> bool:
+        """Whether changes of the table come, be it not all of them, under its own name."""
+        return self._gives_all(table) or table.oid in self.members
+
+    def _gives_all(self, table: PostgresTable) -> bool:
+        return self.all_tables or table.schema_name in self.schemas
+
+    def version_of(self, table: PostgresTable) -> str:
+        """Another one after each change of what it gives of the table."""
+        schema = self.schemas.get(table.schema_name)
+        by_schema = f"/{schema}" if schema else ""
+        member = self.members.get(table.oid)
+        return f"{self.version}/{member.version if member else ''}{by_schema}"
+
+    def files_of(self, table: PostgresTable) -> dict[int, int]:
+        """The files of the table's partitions by their oids."""
+        found = self.partitions.get(table.oid, {})
+        return {oid: partition.file for oid, partition in found.items()}
+
+    def problem(self, table: PostgresTable) -> Problem | None:
+        """Why not all of the table's changes come; None if they do."""
+        alter = f"ALTER PUBLICATION {quote(self.name)}"
+        publication = f"the publication {self.name}"
+        if self.left_out:
+            return Problem(
+                f"{publication} leaves out every {' and '.join(self.left_out)}",
+                f"{alter} SET (publish = 'insert, update, delete, truncate')",
+            )
+        if table.is_partitioned and not self.via_root:
+            return Problem(
+                f"{publication} gives its partitions' changes under their own names",
+                f"{alter} SET (publish_via_partition_root = true)",
+            )
+        if self._gives_all(table):
+            return None
+        given = self.members.get(table.oid)
+        if given is None:
+            return Problem(f"{publication} lacks it", f"{alter} ADD TABLE {table.only}", True)
+        row_filter, columns = given.row_filter, given.columns
+        again = f"{alter} DROP TABLE {table.only}; {alter} ADD TABLE {table.only}"
+        if row_filter:
+            return Problem(f"{publication} gives only its rows WHERE {row_filter}", again)
+        missing = [c.name for c in table.columns if columns is not None and c.name not in columns]
+        if missing:
+            return Problem(f"{publication} lacks its columns {', '.join(missing)}", again)
+        return None
+
+
+def publication_of(
+    name: str,
+    row: Any,
+    members: Iterable[Any],
+    schemas: Iterable[Any],
+    partitions: Iterable[Any],
+) -> Publication:
+    """The publication in the rows of PUBLICATION_SQL, MEMBERS_SQL, SCHEMAS_SQL, PARTITIONS_SQL."""
+    by_root: dict[int, dict[int, Partition]] = {}
+    for found in partitions:
+        by_root.setdefault(found["root"], {})[found["oid"]] = Partition(
+            found["source"], found["file"], found["version"], found["was_attached"]
+        )
+    return Publication(
+        name=name,
+        version=f"{row['oid']}.{row['version']}",
+        is_owner=row["is_owner"],
+        all_tables=row["all_tables"],
+        via_root=row["via_root"],
+        left_out=tuple(operation for operation in OPERATIONS if not row[operation]),
+        members={member["oid"]: _member(member) for member in members},
+        partitions=by_root,
+        schemas={schema["schema_name"]: schema["version"] for schema in schemas},
+    )
+
+
+def _member(row: Any) -> Member:
+    columns = row.get("columns")
+    return Member(
+        row["version"],
+        row.get("row_filter") or "",
+        None if columns is None else frozenset(columns),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A table that the publication gave whole when it was looked at: its oid, the version, the
+    files of its partitions, and its definition (None: it was not looked at)."""
+
+    oid: int
+    version: str
+    files: Mapping[int, int] = field(default_factory=dict)
+    definition: Definition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTables:
+    """What was known of the publication at the last look, by source; None: nothing yet."""
+
+    tables: Mapping[str, Given] | None = None
+
+    def knows(self, table: PostgresTable) -> bool:
+        """Whether this very table was given before."""
+        known = (self.tables or {}).get(table.source)
+        return known is not None and known.oid == table.oid
+
+    @property
+    def oids(self) -> dict[str, int]:
+        """Which table each source is."""
+        return {source: given.oid for source, given in (self.tables or {}).items()}
+
+    def gap(
+        self, table: PostgresTable, publication: Publication, definition: Definition | None = None
+    ) -> DefinitionGap | None:
+        """What may be missing of a table that comes whole now; None if nothing is."""
+        if self.tables is None:
+            return None
+        known, name = self.tables.get(table.source), publication.name
+        why = ""
+        if known is None:
+            why = f"rows that it had before it joined the publication {name} have no events"
+        elif known.oid != table.oid:
+            why = "it was dropped and created again: rows that went with it have no events"
+        elif known.version != publication.version_of(table):
+            why = f"the publication {name} was altered, and changes may not have been published"
+        if known is None or why:
+            return DefinitionGap(why, keeps_rows=False)
+        change = self.change(table, definition)
+        why = _moved(known.files, publication.partitions.get(table.oid, {}))
+        if change is None:
+            return DefinitionGap(why, keeps_rows=False) if why else None
+        return DefinitionGap(change.why, keeps_rows=change.keeps_rows and not why)
+
+    def change(self, table: PostgresTable, definition: Definition | None) -> DefinitionGap | None:
+        """How this very table's rows may have changed with its definition; None if not."""
+        known = (self.tables or {}).get(table.source)
+        if known is None or known.oid != table.oid or not (known.definition and definition):
+            return None
+        return change_between(known.definition, definition)
+
+    def after(
+        self,
+        whole: Iterable[PostgresTable],
+        publication: Publication,
+        definitions: Mapping[int, Definition] = MappingProxyType({}),
+    ) -> GivenTables:
+        """The same, with what these tables are given now, and their definitions by oid."""
+        now = {
+            t.source: Given(
+                t.oid,
+                publication.version_of(t),
+                publication.files_of(t),
+                definitions.get(t.oid) or self._definition(t),
+            )
+            for t in whole
+        }
+        return replace(self, tables={**(self.tables or {}), **now})
+
+    def _definition(self, table: PostgresTable) -> Definition | None:
+        known = (self.tables or {}).get(table.source)
+        return known.definition if known is not None and known.oid == table.oid else None
+
+    def redefined(self, table: PostgresTable, definition: Definition) -> GivenTables:
+        """The same, with another definition of this table, and the files that came with it."""
+        known = (self.tables or {})[table.source]
+        files = {oid: definition.files.get(oid, file) for oid, file in known.files.items()}
+        given = replace(known, files=files, definition=definition)
+        return replace(self, tables={**(self.tables or {}), table.source: given})
+
+    def lost(self, sources: Iterable[str]) -> GivenTables:
+        """The same, as if the publication had been altered for these tables."""
+        known = self.tables or {}
+        gone = {source: replace(known[source], version="") for source in sources}
+        return replace(self, tables={**known, **gone})
+
+    def without(self, tables: Iterable[PostgresTable]) -> GivenTables:
+        """The same, as if these tables had never been published."""
+        gone = {table.source for table in tables}
+        left = {name: given for name, given in (self.tables or {}).items() if name not in gone}
+        return replace(self, tables=left)
+
+    def to_json(self) -> Any:
+        """For the memo."""
+        if self.tables is None:
+            return None
+        return {
+            source: [
+                given.oid,
+                given.version,
+                {str(oid): file for oid, file in given.files.items()},
+                given.definition.to_json() if given.definition else None,
+            ]
+            for source, given in self.tables.items()
+        }
+
+
+def _moved(known: Mapping[int, int], now: Mapping[int, Partition]) -> str:
+    """Which rows have come or gone with a partition, without events; "" if none have."""
+    gone = known.keys() - now.keys()
+    if gone:
+        return f"{len(gone)} of its partitions were detached or dropped, whose rows have no events"
+    for oid in now.keys() - known.keys():
+        if now[oid].was_attached:
+            return f"its partition {now[oid].source} was attached, whose rows have no events"
+    other = [now[oid] for oid in known if now[oid].file != known[oid]]
+    # A TRUNCATE of the whole table has an event, and is one transaction.
+    whole = len(known) > 1 and len(other) == len(known) and len({p.version for p in other}) == 1
+    if other and not whole:
+        return (
+            f"its partition {other[0].source} was truncated or rewritten, of which there is no "
+            "event"
+        )
+    return ""
+
+
+def given_of(document: Any) -> GivenTables:
+    """What ``to_json`` gave.
+
+    Raises:
+        ValueError, TypeError, AttributeError: it is something else.
+    """
+    if document is None:
+        return GivenTables()
+    return GivenTables(
+        {
+            str(source): _stored(*stored)  # Without a definition from earlier versions.
+            for source, stored in document.items()
+        }
+    )
+
+
+def _stored(oid: Any, version: Any, files: Any, definition: Any = None) -> Given:
+    return Given(
+        int(oid),
+        str(version),
+        {int(part): int(file) for part, file in files.items()},
+        stored_definition(definition) if definition is not None else None,
+    )

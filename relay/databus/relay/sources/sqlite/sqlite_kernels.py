@@ -1,0 +1,460 @@
+"""Rows of SQLite's change log to frames, compiled: no object per row.
+
+The log's rows come as one block of text, three lines for each: ``id version op``, the row before
+and the row after as the triggers' JSON, empty where there is none.  At anything else, and at any
+value that is not of its column's kind, the kernel stops in front of the row and leaves it to
+``sqlite_source.py``; so every error and every rare case has one place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from databus.common.compiled import kernels
+from databus.common.compiled.kernels import I64Array, U8Array, copy, crc32c, i64, jit
+from databus.common.compiled.xxh3 import xxh3_64
+from databus.relay.sources.avro_kernels import put_long
+from databus.relay.sources.row_buffers import U64Array
+
+STOPPED, ENDED, FULL = range(3)
+"""Why the kernel returned: a row for Python, the block's end, no more room."""
+
+AT, FILL, SEQ, EVENTS, LAST_ID, SCN, COMMIT_US, STOP_ID, STATE_COUNT = range(9)
+"""Cells of the state.  LAST_ID: the log id of the row before; STOP_ID: no row after it here."""
+
+T_VERSION, T_SOURCE, T_SCHEMA, T_COLUMN, T_COLUMNS, T_KEY, T_KEYS, T_NULLABLE_KEY, T_FIELDS = range(
+    9
+)
+"""A line of ``tables`` for each version; the columns' lines and the key's places are elsewhere."""
+
+INT, FLOAT, TEXT, BYTES, NUMERIC, OTHER = range(6)
+"""What a column is, in ``columns[:, 0]``; ``columns[:, 1]`` says whether it can be null."""
+
+_HEADER_BYTES = 72
+_MARK = 0xDB05 | 1 << 16
+_INSERT, _UPDATE, _DELETE = 1, 2, 3
+_HAS_BEFORE, _HAS_AFTER = 1, 2
+_NEWLINE, _QUOTE, _COMMA, _MINUS, _OPEN, _CLOSE, _BACKSLASH = 10, 34, 44, 45, 91, 93, 92
+_N, _U = 110, 117
+_EXACT_DIGITS = 15
+_POWERS = np.array([10.0**n for n in range(23)])
+
+
+@jit
+def _number(buf: U8Array, at: int, stop: int) -> tuple[int, int]:
+    """A whole number, and where it ends; (0, -1) for anything else or what is too large."""
+    negative = at < stop and buf[at] == _MINUS
+    place = at + 1 if negative else at
+    first, value = place, 0
+    while place < stop and 48 <= buf[place] <= 57:
+        if place - first > 18:
+            return 0, -1
+        value = value * 10 - (i64(buf[place]) - 48)
+        place += 1
+    if place == first or (value > 0 or (value == -(1 << 63) and not negative)):
+        return 0, -1
+    return value if negative else -value, place
+
+
+@jit
+def _hex_digit(digit: int) -> int:
+    if 48 <= digit <= 57:
+        return i64(digit) - 48
+    if 65 <= digit <= 70:
+        return i64(digit) - 55
+    if 97 <= digit <= 102:
+        return i64(digit) - 87
+    return -1
+
+
+@jit
+def _escaped(buf: U8Array, at: int, stop: int) -> tuple[int, int]:
+    r"""The character behind a backslash, and where it ends; (-1, at) if it is beyond \u007f."""
+    letter = buf[at]
+    if letter == _U:
+        value = 0
+        if at + 5 > stop:
+            return -1, at
+        for offset in range(1, 5):
+            digit = _hex_digit(buf[at + offset])
+            if digit < 0:
+                return -1, at
+            value = value << 4 | digit
+        return (value if value < 128 else -1), at + 5
+    if letter == _N:
+        return 10, at + 1
+    if letter == 116:
+        return 9, at + 1
+    if letter == 114:
+        return 13, at + 1
+    if letter == 98:
+        return 8, at + 1
+    if letter == 102:
+        return 12, at + 1
+    return (i64(letter) if letter in (34, 92, 47) else -1), at + 1
+
+
+@jit
+def _text(buf: U8Array, at: int, stop: int, out: U8Array, to: int) -> tuple[int, int]:
+    """A JSON string behind its quote as Avro's; (-1, to) for what Python has to read."""
+    place, length = at, 0
+    while place < stop and buf[place] != _QUOTE:
+        if buf[place] == _BACKSLASH:
+            if place + 1 >= stop:
+                return -1, to
+            character, place = _escaped(buf, place + 1, stop)
+            if character < 0:
+                return -1, to
+        else:
+            place += 1
+        length += 1
+    if place >= stop:
+        return -1, to
+    to = put_long(out, to, length)
+    if length == place - at:
+        copy(out, to, buf, at, length)
+        return place + 1, to + length
+    while at < place:
+        if buf[at] == _BACKSLASH:
+            character, at = _escaped(buf, at + 1, stop)
+            out[to] = np.uint8(character)
+        else:
+            out[to] = buf[at]
+            at += 1
+        to += 1
+    return place + 1, to
+
+
+@jit
+def _real_text(buf: U8Array, at: int, stop: int) -> tuple[int, int]:
+    """Where the text of ``["r","..."]`` begins and ends; -1 if this is none."""
+    if at + 5 > stop or buf[at + 1] != _QUOTE or buf[at + 2] != 114:
+        return -1, -1
+    if buf[at + 3] != _QUOTE or buf[at + 4] != _COMMA or buf[at + 5] != _QUOTE:
+        return -1, -1
+    place = at + 6
+    while place < stop and buf[place] != _QUOTE:
+        place += 1
+    if place + 1 >= stop or buf[place + 1] != _CLOSE:
+        return -1, -1
+    return at + 6, place
+
+
+@jit
+def _put_double(out: U8Array, to: int, value: float) -> int:
+    bits = np.float64(value).view(np.int64)
+    for offset in range(8):
+        out[to + offset] = np.uint8(bits >> 8 * offset & 0xFF)
+    return to + 8
+
+
+@jit
+def _real(buf: U8Array, at: int, stop: int) -> tuple[bool, float]:
+    """A decimal text whose digits and power of ten are exact both, so one rounding is right."""
+    negative = at < stop and buf[at] == _MINUS
+    place = at + 1 if negative else at
+    mantissa, digits, exponent, seen_point = 0, 0, 0, False
+    while place < stop and buf[place] != 101:  # e
+        if buf[place] == 46 and not seen_point:
+            seen_point = True
+        else:
+            digit = i64(buf[place]) - 48
+            if digit < 0 or digit > 9 or digits == _EXACT_DIGITS:
+                return False, 0.0
+            mantissa = mantissa * 10 + digit
+            if mantissa > 0:
+                digits += 1
+            if seen_point:
+                exponent -= 1
+        place += 1
+    if place < stop:
+        place += 1
+        if place < stop and buf[place] == 43:
+            place += 1
+        written, end = _number(buf, place, stop)
+        if end != stop:
+            return False, 0.0
+        exponent += written
+    if exponent < -22 or exponent > 22:
+        return False, 0.0
+    value = float(mantissa)
+    value = value * _POWERS[exponent] if exponent >= 0 else value / _POWERS[-exponent]
+    return True, -value if negative else value
+
+
+@jit
+def _plain(buf: U8Array, at: int, stop: int) -> bool:
+    """Whether a number's text has neither an exponent nor more digits than are exact."""
+    digits = 0
+    for place in range(at, stop):
+        if 48 <= buf[place] <= 57:
+            digits += 1
+        elif buf[place] not in (46, _MINUS):
+            return False
+    return 0 < digits <= _EXACT_DIGITS
+
+
+@jit
+def _blob(buf: U8Array, at: int, stop: int, out: U8Array, to: int) -> tuple[int, int]:
+    """``["b","00ff"]`` as Avro's bytes."""
+    if at + 6 > stop or buf[at + 1] != _QUOTE or buf[at + 2] != 98 or buf[at + 4] != _COMMA:
+        return -1, to
+    start = place = at + 6
+    while place < stop and buf[place] != _QUOTE:
+        place += 1
+    if place + 1 >= stop or buf[place + 1] != _CLOSE or (place - start) & 1:
+        return -1, to
+    to = put_long(out, to, (place - start) >> 1)
+    for digit in range(start, place, 2):
+        high, low = _hex_digit(buf[digit]), _hex_digit(buf[digit + 1])
+        if high < 0 or low < 0:
+            return -1, to
+        out[to] = np.uint8(high << 4 | low)
+        to += 1
+    return place + 2, to
+
+
+@jit
+def _value(buf: U8Array, at: int, stop: int, kind: int, out: U8Array, to: int) -> tuple[int, int]:
+    """A cell that is not null as the Avro of its kind: where both end, or (-1, to)."""
+    first = buf[at]
+    if kind == TEXT and first == _QUOTE:
+        return _text(buf, at + 1, stop, out, to)
+    if kind == BYTES and first == _OPEN:
+        return _blob(buf, at, stop, out, to)
+    if first == _OPEN and kind in (FLOAT, NUMERIC):
+        start, end = _real_text(buf, at, stop)
+        if start < 0:
+            return -1, to
+        if kind == FLOAT:
+            exact, value = _real(buf, start, end)
+            return (end + 2, _put_double(out, to, value)) if exact else (-1, to)
+        if not _plain(buf, start, end):
+            return -1, to
+        to = put_long(out, to, end - start)
+        copy(out, to, buf, start, end - start)
+        return end + 2, to + end - start
+    if first != _MINUS and not 48 <= first <= 57:
+        return -1, to
+    number, end = _number(buf, at, stop)
+    if end < 0:
+        return -1, to
+    if kind == INT:
+        return end, put_long(out, to, number)
+    if kind == FLOAT and -(1 << 53) <= number <= 1 << 53:
+        return end, _put_double(out, to, float(number))
+    if kind == NUMERIC:
+        to = put_long(out, to, end - at)
+        copy(out, to, buf, at, end - at)
+        return end, to + end - at
+    return -1, to
+
+
+@jit
+def _row(
+    buf: U8Array,
+    at: int,
+    stop: int,
+    table: I64Array,
+    columns: I64Array,
+    out: U8Array,
+    to: int,
+    spans: I64Array,
+) -> int:
+    """A row's JSON as an Avro record at ``to``; ``spans`` gets each value's place in it.
+
+    Returns where the record ends, -1 for what Python has to read.
+    """
+    count = table[T_COLUMNS]
+    if at >= stop or buf[at] != _OPEN:
+        return -1
+    at += 1
+    for index in range(count):
+        if at >= stop:
+            return -1
+        if buf[at] == _CLOSE:  # sixty cells make a group
+            if at + 2 >= stop or buf[at + 1] != _COMMA:
+                return -1
+            at += 2
+            if buf[at] != _OPEN:
+                return -1
+            at += 1
+        elif index == 0:
+            if buf[at] != _OPEN:
+                return -1
+            at += 1
+        else:
+            if buf[at] != _COMMA:
+                return -1
+            at += 1
+        if at + 4 > stop:
+            return -1
+        kind, nullable = columns[table[T_COLUMN] + index, 0], columns[table[T_COLUMN] + index, 1]
+        if buf[at] == _N:
+            if not nullable:
+                return -1
+            out[to] = 0
+            to += 1
+            spans[index, 0] = spans[index, 1] = to
+            at += 4
+            continue
+        if nullable:
+            out[to] = 2
+            to += 1
+        spans[index, 0] = to
+        at, to = _value(buf, at, stop, kind, out, to)
+        if at < 0:
+            return -1
+        spans[index, 1] = to
+    return to if at + 2 == stop and buf[at] == _CLOSE and buf[at + 1] == _CLOSE else -1
+
+
+@jit
+def _same_key(
+    images: U8Array, table: I64Array, keys: I64Array, old: I64Array, new: I64Array
+) -> bool:
+    for index in range(table[T_KEYS]):
+        column = keys[table[T_KEY] + index]
+        size = old[column, 1] - old[column, 0]
+        if new[column, 1] - new[column, 0] != size:
+            return False
+        for byte in range(size):
+            if images[old[column, 0] + byte] != images[new[column, 0] + byte]:
+                return False
+    return True
+
+
+@jit
+def _frame(
+    out: U8Array,
+    words: U64Array,
+    state: I64Array,
+    table: I64Array,
+    keys: I64Array,
+    op: int,
+    images: U8Array,
+    spans: I64Array,
+    before_stop: int,
+    after_start: int,
+    after_stop: int,
+) -> None:
+    """One event; the row before is ``images[:before_stop]``, if that is not 0."""
+    start = state[FILL]
+    at = start + _HEADER_BYTES
+    for index in range(table[T_KEYS]):
+        column = keys[table[T_KEY] + index]
+        size = spans[column, 1] - spans[column, 0]
+        if table[T_NULLABLE_KEY]:
+            # No value is empty in Avro: an empty span is a null.
+            out[at] = 2 if size else 0
+            at += 1
+        copy(out, at, images, spans[column, 0], size)
+        at += size
+    key_bytes = at - start - _HEADER_BYTES
+    copy(out, at, images, 0, before_stop)
+    at += before_stop
+    after_bytes = after_stop - after_start
+    copy(out, at, images, after_start, after_bytes)
+    at += after_bytes
+    flags = (_HAS_BEFORE if before_stop else 0) | (_HAS_AFTER if after_bytes else 0)
+    while at & 7:
+        out[at] = 0
+        at += 1
+    word = start >> 3
+    words[word] = np.uint64(i64(at - start) << 32)
+    words[word + 1] = np.uint64(i64(_MARK) | i64(op) << 24 | i64(flags) << 32)
+    words[word + 2] = np.uint64(state[SCN])
+    words[word + 3] = np.uint64(state[SEQ] | table[T_SOURCE] << 32)
+    key_start = start + _HEADER_BYTES
+    words[word + 4] = np.uint64(xxh3_64(out, key_start, key_start + key_bytes))
+    words[word + 5] = np.uint64(table[T_SCHEMA])
+    words[word + 6] = np.uint64(state[COMMIT_US])
+    words[word + 7] = np.uint64(key_bytes | i64(before_stop) << 32)
+    words[word + 8] = np.uint64(after_bytes)
+    words[word] = np.uint64(i64(at - start) << 32 | crc32c(out, start + 4, at))
+    state[FILL] = at
+    state[SEQ] += 1
+    state[EVENTS] += 1
+
+
+@jit
+def _line_end(buf: U8Array, at: int) -> int:
+    while buf[at] != _NEWLINE:
+        at += 1
+    return at
+
+
+@jit
+def _table_of(tables: I64Array, version: int) -> int:
+    for line in range(len(tables)):
+        if tables[line, T_VERSION] == version:
+            return line
+    return -1
+
+
+@jit
+def pack_log(
+    buf: U8Array,
+    state: I64Array,
+    tables: I64Array,
+    columns: I64Array,
+    keys: I64Array,
+    images: U8Array,
+    spans: I64Array,
+    out: U8Array,
+    words: U64Array,
+) -> int:
+    """Turn the log rows in ``buf`` from AT on into frames at FILL; see the cells for the rest.
+
+    ``buf`` holds whole rows, ``words`` is ``out`` as 64-bit words, ``spans`` has room for two
+    rows of the widest table, ``images`` for twice the longest row's text and its columns.
+    """
+    half = len(spans) // 2
+    while state[AT] < len(buf):
+        log_id, at = _number(buf, state[AT], len(buf))
+        version, at = _number(buf, at + 1, len(buf))
+        letter = buf[at + 1]
+        old_start = _line_end(buf, at) + 1
+        old_stop = _line_end(buf, old_start)
+        new_start = old_stop + 1
+        new_stop = _line_end(buf, new_start)
+        line = _table_of(tables, version)
+        if line < 0 or log_id > state[STOP_ID] or log_id <= state[LAST_ID]:
+            return STOPPED
+        table = tables[line]
+        room = 2 * (new_stop - old_start + 16 * table[T_COLUMNS]) + 4 * _HEADER_BYTES
+        if len(images) < room or len(out) - state[FILL] < 2 * room:
+            return FULL
+        old, new = spans[:half], spans[half:]
+        before = after = 0
+        if letter != 99:  # c
+            before = _row(buf, old_start, old_stop, table, columns, images, 0, old)
+        if before >= 0 and letter != 100:  # d
+            after = _row(buf, new_start, new_stop, table, columns, images, before, new)
+        if before < 0 or after < 0:
+            return STOPPED
+        if before and after and _same_key(images, table, keys, old, new):
+            _frame(
+                out, words, state, table, keys, _UPDATE, images, new, before, before, after
+            )  # fmt: skip
+        else:
+            if before:
+                _frame(out, words, state, table, keys, _DELETE, images, old, before, 0, 0)
+            if after:
+                _frame(out, words, state, table, keys, _INSERT, images, new, 0, before, after)
+        state[LAST_ID] = log_id
+        state[AT] = new_stop + 1
+    return ENDED
+
+
+def warm_up() -> None:
+    """Compile the kernel, or load it from numba's cache."""
+    if not kernels.COMPILED:
+        return
+    out = np.zeros(8, dtype=np.uint8)
+    lines = np.zeros((1, T_FIELDS), dtype=np.int64)
+    pack_log(
+        np.frombuffer(b"", dtype=np.uint8), np.zeros(STATE_COUNT, dtype=np.int64), lines,
+        np.zeros((1, 2), dtype=np.int64), np.zeros(1, dtype=np.int64), out,
+        np.zeros((2, 2), dtype=np.int64), out, out.view(np.uint64),
+    )  # fmt: skip

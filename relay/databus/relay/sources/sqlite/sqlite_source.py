@@ -1,0 +1,554 @@
+"""SQLite as a source: polls the trigger-fed log, one poll being one consistent window.
+
+SQLite tells no reader where a transaction ends, so a window here is everything that one read
+transaction found new: one or several whole transactions of the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sqlite3
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+from databus.common.compiled.kernels import COMPILED
+from databus.common.config import DatabaseConfig
+from databus.common.errors import (
+    ConfigError,
+    SourcePositionLost,
+    SourceUnavailable,
+    UnsupportedChange,
+)
+from databus.common.frame.window_builder import WindowBuilder
+from databus.common.schema.source_names import join_source
+from databus.common.schema.source_schema import SourceSchema
+from databus.relay.sources.configured_keys import ConfiguredKeys
+from databus.relay.sources.contract import (
+    Batch,
+    Chunk,
+    ChunkRequest,
+    Finding,
+    TableSize,
+    Transaction,
+    left_out,
+    raise_findings,
+)
+from databus.relay.sources.sqlite import sqlite_kernels
+from databus.relay.sources.sqlite import sqlite_log as log
+from databus.relay.sources.sqlite import sqlite_triggers as triggers
+from databus.relay.sources.sqlite.sqlite_chunks import SqliteChunkReader
+from databus.relay.sources.sqlite.sqlite_claim import claim
+from databus.relay.sources.sqlite.sqlite_packing import (
+    LogBlock,
+    LogPacker,
+    LogRow,
+    add_event,
+    add_schema_change,
+    read_block,
+)
+from databus.relay.sources.sqlite.sqlite_tables import CapturedTables, Unseen
+from databus.relay.sources.suspended_tables import (
+    SuspendedTables,
+    SuspensionState,
+    TableSuspension,
+    decode_stops,
+)
+
+_T = TypeVar("_T")
+
+_PART_BYTES = 1 << 20
+_PART_ROWS = 2000
+_IDLE_S = 0.5
+_PRUNE_ROWS = 5000
+_PRUNE_STEPS = 20
+_OPTIONS = ("poll_ms", "retain_rows")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Poll:
+    """The first rows of a window that ends with the log id ``upto``, committed at ``at_ms``.
+
+    Rows of the versions that are ``passed_over`` are not in it.
+    """
+
+    block: LogBlock
+    at_ms: int
+    upto: int
+    passed_over: frozenset[int]
+
+
+class SqliteSource:
+    """The changes of one SQLite file.
+
+    Invariants:
+        I1. scn is the largest log id of the window; a window that is handed on in parts has
+            its end recorded in the database first, so that it is cut the same way again.
+        I2. Log rows are deleted only up to what was acknowledged, and the place is recorded
+            in the same transaction.
+        I3. A table of which a row cannot be carried stops alone: nothing of it is packed from
+            that row on, until it begins again between two windows.
+
+    Owner: one event loop; SQLite itself runs in two threads, one for the stream and the log,
+    one for chunks, each with its own connection.
+    Durability: none of its own; the log is as durable as the database.
+    Raises: SourceUnavailable, SourcePositionLost, UnsupportedChange, PreflightFailed.
+    """
+
+    def __init__(self, config: DatabaseConfig, *, use_kernel: bool = COMPILED) -> None:
+        """``use_kernel`` False packs each row in Python, for comparison.
+
+        Raises:
+            ConfigError: the URL is no path, or an option is unknown.
+        """
+        self.use_kernel = use_kernel
+        config.require_options(*_OPTIONS)
+        self._config = config
+        self._keys = ConfiguredKeys(config.keys)
+        self._path = _path(config)
+        self._poll_s = float(config.options.get("poll_ms", 5)) / 1000
+        self._retain = int(config.options.get("retain_rows", 0))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-log")
+        self._chunk_thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-chunk")
+        self._connection: sqlite3.Connection | None = None
+        self._claim: socket.socket | None = None
+        self._chunks = SqliteChunkReader(self._path, self._keys)
+        self._clock = ""
+        self._versions: dict[int, SourceSchema] = {}
+        self._changes: list[tuple[int, SourceSchema]] = []
+        self._announced: set[int] = set()
+        self._packer = LogPacker()
+        self._tables = CapturedTables(self._path, self._captures, self._keys)
+        self._unseen: dict[str, Unseen] = {}
+        self._emptied: set[str] = set()
+        self._position = self._last_scn = 0
+        self._goes_on = self._is_closed = False
+        self._stopped = SuspendedTables({})
+        self._resume_state = SuspensionState()
+        self._passed_over: dict[str, str] = {}
+        self._taken_up: set[str] = set()
+        self._stop_next: dict[str, str] = {}
+
+    @property
+    def clock(self) -> str:
+        """``sqlite:`` and the uuid that the log got when it was created."""
+        return self._clock
+
+    async def preflight(self) -> list[Finding]:
+        """See ``Source.preflight``."""
+
+        def examine() -> list[Finding]:
+            connection = log.connect(self._path)
+            try:
+                return self._findings(connection)
+            finally:
+                connection.close()
+
+        return await self._run(examine)
+
+    def _findings(self, connection: sqlite3.Connection) -> list[Finding]:
+        tables = [t for t in log.user_tables(connection) if self._captures(t)]
+        return log.findings(connection, tables, self._keys)
+
+    async def open(self) -> None:
+        """See ``Source.open``; creates the log and its triggers."""
+        raise_findings(self._config.name, await self.preflight(), goes_on=self._goes_on)
+        if self.use_kernel:
+            await asyncio.to_thread(sqlite_kernels.warm_up)
+        self._claim = self._claim or claim(self._path)
+        await self._run(self._open)
+        while not await self._run(self._refresh_tables):
+            await asyncio.sleep(max(0.0, self._tables.next_refresh_s - time.monotonic()))
+
+    def _open(self) -> None:
+        self._connection = log.connect(self._path)
+        self._clock = log.install(self._connection)
+        self._tables.goes_on = self._goes_on
+        if not self._goes_on:
+            self._position = log.last_id(self._connection)
+            self._tables.settled(self._connection, self._tables.unseen(self._connection))
+
+    def recall(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
+        """See ``RememberingSource``: the tables that have stopped."""
+        self._goes_on, self._position = True, after_scn
+        kept = decode_stops(resume_state) if resume_state else SuspensionState()
+        # One of a later window is found again, at the same place.
+        self._resume_state = SuspensionState(
+            {
+                name: stop
+                for name, stop in kept.stopped.items()
+                if stop.since_scn <= after_scn and self._config.captures(name)
+            }
+        )
+        self._stopped = SuspendedTables(self._resume_state.stopped)
+
+    async def first_scn(self) -> int:
+        """The log's last id: the log exists from now on."""
+        return await self._run(lambda: log.last_id(self._db))
+
+    async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
+        """See ``Source.stream``."""
+        await self._run(partial(self._check_position, after_scn))
+        self._position = self._last_scn = after_scn
+        self._announced.clear()
+        self._packer.forget()
+        loop = asyncio.get_running_loop()
+        idle_since = loop.time()
+        data_version = -1
+        self._stopped.begin()
+        self._goes_on = self._tables.goes_on = True
+        try:
+            while True:
+                if self._settle():
+                    unseen, self._unseen = self._unseen, {}
+                    yield Batch(
+                        b"", resolved=self._position, resume_state=self._resume_state, keep=True
+                    )
+                    if unseen:
+                        await self._run(partial(self._tables.settled, self._db, unseen))
+                    data_version = -1
+                    continue
+                data_version, poll = await self._run(partial(self._poll, data_version))
+                if self._is_to_settle:
+                    continue  # What was read was read as if nothing had been asked.
+                if poll is not None:
+                    async for batch in self._window(poll):
+                        yield batch
+                    idle_since = loop.time()
+                    continue
+                if loop.time() - idle_since >= _IDLE_S:
+                    idle_since = loop.time()
+                    yield Batch(b"", resolved=self._position, resume_state=self._resume_state)
+                await asyncio.sleep(self._poll_s)
+        finally:
+            self._stopped.end()
+
+    async def ack(self, scn: int) -> None:
+        """Delete the log up to ``scn``, in steps with pauses; what is left goes with the next."""
+        for step in range(_PRUNE_STEPS):
+            pause_s = await self._run(partial(self._prune, scn, 1 if step else _PRUNE_ROWS))
+            if not pause_s:
+                break
+            await asyncio.sleep(pause_s)
+
+    async def schemas(self) -> list[SourceSchema]:
+        """See ``Source.schemas``; before ``open`` over a connection of its own."""
+
+        def read() -> list[SourceSchema]:
+            if self._connection is not None:
+                return self._tables.schemas(self._connection)
+            self._connection = log.connect(self._path)
+            try:
+                return self._tables.schemas(self._connection)
+            finally:
+                self._connection.close()
+                self._connection = None
+
+        return await self._run(read)
+
+    async def largest_key(self, source: str) -> list[Any] | None:
+        """See ``Source.largest_key``."""
+
+        await self._begin_again(source)
+        return await self._read(partial(self._chunks.largest_key, source))
+
+    async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
+        """See ``Source.chunk_end``."""
+        return await self._read(partial(self._chunks.chunk_end, request))
+
+    def suspended(self) -> Mapping[str, TableSuspension]:
+        """See ``SuspendingSource``."""
+        return self._stopped.stops
+
+    async def table_size(self, source: str) -> TableSize:
+        """The largest rowid, or else the number of rows."""
+        return await self._read(partial(self._chunks.size, source))
+
+    async def read_chunk(self, request: ChunkRequest) -> Chunk:
+        """See ``Source.read_chunk``."""
+        if request.is_of_whole_table:
+            await self._begin_again(request.source)
+        try:
+            return await self._read(partial(self._chunks.read, request))
+        except UnsupportedChange as error:
+            if request.source in self._taken_up:
+                self._stop_next[request.source] = error.message
+            raise
+
+    async def _read(self, question: Callable[[], _T]) -> _T:
+        """Put a question about rows; one that is given up is interrupted."""
+        try:
+            return await self._run(question, self._chunk_thread)
+        except asyncio.CancelledError:
+            self._chunks.interrupt()
+            raise
+
+    async def _begin_again(self, source: str) -> None:
+        """All of a table is about to be read: if it has stopped, the stream takes it up before."""
+        if source not in self._stopped.stops:
+            return
+        await self._stopped.resumption(source)
+        self._taken_up.add(source)
+
+    async def status(self) -> dict[str, Any]:
+        """The library's version, the log's last id and how many rows it holds, tables that are
+        left out or have stopped."""
+        stopped = SuspendedTables(self._stopped.stops)
+
+        def read() -> dict[str, Any]:
+            count = self._db.execute("SELECT count(*) FROM databus_log").fetchone()[0]
+            without = [left_out(f) for f in self._findings(self._db) if f.fatal and f.table]
+            return {
+                "server": f"SQLite {sqlite3.sqlite_version}",
+                "scn": log.last_id(self._db),
+                "log_rows": count,
+                "tables": sorted(triggers.ours(self._db)),
+                "stopped_tables": stopped.document(),
+                "warnings": [*stopped.warnings(), *without],
+            }
+
+        return await self._run(read)
+
+    async def close(self) -> None:
+        """See ``Source.close``; whoever asks later is refused."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        loop = asyncio.get_running_loop()
+        if self._connection is not None:
+            await loop.run_in_executor(self._thread, self._connection.close)
+        await loop.run_in_executor(self._chunk_thread, self._chunks.close)
+        for thread in (self._thread, self._chunk_thread):
+            thread.shutdown(wait=False)
+        self._connection = None
+        if self._claim is not None:
+            self._claim.close()
+
+    async def _run(self, work: Callable[[], _T], thread: ThreadPoolExecutor | None = None) -> _T:
+        if self._is_closed:
+            raise SourceUnavailable(f"SQLite database {self._path}: the source was closed")
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(thread or self._thread, work)
+        except sqlite3.Error as error:
+            raise SourceUnavailable(f"SQLite database {self._path}: {error}") from error
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise SourceUnavailable(f"SQLite database {self._path} is not open")
+        return self._connection
+
+    def _captures(self, table: str) -> bool:
+        return self._config.captures(join_source("main", table))
+
+    def _refresh_tables(self) -> bool:
+        """Bring some tables' triggers in step with the tables, in a moment; whether all are."""
+        is_done = self._tables.refresh(self._db, self._position)
+        known = max(self._versions, default=0)
+        self._changes += log.schema_changes(self._db, known)
+        self._versions |= log.registered(self._db, known)
+        return is_done
+
+    def _check_position(self, after_scn: int) -> None:
+        pruned, last = log.meta(self._db, "pruned"), log.last_id(self._db)
+        if not pruned <= after_scn <= last:
+            raise SourcePositionLost(
+                f"the change log of {self._path} reaches from {pruned} to {last}; the relay is "
+                f"at {after_scn} (database={self._config.name})"
+            )
+
+    def _poll(self, seen_version: int) -> tuple[int, _Poll | None]:
+        """The rows that are new, or None if nobody has committed since ``seen_version``."""
+        db, tables = self._db, self._tables
+        version = db.execute("PRAGMA data_version").fetchone()[0]
+        # Before the definitions: what they are now they were when these rows were written.
+        last = log.last_id(db) if version != seen_version else self._position
+        if not tables.in_step(db):
+            if time.monotonic() >= tables.next_refresh_s:
+                self._refresh_tables()
+                return -1, None
+            if not tables.is_current(db):
+                return -1, None  # What a table's old triggers log lacks its new columns.
+        if tables.has_unseen and self._position >= log.meta(db, "window_end"):
+            self._unseen = tables.unseen(db)
+            if self._unseen:
+                return -1, None
+        if last <= self._position:
+            return version, None
+        if log.meta(db, "pruned") > self._position:
+            self._check_position(self._position)  # Another relay has read it, from elsewhere.
+        planned = log.meta(db, "window_end")
+        upto = planned if self._position < planned <= last else last
+        passed_over = self._versions_passed_over(upto)
+        upto = log.first_emptied(db, self._position, upto, passed_over) or upto
+        block = read_block(db, self._position, upto, _PART_ROWS, passed_over)
+        if not block.text:
+            self._position = upto
+            return -1, None
+        if not block.is_last and planned != upto:
+            log.write_briefly(db, partial(log.set_meta, db, "window_end", upto))
+        (at_ms,) = db.execute(
+            "SELECT at_ms FROM databus_log WHERE id > ? ORDER BY id LIMIT 1", (self._position,)
+        ).fetchone()
+        return -1, _Poll(block, at_ms, upto, passed_over)
+
+    # -- tables that have stopped
+
+    def _versions_passed_over(self, scn: int) -> frozenset[int]:
+        """The versions of tables that stopped in a window before ``scn``."""
+        passes_over = self._stopped.passes_over
+        return frozenset(v for v, s in self._versions.items() if passes_over(s.source, scn))
+
+    @property
+    def _is_to_settle(self) -> bool:
+        return self._stopped.is_asked or bool(self._stop_next or self._unseen)
+
+    def _settle(self) -> bool:
+        """Between two windows: tables begin again, or stop, that were asked for.
+
+        Returns whether there were any.
+        """
+        if not self._is_to_settle:
+            return False
+        self._stopped.begin_again()
+        unreadable = {source: Unseen(why) for source, why in self._stop_next.items()}
+        for source, unseen in (unreadable | self._unseen).items():
+            _log.warning("database %s: %s has stopped: %s", self._config.name, source, unseen.why)
+            if unseen.keeps_rows:
+                self._stopped.stop(source, self._last_scn, unseen.why, keeps_rows=True)
+            else:
+                self._stopped.stop_again(source, self._last_scn, unseen.why)
+        self._stop_next.clear()
+        self._resume_state = SuspensionState(dict(self._stopped.stops))
+        return True
+
+    def _stop(self, tables: Mapping[str, str], scn: int) -> bool:
+        """Pass over these tables, which cannot be read, after ``scn``; whether any is new."""
+        fresh = {source: why for source, why in tables.items() if source not in self._stopped.stops}
+        for source, why in fresh.items():
+            _log.warning("database %s: %s has stopped: %s", self._config.name, source, why)
+            self._stopped.stop(source, scn, why)
+        if fresh:
+            self._resume_state = SuspensionState(dict(self._stopped.stops))
+        return bool(fresh)
+
+    def _follow_emptied(self) -> None:
+        """What was emptied is known whole; its windows end there, so that nothing follows yet."""
+        for source in self._emptied:
+            self._stopped.follow_again(source)
+        if self._emptied:
+            self._emptied.clear()
+            self._resume_state = SuspensionState(dict(self._stopped.stops))
+
+    # -- windows
+
+    async def _window(self, poll: _Poll) -> AsyncIterator[Batch]:
+        """Pack a poll into one window, handing it on in parts if it is large.
+
+        That a table has stopped is on disk before the window has ended in which it did.
+        """
+        self._passed_over.clear()
+        window = WindowBuilder(poll.upto, poll.at_ms * 1000)
+        block, after = poll.block, self._position
+        while True:
+            schemas = await self._run(partial(self._pack, window, block, after))
+            if self._stop(self._passed_over, poll.upto):
+                yield Batch(b"", resume_state=self._resume_state, keep=True)
+            self._follow_emptied()
+            if block.is_last:
+                self._position = poll.upto
+                data = window.end(str(poll.upto)) if window.seq else b""
+                self._last_scn = poll.upto if data else self._last_scn
+                yield Batch(data, schemas, resolved=poll.upto, resume_state=self._resume_state)
+                return
+            if window.pending_bytes >= _PART_BYTES or schemas:
+                yield Batch(window.take(), schemas)
+            after = block.last_id
+            block = await self._run(
+                partial(read_block, self._db, after, poll.upto, _PART_ROWS, poll.passed_over)
+            )
+
+    def _pack(self, window: WindowBuilder, block: LogBlock, after: int) -> tuple[SourceSchema, ...]:
+        """Pack log rows, the first of which follows the log id ``after``."""
+        schemas: list[SourceSchema] = []
+        packer = self._packer
+        packer.begin(block, after, window.scn, window.commit_us)
+        more = True
+        while more:
+            if self.use_kernel and block.is_utf8:
+                changes = (at for at, _ in self._changes if at >= packer.last_id)
+                frames, count, more = packer.run(window.seq, min(changes, default=None))
+                window.packed(frames, count)
+            else:
+                more = packer.has_more
+            if more:
+                self._pack_row(window, packer.last_id, packer.take_row(), schemas)
+        return tuple(schemas)
+
+    def _pack_row(
+        self, window: WindowBuilder, after: int, row: LogRow, schemas: list[SourceSchema]
+    ) -> None:
+        """Pack a row that the kernel has left; new ``schemas`` are added."""
+        for changed_after, changed in self._changes:
+            if after <= changed_after < row.log_id:
+                add_schema_change(window, changed)
+        schema = self._versions.get(row.version)
+        if schema is None:
+            self._versions = log.registered(self._db)
+            schema = self._versions[row.version]
+        if row.op == "t" and schema.source in self._stopped.stops:
+            self._emptied.add(schema.source)
+        elif schema.source in self._passed_over:
+            return
+        if row.version not in self._announced:
+            self._announced.add(row.version)
+            self._packer.learn(row.version, schema)
+            schemas.append(schema)
+        try:
+            old = None if row.old is None else log.logged(schema, row.old)
+            new = None if row.new is None else log.logged(schema, row.new)
+        except UnsupportedChange as error:
+            self._pass_over(schema.source, error.message)
+        else:
+            add_event(window, schema, row.op, old, new)
+
+    def _pass_over(self, source: str, why: str) -> None:
+        """Leave out the rest of a table's rows in this window."""
+        self._passed_over[source] = why
+        versions = {v for v, schema in self._versions.items() if schema.source == source}
+        self._packer.unlearn(versions)
+        self._announced -= versions
+
+    def _prune(self, scn: int, least_rows: int) -> float:
+        """Delete a step of the log; seconds to wait before the next, 0 where there is none."""
+        pruned = log.meta(self._db, "pruned")
+        if scn - self._retain - pruned < least_rows:
+            return 0.0
+        upto = min(scn - self._retain, pruned + _PRUNE_ROWS)
+
+        def prune() -> float:
+            began_s = time.monotonic()
+            self._db.execute("DELETE FROM databus_log WHERE id <= ?", (upto,))
+            log.set_meta(self._db, "pruned", upto)
+            return time.monotonic() - began_s
+
+        return max(0.001, 4 * log.write_briefly(self._db, prune))
+
+
+def _path(config: DatabaseConfig) -> str:
+    path = unquote(config.url.reveal.removeprefix("sqlite://"))
+    if not path.startswith("/") or len(path) < 2:
+        raise ConfigError(
+            f"{config.url} is not an SQLite URL: write sqlite:///relative/file or "
+            "sqlite:////absolute/file"
+        )
+    return path[1:]

@@ -1,0 +1,365 @@
+"""The captured tables of an SQLite database: keeps their triggers in step with their definitions.
+
+A definition can change what a table holds, and no trigger fires for it.  What the log cannot show
+is a reason to suspend the table, recorded in the transaction that makes its new triggers.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from databus.common.schema.source_names import join_source, split_source
+from databus.common.schema.source_schema import SourceSchema
+from databus.relay.sources.configured_keys import ConfiguredKeys
+from databus.relay.sources.sqlite import sqlite_log as log
+from databus.relay.sources.sqlite import sqlite_triggers as triggers
+
+_HOLD_S = 0.05
+_PAUSE_S = 0.1
+_MEASURE_EVERY = 8
+"""A transaction of ours takes in more tables for so long, and the next begins so much later: SQLite
+looks whether it may write after 1, 2, 5, .. and at most 100 ms."""
+_SUSPENDED = "suspended "
+_WATCHED = "watched "
+"""Names in ``databus_meta``: why a source is suspended, and on which page its table begins."""
+_DEFINITIONS = "definitions"
+"""In ``databus_meta``: the database's ``schema_version`` when the definitions were compared last.
+Each statement that defines something raises it."""
+_STATEMENTS_OF_READDING = 2
+_STATEMENTS_OF_REBUILDING = 6
+
+FILLED_BEFORE = (
+    "it was created, or took this name, with rows that were written before it had triggers"
+)
+UNWATCHED = (
+    "it had no triggers for a while (it was rebuilt, or left out), so that what was written "
+    "meanwhile is not known"
+)
+KEYLESS = "it has no key any more: create it with a PRIMARY KEY, or name one in keys"
+REBUILT = "it was rebuilt, its triggers included: what was written meanwhile is not known"
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """What became of a table without a row of the log.
+
+    ``keeps_rows``: each row is there still, under its key, with other values.
+    """
+
+    why: str
+    keeps_rows: bool = False
+
+
+class CapturedTables:
+    """Which tables are captured, and what their triggers write.
+
+    Invariants:
+        I1. What a definition has done to a table without the log is recorded in the transaction
+            that makes its new triggers, until ``settled``.
+        I2. A transaction that writes takes moments, and the next one leaves the application's time
+            to write and to read the definitions again: none of its statements fails by ours.
+        I3. While ``is_current``, the rows of the log up to a ``last_id`` that was read before were
+            written by triggers of the versions that they name.
+
+    Owner: the thread that reads the log.
+    Durability: when ``refresh`` returns, what it did is as durable as the database.
+    Raises: sqlite3.Error.
+    """
+
+    def __init__(self, path: str, captures: Callable[[str], bool], keys: ConfiguredKeys) -> None:
+        self._path = path
+        self._captures = captures
+        self._keys = keys
+        self._changed: list[str] = []
+        self._new: list[str] = []
+        self._doubts: dict[str, Unseen] = {}
+        self._objects: set[tuple[str, str]] | None = None
+        self._planned_version = self._version = -1
+        self._reading_s = 0.0
+        self._refresh_count = 0
+        self.next_refresh_s = 0.0
+        self.goes_on = False
+        """Whether consumers have rows of before; else nothing is suspended."""
+        self.has_unseen = True
+
+    def schemas(self, db: sqlite3.Connection) -> list[SourceSchema]:
+        """The definitions of all captured tables as they are now."""
+        found = (
+            log.table_schema(db, table, self._keys)
+            for table in log.user_tables(db)
+            if self._captures(table)
+        )
+        return [schema for schema in found if schema is not None]
+
+    def in_step(self, db: sqlite3.Connection) -> bool:
+        """Whether all triggers are those of the definitions."""
+        return log.schema_version(db) == self._version
+
+    def is_current(self, db: sqlite3.Connection) -> bool:
+        """Whether the triggers that there are write what their tables hold."""
+        return log.schema_version(db) == self._planned_version and not self._changed
+
+    def refresh(self, db: sqlite3.Connection, position: int) -> bool:
+        """Bring some tables' triggers in step with the tables, in a moment; whether all are.
+
+        The log up to ``position`` was read.  A table's capture begins, or changes, in the
+        transaction that makes its triggers.
+        """
+        # A window whose end was recorded was written before a definition changed.
+        since_id = max(position, log.meta(db, "window_end"))
+        if log.schema_version(db) != self._planned_version:
+            self._plan(db, since_id)
+        due = [*self._changed, *self._new]
+        if due:
+            work = partial(self._bring_in_step, db, due, since_id)
+            count, held_s = log.write_briefly(db, work)
+            self._new = self._new[max(0, count - len(self._changed)) :]
+            self._changed = self._changed[count:]
+            self._pause(held_s)  # the next one, if there is more to do
+        if not (self._changed or self._new) and log.schema_version(db) == self._planned_version:
+            self._version = self._planned_version
+        return self.in_step(db)
+
+    def _plan(self, db: sqlite3.Connection, since_id: int) -> None:
+        """Find the tables whose triggers are not those of their definitions."""
+        self._planned_version = log.schema_version(db)
+        missing = triggers.first_missing(db, since_id)
+        versions = log.latest_versions(db)
+        present = triggers.ours(db)
+        self._changed, self._new = [], []
+        pages = log.user_tables(db)
+        watched = log.metas(db, _WATCHED)
+        # A table that has lost its triggers was dropped, and made again.
+        remade = sum(name.removeprefix(_WATCHED) in pages.keys() - present for name in watched)
+        unexplained = self._unexplained(db) - 2 * remade
+        self._doubts.clear()
+        captured = set()
+        for schema in self.schemas(db):
+            table = split_source(schema.source)[1]
+            captured.add(table)
+            version, document = versions.get(schema.source, (0, ""))
+            if not version:
+                self._new.append(table)
+            elif (
+                version in missing
+                or json.loads(document) != schema.to_json()
+                or present.get(table) != triggers.wanted(schema, version)
+            ):
+                self._changed.append(table)
+            else:
+                is_moved = watched.get(_WATCHED + table) != pages[table]
+                doubt = _doubt(db, schema, version, unexplained, since_id, is_moved=is_moved)
+                if doubt is not None:
+                    self._doubts[table] = doubt
+                if doubt is not None or is_moved:
+                    self._changed.append(table)
+        held = {name.removeprefix(_WATCHED) for name in watched} | present.keys()
+        self._changed += sorted(held - captured)
+        if not (self._changed or self._new) and log.meta(db, _DEFINITIONS) != self._planned_version:
+            log.write_briefly(db, partial(self._compared, db))
+
+    def _unexplained(self, db: sqlite3.Connection) -> int:
+        """How many statements have defined something that is not there to be seen."""
+        before = log.meta(db, _DEFINITIONS)
+        objects = log.other_objects(db)
+        explained = 0
+        if self._objects is not None:
+            added, gone = objects - self._objects, self._objects - objects
+            dropped = sum(kind in ("table", "view") for kind, _ in gone)
+            renamed = sum(kind == "table" for kind, _ in added)  # at the most
+            explained = len(added) + max(0, dropped - renamed)
+        self._objects = objects
+        return self._planned_version - before - explained if before else 0
+
+    def _compared(self, db: sqlite3.Connection) -> None:
+        """No definition of now has to be compared once more."""
+        log.set_meta(db, _DEFINITIONS, log.schema_version(db))
+
+    def _bring_in_step(
+        self, db: sqlite3.Connection, due: list[str], since_id: int
+    ) -> tuple[int, float]:
+        """The first of these tables, as many as a moment allows: (how many, seconds)."""
+        began_s, count = time.monotonic(), 0
+        if log.schema_version(db) == self._planned_version:  # else it is planned again
+            while count < len(due) and time.monotonic() - began_s < _HOLD_S:
+                self._watch(db, due[count], since_id)
+                count += 1
+            self._planned_version = log.schema_version(db)
+            if count >= len(self._changed):
+                self._compared(db)
+        return count, time.monotonic() - began_s
+
+    def _watch(self, db: sqlite3.Connection, table: str, since_id: int) -> None:
+        schema = log.table_schema(db, table, self._keys) if self._captures(table) else None
+        if schema is None:
+            self._unwatch(db, table)
+            return
+        version, before = log.latest_version(db, schema.source)
+        held = triggers.of_table(db, table)
+        unseen = None
+        if before is None:
+            version = log.put_version(db, schema, None)
+            if log.has_rows(db, table):
+                unseen = Unseen(FILLED_BEFORE)
+        elif held.keys() != triggers.wanted(schema, version).keys():
+            if before != schema:
+                version = log.put_version(db, schema, log.last_id(db))
+            if log.has_rows(db, table):
+                unseen = Unseen(UNWATCHED)
+            else:
+                log.log_emptied(db, version)
+        else:
+            version, unseen = _altered(db, version, before, schema, since_id)
+            unseen = unseen or self._doubts.get(table)
+        triggers.watch(db, triggers.wanted(schema, version), table)
+        log.set_meta(db, _WATCHED + table, log.first_page(db, table))
+        if unseen is not None:
+            self._suspend(db, schema.source, unseen, since_id)
+
+    def _unwatch(self, db: sqlite3.Connection, table: str) -> None:
+        """A table is not captured any more: it was dropped or renamed, has no key, or is left out
+        of the configuration."""
+        triggers.drop(db, table)
+        is_watched = db.execute(
+            "DELETE FROM databus_meta WHERE name = ?", (_WATCHED + table,)
+        ).rowcount
+        if not is_watched or not self._captures(table):
+            return
+        source = join_source("main", table)
+        if table in log.user_tables(db):
+            self._suspend(db, source, Unseen(KEYLESS), log.last_id(db))
+        else:
+            log.log_emptied(db, log.latest_version(db, source)[0])
+
+    def _suspend(self, db: sqlite3.Connection, source: str, unseen: Unseen, since_id: int) -> None:
+        if not self.goes_on:
+            return
+        if not unseen.keeps_rows:
+            triggers.forget(db, source, since_id)
+        elif (before := self.unseen(db).get(source)) is not None and not before.keeps_rows:
+            unseen = before  # Rows are gone too.
+        log.set_meta(db, _SUSPENDED + source, json.dumps([unseen.why, unseen.keeps_rows]))
+        self.has_unseen = True
+
+    def _pause(self, held_s: float) -> None:
+        """Leave the application several times the time that its next statement takes.
+
+        All its connections read all definitions again after each of our transactions, and a
+        statement fails that finds them changed fifty times in a row.
+        """
+        if self._refresh_count % _MEASURE_EVERY == 0:
+            began_s = time.monotonic()
+            log.connect(self._path).close()
+            self._reading_s = time.monotonic() - began_s
+        self._refresh_count += 1
+        is_more = self._changed or self._new
+        pause_s = max(_PAUSE_S, 2 * held_s, 2 * self._reading_s) if is_more else 0.0
+        self.next_refresh_s = time.monotonic() + pause_s
+
+    # -- what the log does not show
+
+    def unseen(self, db: sqlite3.Connection) -> dict[str, Unseen]:
+        """What became of tables without a row of the log, by source, until it is ``settled``."""
+        found = log.metas(db, _SUSPENDED)
+        self.has_unseen = bool(found)
+        return {
+            name.removeprefix(_SUSPENDED): Unseen(*json.loads(str(document)))
+            for name, document in found.items()
+        }
+
+    def settled(self, db: sqlite3.Connection, unseen: Mapping[str, Unseen]) -> None:
+        """All of this is recorded elsewhere, on disk."""
+        self.has_unseen = True
+
+        def forget() -> None:
+            for source in unseen:
+                db.execute("DELETE FROM databus_meta WHERE name = ?", (_SUSPENDED + source,))
+
+        log.write_briefly(db, forget)
+
+
+def _altered(
+    db: sqlite3.Connection, version: int, old: SourceSchema, new: SourceSchema, since_id: int
+) -> tuple[int, Unseen | None]:
+    """A table that kept its triggers may have another definition: its version now.
+
+    Rows that the old triggers have logged after ``since_id`` lack the newer columns: they are
+    logged once more, as they are now.
+    """
+    first = triggers.first_missing(db, since_id).get(version)
+    names = {column.name for column in new.columns}
+    dropped = [at for at, column in enumerate(old.columns) if column.name not in names]
+    is_exact = _only_dropped(old, new) and len(old.columns) <= log.GROUP
+    if first is not None and not is_exact:
+        unseen: Unseen | None = Unseen("a column was dropped while rows were written")
+    else:
+        unseen = _unseen(db, split_source(new.source)[1], old, new)
+    if old == new:
+        return version, unseen
+    number = log.put_version(db, new, log.last_id(db) if first is None else first - 1)
+    if first is not None and unseen is None:
+        triggers.without_missing(db, version, number, first, dropped)
+    elif old.key == new.key:
+        log.log_again(db, new, split_source(new.source)[1], number, version, since_id)
+    return number, unseen
+
+
+def _doubt(
+    db: sqlite3.Connection,
+    schema: SourceSchema,
+    version: int,
+    unexplained: int,
+    since_id: int,
+    *,
+    is_moved: bool,
+) -> Unseen | None:
+    """What may have become of a table with the definition and the triggers that it had before,
+    by statements of which nothing else is to be seen.
+
+    The last column can have been dropped and added again: then all rows have its default value,
+    but for those that were written since.
+    """
+    table, column = split_source(schema.source)[1], schema.columns[-1]
+    if is_moved and unexplained >= _STATEMENTS_OF_REBUILDING:
+        return Unseen(REBUILT)
+    if unexplained < _STATEMENTS_OF_READDING or column.name in schema.key:
+        return None
+    default = log.defaults(db, table)[column.name]
+    if (default is None and not column.nullable) or not log.has_rows(db, table):
+        return None
+    (written,) = db.execute(
+        "SELECT count(*) FROM databus_log WHERE id > ? AND version = ?", (since_id, version)
+    ).fetchone()
+    if not log.has_only_defaults(db, table, column.name, default, written):
+        return None
+    return Unseen(f"column {column.name} may have been dropped and added again", keeps_rows=True)
+
+
+def _only_dropped(old: SourceSchema, new: SourceSchema) -> bool:
+    """Whether a table has lost columns, and is the same apart from that."""
+    names = {column.name for column in new.columns}
+    kept = [column for column in old.columns if column.name in names]
+    return old.key == new.key and len(kept) < len(old.columns) and list(new.columns) == kept
+
+
+def _unseen(
+    db: sqlite3.Connection, table: str, old: SourceSchema, new: SourceSchema
+) -> Unseen | None:
+    """What a table's rows have become by a new definition, if that is more than to lose columns,
+    or to get columns without values."""
+    if old == new or _only_dropped(old, new) or not log.has_rows(db, table):
+        return None
+    if old.key != new.key:
+        return Unseen(f"its key was ({', '.join(old.key)}), and is ({', '.join(new.key)})")
+    if new.columns[: len(old.columns)] != old.columns:
+        return Unseen("columns were renamed, or others added when some were dropped", True)
+    defaults = log.defaults(db, table)
+    for name in (column.name for column in new.columns[len(old.columns) :]):
+        if defaults[name] is not None:
+            return Unseen(f"ADD COLUMN {name} gave its rows the value {defaults[name]}", True)
+    return None

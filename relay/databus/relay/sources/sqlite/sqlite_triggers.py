@@ -1,0 +1,121 @@
+"""The triggers that write SQLite's change log: their text, and which of them a table has.
+
+SQLite refuses ``ALTER TABLE DROP COLUMN`` while a trigger names a column that is gone then.  So our
+triggers look each column up where ``NEW`` or ``OLD`` has it, and else in a row of marks of the same
+names around it: the statement succeeds, and the log shows from which row on the column is missing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+
+from databus.common.schema.source_names import split_source
+from databus.common.schema.source_schema import SourceSchema
+from databus.relay.sources.sqlite.sqlite_log import GROUP, NOW_MS, quoted, row_expression
+
+MISSING = "9C61D2F35B4E4A0C8F17E6A27D30B58E"
+"""What stands in a row of the log for a column that its table has not any more, as hexadecimal."""
+
+_OURS = "sqlite_master WHERE type = 'trigger' AND name GLOB 'databus_[cud]_*'"
+_OPS = {"c": "INSERT", "u": "UPDATE", "d": "DELETE"}
+
+
+def wanted(schema: SourceSchema, version: int) -> dict[str, str]:
+    """The triggers that a table has to have, by name, as SQLite keeps their text."""
+    table = split_source(schema.source)[1]
+    return {
+        f"databus_{op}_{table}": _text(schema, table, version, op, event)
+        for op, event in _OPS.items()
+    }
+
+
+def _text(schema: SourceSchema, table: str, version: int, op: str, event: str) -> str:
+    old = "NULL" if op == "c" else _image(schema, "OLD")
+    new = "NULL" if op == "d" else _image(schema, "NEW")
+    return (
+        f"CREATE TRIGGER {quoted(f'databus_{op}_{table}')} AFTER {event} ON {quoted(table)} "
+        f"BEGIN INSERT INTO databus_log (at_ms, version, op, old, new) "
+        f"VALUES ({NOW_MS}, {version}, '{op}', {old}, {new}); END"
+    )
+
+
+def _image(schema: SourceSchema, row: str) -> str:
+    """SQL that gives a row of a trigger, with a mark for each column that is missing by then.
+
+    A primary key's columns cannot be dropped.
+    """
+    names = [column.name for column in schema.columns]
+    values = row_expression(names, f"{row}.")
+    marks = ", ".join(
+        f"x'{MISSING}' AS {quoted(name)}"
+        for name in names
+        if schema.nullable_key or name not in schema.key
+    )
+    return f"(SELECT (SELECT {values}) FROM (SELECT {marks}) AS {row})" if marks else values
+
+
+def ours(connection: sqlite3.Connection) -> dict[str, dict[str, str]]:
+    """The texts of our triggers by name, by the table that they are on."""
+    found: dict[str, dict[str, str]] = {}
+    for table, name, text in connection.execute(f"SELECT tbl_name, name, sql FROM {_OURS}"):
+        found.setdefault(table, {})[name] = text
+    return found
+
+
+def of_table(connection: sqlite3.Connection, table: str) -> dict[str, str]:
+    """The texts of our triggers on a table, by name."""
+    rows = connection.execute(f"SELECT name, sql FROM {_OURS} AND tbl_name = ?", (table,))
+    return dict(rows.fetchall())
+
+
+def watch(connection: sqlite3.Connection, triggers: Mapping[str, str], table: str) -> None:
+    """Make these the only triggers of ours on a table."""
+    if of_table(connection, table) != triggers:
+        drop(connection, table, triggers)
+        for text in triggers.values():
+            connection.execute(text)
+
+
+def drop(connection: sqlite3.Connection, table: str, names: Iterable[str] = ()) -> None:
+    """Stop logging the changes of a table; triggers of these names go from all other tables too:
+    a table that was renamed has taken them along."""
+    listed = list(names)
+    rows = connection.execute(
+        f"SELECT name FROM {_OURS} AND (tbl_name = ? OR name IN ({', '.join('?' * len(listed))}))",
+        (table, *listed),
+    ).fetchall()
+    for (name,) in rows:
+        connection.execute(f"DROP TRIGGER {quoted(name)}")
+
+
+def first_missing(connection: sqlite3.Connection, after: int) -> dict[int, int]:
+    """The versions of which rows after a log id lack columns, each with the first row's id."""
+    rows = connection.execute(
+        "SELECT version, min(id) FROM databus_log "
+        "WHERE id > ? AND (instr(old, ?) OR instr(new, ?)) GROUP BY version",
+        (after, MISSING, MISSING),
+    )
+    return dict(rows.fetchall())
+
+
+def without_missing(
+    connection: sqlite3.Connection, old: int, new: int, first: int, columns: Sequence[int]
+) -> None:
+    """Rows of the version ``old`` from the log id ``first`` on are of ``new``, which lacks these
+    ``columns`` of it, by index."""
+    paths = ", ".join(f"'$[{at // GROUP}][{at % GROUP}]'" for at in reversed(columns))
+    connection.execute(
+        f"UPDATE databus_log SET version = ?, old = json_remove(old, {paths}), "
+        f"new = json_remove(new, {paths}) WHERE id >= ? AND version = ?",
+        (new, first, old),
+    )
+
+
+def forget(connection: sqlite3.Connection, source: str, after: int) -> None:
+    """Remove a source's rows after a log id: they may be another table's, or lack columns."""
+    connection.execute(
+        "DELETE FROM databus_log WHERE id > ? AND version IN "
+        "(SELECT version FROM databus_schema WHERE source = ?)",
+        (after, source),
+    )

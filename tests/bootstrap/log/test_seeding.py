@@ -1,0 +1,220 @@
+"""Seeding over a real relay and a real table that cannot be read: the others do not wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from databus.bootstrap.log import seeding
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.log.seeding import DUMPING, REPAIRING, SEEDED, UNSEEDED, Seeder
+from databus.bootstrap.processes.log_writer import write_logs
+from databus.bootstrap.reading.stored_database import OpenLogs
+from databus.common.checkpoint import Position
+from databus.common.config import BootstrapConfig, parse
+from databus.common.errors import DumpFailed, ServerUnavailable
+from databus.relay.local_relay import LocalRelay
+from tests.bootstrap.model import CLOCK, START
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.timeout(300)
+
+TABLES = ("bad", "good", "later")
+
+
+@contextlib.asynccontextmanager
+async def relay_over(folder: Path) -> AsyncIterator[LocalRelay]:
+    """A relay over three tables, of which the first holds text where numbers are declared."""
+    with contextlib.closing(sqlite3.connect(folder / "shop.db")) as db:
+        for table in TABLES:
+            db.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, n INT)")
+            db.execute(f"INSERT INTO {table} VALUES (1, 1)")
+        db.execute("INSERT INTO bad VALUES (2, 'many')")
+        db.commit()
+    config = parse(
+        f'''
+        [relay]
+        listen = "127.0.0.1:0"
+        data_dir = "{folder / "relay"}"
+        [[database]]
+        name = "shop"
+        url = "sqlite:///{folder / "shop.db"}"
+        sources = ["main.*"]
+        '''
+    )
+    async with LocalRelay(config) as relay:
+        yield relay
+
+
+@pytest.mark.slow
+async def test_a_table_that_cannot_be_read_keeps_no_other_from_becoming_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seeding, "AGAIN_S", 0.2)
+    async with relay_over(tmp_path) as relay:
+        config = BootstrapConfig(data_dir=tmp_path / "bootstrap", relays=(relay.url,))
+        logs, stop = OpenLogs(writes=True), asyncio.Event()
+        task = asyncio.create_task(write_logs(config, logs, stop))
+        log = logs.to_write(tmp_path / "bootstrap" / "shop" / "log")
+
+        def states() -> dict[str, Any]:
+            noted = {} if log.is_new() else log.note("seeding") or {}
+            return {name.partition(".")[2]: one for name, one in noted.items()}
+
+        def is_seeded(*names: str) -> bool:
+            return all(states().get(name, {}).get("state") == SEEDED for name in names)
+
+        await eventually(lambda: is_seeded("good", "later"), 60.0, "the others are whole")
+        await eventually(lambda: states()["bad"].get("tries", 0) >= 3, 60.0, "it is tried again")
+        assert states()["bad"]["state"] != SEEDED
+        assert """typeof("n") = 'text' finds""" in states()["bad"]["error"]
+        assert is_seeded("good", "later")
+        correct(tmp_path / "shop.db")
+        await eventually(lambda: is_seeded(*TABLES), 200.0, "what was corrected is whole too")
+        assert "error" not in states()["bad"]
+        async with aiohttp.ClientSession() as session:
+            answer = await session.get(f"{relay.url}/v1/shop/dumps")
+            dumps = (await answer.json())["dumps"]
+        assert all(dump["reader"]["scn"] > 0 for dump in dumps), "they knew how far the log was"
+        stop.set()
+        await task
+        logs.close()
+
+
+def correct(path: Path) -> None:
+    """Make the row readable; the change itself is not, so that the stream passes it over."""
+    with contextlib.closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as db:
+        db.execute("UPDATE bad SET n = 3 WHERE id = 2")
+
+
+class Relay:
+    """What a seeder asks of a relay whose stream stands at 9000."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+        self.readers: list[Position] = []
+        self.answers: list[dict[str, Any]] = []
+        self.cancelled: list[str] = []
+
+    async def sources(self, database: str) -> dict[str, Any]:
+        names = [{"name": f"shop.{table}"} for table in TABLES]
+        return {"sources": names, "max": {"scn": 9000, "seq": 0}}
+
+    async def start_dump(
+        self, database: str, sources: list[str], reader: Position
+    ) -> dict[str, Any]:
+        self.asked.append(list(sources))
+        self.readers.append(reader)
+        return {"id": str(len(self.asked))}
+
+    async def dump(
+        self, database: str, dump: str, reader: Position, *, resume: bool = False
+    ) -> dict[str, Any]:
+        self.readers.append(reader)
+        if resume:
+            return {"state": "queued", "error": None, "rows": 5}
+        return self.answers.pop(0) if self.answers else {"state": "cancelled", "error": None}
+
+    async def cancel_dump(self, database: str, dump: str) -> None:
+        self.cancelled.append(dump)
+
+
+def noted(log: HotLog, state: str) -> None:
+    log.bind("shop", CLOCK, START)
+    log.put_note("seeding", {f"shop.{table}": {"state": state} for table in TABLES})
+
+
+async def test_a_repair_that_fails_stops_no_other_and_waits_before_it_is_tried_again(
+    log: HotLog,
+) -> None:
+    noted(log, REPAIRING)
+    tried: list[str] = []
+
+    async def repair(name: str) -> Position | None:
+        tried.append(name)
+        if name == "shop.bad":
+            raise DumpFailed("the rows cannot be read")
+        if name == "shop.later" and len(tried) < 5:
+            raise ServerUnavailable("the relay is away")
+        return Position(7, 1)
+
+    relay: Any = Relay()
+    seeder = Seeder(log, relay, "shop", (), repair)
+    for _ in range(3):
+        assert not await seeder.step()
+    states = seeder.states()
+    assert states["shop.good"] == {"state": SEEDED, "end": {"scn": 7, "seq": 1}}
+    assert states["shop.later"]["state"] == SEEDED, "what only has to wait is tried at each step"
+    assert (states["shop.bad"]["state"], states["shop.bad"]["tries"]) == (REPAIRING, 2)
+    assert states["shop.bad"]["error"] == "the rows cannot be read"
+    assert tried.count("shop.bad") == 2, "at once, then after a pause"
+
+
+async def test_no_dump_is_asked_for_before_the_log_has_come_to_where_the_stream_was(
+    log: HotLog,
+) -> None:
+    noted(log, UNSEEDED)
+    relay: Any = Relay()
+
+    async def repair(name: str) -> Position | None:
+        raise AssertionError(name)
+
+    seeder = Seeder(log, relay, "shop", (), repair)
+    for _ in range(3):
+        assert not await seeder.step()
+    assert relay.asked == []
+    log.advance(Position(8999, 3))
+    await seeder.step()
+    assert relay.asked == []
+    log.advance(Position(9000, 0))
+    await seeder.step()
+    assert relay.asked == [[f"shop.{table}" for table in TABLES]]
+
+
+async def test_sources_are_dumped_together_and_by_themselves_after_a_failure(log: HotLog) -> None:
+    noted(log, UNSEEDED)
+    log.advance(Position(9000, 0))
+    relay: Any = Relay()
+
+    async def repair(name: str) -> Position | None:
+        raise AssertionError(name)
+
+    seeder = Seeder(log, relay, "shop", (), repair)
+    for _ in range(4):
+        await seeder.step()
+    every = [f"shop.{table}" for table in TABLES]
+    assert relay.asked == [every, *([name] for name in every)]
+    assert {one["tries"] for one in seeder.states().values()} == {2}
+
+
+async def test_a_dump_knows_how_far_the_log_is_and_goes_on_when_it_had_to_wait_too_long(
+    log: HotLog,
+) -> None:
+    noted(log, UNSEEDED)
+    relay: Any = Relay()
+
+    async def repair(name: str) -> Position | None:
+        raise AssertionError(name)
+
+    seeder = Seeder(log, relay, "shop", (), repair)
+    waited = {"detail": "its reader stands still", "reader": {"scn": 9000, "seq": 0}}
+    relay.answers = [
+        {"state": "running", "error": None, "rows": 3},
+        {"state": "failed", "error": waited, "rows": 5},
+    ]
+    at = [Position(9000 + step, 0) for step in range(3)]
+    for position in at:
+        log.advance(position)
+        await seeder.step()
+    assert relay.readers == [*at, at[-1]], "told when it was asked for, at each look, to go on"
+    assert len(relay.asked) == 1
+    assert {(one["state"], one["rows"]) for one in seeder.states().values()} == {(DUMPING, 5)}
+    await seeder.give_up()
+    assert relay.cancelled == ["1"]

@@ -1,0 +1,104 @@
+"""The applier on a Spark cluster whose workers share nothing with it but the store on S3."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from databus.bootstrap.log import segments
+from databus.bootstrap.log.configured_stores import Stores
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
+from databus.bootstrap.runs.parquet_runs import RunKind
+from databus.common import config as configuration
+from databus.common.checkpoint import ORIGIN
+from databus.common.filters.stream_filter import StreamFilter
+from tests.bootstrap.model import CLOCK, START, History, State
+from tests.support.s3_server import Faults, S3Server
+from tests.support.spark_cluster import SparkCluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(500)]
+
+PROGRAM = "from databus.cli.main import app; app()"
+CONFIG = """
+[bootstrap]
+data_dir = "{folder}/data"
+store = "{place}"
+segment_bytes = "4KiB"
+retention_bytes = "1GiB"
+spark_master = "{master}"
+spark_driver_memory = "640m"
+run_grace = "0s"
+
+[bootstrap.s3]
+endpoint = "{endpoint}"
+region = "us-east-1"
+access_key = "test"
+secret_key = "not-a-secret"
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[SparkCluster]:
+    """A cluster for one test."""
+    cluster = SparkCluster(tmp_path / "cluster")
+    yield cluster
+    cluster.close()
+
+
+def test_workers_that_see_only_the_store_on_s3_merge_what_the_log_had(
+    tmp_path: Path, cluster: SparkCluster, s3: S3Server
+) -> None:
+    place = s3.place()
+    file = tmp_path / "databus.toml"
+    text = CONFIG.format(folder=tmp_path, place=place, master=cluster.url, endpoint=s3.url)
+    file.write_text(text)
+    section = configuration.load(file).bootstrap
+    assert section is not None
+    store = Stores(section).store("shop")
+    log = HotLog(tmp_path / "data" / "shop" / "log")
+    log.bind("shop", CLOCK, START)
+    history = History(3, keys=40)
+    blocks = [history.block(40) for _ in range(5)]
+    for block in blocks:
+        log.append(block, 1)
+        segments.seal(log, store, 1)
+
+    s3.faults = Faults(refused=0.005, lost=0.005)
+    environment = {**os.environ, "SPARK_EXECUTOR_MEMORY": "512m"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "apply", "-c", str(file), "--once"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=330,
+        check=False,
+    )
+    s3.faults = Faults()
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+    manifest = store.read()
+    assert [run.kind for run in manifest.runs] == [RunKind.BASE, RunKind.DELTA]
+    assert [record["kind"] for record in manifest.applies] == ["base", "delta"]
+    assert sorted(store.storage.run_ids()) == sorted(run.id for run in manifest.runs)
+    assert store.check() == []
+    stream = BootstrapStream(
+        store=store,
+        log=log,
+        since=ORIGIN,
+        target=log.state().window,
+        stream_filter=StreamFilter(),
+        source_ids=np.empty(0, dtype=np.uint32),
+    )
+    state = State().apply_all(piece.frames for piece in stream.pieces())
+    assert state.rows == State().apply_all(blocks).rows
+    log.close()
+    assert all(count >= 1 for count in cluster.executors()), "both workers had an executor"
+    pythons = cluster.pythons()
+    assert pythons and set(pythons) == {"None"}, "no worker could import this project"

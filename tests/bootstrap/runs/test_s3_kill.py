@@ -1,0 +1,160 @@
+"""SIGKILL at the steps of seal, manifest switch, merge and collection of a store on S3.
+
+As in ``test_bootstrap_kill``, but what the child leaves behind lies in a bucket: files that
+nobody names, leases that nobody gave up.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from databus.bootstrap.log import segments
+from databus.bootstrap.log.configured_stores import open_store
+from databus.bootstrap.log.hot_log import HotLog
+from databus.bootstrap.merging.run_planner import Merge
+from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
+from databus.bootstrap.runs import failpoints
+from databus.bootstrap.runs.manifest import Store
+from databus.bootstrap.runs.parquet_runs import RunKind
+from databus.common.checkpoint import ORIGIN
+from databus.common.config import BootstrapConfig, S3Options
+from databus.common.filters.stream_filter import StreamFilter
+from databus.common.frame.frame_format import iter_frames
+from tests.bootstrap.model import CLOCK, START, State
+from tests.bootstrap.runs.test_s3_store import merged
+from tests.faults.test_bootstrap_kill import ROOT, blocks
+from tests.support.s3_server import S3Server
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]
+
+VARIABLES = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1"}
+
+
+def on_s3(place: str) -> Store:
+    """The store, its options from the environment."""
+    return open_store(place, BootstrapConfig(s3=S3Options(region="us-east-1", lease_ttl=60)))
+
+
+def write(folder: Path, store: Store) -> None:
+    """The log writer, under its lease: take up the stream, seal every third block."""
+    with store.lease("writer", owner="log-1"):
+        log = HotLog(folder / "log")
+        log.bind("shop", CLOCK, START)
+        segments.finish(log, store, 1)
+        for number, block in enumerate(blocks()):
+            last = log.state().last
+            rest = b"".join(bytes(one.bytes) for one in iter_frames(block) if one.position > last)
+            log.append(rest, 1)
+            if number % 3 == 2:
+                segments.seal(log, store, 1)
+        log.close()
+
+
+def merge(folder: Path, store: Store) -> None:
+    """What the applier does around Spark, under its lease."""
+    with store.lease("applier", owner="applier-1"):
+        store.sweep("c")
+        chain = store.read().chain
+        if len(chain) > 1:
+            failpoints.reach("merge.begun")
+            run = merged(store, Merge(chain, RunKind.DELTA))
+            failpoints.reach("merge.files_written")
+            store.switch(lambda manifest: manifest.with_changes(add=run, drop=chain, now_us=1))
+            failpoints.reach("merge.manifest_switched")
+        store.collect(0, "cs", now_us=2)
+
+
+ACTIONS = {"write": write, "merge": merge}
+
+
+def run_child(server: S3Server, place: str, folder: Path, action: str, step: str) -> int:
+    """Do ``action`` in a process of its own, dying at ``step``."""
+    environment = {**os.environ, **VARIABLES, "PYTHONPATH": str(ROOT)}
+    environment["AWS_ENDPOINT_URL"] = server.url
+    environment[failpoints.VARIABLE] = step
+    child = subprocess.run(
+        [sys.executable, __file__, action, str(folder), place],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        timeout=200,
+        check=False,
+    )
+    assert child.returncode in (0, -signal.SIGKILL), child.stderr.decode()[-3000:]
+    return child.returncode
+
+
+def assert_whole(folder: Path, store: Store) -> None:
+    """Nothing lost, nothing double."""
+    assert store.check() == []
+    log = HotLog(folder / "log")
+    try:
+        segments.finish(log, store, 1)
+        log.check()
+        window = log.state().window
+        stream = BootstrapStream(
+            store=store,
+            log=log,
+            since=ORIGIN,
+            target=window,
+            stream_filter=StreamFilter(),
+            source_ids=np.empty(0, dtype=np.uint32),
+        )
+        state = State().apply_all(piece.frames for piece in stream.pieces())
+        truth = State()
+        for block in blocks():
+            for one in iter_frames(block):
+                if one.position <= window:
+                    truth.apply(one)
+        assert state.rows == truth.rows
+        assert state.regressions == []
+    finally:
+        log.close()
+
+
+@pytest.mark.parametrize(
+    ("action", "step"),
+    [
+        ("write", "manifest.file_written"),
+        ("write", "seal.file_written"),
+        ("write", "seal.manifest_switched"),
+        ("write", "seal.log_dropped"),
+        ("write", "manifest.renamed"),
+        ("merge", "merge.files_written"),
+        ("merge", "merge.manifest_switched"),
+        ("merge", "collect.manifest_switched"),
+        ("merge", "collect.one_deleted"),
+    ],
+)
+def test_killed_at_any_step_it_goes_on_without_loss(
+    tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch, action: str, step: str
+) -> None:
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
+    place = s3.place()
+    store = on_s3(place)
+    if action == "merge":
+        write(tmp_path, store)
+    killed = run_child(s3, place, tmp_path, action, step)
+    assert killed == -signal.SIGKILL, f"{step} was never reached"
+    assert_whole(tmp_path, store)
+    if step == "merge.files_written":
+        orphans = set(store.storage.run_ids())
+        assert run_child(s3, place, tmp_path, action, "sweep.one_deleted") == -signal.SIGKILL
+        assert len(orphans - set(store.storage.run_ids())) == 1
+        assert_whole(tmp_path, store)
+    ACTIONS[action](tmp_path, on_s3(place))
+    assert_whole(tmp_path, store)
+    assert set(store.storage.run_ids()) == {run.id for run in store.read().runs}
+
+
+if __name__ == "__main__":
+    ACTIONS[sys.argv[1]](Path(sys.argv[2]), on_s3(sys.argv[3]))

@@ -1,0 +1,130 @@
+"""The comparison of a table with its copy, without servers."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from databus.bootstrap.verify.table_comparison import (
+    KeyRange,
+    TableComparison,
+    TableDigests,
+    WantedFrames,
+    folded,
+    judge,
+)
+from databus.common.frame import frame_format
+from databus.common.frame.frame_format import Op, pack_bitmap, pack_frame
+from databus.common.schema.source_schema import Column, Kind, SchemaSet, SourceSchema
+
+ITEMS = SourceSchema(
+    "shop.items",
+    (
+        Column("id", Kind.INT, nullable=False),
+        Column("name", Kind.STRING),
+        Column("price", Kind.FLOAT),
+    ),
+    ("id",),
+)
+WIDER = SourceSchema("shop.items", (*ITEMS.columns, Column("note", Kind.STRING)), ("id",))
+SCHEMAS = SchemaSet((ITEMS, WIDER))
+
+Rows = dict[int, tuple[str | None, float | None]]
+ROWS = st.dictionaries(
+    st.integers(0, 40),
+    st.tuples(st.none() | st.sampled_from(["a", "b"]), st.none() | st.sampled_from([0.5, 1.5])),
+    max_size=30,
+)
+
+
+def key(number: int) -> bytes:
+    return ITEMS.encode_key([number])
+
+
+def packed(number: int, row: tuple[str | None, float | None], scn: int = 1) -> bytes:
+    after = ITEMS.encode_row([number, *row])
+    return pack_frame(
+        op=Op.READ, scn=scn, seq=number, source=ITEMS.source_id, schema_fp=ITEMS.fingerprint,
+        key=key(number), after=after,
+    )  # fmt: skip
+
+
+def digests_of(rows: Rows, chunk_rows: int = 7) -> TableDigests:
+    """The source's side, cut into chunks as a relay cuts it."""
+    digests = TableDigests()
+    numbers = sorted(rows)
+    for at in range(0, len(numbers) or 1, chunk_rows):
+        chunk = numbers[at : at + chunk_rows]
+        views = [frame_format.read_frame(packed(number, rows[number])) for number in chunk]
+        pairs = [(view.key_hash, frame_format.key_hash(bytes(view.after or b""))) for view in views]
+        after = [numbers[at - 1]] if at else None
+        digests.add(
+            np.array(pairs, dtype=np.uint64).reshape(-1, 2),
+            KeyRange(after, [chunk[-1]] if chunk else None),
+        )
+    digests.sort()
+    return digests
+
+
+@given(source=ROWS, copy=ROWS)
+def test_candidates_and_left_over_rows_are_exactly_what_differs(source: Rows, copy: Rows) -> None:
+    digests = digests_of(source)
+    data = b"".join(packed(number, row) for number, row in copy.items())
+    digests.observe(frame_format.scan(data), memoryview(data))
+    assert digests.candidates == {
+        key(number) for number, row in copy.items() if source.get(number) != row
+    }
+    missing = {number for number in source if number not in copy}
+    assert {number for number in source if digests.is_left_over(key(number))} == missing
+    chunks = {sorted(source).index(number) // 7 for number in missing}
+    assert digests.left_over() == sorted(chunks)
+
+
+def test_keys_that_share_a_hash_are_always_looked_at_again() -> None:
+    digests = TableDigests()
+    one = frame_format.read_frame(packed(1, ("a", None)))
+    pairs = [(one.key_hash, frame_format.key_hash(bytes(one.after or b""))), (one.key_hash, 7)]
+    digests.add(np.array(pairs, dtype=np.uint64), KeyRange(None, None))
+    digests.sort()
+    data = packed(1, ("a", None))
+    digests.observe(frame_format.scan(data), memoryview(data))
+    assert digests.candidates == {key(1)}
+
+
+def test_a_patch_makes_its_key_a_candidate_and_is_folded_into_the_row() -> None:
+    whole = packed(1, ("a", 0.5))
+    patch = pack_frame(
+        op=Op.UPDATE, scn=2, seq=0, source=ITEMS.source_id, schema_fp=ITEMS.fingerprint,
+        key=key(1), after=ITEMS.encode_row([1, None, 1.5]), absent=pack_bitmap([1], 3),
+    )  # fmt: skip
+    digests = digests_of({1: ("a", 1.5)})
+    digests.observe(frame_format.scan(whole + patch), memoryview(whole + patch))
+    assert digests.candidates == {key(1)}
+    wanted = WantedFrames([key(1), key(3)])
+    wanted.observe(whole + packed(2, ("b", 1.0)))
+    wanted.observe(patch)
+    assert wanted.found.keys() == {key(1)}
+    views = wanted.found[key(1)]
+    assert folded(views, SCHEMAS, ITEMS) == {"id": 1, "name": "a", "price": 1.5}
+    truth = ITEMS.encode_row([1, "a", 1.5])
+    assert judge(truth, views, SCHEMAS, ITEMS) == (TableComparison.EQUAL, [])
+
+
+def test_each_verdict_has_its_case_and_names_the_columns() -> None:
+    views = list(frame_format.iter_frames(packed(1, ("a", float("nan")))))
+    equal = ITEMS.encode_row([1, "a", float("nan")])
+    other = ITEMS.encode_row([1, "b", float("nan")])
+    assert judge(equal, views, SCHEMAS, ITEMS) == (TableComparison.EQUAL, [])
+    assert judge(other, views, SCHEMAS, ITEMS) == (TableComparison.CHANGED, ["name"])
+    assert judge(other, [], SCHEMAS, ITEMS) == (TableComparison.MISSING, [])
+    assert judge(None, views, SCHEMAS, ITEMS) == (TableComparison.EXTRA, [])
+    assert judge(None, [], SCHEMAS, ITEMS) == (TableComparison.EQUAL, [])
+
+
+def test_a_row_of_an_older_schema_equals_the_same_row_with_a_null_in_the_new_column() -> None:
+    views = list(frame_format.iter_frames(packed(1, ("a", 0.5))))
+    same = WIDER.encode_row([1, "a", 0.5, None])
+    filled = WIDER.encode_row([1, "a", 0.5, "by default"])
+    assert judge(same, views, SCHEMAS, WIDER) == (TableComparison.EQUAL, [])
+    assert judge(filled, views, SCHEMAS, WIDER) == (TableComparison.CHANGED, ["note"])

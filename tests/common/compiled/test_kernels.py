@@ -1,0 +1,34 @@
+"""Compiling the kernels: once for each installation, and not in silence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import numpy as np
+from databus.common.compiled import kernels
+assert kernels.load_u16(np.array([1, 2, 3], dtype=np.uint8), 1) == 0x302
+assert kernels.load_u32(np.array([1, 0, 0, 0], dtype=np.uint8), 0) == 1
+"""
+
+
+def test_the_first_start_says_that_it_compiles_and_the_next_one_does_not(tmp_path: Path) -> None:
+    told = [_stderr(tmp_path) for _ in range(2)]
+
+    assert told[0].count("compiling loops for this processor") == 1, told[0]
+    assert told[1] == ""
+
+
+def _stderr(cache: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return done.stderr

@@ -1,0 +1,110 @@
+"""Wake-ups by eventfd, and the short name of a deep socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from databus.common.errors import StoreError
+from databus.relay.processes.wakeup import WakeupReceiver, WakeupSender, make_wakeup
+from databus.relay.ring.data_folder import DatabaseFolder, SocketName, replace_file
+from tests.support.waiting import PATIENCE
+
+
+async def test_every_task_that_waits_is_woken_by_one_commit() -> None:
+    fd = make_wakeup()
+    receiver, sender = WakeupReceiver(fd), WakeupSender((os.dup(fd),))
+    waits = [asyncio.create_task(receiver.wait(5)) for _ in range(3)]
+    await asyncio.sleep(0)
+    sender.wake()
+    assert await asyncio.gather(*waits) == [True, True, True]
+    receiver.close()
+    sender.close()
+
+
+async def test_a_wait_without_a_commit_ends_on_time_and_says_so() -> None:
+    receiver = WakeupReceiver(make_wakeup())
+    assert await receiver.wait(0.01) is False
+    receiver.close()
+
+
+async def test_a_commit_between_the_look_and_the_wait_is_not_missed() -> None:
+    fd = make_wakeup()
+    receiver, sender = WakeupReceiver(fd), WakeupSender((os.dup(fd),))
+    sender.wake()
+    assert await receiver.wait(5) is True
+    receiver.close()
+    sender.close()
+
+
+async def test_closing_wakes_whoever_still_waits() -> None:
+    receiver = WakeupReceiver(make_wakeup())
+    wait = asyncio.create_task(receiver.wait())
+    await asyncio.sleep(0)
+    receiver.close()
+    assert await wait is True
+
+
+async def test_a_receiver_that_is_restarted_for_long_does_not_block_the_sender() -> None:
+    fd = make_wakeup()
+    os.eventfd_write(fd, 2**64 - 2)
+    sender = WakeupSender((fd,))
+    sender.wake()
+    sender.close()
+
+
+async def test_a_socket_in_a_deep_folder_is_reached_by_a_short_name(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    socket = DatabaseFolder.of(deep.parent, deep.name).socket
+    with SocketName(socket) as name:
+        assert len(name.path) < 100
+        served = asyncio.Event()
+
+        def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            served.set()
+            writer.close()
+
+        server = await asyncio.start_unix_server(serve, name.path)
+        with SocketName(socket) as other:
+            _, writer = await asyncio.open_unix_connection(other.path)
+            await asyncio.wait_for(served.wait(), 5 * PATIENCE)
+            writer.close()
+            await writer.wait_closed()
+        server.close()
+        await server.wait_closed()
+
+
+def test_a_socket_in_a_folder_that_is_missing_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="has the fetcher run"):
+        SocketName(tmp_path / "missing" / "fetcher.sock")
+
+
+def test_a_file_is_replaced_in_one_step_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    for content in (b"one", b"two"):
+        replace_file(path, content, durable=True)
+        assert path.read_bytes() == content
+    assert [entry.name for entry in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_a_file_that_is_replaced_durably_is_on_disk_before_its_name_and_its_name_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, beside = tmp_path / "window.json", tmp_path / "window.json.new"
+    replace_file(path, b"one", durable=True)
+    fsync, synced = os.fsync, []
+
+    def recorded(fd: int) -> None:
+        fsync(fd)
+        is_there = beside.read_bytes() if beside.exists() else None
+        synced.append((stat.S_ISDIR(os.fstat(fd).st_mode), path.read_bytes(), is_there))
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    replace_file(path, b"two", durable=True)
+    # Whenever the power goes, the name is that of the old content or of the whole new one.
+    assert synced == [(False, b"one", b"two"), (True, b"two", None)]

@@ -1,0 +1,71 @@
+"""GTIDs of MySQL that come behind larger ones: on events made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from databus.common.errors import UnsupportedChange
+from databus.relay.sources.mysql.binlog.mysql_decoder import MySqlDecoder
+from databus.relay.sources.mysql.gtid.mysql_lineage import decode_resume_state
+from databus.relay.sources.mysql.gtid.promotion import Promotion
+from tests.relay.sources.mysql.gtid.test_promotion import (
+    OLD,
+    change,
+    feed,
+    mysql_decoder,
+    query,
+    rows_in,
+    transaction,
+)
+
+LATE = rf"GTID {OLD}:7 .*it comes after larger numbers.*replica_preserve_commit_order = ON"
+
+
+def reader_at(after_scn: int) -> MySqlDecoder:
+    reader = mysql_decoder(after_scn, Promotion())
+    reader.ends = (after_scn,)
+    return reader
+
+
+def test_a_late_number_that_changes_nothing_captured_is_passed_over_and_no_longer_missed() -> None:
+    reader = reader_at(5)
+    feed(reader, transaction(OLD, 6, *change(1)), transaction(OLD, 9, *change(2)))
+    assert reader.resume_state().missed == f"{OLD}:7-8"
+    feed(reader, transaction(OLD, 7, query("SAVEPOINT one")), transaction(OLD, 10))
+    assert rows_in(reader) == [(6, 1), (9, 2)]
+    assert (reader.resolved, reader.resume_state().missed) == (10, f"{OLD}:8-8")
+    feed(reader, transaction(OLD, 8))
+    assert reader.resume_state().missed == ""
+
+
+@pytest.mark.parametrize("content", [change(3), [query("ALTER TABLE t ADD COLUMN v INT")]])
+def test_a_late_number_that_may_change_what_is_captured_is_refused(
+    content: list[memoryview],
+) -> None:
+    reader = reader_at(5)
+    feed(reader, transaction(OLD, 6), transaction(OLD, 9, *change(2)))
+    with pytest.raises(UnsupportedChange, match=LATE):
+        feed(reader, transaction(OLD, 7, *content))
+    assert rows_in(reader) == [(9, 2)]
+    # It is asked for again, and refused again.
+    again = reader_at(9)
+    again.out_of_order_from(decode_resume_state(reader.resume_state().encode()))
+    with pytest.raises(UnsupportedChange, match=LATE):
+        feed(again, transaction(OLD, 10), transaction(OLD, 7, *content))
+    assert again.resume_state().missed == f"{OLD}:7-8"
+
+
+def test_numbers_that_were_passed_after_the_memo_are_noted_when_they_are_read_again() -> None:
+    # Killed after the ring's sync at 9, and before the memo's: that one is of 5.
+    reader = reader_at(9)
+    reader.last_seq_no = 5
+    feed(reader, transaction(OLD, 6, *change(1)), transaction(OLD, 9, *change(2)))
+    feed(reader, transaction(OLD, 10, *change(3)))
+    assert rows_in(reader) == [(10, 3)]
+    assert reader.resume_state().missed == f"{OLD}:7-8"
+
+
+def test_numbers_that_are_left_free_before_the_first_of_all_may_come_late_too() -> None:
+    reader = reader_at(0)
+    feed(reader, transaction(OLD, 3, *change(1)))
+    assert reader.resume_state().missed == f"{OLD}:1-2"

@@ -1,0 +1,235 @@
+"""MySQL's tagged GTIDs: their bytes as a server wrote them, damaged ones, and what may come so."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterable
+
+import pytest
+
+from databus.common.errors import FormatError, UnsupportedChange
+from databus.common.frame.frame_format import iter_frames
+from databus.relay.sources.mysql.binlog.mysql_decoder import MySqlDecoder
+from databus.relay.sources.mysql.gtid.gtid_sets import parse_owned
+from databus.relay.sources.mysql.gtid.out_of_order_gtids import read_number, read_tagged_gtid
+from databus.relay.sources.mysql.gtid.promotion import Promotion
+from tests.relay.sources.mysql.gtid.test_promotion import (
+    NEW,
+    OLD,
+    XID,
+    change,
+    event,
+    feed,
+    insert,
+    mysql_decoder,
+    query,
+    table_map,
+    transaction,
+)
+
+TAGGED_GTID, MYSQL_GTID = 42, 33
+STRANGER = str(uuid.UUID(int=9))
+
+# Three bodies of a MySQL 9.7.4, without their checksums.
+SHORT = bytes.fromhex(
+    "02 72 00 00 02 02 fd03 fd03 fd03 fd03 02 0102 fe fe 0102 0502 02 04 06 08 0a f903 04 0c"
+    "06 06 746167 08 08 0a 0c 0c 7f946c842cdd6006 10 9d03 12 83120b"
+)
+LONG = bytes.fromhex(
+    "02 b0 00 00 02 02 fd03 fd03 fd03 fd03 02 0102 fe fe 0102 0502 02 04 06 08 0a f903 04 031711"
+    "06 40 615f766572795f6c6f6e675f7461675f6f665f7468697274795f74776f5f6368"
+    "08 08 0a 10 0c 7fc4d4842cdd6006 10 1904 12 83120b"
+)
+LAST = bytes.fromhex(
+    "02 7a 00 00 02 02 3903 d2 3e 0d03 9903 ea 22 c503 e502 ac 04 f103 00 00 00 02 04"
+    "fffcffffffffffffff 06 02 74 08 08 0a 14 0c 7fe779852cdd6006 10 ad03 12 83120b"
+)
+
+
+def number(value: int) -> bytes:
+    """As the server writes it, for small ones: two bytes hold fourteen bits."""
+    return bytes([value << 1]) if value < 128 else struct.pack("<H", value << 2 | 1)
+
+
+def tagged(server: str, count: int, tag: str = "tag") -> memoryview:
+    """The event that begins a group under a tag."""
+    octets = b"".join(number(octet) for octet in uuid.UUID(server).bytes)
+    fields = b"\0\0" + b"\2" + octets + b"\4" + number(count << 1)
+    fields += b"\6" + number(len(tag)) + tag.encode() + b"\x08\x08"
+    return event(TAGGED_GTID, b"\2" + number(len(fields) + 3) + b"\0" + fields)
+
+
+def under_tag(server: str, count: int, *content: memoryview) -> list[memoryview]:
+    return [tagged(server, count), query("BEGIN"), *content, event(XID, bytes(8))]
+
+
+def reader_at(after_scn: int) -> MySqlDecoder:
+    reader = mysql_decoder(after_scn, Promotion())
+    reader.file = "binlog.000007"
+    return reader
+
+
+def ids(reader: MySqlDecoder) -> list[tuple[int, int]]:
+    """The scn and the id of every row that was packed."""
+    data, _ = reader.take()
+    return [
+        (view.scn, bytes(view.key)[0] >> 1) for view in iter_frames(data) if not view.is_control
+    ]
+
+
+# -- bytes
+
+
+def test_what_a_server_wrote_is_read() -> None:
+    server = "ffffffff-0180-7f7f-8081-0102030405fe"
+    assert str(read_tagged_gtid(memoryview(SHORT))) == f"{server}:tag:3"
+    long = f"{server}:a_very_long_tag_of_thirty_two_ch:70000"
+    assert str(read_tagged_gtid(memoryview(LONG))) == long
+    last = f"ce691fc3-e675-11f1-b956-02fc00000001:t:{2**63 - 2}"
+    assert str(read_tagged_gtid(memoryview(LAST))) == last
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [("00", 0), ("fe", 127), ("0102", 128), ("fbff07", 65535), ("7f" + "ff" * 7, 2**56 - 1)],
+)
+def test_a_numbers_length_lies_in_its_trailing_ones(data: str, value: int) -> None:
+    coded = bytes.fromhex(data)
+    assert read_number(memoryview(coded + b"!"), 0) == (value, len(coded))
+    with pytest.raises(IndexError):
+        read_number(memoryview(coded[:-1]), 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (b"", "index out of bounds"),
+        (b"\4" + SHORT[1:], "version 2 of its form, expected 1"),
+        (SHORT[:-1], "56 bytes, expected 57"),
+        (SHORT[:2] + b"\x1a" + SHORT[3:], "field 12 must be understood, 11 is the last known"),
+        (SHORT[:3] + b"\x02" + SHORT[4:], "field 1, expected 0"),
+        (SHORT.replace(b"\xfd\x03", b"\xfd\x07", 1), "bytes must be in range"),
+        (SHORT.replace(b"\x04\x0c\x06", b"\x04\x0e\x06"), "a number that is not above 0"),
+        (SHORT.replace(b"\x04\x0c\x06", b"\x04\x00\x06"), "a number that is not above 0"),
+        (SHORT.replace(b"\x06tag", b"\x00tag"), "the tag '', of 0 bytes"),
+        (SHORT.replace(b"\x06tag", b"\x06t\xe4g"), "can't decode byte 0xe4"),
+        (SHORT.replace(b"\x06tag", b"\x06t-g"), "the tag 't-g'"),
+        (SHORT.replace(b"\x06tag", b"\x0ctag"), "of 6 bytes"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_damaged_body_is_refused_with_its_place(body: bytes, named: str) -> None:
+    with pytest.raises(FormatError, match=r"binlog.000007 at \d+: an event of type 42") as caught:
+        reader_at(5).feed(event(TAGGED_GTID, body))
+    assert named in caught.value.message
+
+
+def test_any_part_of_a_body_is_a_gtid_or_a_format_error() -> None:
+    read = 0
+    for body in (SHORT, LONG, LAST):
+        cut = [body[:size] for size in range(len(body))]
+        short = [piece[:1] + number(len(piece)) + piece[2:] for piece in cut if len(piece) > 2]
+        for damaged in (*cut, *short):
+            try:
+                assert reader_at(5).feed(event(TAGGED_GTID, damaged))
+                read += 1
+            except FormatError as error:
+                assert "binlog.000007 at" in error.message
+    assert read
+
+
+def test_a_body_with_any_other_byte_is_read_or_refused() -> None:
+    read = refused = 0
+    for body in (SHORT, LONG, LAST):
+        for at in range(len(body)):
+            for value in range(256):
+                damaged = body[:at] + bytes([value]) + body[at + 1 :]
+                try:
+                    assert read_tagged_gtid(memoryview(damaged)).number
+                    read += 1
+                except (IndexError, ValueError):  # which the decoder gives a place
+                    refused += 1
+    assert read and refused
+
+
+def test_a_gtid_without_a_tag_that_is_cut_off_is_a_format_error_too() -> None:
+    with pytest.raises(FormatError, match="an event of type 33 is damaged"):
+        reader_at(5).feed(event(MYSQL_GTID, bytes(20)))
+
+
+def test_what_is_owned_under_a_tag_is_no_number_of_the_clock() -> None:
+    # Of a MySQL 9.7.4, as it stands there: nothing parts one set from the next.
+    text = f"{OLD}:70#15:60#14{OLD}:other:9#17{OLD}:tag:51#16:50#13{NEW}:8#4"
+    assert parse_owned(text) == {OLD: ((60, 60), (70, 70)), NEW: ((8, 8),)}
+    assert parse_owned(f"{OLD}:tag:51#16") == {}
+    assert parse_owned("") == {}
+
+
+# -- groups
+
+
+def test_a_foreign_one_is_passed_over_with_its_rows_like_one_without_a_tag() -> None:
+    reader = reader_at(5)
+    feed(reader, transaction(STRANGER, 1, *change(1)), under_tag(STRANGER, 1, *change(2)))
+    assert (reader.foreign_groups, reader.group, reader.resolved) == (2, None, 5)
+    feed(reader, [tagged(STRANGER, 2), query("DROP TABLE t")])
+    feed(reader, transaction(OLD, 6, *change(3)))
+    assert (reader.foreign_groups, reader.resolved, ids(reader)) == (3, 6, [(6, 3)])
+
+
+@pytest.mark.parametrize("server", [OLD, NEW])
+def test_one_of_ours_that_changes_nothing_captured_is_passed_over(server: str) -> None:
+    reader = reader_at(5)
+    elsewhere = table_map("t").tobytes().replace(b"\4shop", b"\4ship")
+    mapped = event(19, elsewhere[19:-4])
+    feed(reader, under_tag(server, 1), under_tag(server, 2, mapped, insert("t", 1)))
+    feed(reader, [tagged(server, 3), query("BEGIN"), query("SAVEPOINT a"), query("COMMIT")])
+    for account in ("CREATE USER joe", "grant  select on shop.t to joe", "SET DEFAULT ROLE r"):
+        feed(reader, [tagged(server, 4), query(account)])
+    assert (reader.other_groups, reader.foreign_groups, reader.resolved) == (6, 0, 5)
+    # Nothing of them is left: a table id means what the next group says of it.
+    feed(reader, transaction(OLD, 6, *change(3)))
+    assert (reader.resolved, ids(reader)) == (6, [(6, 3)])
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (change(1), "changes rows of shop.t"),
+        ([query("UPDATE other.x SET a = 1")], "brings the statement 'UPDATE other.x"),
+        ([query("ROLLBACK TO `a`"), *change(1)], "changes rows of shop.t"),
+    ],
+)
+def test_one_of_ours_is_refused_at_its_first_captured_change(
+    content: Iterable[memoryview], named: str
+) -> None:
+    reader = reader_at(5)
+    feed(reader, transaction(OLD, 6, *change(7)))
+    with pytest.raises(UnsupportedChange, match=rf"at \d+: the tagged GTID {OLD}:tag:1 {named}"):
+        feed(reader, under_tag(OLD, 1, *content))
+    assert (reader.resolved, ids(reader)) == (6, [(6, 7)])
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["TRUNCATE t", "ALTER TABLE t ADD c INT", "CREATE TABLE other.x (id INT)", "GRANTED",
+     "XA START X'61',X'',1", "XA COMMIT X'61',X'',1"],
+)  # fmt: skip
+def test_statements_of_ours_that_are_not_of_accounts_are_refused(statement: str) -> None:
+    reader = reader_at(5)
+    feed(reader, [tagged(OLD, 1)])
+    with pytest.raises(UnsupportedChange, match="may change what is captured"):
+        reader.feed(query(statement))
+
+
+def test_one_that_was_cut_off_is_forgotten_when_the_next_group_begins() -> None:
+    reader = reader_at(5)
+    feed(reader, [tagged(OLD, 1), query("BEGIN")], transaction(OLD, 6, *change(3)))
+    assert (reader.resolved, ids(reader)) == (6, [(6, 3)])
+    feed(reader, [tagged(OLD, 1), query("BEGIN")])
+    # The kernel began a group, and left its rows to the decoder.
+    reader.came_to(6, 7, 6)
+    assert reader.feed(table_map("u"))
+    with pytest.raises(UnsupportedChange, match="tagged GTID"):
+        feed(reader, transaction(OLD, 8), under_tag(OLD, 2, *change(1)))

@@ -1,0 +1,39 @@
+"""A stopped table of MariaDB or MySQL, when its stream ends before it has been taken up again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from databus.common.config import DatabaseConfig
+from databus.common.errors import SourceUnavailable
+from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.mysql import mysql_source as source_module
+from databus.relay.sources.mysql.gtid.mysql_lineage import MySqlResumeState
+from databus.relay.sources.suspended_tables import TableSuspension
+
+CONFIG = DatabaseConfig.model_validate(
+    {"name": "shop", "url": "mariadb://user@127.0.0.1:1/", "sources": ["shop.*"]}
+)
+
+
+class NoServer:
+    def __init__(self, settings: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+async def test_who_waits_for_a_stopped_table_is_told_that_the_stream_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(source_module, "MySqlConnection", NoServer)
+    monkeypatch.setattr(source_module, "load_catalogue", lambda connection, settings: {})
+    source = MySqlSource(CONFIG)
+    source.recall(
+        MySqlResumeState(7, stopped={"shop.odd": TableSuspension(5, "why")}).encode(), None, 7
+    )
+    async with asyncio.timeout(10):
+        with pytest.raises(SourceUnavailable, match=r"shop\.odd resumes with the stream"):
+            await source.largest_key("shop.odd")
+    await source.close()

@@ -1,0 +1,105 @@
+"""Two definitions of a table, compared; the real server's are in the integration tests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from databus.relay.sources.postgres.stream.postgres_lineage import (
+    PostgresResumeState,
+    decode_resume_state,
+)
+from databus.relay.sources.postgres.tables.publications import Given, GivenTables
+from databus.relay.sources.postgres.tables.table_definitions import (
+    Definition,
+    DefinitionGap,
+    change_between,
+)
+
+INT, TEXT, VARCHAR = 23, 25, 1043
+KEY = [1, "id", INT, "700", False, False, None]
+
+
+def definition(*columns: list[Any], file: int = 1, **others: Any) -> Definition:
+    return Definition(json.dumps([KEY, *columns]), (1,), {9: file}, **others)
+
+
+def column(type_oid: int = INT, version: str = "700", **others: Any) -> list[Any]:
+    return [
+        others.get("number", 2), others.get("name", "v"), type_oid, version, False,
+        others.get("is_missing", False), others.get("default"),
+    ]  # fmt: skip
+
+
+def gap(known: Definition, now: Definition) -> DefinitionGap | None:
+    return change_between(known, now)
+
+
+def test_neither_a_new_file_nor_a_new_catalogue_row_alone_is_a_change_of_rows() -> None:
+    known = definition(column())
+    assert gap(known, definition(column(), file=2)) is None
+    assert gap(known, definition(column(version="701"))) is None
+    both = gap(known, definition(column(version="701"), file=2))
+    assert both is not None
+    assert both.keeps_rows
+
+
+def test_a_value_that_moves_from_the_catalogue_into_the_rows_stays_the_same() -> None:
+    known = definition(column(is_missing=True, default=50))
+    assert gap(known, definition(column(version="701", default=50), file=2)) is None
+    # An altered type writes the default anew; without one, nothing tells the two apart.
+    assert gap(known, definition(column(version="701", default=51), file=2)) is not None
+    known = definition(column(is_missing=True))
+    assert gap(known, definition(column(version="701"), file=2)) is not None
+
+
+def test_texts_are_equal_in_either_type_as_long_as_nothing_is_written() -> None:
+    known = definition(column(VARCHAR))
+    assert gap(known, definition(column(TEXT, "701"))) is None
+    assert gap(known, definition(column(TEXT, "701"), file=2)) is not None
+    assert gap(known, definition(column(INT, "701"))) is not None
+
+
+def test_labels_may_be_added_and_members_may_not() -> None:
+    def typed(**types: Any) -> Definition:
+        return definition(column(20_000), types=json.dumps(types))
+
+    moods = {"1": "700", "2": "700"}
+    assert gap(typed(a=moods), typed(a={**moods, "3": "701"})) is None
+    assert gap(typed(a=moods), typed(a={**moods, "2": "701"})) is not None
+    assert gap(typed(a=moods), typed(b={"5": "701"})) is None
+    assert gap(typed(a=[23, 25]), typed(a=[23, 25, 23])) is not None
+    # Where no row has a member any more, a member's number stays.
+    assert gap(typed(a=[23, 25]), typed(a=[23, 25, 0])) is not None
+
+
+def test_a_truncated_partition_is_not_hidden_by_a_label_that_was_renamed_too() -> None:
+    def parted(version: str, file: int) -> Definition:
+        types = json.dumps({"a": {"1": version}})
+        return definition(column(20_000), file=file, types=types, is_partitioned=True)
+
+    assert gap(parted("700", 1), parted("700", 2)) is None  # The look at the publication sees it.
+    for file, keeps_rows in ((1, True), (2, False)):
+        found = gap(parted("700", 1), parted("701", file))
+        assert found is not None
+        assert found.keeps_rows is keeps_rows
+
+
+def test_rows_under_another_key_are_not_kept() -> None:
+    known = definition(column())
+    other = gap(known, Definition(known.columns, (2,), known.files))
+    assert other == DefinitionGap("its key was (id) and is (v)", keeps_rows=False)
+    retyped = Definition(json.dumps([[1, "id", TEXT, "701", False, False, None]]), (1,), {9: 2})
+    found = gap(definition(), retyped)
+    assert found is not None
+    assert not found.keeps_rows
+
+
+def test_the_memo_keeps_definitions_and_one_of_an_earlier_version_has_none() -> None:
+    given = Given(9, "1.2/3.4", {10: 11}, definition(column(), filled='["v"]', types="{}"))
+    resume_state = PostgresResumeState(1, given=GivenTables({"public.t": given}))
+    assert decode_resume_state(resume_state.encode()) == resume_state
+    document = json.loads(resume_state.encode())
+    document["given"]["public.t"] = document["given"]["public.t"][:3]
+    (earlier,) = (decode_resume_state(json.dumps(document)).given.tables or {}).values()
+    assert earlier == Given(9, "1.2/3.4", {10: 11})
