@@ -27,6 +27,9 @@ from databus.bootstrap.log.log_blocks import (
 )
 from databus.bootstrap.log.log_values import (
     block_bounds,
+    damage,
+    is_sealed,
+    naming,
     open_fact,
     pack_position,
     pack_schema,
@@ -258,7 +261,7 @@ class HotLog:
                 raise FormatError(f"the log in {self.folder} has the checkpoint {position}")
             numbers = json.loads(fact("numbers"))
             start, window = fact("start"), fact("window")
-            with self._naming():
+            with naming(self.folder):
                 return LogState(
                     database=fact("database").decode(),
                     clock=fact("clock").decode(),
@@ -271,26 +274,18 @@ class HotLog:
         except BadCheckpoint as error:
             raise FormatError(f"the log in {self.folder}: {error.message}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise self._damage(f"its facts: {error!r}") from error
-
-    def _damage(self, what: str) -> FormatError:
-        return FormatError(
-            f"{self.folder / 'data.mdb'} is damaged: {what}; restore it from a copy, or move its "
-            f"folder away and let the relay dump the tables again"
-        )
-
-    @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
-        """What is wrong with a value names the file."""
-        try:
-            yield
-        except FormatError as error:
-            raise self._damage(error.message) from error
+            raise damage(self.folder, f"its facts: {error!r}") from error
 
     def _fact(self, transaction: Any, name: bytes) -> bytes | None:
         found = transaction.get(name, db=self._facts)
-        with self._naming():
-            return None if found is None else open_fact(name, bytes(found))
+        must = is_sealed(transaction.get(b"format", db=self._facts))
+        with naming(self.folder):
+            if found is not None:
+                return open_fact(name, bytes(found), must_be_sealed=must)
+            # It may stand under a name that was damaged.
+            for other, value in transaction.cursor(self._facts):
+                open_fact(bytes(other), bytes(value), must_be_sealed=must)
+            return None
 
     def _put_fact(self, transaction: Any, name: bytes, text: bytes) -> None:
         transaction.put(name, seal_fact(name, text), db=self._facts)
@@ -322,7 +317,7 @@ class HotLog:
         try:
             return None if value is None else json.loads(value)
         except ValueError as error:
-            raise self._damage(f"the note {name!r}: {error}") from error
+            raise damage(self.folder, f"the note {name!r}: {error}") from error
 
     def put_note(self, name: str, document: Any) -> None:
         """Keep a JSON document."""
@@ -335,7 +330,7 @@ class HotLog:
         """
         with self._reading() as transaction:
             rows = [(bytes(key), bytes(value)) for key, value in transaction.cursor(self._schemas)]
-        with self._naming():
+        with naming(self.folder):
             return [unpack_schema(number, *row) for number, row in enumerate(rows)]
 
     def add_schemas(self, schemas: Iterable[SourceSchema]) -> None:
@@ -442,14 +437,16 @@ class HotLog:
             cursor = transaction.cursor(self._frames)
             found = cursor.set_range(pack_position(after))
             last = self._before(cursor, after, found=found)
-            while found and (key := unpack_position(bytes(cursor.key()))) <= upto:
+            while found and (key := self._key(cursor)) <= upto:
                 if size >= max_bytes:
                     return LogSlice(b"".join(pieces), stop)
                 data = bytes(cursor.value())
-                with self._naming():
+                with naming(self.folder):
                     first, end = block_bounds(data, verify=True)
                 if not last < first <= end == key:
-                    raise self._damage(f"the block at {key} holds {first} to {end}, after {last}")
+                    raise damage(
+                        self.folder, f"the block at {key} holds {first} to {end}, after {last}"
+                    )
                 if key > after:
                     pieces.append(data if pieces else tail_after(data, after))
                     size, stop = size + len(pieces[-1]), key
@@ -466,18 +463,22 @@ class HotLog:
             return Position(0, 0)
         last = self._require_key(cursor)
         if last >= after:
-            raise self._damage(f"the block at {last} stands before {after}")
+            raise damage(self.folder, f"the block at {last} stands before {after}")
         if found:
             cursor.next()
         return last
 
+    def _key(self, cursor: Any) -> Position:
+        with naming(self.folder):
+            return unpack_position(bytes(cursor.key()))
+
     def _require_key(self, cursor: Any) -> Position:
         """The key at the cursor, which is where its block ends."""
-        with self._naming():
-            key = unpack_position(bytes(cursor.key()))
+        key = self._key(cursor)
+        with naming(self.folder):
             _, end = block_bounds(bytes(cursor.value()), verify=False)
         if key != end:
-            raise self._damage(f"the block at {key} ends at {end}")
+            raise damage(self.folder, f"the block at {key} ends at {end}")
         return key
 
     def drop_until(self, position: Position, now_us: int) -> None:
@@ -569,7 +570,7 @@ class HotLog:
             state = self._state(transaction)
             last, whole, size, count = state.start, state.start, 0, 0
             for key, value in transaction.cursor(self._frames):
-                with self._naming():
+                with naming(self.folder):
                     stop = unpack_position(bytes(key))
                     columns = frame_format.scan(bytes(value))
                     check_order(columns)

@@ -6,8 +6,11 @@ their own.  Values of earlier releases have neither and are read as they are.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
+from collections.abc import Iterator
+from pathlib import Path
 
 import google_crc32c
 
@@ -21,6 +24,23 @@ _KEY = struct.Struct(">QI")
 _NUMBER = struct.Struct(">Q")
 _SEALED = b"\xff"
 """Before a value that has a CRC or a fingerprint: no text and no position begins so."""
+
+
+def damage(folder: Path, what: str) -> FormatError:
+    """The error for a log in which something cannot be right."""
+    return FormatError(
+        f"{folder / 'data.mdb'} is damaged: {what}; restore it from a copy, or move its folder "
+        f"away and let the relay dump the tables again"
+    )
+
+
+@contextlib.contextmanager
+def naming(folder: Path) -> Iterator[None]:
+    """What is wrong with a value names the file."""
+    try:
+        yield
+    except FormatError as error:
+        raise damage(folder, error.message) from error
 
 
 def pack_position(position: Position) -> bytes:
@@ -45,13 +65,20 @@ def seal_fact(name: bytes, text: bytes) -> bytes:
     return b"%b%08x%b" % (_SEALED, google_crc32c.value(name + text), text)
 
 
-def open_fact(name: bytes, value: bytes) -> bytes:
+def is_sealed(value: bytes | None) -> bool:
+    """Whether a value has its check."""
+    return value is not None and value[:1] == _SEALED
+
+
+def open_fact(name: bytes, value: bytes, *, must_be_sealed: bool) -> bytes:
     """The text of a fact.
 
     Raises:
-        FormatError: it is another one than was written.
+        FormatError: it is another one than was written, or under another name.
     """
-    if value[:1] != _SEALED:
+    if not is_sealed(value):
+        if must_be_sealed:
+            raise FormatError(f"the fact {name.decode(errors='replace')!r} has no CRC")
         return value
     text = value[9:]
     if value[1:9] != b"%08x" % google_crc32c.value(name + text):
@@ -71,14 +98,14 @@ def unpack_schema(number: int, key: bytes, value: bytes) -> SourceSchema:
     Raises:
         FormatError: it is another one than was written.
     """
-    is_sealed = value[:1] == _SEALED
+    has_check = is_sealed(value)
     try:
         if key != _NUMBER.pack(number):
             raise FormatError(f"its key is {key.hex()}")
-        schema = SourceSchema.from_json(json.loads(value[17:] if is_sealed else value))
+        schema = SourceSchema.from_json(json.loads(value[17:] if has_check else value))
     except (FormatError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"schema {number}: {error}") from error
-    if is_sealed and value[1:17] != b"%016x" % schema.fingerprint:
+    if has_check and value[1:17] != b"%016x" % schema.fingerprint:
         raise FormatError(f"schema {number}: its fingerprint is {schema.fingerprint:016x}")
     return schema
 
