@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from databus.relay.sources.configured_keys import NO_KEYS
 from databus.relay.sources.sqlite import sqlite_log as log
 from databus.relay.sources.sqlite.sqlite_tables import UNWATCHED, CapturedTables
@@ -42,4 +44,38 @@ def test_rows_that_went_with_a_table_are_not_forgotten_for_a_doubt_about_its_val
     unseen = tables.unseen(db)["main.t"]
     assert not unseen.keeps_rows
     assert unseen.why == UNWATCHED
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "why"),
+    [
+        ("CREATE TABLE a (id INT); CREATE VIEW b AS SELECT 1; CREATE INDEX i ON t (c)", None),
+        ("ALTER TABLE t DROP c; ALTER TABLE t ADD c TEXT", "column c may have been dropped"),
+    ],
+)
+def test_what_is_defined_while_no_relay_runs_puts_other_tables_in_no_doubt(
+    tmp_path: Path, meanwhile: str, why: str | None
+) -> None:
+    path = tmp_path / "shop.db"
+    path.touch()
+    db = log.connect(str(path))
+    log.install(db)
+    db.executescript("CREATE TABLE t (id INTEGER PRIMARY KEY, c TEXT)")
+    db.executescript("INSERT INTO t VALUES (1, NULL)")
+    before = CapturedTables(str(path), lambda _: True, NO_KEYS)
+    while not before.refresh(db, 0):
+        pass
+    db.executescript(meanwhile)
+    after = CapturedTables(str(path), lambda _: True, NO_KEYS)
+    after.goes_on = True
+    while not after.refresh(db, log.last_id(db)):
+        pass
+    found = after.unseen(db).get("main.t")
+    if why is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.why.startswith(why)
+        assert found.keeps_rows
     db.close()

@@ -30,6 +30,8 @@ _WATCHED = "watched "
 _DEFINITIONS = "definitions"
 """In ``databus_meta``: the database's ``schema_version`` when the definitions were compared last.
 Each statement that defines something raises it."""
+_OBJECTS = "objects"
+"""In ``databus_meta``: what was defined then, but for what is ours, as a list of type and name."""
 _STATEMENTS_OF_READDING = 2
 _STATEMENTS_OF_REBUILDING = 6
 
@@ -168,6 +170,8 @@ class CapturedTables:
         before = log.meta(db, _DEFINITIONS)
         objects = log.other_objects(db)
         explained = 0
+        if self._objects is None and (noted := log.metas(db, _OBJECTS).get(_OBJECTS)):
+            self._objects = {(kind, name) for kind, name in json.loads(str(noted))}
         if self._objects is not None:
             added, gone = objects - self._objects, self._objects - objects
             dropped = sum(kind in ("table", "view") for kind, _ in gone)
@@ -179,6 +183,7 @@ class CapturedTables:
     def _compared(self, db: sqlite3.Connection) -> None:
         """No definition of now has to be compared once more."""
         log.set_meta(db, _DEFINITIONS, log.schema_version(db))
+        log.set_meta(db, _OBJECTS, json.dumps(sorted(self._objects or ())))
 
     def _bring_in_step(
         self, db: sqlite3.Connection, due: list[str], since_id: int
