@@ -139,12 +139,12 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from databus.cli.commands import export_command
-from databus.client.exports import delta_table as delta, iceberg, parquet
+from databus.client.exports import delta_table as delta, iceberg_table, parquet_table
 
 def die(step):
     os.kill(os.getpid(), signal.SIGKILL)
 
-for cls in (delta.DeltaLakeTable, iceberg.IcebergTable, parquet.ParquetTable):
+for cls in (delta.DeltaLakeTable, iceberg_table.IcebergTable, parquet_table.ParquetTable):
     def init(self, *args, _old=cls.__init__, **kwargs):
         _old(self, *args, **kwargs)
         self._reached = die

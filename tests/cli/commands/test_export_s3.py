@@ -151,7 +151,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from databus.cli.commands import export_command
-from databus.client.exports import delta_table as delta, iceberg, parquet
+from databus.client.exports import delta_table as delta, iceberg_table, parquet_table
 from databus.common.storage import bucket
 
 def die(*_, **__):
