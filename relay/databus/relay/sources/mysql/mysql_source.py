@@ -67,6 +67,7 @@ from databus.relay.sources.mysql.protocol.packet_buffer import PacketBuffer
 from databus.relay.sources.mysql.rows.charsets import Charsets, load_charsets
 from databus.relay.sources.mysql.statements.routine_catalogue import read_dialect
 from databus.relay.sources.mysql.tables.cascades import cascade_findings, load_cascades
+from databus.relay.sources.mysql.tables.dropped_columns import DroppedColumns
 from databus.relay.sources.mysql.tables.inferred_columns import InferredColumns, LookaheadResult
 from databus.relay.sources.mysql.tables.mysql_tables import Catalogue, load_catalogue
 from databus.relay.sources.suspended_tables import SuspendedTables, TableSuspension
@@ -238,6 +239,7 @@ class MySqlSource:
         tracked = decoder.known.tracked = InferredColumns(
             resume_state.tracked_scn, resume_state.tracked
         )
+        decoder.known.dropped = DroppedColumns(resume_state.dropped)
         decoder.dialect = await self._ask(read_dialect)
         decoder.known.know_cascades(await self._ask(load_cascades))
         decoder.told = AnnouncedSchemas(resume_state.told)
@@ -324,7 +326,7 @@ class MySqlSource:
         packets = PacketBuffer(where)
         fast = FastPath(decoder) if COMPILED and self.use_kernels else None
         told_at_s = time.monotonic()
-        suspended_count = decoder.stopped.suspended_count
+        noticed_count = self._noticed_count(decoder)
         while True:
             try:
                 async with asyncio.timeout(_SILENCE_S):
@@ -365,8 +367,8 @@ class MySqlSource:
                     await self._look_ahead(decoder)
                     await self._look_at_cascades(decoder)
                     decoder.feed(event, fresh=True)
-                if decoder.stopped.suspended_count != suspended_count:
-                    suspended_count = decoder.stopped.suspended_count
+                if self._noticed_count(decoder) != noticed_count:
+                    noticed_count = self._noticed_count(decoder)
                     yield self._suspension(decoder)
                 if looks_ahead and decoder.known.tracked.is_needed:
                     yield self._batch(decoder, keep=True)
@@ -391,13 +393,21 @@ class MySqlSource:
         self._resolved, self._resume_state = decoder.resolved, decoder.resume_state()
         return Batch(data, schemas, self._resolved, self._resume_state, keep)
 
+    def _noticed_count(self, decoder: BinlogDecoder) -> int:
+        """Grows with everything that a later start must not lack."""
+        return decoder.stopped.suspended_count + decoder.known.dropped.added_count
+
     def _suspension(self, decoder: BinlogDecoder) -> Batch:
-        """The suspended tables, on disk before the window in which a table was suspended.
+        """The suspended tables and dropped columns, on disk before the window that adds to them.
 
         A window that is in the ring is not read again after a kill, so the memo must not lack
         what was found in it.  Of all else the memo is as of the last batch.
         """
-        resume_state = dataclasses.replace(self._resume_state, stopped=dict(decoder.stopped.stops))
+        resume_state = dataclasses.replace(
+            self._resume_state,
+            stopped=dict(decoder.stopped.stops),
+            dropped=decoder.known.dropped.names,
+        )
         return Batch(b"", resolved=self._resolved, resume_state=resume_state, keep=True)
 
     async def _look_ahead(self, decoder: BinlogDecoder) -> None:

@@ -169,6 +169,7 @@ class BinlogDecoder(XaGroups):
             max(self.resolved, self.known.tracked.since_scn),
             self.told.encode(),
             place=self.mark_place,
+            dropped=self.known.dropped.names,
         )
 
     # -- one event
@@ -399,7 +400,9 @@ class BinlogDecoder(XaGroups):
             self.told.forget_schema(source)
         before = self.told.schemas()
         left = self._announce_changes(statement) if found.defined and group.standalone else {}
-        for change in changed_tables.changed_unseen(found, self._captured(), before, left):
+        for change in changed_tables.changed_unseen(
+            found, self._captured(), before, left, self.known.dropped
+        ):
             why = f"GTID {self.txid(group)}, {statement}: {change.why}"
             self._stop(change.source, why, keeps_rows=change.keeps_rows)
         return True
@@ -441,11 +444,10 @@ class BinlogDecoder(XaGroups):
         assert group is not None
         certain = {schema.source: schema for schema in self.known.left_by(statement)}
         for schema in certain.values():
-            if self.told.get(schema.source) == schema.fingerprint:
-                continue
-            self._use(schema)
-            self.out.append(open_group.schema_change(schema, group))
-            group.seq += 1
+            if self.told.get(schema.source) != schema.fingerprint:
+                self._use(schema)
+                self.out.append(open_group.schema_change(schema, group))
+                group.seq += 1
         return certain
 
     def _stop(self, source: str, why: str, *, keeps_rows: bool = False) -> None:

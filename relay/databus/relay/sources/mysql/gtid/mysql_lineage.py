@@ -78,7 +78,9 @@ class MySqlResumeState:
     definitions that consumers were told last (``sources/announced_schemas.py``). ``tagged`` and
     ``missed`` (MySQL, in the server's form) are the GTIDs under tags from before the first start,
     and the numbers that had not come when larger ones had (``out_of_order_gtids.py``). ``place`` is
-    where the transaction ``mark`` begins, on the server that the stream came from.
+    where the transaction ``mark`` begins, on the server that the stream came from. ``dropped`` are
+    columns that statements dropped since the last certain definition of their table
+    (``dropped_columns.py``).
     """
 
     scn: int
@@ -92,6 +94,7 @@ class MySqlResumeState:
     tagged: str = ""
     missed: str = ""
     place: GroupLocation | None = None
+    dropped: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def read_from(self) -> int:
@@ -119,6 +122,7 @@ class MySqlResumeState:
                 "tagged": self.tagged,
                 "missed": self.missed,
                 "place": dataclasses.astuple(self.place) if self.place else None,
+                "dropped": dict(self.dropped),
             }
         )
 
@@ -184,6 +188,10 @@ def decode_resume_state(text: str) -> MySqlResumeState:
             str(document.get("tagged", "")),
             str(document.get("missed", "")),
             _place(document.get("place")),
+            {
+                str(source): tuple(str(name) for name in names)
+                for source, names in document.get("dropped", {}).items()
+            },
         )
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{text[:200]!r} is no memo of a binlog: {error}") from error

@@ -70,7 +70,7 @@ class Altered:
 
     ``rows`` says by which clause rows come or go, or may; ``values`` by which one the values of
     rows change that all stay; ``types`` names columns whose values are the same only if the old
-    and the new type have them all.
+    and the new type have them all.  ``dropped`` are the columns that it drops or renames.
     """
 
     rows: str = ""
@@ -79,6 +79,7 @@ class Altered:
     renamed_to: TableName | None = None
     emptied: list[TableName] = field(default_factory=list)
     replaced: list[TableName] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
 
 
 def alterations(reader: TokenReader) -> Altered:
@@ -124,6 +125,10 @@ def _clause(reader: TokenReader, found: Altered) -> None:
     elif word == "DROP":
         if reader.keyword() in ("PARTITION", "SYSTEM"):
             found.rows = shown
+        elif not _is_no_column(reader.rest):
+            reader.accept("COLUMN")
+            reader.accept("IF", "EXISTS")
+            found.dropped.append(reader.identifier())
     elif word == "RENAME":
         _rename(reader, found)
     elif word == "CONVERT":
@@ -158,7 +163,7 @@ def _adds_values(reader: TokenReader) -> bool:
 
 
 def _is_no_column(tokens: Sequence[Token]) -> bool:
-    """Whether an index, a constraint or a partition is defined here."""
+    """Whether this is about an index, a constraint or a partition."""
     word = tokens[0].keyword if tokens else ""
     after = tokens[1].keyword if len(tokens) > 1 else ""
     if word == "PERIOD":
@@ -200,6 +205,7 @@ def _redefine(word: str, reader: TokenReader, found: Altered) -> None:
     new = reader.identifier() if word == "CHANGE" else old
     if old.lower() != new.lower():
         found.values = f"CHANGE {old} {new} gives the values another name"
+        found.dropped.append(old)
     elif {"AS", "GENERATED", "AUTO_INCREMENT"} & set(outer_words(reader.rest)):
         found.values = f"{word} {old} computes its values"
     else:
@@ -208,7 +214,9 @@ def _redefine(word: str, reader: TokenReader, found: Altered) -> None:
 
 def _rename(reader: TokenReader, found: Altered) -> None:
     if reader.accept("COLUMN"):
-        found.values = f"RENAME COLUMN {reader.identifier()} gives the values another name"
+        old = reader.identifier()
+        found.values = f"RENAME COLUMN {old} gives the values another name"
+        found.dropped.append(old)
     elif not reader.accept_any("INDEX", "KEY"):
         reader.accept_any("TO", "AS") or reader.accept_sign("=")
         found.renamed_to = reader.table()

@@ -92,7 +92,8 @@ class Effects:
     ``emptied`` tables have no rows behind it.  What ``replaced`` tables hold is not known, for
     the reason given.  ``revalued`` tables have all their rows still, with other values.
     ``converted`` tables hold the same rows, and the same values only if the old and the new types
-    of their columns have them all.  ``defined`` says that definitions may have changed.
+    of their columns have them all.  ``dropped`` names columns that are gone, or have another name.
+    ``defined`` says that definitions may have changed.
     ``needs_knowledge`` says that this is only right with all that is known of views and triggers.
     """
 
@@ -102,6 +103,7 @@ class Effects:
     converted: dict[TableName, str] = field(default_factory=dict)
     defined: bool = False
     needs_knowledge: bool = False
+    dropped: dict[TableName, list[str]] = field(default_factory=dict)
 
 
 def effects_of(
@@ -381,6 +383,7 @@ class _Grammar:
         for name in found.replaced:
             effects.replaced[name] = f"ALTER TABLE exchanges its rows with those of {table[1]}"
         effects.emptied.update(found.emptied)
+        effects.dropped[table] = found.dropped
         if found.renamed_to is not None and found.renamed_to != table:
             self._move([(table, found.renamed_to)], is_certain=not is_optional)
         return None
@@ -575,4 +578,5 @@ def _folded(found: Effects, dialect: StatementDialect, captured: list[TableName]
         all_of(found.converted),
         found.defined,
         found.needs_knowledge,
+        {one(name): columns for name, columns in found.dropped.items()},
     )

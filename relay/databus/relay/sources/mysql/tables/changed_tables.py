@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from databus.common.schema.source_names import join_source, split_source
 from databus.common.schema.source_schema import SourceSchema
+from databus.relay.ring.returning_columns import returned_words
 from databus.relay.sources.announced_schemas import AnnouncedSchemas
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
 from databus.relay.sources.mysql.statements import Effects
 from databus.relay.sources.mysql.statements.token_reader import TableName
+from databus.relay.sources.mysql.tables.dropped_columns import DroppedColumns
 from databus.relay.sources.mysql.tables.mysql_tables import Catalogue
 from databus.relay.sources.mysql.tables.type_widening import keeps_values
 
@@ -47,26 +49,34 @@ def changed_unseen(
     captured: Iterable[TableName],
     before: Mapping[str, SourceSchema],
     left: Mapping[str, SourceSchema],
+    dropped: DroppedColumns,
 ) -> Iterator[UnseenChange]:
     """The captured tables whose rows a statement changed without an event.
 
     ``captured`` are those that are there or that consumers have a definition of; others have no
     rows that could differ.  ``before`` are the definitions in front of the statement, ``left``
-    those that are certain behind it.
+    those that are certain behind it.  ``dropped`` is brought behind the statement.
     """
     for name in captured:
         source = join_source(*name)
         old, new = before.get(source), left.get(source)
+        if name in found.emptied:
+            dropped.forget(source)
+        again = dropped.pass_statement(source, found.dropped.get(name, ()), old, new)
         if name in found.replaced:
             yield UnseenChange(source, found.replaced[name])
         elif new is not None and (why := changed_key(old, new)):
             yield UnseenChange(source, why)
+        elif new is not None and {column.lower() for column in new.key} & set(again):
+            yield UnseenChange(source, returned_words(again))  # Rows have other keys.
         elif name in found.revalued:
             yield UnseenChange(source, found.revalued[name], keeps_rows=True)
         elif name in found.converted and not keeps_values(old, new):
             # The new type of a column in the key makes other keys of the same rows.
             keeps_rows = old is not None and new is not None and _same_key(old, new)
             yield UnseenChange(source, found.converted[name], keeps_rows=keeps_rows)
+        elif again:
+            yield UnseenChange(source, returned_words(again), keeps_rows=True)
 
 
 def changed_key(old: SourceSchema | None, new: SourceSchema) -> str:

@@ -15,6 +15,7 @@ from databus.relay.sources.mysql.rows.charsets import Charsets
 from databus.relay.sources.mysql.statements import Knowledge, Statement, names_in
 from databus.relay.sources.mysql.statements.token_reader import keywords
 from databus.relay.sources.mysql.tables.cascades import Cascades, ForeignKey
+from databus.relay.sources.mysql.tables.dropped_columns import DroppedColumns
 from databus.relay.sources.mysql.tables.inferred_columns import InferredColumns, LookaheadResult
 from databus.relay.sources.mysql.tables.mapped_table import (
     CatalogueDiffers,
@@ -72,6 +73,7 @@ class KnownTables:
         self.years_have_signs: bool | None = True
         self.lookahead = LookaheadResult(catalogue, ())
         self.tracked = InferredColumns()
+        self.dropped = DroppedColumns()
         self.maps: dict[int, MappedTable | None] = {}
         self._bodies: dict[int, bytes] = {}
         self.cascades = Cascades()
