@@ -13,7 +13,7 @@ from typing import Any
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.log.relay_api import RelayApi
 from databus.bootstrap.log.seeding import SEEDED
-from databus.common.errors import DatabusError, NotFound
+from databus.common.errors import DatabusError, NotFound, UnknownSource
 from databus.common.filters.stream_filter import matches
 from databus.common.table_state import CaptureState
 
@@ -99,6 +99,10 @@ class TableRepairs:
             return
         try:
             if await self._compare(source):
+                self._unmark(source)
+        except UnknownSource as error:
+            _LOG.info("%s of %s is gone: %s", source, self.database, error.message)
+            if table is None:  # The stream brings what empties its copy.
                 self._unmark(source)
         except DatabusError as error:
             _LOG.warning("%s of %s is not repaired: %s", source, self.database, error.message)

@@ -37,6 +37,7 @@ from databus.relay.sources.contract import (
     Chunk,
     ChunkRequest,
     Finding,
+    ForgettingSource,
     RelayingSource,
     RememberingSource,
     Source,
@@ -93,6 +94,9 @@ class RuledSource:
         if isinstance(inner, WatermarkingSource):
             self._watermarks = inner
             self.write_watermark = self._write_watermark
+        if isinstance(inner, ForgettingSource):
+            self._forgetting = inner
+            self.forget = self._forget
 
     @property
     def clock(self) -> str:
@@ -326,7 +330,13 @@ class RuledSource:
         """See ``SuspendingSource``: the tables of the source's, and those of the rules."""
         inner = self._inner
         stops = inner.suspended() if isinstance(inner, SuspendingSource) else {}
-        return {**stops, **self._unfit.tables.stops}
+        gone = {source: stop for source, stop in stops.items() if stop.is_gone}
+        return {**stops, **self._unfit.tables.stops, **gone}
+
+    async def _forget(self, source: str) -> None:
+        """See ``ForgettingSource``."""
+        await self._forgetting.forget(source)
+        self._unfit.tables.follow_again(source)
 
     async def table_size(self, source: str) -> TableSize:
         """See ``Source.table_size``."""

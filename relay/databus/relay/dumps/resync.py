@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from databus.common.config import DatabaseConfig
-from databus.common.errors import BadRequest
+from databus.common.errors import BadRequest, DatabusError
 from databus.common.filters.stream_filter import matches
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Op, trusted_frame
@@ -30,7 +30,7 @@ from databus.relay.capture.intake import Intake
 from databus.relay.dumps.dump_records import FINISHED, Dump, DumpBook, DumpState, new_dump
 from databus.relay.dumps.table_records import TableBook, TableRecord, shown
 from databus.relay.ring.returning_columns import returned_words
-from databus.relay.sources.contract import Batch, ChunkRequest, Source
+from databus.relay.sources.contract import Batch, ChunkRequest, ForgettingSource, Source
 from databus.relay.sources.suspended_tables import TableSuspension
 
 RELAY = "relay"
@@ -75,6 +75,9 @@ class ResyncHost(Protocol):
 
     def suspended(self) -> Mapping[str, TableSuspension] | None:
         """The tables that the source suspends now; None while it is not connected."""
+
+    async def connected(self) -> tuple[Source, Intake]:
+        """The source, once it is connected."""
 
 
 @dataclass(slots=True)
@@ -179,12 +182,13 @@ class Resync:
         for known in self.book:
             stopped = stops.get(known.source)
             self._waits_for(known, stopped.waits_for if stopped is not None else "")
+            self._gone(known, stopped is not None and stopped.is_gone)
         for source, stop in stops.items():
             record = self.book.get(source)
             if record is None:
                 record = TableRecord(source, CaptureState.SUSPENDED, stop.since_scn, stop.why)
                 record.noticed_us, record.keeps_rows = _now_us(), stop.keeps_rows
-                record.waits_for = stop.waits_for
+                record.waits_for, record.is_gone = stop.waits_for, stop.is_gone
                 self.book.add(record)
                 self._changed.set()
                 continue
@@ -237,6 +241,12 @@ class Resync:
             record.again_us = 0
         record.waits_for = what
         self._changed.set()
+
+    def _gone(self, record: TableRecord, is_gone: bool) -> None:
+        """Whether there is a table of this name has been learnt."""
+        if record.is_gone != is_gone:
+            record.is_gone, record.again_us = is_gone, 0
+            self._changed.set()
 
     def publish(self, intake: Intake) -> bool:
         """Append the frames that are due; no window is open."""
@@ -397,7 +407,7 @@ class Resync:
         if not self._may_start(record):
             return None
         grace_s = self._pace.alone_s
-        if not record.is_declined and self._is_accompanied(record.source):
+        if not (record.is_declined or record.is_gone) and self._is_accompanied(record.source):
             grace_s = self._pace.accompanied_s
         return max(record.again_us, record.noticed_us + int(grace_s * 1e6))
 
@@ -414,12 +424,35 @@ class Resync:
         )
 
     async def _start(self, record: TableRecord) -> None:
+        if record.is_gone:
+            return await self._empty(record)
         dump = new_dump({"sources": [_exactly(record.source)]})
         record.by, record.dump = RELAY, dump.id
         _log.info(
             "database %s: dump %s resynchronises %s", self._config.name, dump.id, record.source
         )
         await self._host.start_dump(dump)
+
+    async def _empty(self, record: TableRecord) -> None:
+        """Its table is gone: what its readers have is emptied, and that is all of it."""
+        intake = await self._no_window_open()
+        record.state, record.by = CaptureState.FOLLOWED, RELAY
+        self._take_up(record.source)
+        keeps_deleted = {"d", "t"} & set(self._config.skipped_operations)
+        schema = intake.registry.schemas.latest(record.source)
+        self._append(intake, record, None if keeps_deleted else schema)
+        await self._host.make_durable()
+        try:
+            source, _ = await self._host.connected()
+            if isinstance(source, ForgettingSource):
+                await source.forget(record.source)
+        except DatabusError as error:
+            self._resuming.discard(record.source)
+            self._failed(record, error.message)
+            self._publish_now()
+            return
+        self.book.remove(record.source)
+        _log.info("database %s: %s is gone and was emptied", self._config.name, record.source)
 
     # -- by a bootstrap server --
 
@@ -446,7 +479,7 @@ class Resync:
             return False
         if not (self._may_start(record) or is_operator):
             return False
-        if record.is_declined and not is_operator:
+        if record.is_gone or (record.is_declined and not is_operator):
             return False
         record.state, record.by = CaptureState.RESYNCHRONISING, by
         record.until_us = _now_us() + int(CLAIM_S * 1e6)
@@ -490,7 +523,7 @@ class Resync:
         return (
             record.state == CaptureState.SUSPENDED
             and not record.by
-            and not record.is_declined
+            and not (record.is_declined or record.is_gone)
             and self._may_start(record)
             and record.again_us <= _now_us()
         )

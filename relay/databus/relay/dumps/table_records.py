@@ -28,6 +28,7 @@ class TableRecord:
     frame about it, ``cure`` what the parent of a chained relay says.  ``keeps_rows``: the rows that
     its readers have are all there still and only their values are old, so nothing is emptied.
     ``waits_for``: what has to be done before it can be resynchronised; empty: nothing is known.
+    ``is_gone``: there is no such table any more, and it ends with emptied readers.
     """
 
     source: str
@@ -47,6 +48,7 @@ class TableRecord:
     published: str = ""
     keeps_rows: bool = False
     waits_for: str = ""
+    is_gone: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is on disk."""

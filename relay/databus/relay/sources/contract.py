@@ -281,6 +281,22 @@ class SuspendingSource(Protocol):
         """The tables of which the stream now carries nothing, by name; cheap."""
 
 
+@runtime_checkable
+class ForgettingSource(Protocol):
+    """What a source offers besides ``SuspendingSource`` if its log has no event of DROP TABLE."""
+
+    async def forget(self, source: str) -> None:
+        """End the suspension of a table that is gone (``Stop.is_gone``), between two transactions.
+
+        No row of it comes after that, also if the log still has some.  A table that gets its name
+        later is another one, and is suspended until it is read.
+
+        Raises:
+            SourceUnavailable: the stream is not connected, or there is a table of this name again;
+                the suspension stays.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Transaction:
     """A transaction of the source as it lies in the ring."""

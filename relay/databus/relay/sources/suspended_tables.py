@@ -23,12 +23,15 @@ class TableSuspension:
     ``keeps_rows``: each row that the stream gave is there still, under its key, with other
     values.  So the stream resumes behind this transaction, and a dump brings the values.
     ``waits_for``: what has to be done before anybody can read the table; empty: nothing.
+    ``is_gone``: there is no table of this name any more.  Its readers are emptied, and then the
+    source is asked to ``forget`` it.
     """
 
     since_scn: int
     why: str
     keeps_rows: bool = False
     waits_for: str = ""
+    is_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

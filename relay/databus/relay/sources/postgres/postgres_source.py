@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
@@ -46,11 +47,18 @@ from databus.relay.sources.postgres.stream.slot_stream import SlotStream
 from databus.relay.sources.postgres.stream.window_assembler import StreamTextNeeded, require_forms
 from databus.relay.sources.postgres.tables.postgres_catalogue import Catalogue
 from databus.relay.sources.postgres.tables.postgres_tables import PostgresTable, key_remedy, matches
-from databus.relay.sources.postgres.tables.publications import GivenTables, Publication
+from databus.relay.sources.postgres.tables.publications import (
+    FORGOTTEN,
+    NO_OID,
+    GivenTables,
+    Publication,
+)
 from databus.relay.sources.postgres.tables.table_definitions import Definition, DefinitionGap
 from databus.relay.sources.server_hosts import Host
 from databus.relay.sources.suspended_tables import SuspendedTables, TableSuspension
 
+_GONE = "it was dropped or renamed, of which there is no event"
+_RETURNED = "it was dropped and created again: rows that went with it have no events"
 _WRITERS_EVERY_S = 0.1
 _BINARY_SINCE = 14_00_00
 
@@ -293,7 +301,27 @@ class PostgresSource:
 
     def suspended(self) -> Mapping[str, TableSuspension]:
         """See ``SuspendingSource``."""
-        return self._stopped.stops
+        stops = self._stopped.stops
+        gone = {
+            source: replace(stop, is_gone=True)
+            for source, stop in stops.items()
+            if self._given.is_gone(source)
+        }
+        return {**stops, **gone} if gone else stops
+
+    async def forget(self, source: str) -> None:
+        """See ``ForgettingSource``."""
+        if self._stream is None or not self._given.is_gone(source):
+            why = "there is a table of this name again" if self._stream else "it is not connected"
+            raise SourceUnavailable(f"{source} cannot be given up: {why}")
+        self._stream.follow_only(source, NO_OID)
+        try:
+            await self._stopped.resumption(source)
+        except SourceUnavailable:
+            self._stopped.withdraw(source)
+            raise
+        if self._given.is_gone(source):
+            self._given = self._given.gone(source, FORGOTTEN)
 
     async def table_size(self, source: str) -> TableSize:
         """See postgres_chunks.py."""
@@ -370,6 +398,7 @@ class PostgresSource:
         """
         self._met.clear()
         tables = await self._tables()
+        self._welcome(tables)
         wanted = [table for table in tables if table.key]
         # Before any of them joins: from then on every other definition is noticed.
         definitions = await self._catalogue.definitions(wanted)
@@ -410,6 +439,7 @@ class PostgresSource:
             self._given = self._given.without(unkeyed)
         missing = given.keys() - {table.source for table in tables}
         await self._suspend_eventless({source: given[source] for source in missing}, unpublished)
+        await self._suspend_gone(tables)
         publication = await self._required_publication()
         await self._look(wanted, publication, definitions, unpublished)
         name = self._settings.name
@@ -427,6 +457,34 @@ class PostgresSource:
             self._suspend(source, DefinitionGap(why, keeps_rows=False, waits_for=cure))
             self._stopped.wait_for(source, cure)
             self._given = self._given.lost([source])
+
+    async def _suspend_gone(self, tables: Iterable[PostgresTable]) -> None:
+        """Stop tables that are there no longer under their names."""
+        known = self._given.oids.keys() | self._stopped.stops.keys()
+        for source in known - {table.source for table in tables}:
+            is_stopped, given = source in self._stopped.stops, self._given
+            is_known = given.is_gone(source) if is_stopped else given.is_forgotten(source)
+            if is_known or not matches(source, self._globs):
+                continue
+            if await self._is_gone(source):
+                self._given = self._given.gone(source)
+                self._stopped.wait_for(source, "")
+                self._suspend(source, DefinitionGap(_GONE, keeps_rows=False))
+
+    async def _is_gone(self, source: str) -> bool:
+        oid, known = await self._catalogue.oid_named(source), self._given.oids.get(source)
+        if oid is None:
+            return True
+        # Another table has its name, which cannot be captured.
+        return known not in (None, oid) and await self._catalogue.table(oid) is None
+
+    def _welcome(self, tables: Iterable[PostgresTable]) -> None:
+        """Tables that have the names of others that were gone: each has to be read."""
+        for table in tables:
+            name = table.source
+            if self._given.is_gone(name) or self._given.is_forgotten(name):
+                self._given = self._given.lost([name])
+                self._suspend(name, DefinitionGap(_RETURNED, keeps_rows=False))
 
     async def _required_publication(self) -> Publication:
         publication = await self._catalogue.publication()

@@ -91,7 +91,7 @@ AND relation IN (SELECT $1::bigint::oid
 _OID_SQL = """
 SELECT c.oid::bigint AS oid FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = $1 AND c.relname = $2
+WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')
 """
 
 # Tables that are there and have no events of their own.
@@ -194,8 +194,13 @@ class Catalogue:
 
     async def table_named(self, source: str) -> PostgresTable | None:
         """The table of this name as it is now; None if there is none."""
+        oid = await self.oid_named(source)
+        return await self.table(oid) if oid is not None else None
+
+    async def oid_named(self, source: str) -> int | None:
+        """The oid of the table of this name, be it one that cannot be captured."""
         rows = await self.fetch(_OID_SQL, *split_source(source))
-        return await self.table(rows[0]["oid"]) if rows else None
+        return int(rows[0]["oid"]) if rows else None
 
     async def definitions(self, tables: Collection[PostgresTable]) -> dict[int, Definition]:
         """The definitions of these tables, by oid; of one that is another one by now, none."""

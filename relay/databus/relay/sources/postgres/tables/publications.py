@@ -215,6 +215,11 @@ class Given:
     definition: Definition | None = None
 
 
+GONE, FORGOTTEN = "gone", "forgotten"
+"""Versions of a table that was dropped or renamed, before and after its copies were emptied."""
+NO_OID = 0
+
+
 @dataclass(frozen=True, slots=True)
 class GivenTables:
     """What was known of the publication at the last look, by source; None: nothing yet."""
@@ -225,6 +230,22 @@ class GivenTables:
         """Whether this very table was given before."""
         known = (self.tables or {}).get(table.source)
         return known is not None and known.oid == table.oid
+
+    def is_gone(self, source: str) -> bool:
+        """Whether the table that had this name is gone, and its copies are to be emptied."""
+        return self._version(source) == GONE
+
+    def is_forgotten(self, source: str) -> bool:
+        """Whether the table that had this name is gone, and its copies were emptied."""
+        return self._version(source) == FORGOTTEN
+
+    def gone(self, source: str, version: str = GONE) -> GivenTables:
+        """The same, without the table that had this name: the next one is another table."""
+        return replace(self, tables={**(self.tables or {}), source: Given(NO_OID, version)})
+
+    def _version(self, source: str) -> str | None:
+        known = (self.tables or {}).get(source)
+        return known.version if known is not None else None
 
     @property
     def oids(self) -> dict[str, int]:
