@@ -99,7 +99,8 @@ async def test_a_table_that_leaves_empties_its_copies(
             db.execute("INSERT INTO shop.other VALUES (7)")
             await eventually(lambda: held(folder, "shop.other") == [(7,)], 30, "others go on")
     assert held(folder) == []
-    assert emptied(folder) == 1
+    # A fetcher that ends before its next resume state is stored empties them once more.
+    assert emptied(folder) in ((1,) if is_down else (1, 2))
     replica = RingReplica(folder)
     replica.read()
     assert "dropped or renamed" in replica.suspensions[0].reason

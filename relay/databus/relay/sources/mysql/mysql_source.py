@@ -326,7 +326,7 @@ class MySqlSource:
         packets = PacketBuffer(where)
         fast = FastPath(decoder) if COMPILED and self.use_kernels else None
         told_at_s = time.monotonic()
-        noticed_count = self._noticed_count(decoder)
+        noticed = decoder.stopped.suspended_count, decoder.known.dropped.added_count
         while True:
             try:
                 async with asyncio.timeout(_SILENCE_S):
@@ -367,8 +367,9 @@ class MySqlSource:
                     await self._look_ahead(decoder)
                     await self._look_at_cascades(decoder)
                     decoder.feed(event, fresh=True)
-                if self._noticed_count(decoder) != noticed_count:
-                    noticed_count = self._noticed_count(decoder)
+                counts = decoder.stopped.suspended_count, decoder.known.dropped.added_count
+                if counts != noticed:
+                    noticed = counts
                     yield self._suspension(decoder)
                 if looks_ahead and decoder.known.tracked.is_needed:
                     yield self._batch(decoder, keep=True)
@@ -393,21 +394,14 @@ class MySqlSource:
         self._resolved, self._resume_state = decoder.resolved, decoder.resume_state()
         return Batch(data, schemas, self._resolved, self._resume_state, keep)
 
-    def _noticed_count(self, decoder: BinlogDecoder) -> int:
-        """Grows with everything that a later start must not lack."""
-        return decoder.stopped.suspended_count + decoder.known.dropped.added_count
-
     def _suspension(self, decoder: BinlogDecoder) -> Batch:
         """The suspended tables and dropped columns, on disk before the window that adds to them.
 
         A window that is in the ring is not read again after a kill, so the memo must not lack
         what was found in it.  Of all else the memo is as of the last batch.
         """
-        resume_state = dataclasses.replace(
-            self._resume_state,
-            stopped=dict(decoder.stopped.stops),
-            dropped=decoder.known.dropped.names,
-        )
+        stopped, dropped = dict(decoder.stopped.stops), decoder.known.dropped.names
+        resume_state = dataclasses.replace(self._resume_state, stopped=stopped, dropped=dropped)
         return Batch(b"", resolved=self._resolved, resume_state=resume_state, keep=True)
 
     async def _look_ahead(self, decoder: BinlogDecoder) -> None:

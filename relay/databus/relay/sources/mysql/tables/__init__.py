@@ -3,6 +3,6 @@
 In reading order: ``mysql_tables`` (as the catalogue has them), ``generated_columns`` and
 ``merge_tables`` (tables that need care), ``mapped_table`` (a table map resolved into a schema),
 ``known_tables`` (what the stream knows of its tables), ``inferred_columns`` (column names where
-the binlog has none), ``changed_tables`` and ``type_widening`` (what an ALTER changes),
-``cascades`` (foreign keys that change rows without binlog events).
+the binlog has none), ``changed_tables``, ``dropped_columns`` and ``type_widening`` (what an
+ALTER changes), ``cascades`` (foreign keys that change rows without binlog events).
 """
