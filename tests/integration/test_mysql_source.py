@@ -341,7 +341,7 @@ async def test_chunks_under_load_end_in_the_tables_state(
             waiting = row_filter.begin()
             chunk = await source.read_chunk(ChunkRequest(name, 40, after=after))
             row_filter.arrived(waiting, chunk)
-            verdict = await state.match(waiting)
+            verdict = await state.verdict(waiting)
             row_filter.leave(waiting)
             if not isinstance(verdict, Ready):
                 continue
@@ -397,7 +397,7 @@ class _Follower:
     ) -> None:
         self._source = source
         self._start = start
-        self._row_filter = row_filter
+        self._judge = row_filter
         self._copy = copy
         self._schemas = Streamed().schemas
         self._moved = asyncio.Event()
@@ -407,7 +407,7 @@ class _Follower:
         async for batch in self._source.stream(self._start):
             for schema in batch.schemas:
                 self._schemas.add(schema)
-            self._row_filter.observe(frame_format.scan(batch.data), memoryview(batch.data))
+            self._judge.observe(frame_format.scan(batch.data), memoryview(batch.data))
             for view in iter_frames(batch.data):
                 if view.op == Op.END_OF_WINDOW:
                     continue
@@ -422,7 +422,7 @@ class _Follower:
     async def verdict(self, waiting: Waiting) -> object:
         async with asyncio.timeout(20 * PATIENCE):
             while True:
-                verdict = self._row_filter.match(waiting, self.resolved)
+                verdict = self._judge.verdict(waiting, self.resolved)
                 if verdict is not None:
                     return verdict
                 self._moved.clear()
