@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from databus.common.errors import PreflightFailed, SourcePositionLost, UnsupportedChange
+from databus.common.errors import PreflightFailed, SourcePositionLost
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Op, iter_frames
 from databus.relay.dumps.chunk_window import ChunkWindow, Ready, Waiting
@@ -548,34 +548,3 @@ async def test_a_tagged_gtid_of_our_own_that_changes_nothing_captured_is_passed_
         cursor.execute("SET gtid_next = AUTOMATIC")
     connection.close()
     await source.close()
-
-
-async def test_a_tagged_gtid_of_our_own_has_no_place_in_the_clock_for_a_captured_change(
-    mysql_database: FreshDatabase, source: MySqlSource
-) -> None:
-    require(mysql_database.server, "tags of GTIDs", 8, 3)
-    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v MEDIUMTEXT)")
-    await source.open()
-    start = await source.first_scn()
-    mysql_database.execute("INSERT INTO t VALUES (1, 'a')")
-    for use_kernels, changes in (
-        (True, ["INSERT INTO t VALUES (2, REPEAT('b', 3000000)), (3, 'c')"]),
-        (False, ["UPDATE t SET v = 'd'"]),
-        (True, ["SET binlog_transaction_compression = ON", "UPDATE t SET v = 'e'"]),
-        (True, ["ALTER TABLE t ADD COLUMN w INT"]),
-        (True, ["TRUNCATE t"]),
-    ):
-        source.use_kernels = use_kernels
-        run_under(mysql_database, "AUTOMATIC:tag", *changes)
-        mysql_database.execute("REPLACE INTO t (id, v) VALUES (4, UUID())")
-        try:
-            tagged = f"tagged GTID {_own_uuid(mysql_database)}:tag:"
-            with pytest.raises(UnsupportedChange, match=tagged):
-                await read_to_end(source, start)
-        finally:
-            mysql_database.execute("FLUSH BINARY LOGS")
-            purge_all_but_last(mysql_database)
-        start = await source.first_scn()
-        mysql_database.execute("INSERT INTO t (id) VALUES (5)")
-        assert [event.key["id"] for event in (await read_to_end(source, start)).events()] == [5]
-        mysql_database.execute("DELETE FROM t WHERE id = 5")

@@ -114,7 +114,7 @@ async def read_to_end(
     source: MySqlSource, after_scn: int = 0, *, timeout_s: float = 30.0
 ) -> Streamed:
     """Everything after ``after_scn`` up to where the server is now."""
-    head = await source.first_scn()
+    head = int((await source.status())["scn"])
     streamed = Streamed(resolved=after_scn)
     if head <= after_scn:
         return streamed

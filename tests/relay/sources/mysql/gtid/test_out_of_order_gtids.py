@@ -193,43 +193,70 @@ def test_one_of_ours_that_changes_nothing_captured_is_passed_over(server: str) -
     assert (reader.resolved, ids(reader)) == (6, [(6, 3)])
 
 
+def stops(reader: MySqlDecoder) -> dict[str, str]:
+    return {source: stop.why for source, stop in reader.stopped.stops.items()}
+
+
 @pytest.mark.parametrize(
-    ("content", "named"),
+    ("content", "why"),
     [
-        (change(1), "changes rows of shop.t"),
-        ([query("UPDATE other.x SET a = 1")], "brings the statement 'UPDATE other.x"),
-        ([query("ROLLBACK TO `a`"), *change(1)], "changes rows of shop.t"),
+        (change(1), " changes rows of shop.t; "),
+        ([query("ROLLBACK TO `a`"), *change(1)], " changes rows of shop.t; "),
+        ([query("UPDATE t SET id = 1")], ", 'UPDATE t SET id = 1': it is changed by a statement"),
     ],
 )
-def test_one_of_ours_is_refused_at_its_first_captured_change(
-    content: Iterable[memoryview], named: str
+def test_one_of_ours_suspends_the_captured_table_that_it_changes(
+    content: Iterable[memoryview], why: str
 ) -> None:
     reader = reader_at(5)
-    feed(reader, transaction(OLD, 6, *change(7)))
-    with pytest.raises(UnsupportedChange, match=rf"at \d+: the tagged GTID {OLD}:tag:1 {named}"):
-        feed(reader, under_tag(OLD, 1, *content))
-    assert (reader.resolved, ids(reader)) == (6, [(6, 7)])
+    feed(reader, transaction(OLD, 6, *change(7)), under_tag(OLD, 1, *content))
+    assert stops(reader).keys() == {"shop.t"}
+    assert stops(reader)["shop.t"].startswith(f"the tagged GTID {OLD}:tag:1{why}")
+    # Its rows are passed over from there on, those of the others are not.
+    feed(reader, transaction(OLD, 7, *change(8), table_map("u"), insert("u", 9)))
+    assert (reader.resolved, ids(reader)) == (7, [(6, 7), (7, 9)])
+    assert reader.resume_state().tagged == f"{OLD}:tag:1-1"
 
 
 @pytest.mark.parametrize(
-    "statement",
-    ["TRUNCATE t", "ALTER TABLE t ADD c INT", "CREATE TABLE other.x (id INT)", "GRANTED",
-     "XA START X'61',X'',1", "XA COMMIT X'61',X'',1"],
-)  # fmt: skip
-def test_statements_of_ours_that_are_not_of_accounts_are_refused(statement: str) -> None:
+    ("statement", "suspended"),
+    [
+        ("TRUNCATE t", {"shop.t"}),
+        ("DROP TABLE shop.u, t", {"shop.t", "shop.u"}),
+        ("RENAME TABLE t TO other.t", {"shop.t"}),
+        ("ALTER TABLE t ADD c INT DEFAULT 7", {"shop.t"}),
+        ("FLY TO t", {"shop.t"}),
+        ("FLY", {"shop.t", "shop.u"}),
+        ("ALTER TABLE t ADD c INT", set()),  # The next rows show it.
+        ("CREATE TABLE other.x (id INT)", set()),
+        ("TRUNCATE other.t", set()),
+    ],
+)
+def test_a_statement_suspends_what_it_may_change_and_no_other_table(
+    statement: str, suspended: set[str]
+) -> None:
+    reader = reader_at(5)
+    feed(reader, [tagged(OLD, 1), query(statement)], transaction(OLD, 6))
+    assert stops(reader).keys() == suspended
+    assert (reader.resolved, reader.resume_state().tagged) == (6, f"{OLD}:tag:1-1")
+
+
+@pytest.mark.parametrize("statement", ["XA START X'61',X'',1", "XA COMMIT X'61',X'',1"])
+def test_of_xa_it_is_not_known_what_it_changes(statement: str) -> None:
     reader = reader_at(5)
     feed(reader, [tagged(OLD, 1)])
-    with pytest.raises(UnsupportedChange, match="may change what is captured"):
+    with pytest.raises(UnsupportedChange, match=rf"at \d+: the tagged GTID {OLD}:tag:1 brings"):
         reader.feed(query(statement))
 
 
 def test_one_that_was_cut_off_is_forgotten_when_the_next_group_begins() -> None:
     reader = reader_at(5)
     feed(reader, [tagged(OLD, 1), query("BEGIN")], transaction(OLD, 6, *change(3)))
-    assert (reader.resolved, ids(reader)) == (6, [(6, 3)])
+    assert (reader.resolved, ids(reader), stops(reader)) == (6, [(6, 3)], {})
     feed(reader, [tagged(OLD, 1), query("BEGIN")])
     # The kernel began a group, and left its rows to the decoder.
     reader.came_to(6, 7, 6)
     assert reader.feed(table_map("u"))
-    with pytest.raises(UnsupportedChange, match="tagged GTID"):
-        feed(reader, transaction(OLD, 8), under_tag(OLD, 2, *change(1)))
+    feed(reader, transaction(OLD, 8), under_tag(OLD, 2, *change(1)))
+    assert stops(reader).keys() == {"shop.t"}
+    assert reader.resume_state().tagged == f"{OLD}:tag:2-2"

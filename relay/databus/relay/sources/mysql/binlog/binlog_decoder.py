@@ -455,10 +455,10 @@ class BinlogDecoder(XaGroups):
 
         With ``keeps_rows`` up to the end of this transaction alone.
         """
-        assert self.group is not None
+        scn = self.group.scn if self.group is not None else self.resolved
         if source not in self.stopped.stops:
             _log.warning("database %s: %s has stopped: %s", self.settings.name, source, why)
-        self.stopped.stop(source, self.group.scn, why, keeps_rows=keeps_rows)
+        self.stopped.stop(source, scn, why, keeps_rows=keeps_rows)
         self.known.pass_over(source)
 
     def begin_again(self) -> None:

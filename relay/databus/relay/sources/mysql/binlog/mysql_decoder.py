@@ -19,6 +19,10 @@ from databus.relay.sources.mysql.protocol.binlog_events import EventType, GtidFl
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
 from databus.relay.sources.mysql.protocol.transaction_payload import Payload
 from databus.relay.sources.mysql.rows.charsets import Charsets
+from databus.relay.sources.mysql.statements import effects_of
+from databus.relay.sources.mysql.statements.logged_statements import logged_statement
+from databus.relay.sources.mysql.tables import changed_tables
+from databus.relay.sources.mysql.tables.cascades import is_logged
 from databus.relay.sources.mysql.tables.mysql_tables import Catalogue
 
 _OURS, _FOREIGN = 0, -1
@@ -27,11 +31,10 @@ _MICROSECONDS = 7
 _HAS_ORIGINAL = 1 << 55
 _WORDS = struct.Struct("<qq")
 _TAG = (
-    "a tag has no place in the clock: let no session that changes what is captured set gtid_next "
-    "to one"
+    "a tagged GTID has no scn: no session that changes a captured table may set gtid_next to a tag"
 )
 _LATE = (
-    "it comes after larger numbers, so it has no place in the clock: on a replica set "
+    "it comes after larger numbers, so it has no scn: on a replica set "
     "replica_preserve_commit_order = ON, and let no session leave numbers free with gtid_next"
 )
 
@@ -64,8 +67,9 @@ class MySqlDecoder(BinlogDecoder):
     Invariants: those of BinlogDecoder.  A group counts as a single statement until its BEGIN.
         A group of a later server that changes nothing captured moves nothing until it is that
         server's turn (``promotion.py``).  A group of ours under a tag, or that comes late, is no
-        ``group``: it moves nothing, and is refused when it comes to a captured change
-        (``out_of_order_gtids.py``).  The memo has the numbers that may come late still.
+        ``group``: it makes no window, and suspends the captured tables that it changes
+        (``out_of_order_gtids.py``).  The resume state has the numbers that may come late still,
+        and the tagged ones that have been read.
     Owner: as BinlogDecoder.
     Raises: as BinlogDecoder.
     """
@@ -90,7 +94,8 @@ class MySqlDecoder(BinlogDecoder):
         self._before = 0
         self._early: LineageMark | None = None
         self._out_of_order: OutOfOrderGroup | None = None
-        self._tagged_before = ""
+        self._tagged: gtid_sets.GtidSet = {}
+        self._tagged_told = ""
         self._missed: gtid_sets.GtidSet = {}
         self._missed_told = ""
         self._handlers[EventType.MYSQL_GTID] = self._mysql_gtid
@@ -114,15 +119,16 @@ class MySqlDecoder(BinlogDecoder):
         super().came_to(resolved, last_seq_no, before)
 
     def out_of_order_from(self, resume_state: MySqlResumeState) -> None:
-        """Go on with what a memo has of GTIDs without a place."""
-        self._tagged_before, self._missed_told = resume_state.tagged, resume_state.missed
+        """Continue with the GTIDs without an scn that a resume state has."""
+        self._tagged_told, self._missed_told = resume_state.tagged, resume_state.missed
+        self._tagged = gtid_sets.parse_gtid_set(resume_state.tagged)
         self._missed = gtid_sets.parse_gtid_set(resume_state.missed)
 
     def resume_state(self) -> MySqlResumeState:
         """See ``BinlogDecoder``."""
         resume_state = super().resume_state()
-        if self._tagged_before or self._missed_told:
-            return replace(resume_state, tagged=self._tagged_before, missed=self._missed_told)
+        if self._tagged_told or self._missed_told:
+            return replace(resume_state, tagged=self._tagged_told, missed=self._missed_told)
         return resume_state
 
     def _miss(self, name: str, missed: gtid_sets.Intervals) -> None:
@@ -153,9 +159,8 @@ class MySqlDecoder(BinlogDecoder):
                     "the servers have written"
                 )
             self._out_of_order = OutOfOrderGroup(
-                f"GTID {gtid.uuid}:{gtid.number}", _LATE, self.settings.captures,
-                server=gtid.uuid, number=gtid.number,
-            )  # fmt: skip
+                f"GTID {gtid.uuid}:{gtid.number}", _LATE, server=gtid.uuid, number=gtid.number
+            )
             return True
         if ours:
             self._note_missed(gtid, gtid_sets.generation_of(scn))
@@ -245,9 +250,7 @@ class MySqlDecoder(BinlogDecoder):
     def _query(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         group = self.group
         if self._out_of_order is not None:
-            return self._passed_over(
-                header, self._out_of_order.statement(binlog_events.read_query(body)[1])
-            )
+            return self._out_of_order_statement(self._out_of_order, header, body, fresh)
         if group is None:
             return True
         statement = binlog_events.read_query(body)[1].strip().upper()
@@ -279,30 +282,66 @@ class MySqlDecoder(BinlogDecoder):
             )
         return True
 
-    # -- without a place
+    # -- without an scn
 
     def _tagged_gtid(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         gtid = read_tagged_gtid(body)
         self._leave_group(header)
         if gtid.uuid in self._uuids:
             self._out_of_order = OutOfOrderGroup(
-                f"the tagged GTID {gtid}", _TAG, self.settings.captures
+                f"the tagged GTID {gtid}",
+                _TAG,
+                server=f"{gtid.uuid}:{gtid.tag}",
+                number=gtid.number,
             )
         else:
             self._begin_group(0, _FOREIGN, header, header.timestamp_s * 1_000_000)
         return True
 
-    def _passed_over(self, header: binlog_events.Header, change: str) -> bool:
-        group = self._out_of_order
-        assert group is not None
-        if change:
-            raise UnsupportedChange(f"{self._place(header)}: {group.name} {change}; {group.why}")
+    def _out_of_order_statement(
+        self, group: OutOfOrderGroup, header: binlog_events.Header, body: memoryview, fresh: bool
+    ) -> bool:
+        """Suspend the captured tables that a statement changes.
+
+        Raises:
+            UnsupportedChange: the statement is one of XA: which tables it changes is known only
+                with what was prepared before.
+        """
+        statement = logged_statement(header, body, self._charsets)
+        if group.is_control(statement.text):
+            return self._passed_over(group)
+        if statement.text.lstrip()[:3].upper() == "XA ":
+            raise UnsupportedChange(
+                f"{self._place(header)}: {group.name} brings {statement}; {group.why}"
+            )
+        captured = self._captured()
+        found = effects_of(statement, self.dialect, captured)
+        if found.needs_knowledge and not fresh:
+            self.looks_ahead = self.wants_knowledge = True
+            return False
+        if found.needs_knowledge:
+            found = effects_of(statement, self.dialect, captured, self.known.knowledge())
+        self.known.passed(statement)
+        for source in changed_tables.sources_of(found.emptied, self.settings):
+            self._stop(source, f"{group.name} empties it by {statement}; {group.why}")
+        for change in changed_tables.changed_unseen(
+            found, captured, self.told.schemas(), {}, self.known.dropped
+        ):
+            why = f"{group.name}, {statement}: {change.why}; {group.why}"
+            self._stop(change.source, why, keeps_rows=change.keeps_rows)
+        return self._passed_over(group)
+
+    def _passed_over(self, group: OutOfOrderGroup) -> bool:
         if group.ended:
             self._out_of_order = None
             self.other_groups += 1
-            if group.number:
+            one = ((group.number, group.number),)
+            if group.is_tagged:
+                read = self._tagged.get(group.server, ())
+                self._tagged[group.server] = gtid_sets.union(read, one)
+                self._tagged_told = gtid_sets.told(self._tagged)
+            else:
                 missed = self._missed.get(group.server, ())
-                one = ((group.number, group.number),)
                 self._miss(group.server, gtid_sets.without(missed, one))
         return True
 
@@ -313,13 +352,23 @@ class MySqlDecoder(BinlogDecoder):
         return True
 
     def _rows(self, header: binlog_events.Header, body: memoryview) -> None:
-        if self._out_of_order is None:
+        group = self._out_of_order
+        if group is None:
             return super()._rows(header, body)
-        self._passed_over(header, self._out_of_order.rows(body))
+        table, cascades = group.table_of(body), self.known.cascades
+        changed, kind = {table}, binlog_events.rows_event(header.type, body)[0]
+        if kind != EventType.WRITE_ROWS and not is_logged(int.from_bytes(body[6:8], "little")):
+            for key in cascades.of(table):
+                if key.updates if kind == EventType.UPDATE_ROWS else key.deletes:
+                    changed.update(cascades.reached(key))
+        for source in changed_tables.sources_of(changed, self.settings):
+            why = f"{group.name} changes rows of {'.'.join(table)}; {group.why}"
+            self._stop(source, why)
         return None
 
     def _xid(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
-        if self._out_of_order is None:
+        group = self._out_of_order
+        if group is None:
             return super()._xid(header, body, fresh)
-        self._out_of_order.ended = True
-        return self._passed_over(header, "")
+        group.ended = True
+        return self._passed_over(group)

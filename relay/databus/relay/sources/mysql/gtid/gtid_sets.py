@@ -143,9 +143,8 @@ def seen_at(
 
     Of the generations before, what is up to their ``ends``, or everything where those are not
     known; of its own, what is up to its number; of the later ones, nothing; and of what is no
-    generation of ours, everything.  Tagged GTIDs of our servers have no place in the clock: they
-    are to be sent each time, so that a captured change of theirs is refused and not lost; but
-    not those that are purged.
+    generation of ours, everything.  Of the tagged GTIDs of our servers, only what is purged: the
+    caller adds those that have been read.
     """
     seen = dict(executed)
     for name in tagged_in(executed, uuids):

@@ -1,11 +1,9 @@
-"""GTIDs without a place in MySQL's clock: how tagged ones are read, and what may come under one.
+"""MySQL's GTIDs that have no scn: tagged ones, and numbers that come late.
 
-A tag (``uuid:tag:number``) counts numbers of its own.  A number may also come late, behind larger
-ones: where a replica does not keep the order of its primary's commits, or numbers were left free
-(a session named one in ``gtid_next``) and are used up later.  Of our servers neither may change
-anything that is captured.  What it may do is told by its bytes alone, not by the catalogue: they
-are sent again at a restart until they are purged, and what was passed over once must be passed
-over then too.
+A tag (``uuid:tag:number``) counts numbers of its own.  A number comes late, behind larger ones,
+where a replica does not keep the order of its primary's commits, or where a session left numbers
+free (it named one in ``gtid_next``) and they are used later.  Such a group makes no window.  Each
+captured table that it changes, or may change, is suspended (decision 0088).
 
 Layout: MySQL's documentation of its serialization library, "Message format specification" and
 "Variable-length integers", and of ``Gtid_event`` the order of its fields: flags, uuid, number, tag.
@@ -15,11 +13,10 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from databus.common.schema.source_names import join_source
 from databus.relay.sources.mysql.protocol.binlog_events import table_map_names
+from databus.relay.sources.mysql.statements.token_reader import TableName
 
 _VERSION = 1
 _FIELDS = 12
@@ -28,11 +25,6 @@ _UUID_BYTES = 16
 _TAG_FORM = re.compile(r"[a-z_][a-z0-9_]{0,31}")
 
 _WITHIN = ("SAVEPOINT", "RELEASE SAVEPOINT", "ROLLBACK TO")
-_OF_ACCOUNTS = re.compile(
-    r"\s*(?:(?:CREATE|ALTER|DROP|RENAME)\s+(?:USER|ROLE)|GRANT|REVOKE"
-    r"|SET\s+(?:PASSWORD|DEFAULT\s+ROLE))\b",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +97,10 @@ def read_number(body: memoryview, at: int) -> tuple[int, int]:
 
 
 class OutOfOrderGroup:
-    """A group of a server of ours that has no place, while it is read: what of it cannot be passed
-    over.  ``name`` and ``why`` tell of it to people; ``number`` is 0, ``server`` empty under a tag.
+    """A group of a configured server that has no scn, while it is read.
 
-    Its methods answer what it changes that is captured, or may be, in words; "" if nothing.
+    ``name`` and ``why`` are for people.  ``server`` and ``number`` say which GTID it is; under a
+    tag ``server`` is ``uuid:tag``.
 
     Owner: the decoder.
     """
@@ -117,40 +109,46 @@ class OutOfOrderGroup:
         self,
         name: str,
         why: str,
-        captures: Callable[[str, str], bool],
         *,
-        server: str = "",
-        number: int = 0,
+        server: str,
+        number: int,
     ) -> None:
         self.name, self.why = name, why
         self.server, self.number = server, number
         self.ended = False
-        self._captures = captures
-        self._tables: dict[int, str] = {}
+        self._standalone = True
+        self._tables: dict[int, TableName] = {}
+
+    @property
+    def is_tagged(self) -> bool:
+        """Whether its number counts under a tag."""
+        return ":" in self.server
 
     def table_map(self, body: memoryview) -> None:
         """Rows of this table may follow."""
         table_id, schema, table = table_map_names(body)
-        self._tables[table_id] = join_source(schema, table) if self._captures(schema, table) else ""
+        self._tables[table_id] = (schema, table)
 
-    def rows(self, body: memoryview) -> str:
-        """Rows are changed.
+    def table_of(self, body: memoryview) -> TableName:
+        """The table whose rows a rows event changes, captured or not.
 
         Raises:
-            ValueError: their table was not told.
+            ValueError: no table map came before.
         """
         table_id = int.from_bytes(body[0:6], "little")
         if table_id not in self._tables:
             raise ValueError(f"rows of table {table_id} without its map")
-        source = self._tables[table_id]
-        return f"changes rows of {source}" if source else ""
+        return self._tables[table_id]
 
-    def statement(self, statement: str) -> str:
-        """A statement.  Of accounts and roles it is certain that no table is changed by it."""
+    def is_control(self, statement: str) -> bool:
+        """Whether a statement begins, ends or divides the transaction and changes no table.
+
+        A statement that is not part of a transaction ends the group.
+        """
         word = statement.strip().upper()
-        if word == "BEGIN" or word.startswith(_WITHIN):
-            return ""
-        self.ended = True
-        if word in ("COMMIT", "ROLLBACK") or _OF_ACCOUNTS.match(statement):
-            return ""
-        return f"brings the statement {statement[:80]!r}, which may change what is captured"
+        if word == "BEGIN":
+            self._standalone = False
+            return True
+        ends = word in ("COMMIT", "ROLLBACK")
+        self.ended = self._standalone or ends
+        return ends or word.startswith(_WITHIN)
