@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from databus.cli.demo.private_servers import PASSWORD, USER, MariaDBServer
 from databus.common.frame.frame_format import Op
 from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.mysql import MySqlSource
+from tests.integration.test_least_rights import USER as READER
+from tests.integration.test_least_rights import statements as page_rights
 from tests.integration.test_stopped_tables import in_database, rows_of
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.fixtures import FreshDatabase
@@ -278,8 +281,9 @@ async def test_statements_logged_instead_of_rows_suspend_what_they_reach_and_not
         database.server.drop_database(other)
 
 
+@pytest.mark.parametrize("rights", ["all rights", "the rights of docs/managed-servers.md"])
 async def test_children_of_a_foreign_key_with_an_action_never_differ_unnamed(
-    database: FreshDatabase, session: Session, tmp_path: Path
+    database: FreshDatabase, session: Session, tmp_path: Path, rights: str
 ) -> None:
     away = f"{database.name}_away"
     database.server.create_database(away)
@@ -298,7 +302,12 @@ async def test_children_of_a_foreign_key_with_an_action_never_differ_unnamed(
         database.execute(
             f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT, FOREIGN KEY (v) REFERENCES {key})"
         )
-    config = database_config("shop", database.url, f"{database.name}.*")
+    url = database.url
+    if rights != "all rights":
+        for statement in page_rights(database.server.product, database.name):
+            database.execute(statement)
+        url = re.sub(r"//[^@]*@", f"//{READER}:secret@", url)
+    config = database_config("shop", url, f"{database.name}.*")
     folder = tmp_path / "shop"
     tables = [*keys, "par", "par2", "par3", "late"]
     try:
@@ -342,6 +351,7 @@ async def test_children_of_a_foreign_key_with_an_action_never_differ_unnamed(
         assert found == (expected if database.server.product == "mariadb" else set())
         assert not any(finding.fatal for finding in told)
     finally:
+        database.execute(f"DROP USER IF EXISTS {READER}")
         for table in ("of_away",):
             database.execute(f"DROP TABLE {table}")
         database.server.drop_database(away)

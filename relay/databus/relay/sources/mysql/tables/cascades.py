@@ -13,15 +13,19 @@ from dataclasses import dataclass
 
 from databus.relay.sources.contract import Finding
 from databus.relay.sources.mysql.protocol import binlog_events
-from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection
+from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection, ServerError
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
 from databus.relay.sources.mysql.rows.uncertain_table import TableUncertain
-from databus.relay.sources.mysql.statements.token_reader import TableName
+from databus.relay.sources.mysql.statements.lexer import tokens_of
+from databus.relay.sources.mysql.statements.token_reader import TableName, TokenReader
 from databus.relay.sources.mysql.tables.mapped_table import MappedTable
 
 _CHECKS_OFF, _CHILDREN_LOGGED = 1 << 1, 1 << 4
 """Flags of a rows event: foreign keys were not looked at, or their actions are in the binlog."""
 _ACTIONS = frozenset({"CASCADE", "SET NULL", "SET DEFAULT"})
+_NO_SUCH_TABLE = 1146
+ConstraintName = tuple[str, str, str]
+"""Schema and table of the child, and the constraint's own name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,34 +101,78 @@ def changes_columns(
 
 
 def load_cascades(connection: MySqlConnection) -> Cascades:
-    """The foreign keys with actions of every schema that the account may see."""
-    listed = "', '".join(sorted(_ACTIONS))
-    rules = connection.query(
-        "SELECT CONSTRAINT_SCHEMA, TABLE_NAME, CONSTRAINT_NAME, UNIQUE_CONSTRAINT_SCHEMA, "
-        "REFERENCED_TABLE_NAME, DELETE_RULE, UPDATE_RULE "
-        "FROM information_schema.REFERENTIAL_CONSTRAINTS "
-        f"WHERE DELETE_RULE IN ('{listed}') OR UPDATE_RULE IN ('{listed}')"
-    )
-    if not rules:
-        return Cascades()
-    columns: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for schema, table, name, column in connection.query(
-        "SELECT TABLE_SCHEMA, TABLE_NAME, CONSTRAINT_NAME, REFERENCED_COLUMN_NAME "
+    """The foreign keys with actions of every schema that the account may see.
+
+    MariaDB lists actions only for accounts with another right than SELECT on the child.  The
+    child's definition has them for every account that may read it.
+    """
+    actions = {
+        (str(schema), str(table), str(name)): (str(on_delete), str(on_update))
+        for schema, table, name, on_delete, on_update in connection.query(
+            "SELECT CONSTRAINT_SCHEMA, TABLE_NAME, CONSTRAINT_NAME, DELETE_RULE, UPDATE_RULE "
+            "FROM information_schema.REFERENTIAL_CONSTRAINTS"
+        )
+    }
+    parents: dict[ConstraintName, TableName] = {}
+    columns: dict[ConstraintName, list[str]] = defaultdict(list)
+    for schema, table, name, parent_schema, parent, column in connection.query(
+        "SELECT TABLE_SCHEMA, TABLE_NAME, CONSTRAINT_NAME, REFERENCED_TABLE_SCHEMA, "
+        "REFERENCED_TABLE_NAME, REFERENCED_COLUMN_NAME "
         "FROM information_schema.KEY_COLUMN_USAGE WHERE REFERENCED_TABLE_NAME IS NOT NULL "
         "ORDER BY 1, 2, 3, ORDINAL_POSITION"
     ):
-        columns[str(schema), str(table), str(name)].append(str(column))
-    return Cascades(
-        ForeignKey(
-            str(name),
-            (str(parent_schema), str(parent)),
-            (str(schema), str(table)),
-            tuple(columns[str(schema), str(table), str(name)]),
-            str(on_delete),
-            str(on_update),
-        )
-        for schema, table, name, parent_schema, parent, on_delete, on_update in rules
+        constraint = (str(schema), str(table), str(name))
+        parents[constraint] = (str(parent_schema), str(parent))
+        columns[constraint].append(str(column))
+    for schema, table in sorted({one[:2] for one in parents.keys() - actions.keys()}):
+        actions.update(_defined_actions(connection, schema, table))
+    found = (
+        ForeignKey(name[2], parent, name[:2], tuple(columns[name]), *actions[name])
+        for name, parent in parents.items()
+        if name in actions
     )
+    return Cascades(key for key in found if key.deletes or key.updates)
+
+
+def _defined_actions(
+    connection: MySqlConnection, schema: str, table: str
+) -> dict[ConstraintName, tuple[str, str]]:
+    """The actions of a table's foreign keys; none if it was dropped meanwhile."""
+    quoted = ".".join("`" + part.replace("`", "``") + "`" for part in (schema, table))
+    try:
+        definition = str(connection.row(f"SHOW CREATE TABLE {quoted}")[1])
+    except ServerError as error:
+        if error.number == _NO_SUCH_TABLE:
+            return {}
+        raise
+    found = actions_in(definition, is_mysql=connection.is_mysql)
+    return {(schema, table, name): actions for name, actions in found.items()}
+
+
+def actions_in(definition: str, *, is_mysql: bool) -> dict[str, tuple[str, str]]:
+    """The actions on DELETE and on UPDATE of the foreign keys in a CREATE TABLE, by name.
+
+    >>> actions_in("CREATE TABLE c (CONSTRAINT k FOREIGN KEY (p) REFERENCES p (id) "
+    ...     "ON DELETE CASCADE)", is_mysql=False)
+    {'k': ('CASCADE', 'RESTRICT')}
+    """
+    reader = TokenReader(tokens_of(definition, 0, is_mysql=is_mysql), "")
+    found: dict[str, tuple[str, str]] = {}
+    name = ""
+    while not reader.ended:
+        if reader.accept("CONSTRAINT"):
+            name = reader.identifier()
+            if reader.accept("FOREIGN", "KEY"):
+                found[name] = ("RESTRICT", "RESTRICT")
+        elif name in found and reader.accept("ON"):
+            event = reader.expect("DELETE", "UPDATE")
+            action = " ".join(filter(None, (reader.keyword(), reader.keyword(1))))
+            action = next((one for one in _ACTIONS if action.startswith(one)), "RESTRICT")
+            on_delete, on_update = found[name]
+            found[name] = (action, on_update) if event == "DELETE" else (on_delete, action)
+        else:
+            reader.at += 1
+    return found
 
 
 def cascade_findings(connection: MySqlConnection, settings: MySqlSettings) -> list[Finding]:
