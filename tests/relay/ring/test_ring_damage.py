@@ -10,7 +10,7 @@ import pytest
 
 from databus.common.errors import FormatError, ScnTooOld
 from databus.common.frame.frame_format import HEADER_BYTES, OFFSETS, iter_frames
-from databus.relay.ring import header_kernels, ring_kernels
+from databus.relay.ring import ring_kernels
 from databus.relay.ring.ring import Ring
 from databus.relay.ring.ring_check import check
 from databus.relay.ring.ring_format import DATA_OFFSET, LIVE_OFFSET, SLOT, SLOT_OFFSETS
@@ -260,13 +260,13 @@ def test_kernels_agree_about_a_pad(two_laps: Path) -> None:
     _, pad = words(two_laps)
     at = pad - DATA_OFFSET
     rest = len(data) - at
-    assert header_kernels.is_pad(data, at, rest) and not header_kernels.is_pad(data, at, rest - 8)
+    assert ring_kernels.is_pad(data, at, rest) and not ring_kernels.is_pad(data, at, rest - 8)
     for walk in (
         lambda: ring_kernels.seek(data, at, len(data) + 1, 2**32 - 1, 0, 0) == ~at,
         lambda: ring_kernels.seek_time(data, at, len(data) + 1, 2**62)[0] == ~at,
         lambda: ring_kernels.evict(data, at, at + 1, at + 1, len(data) + 1)[0] == -1,
-        lambda: ring_kernels.measure(data, at, len(data))[1] == header_kernels.WALK_MALFORMED,
-        lambda: ring_kernels.cut_frames(data[at:], rest)[1] == header_kernels.WALK_MALFORMED,
+        lambda: ring_kernels.measure(data, at, len(data))[1] == ring_kernels.WALK_MALFORMED,
+        lambda: ring_kernels.cut_frames(data[at:], rest)[1] == ring_kernels.WALK_MALFORMED,
     ):
         assert not walk()
         data[at + 1] ^= 4

@@ -20,8 +20,7 @@ from databus.common.errors import (
     ScnTooOld,
     StoreError,
 )
-from databus.common.frame import frame_format as frames_module
-from databus.relay.ring import header_kernels, ring_format, ring_kernels
+from databus.relay.ring import ring_format, ring_kernels
 from databus.relay.ring.ring import Ring
 from databus.relay.ring.ring_check import check, describe_ring
 from databus.relay.ring.ring_recovery import Base
@@ -71,16 +70,6 @@ def test_everything_shared_is_aligned_and_nothing_overlaps() -> None:
     assert first - ring_format.LIVE_OFFSET >= 128
     assert second - first >= ring_format.SLOT.size
     assert first % 128 == second % 128 == 0
-
-
-def test_the_kernels_know_the_frame_as_common_defines_it() -> None:
-    assert header_kernels.HEADER_BYTES == frames_module.HEADER_BYTES
-    assert header_kernels.FRAME_MAGIC == frames_module.MAGIC
-    assert header_kernels.FRAME_VERSION == frames_module.VERSION
-    assert header_kernels.END_OF_WINDOW == frames_module.Op.END_OF_WINDOW
-    places = frames_module.OFFSETS
-    assert (places["length"], places["magic"], places["version"], places["op"]) == (4, 8, 10, 11)
-    assert (places["scn"], places["seq"], places["commit_us"]) == (16, 24, 48)
 
 
 def test_all_its_blocks_are_on_disk_before_the_first_append(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from databus.common.compiled import avro_row_kernels as rk
 from databus.common.errors import FormatError, UnsupportedChange
 from databus.common.frame.frame_format import (
     HEADER_BYTES,
-    OFFSETS,
     OP_LETTERS,
     Flag,
     FrameColumns,
@@ -26,6 +25,7 @@ from databus.common.frame.frame_format import (
     Op,
     trusted_frame,
 )
+from databus.common.frame.header_layout import gathered
 from databus.common.schema.source_schema import Column, Kind, SourceSchema
 
 METADATA = pa.schema(
@@ -278,11 +278,7 @@ _OPS = pa.array([OP_LETTERS.get(op) for op in range(max(OP_LETTERS) + 1)], type=
 def _lengths(
     columns: FrameColumns, rows: npt.NDArray[np.int64], name: str
 ) -> npt.NDArray[np.int64]:
-    halves = columns.words.view(np.uint32)
-    found: npt.NDArray[np.int64] = halves[(columns.offset[rows] + OFFSETS[name]) >> 2].astype(
-        np.int64
-    )
-    return found
+    return gathered(columns.words, columns.offset[rows], name).astype(np.int64)
 
 
 def _array(

@@ -1,4 +1,4 @@
-"""Two machine instructions that numba has no word for: memcpy, and CRC-32C in hardware.
+"""What numba has no word for: memcpy, CRC-32C in hardware, and stores of packed records.
 
 Compiled code alone may call these; ``kernels`` decides whether it does.  ``HAS_CRC`` is False
 where numba is absent or the processor is not an x86 with SSE 4.2.
@@ -6,6 +6,7 @@ where numba is absent or the processor is not an x86 with SSE 4.2.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 
     def crc_words(buf: _U8Array, start: int, count: int, crc: int) -> int:
         """The state ``crc`` of a CRC-32C after ``count`` 8-byte words from ``start`` on."""
+
+    def record_writer(
+        bits: tuple[int, ...],
+    ) -> Callable[[_U8Array, int, tuple[int, ...]], None]:
+        """A function that writes whole numbers of these widths; nothing is checked."""
 
 else:
     from llvmlite import ir
@@ -72,3 +78,30 @@ else:
             return builder.load(state)
 
         return types.int64(buf, types.int64, types.int64, types.int64), generate
+
+    def record_writer(bits):
+        @intrinsic
+        def write(typing_context, out, at, values):
+            def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                data = make_array(signature.args[0])(context, builder, args[0]).data
+                to, word, filled = builder.gep(data, [args[1]]), None, 0
+                for number, width in enumerate(bits):
+                    value = builder.extract_value(args[2], number)
+                    if filled + width < 64:
+                        value = builder.and_(value, value.type((1 << width) - 1))
+                    value = builder.shl(value, value.type(filled))
+                    word = value if word is None else builder.or_(word, value)
+                    filled += width
+                    if filled == 64 or number == len(bits) - 1:
+                        # One store a word: the CRC reads words, and would wait for smaller ones.
+                        written = builder.trunc(word, ir.IntType(filled)) if filled < 64 else word
+                        builder.store(
+                            written, builder.bitcast(to, written.type.as_pointer()), align=1
+                        )
+                        to = builder.gep(to, [ir.IntType(64)(8)])
+                        word, filled = None, 0
+                return context.get_dummy_value()
+
+            return types.void(out, types.int64, values), generate
+
+        return write

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -185,3 +186,36 @@ else:
     def copy(to: U8Array, at: int, source: U8Array, start: int, count: int) -> None:
         """Copy ``source[start : start + count]`` to ``to[at:]``."""
         to[at : at + count] = source[start : start + count]
+
+
+def record_writer(bits: tuple[int, ...]) -> Callable[[U8Array, int, tuple[int, ...]], None]:
+    """A kernel ``(out, at, values)`` that writes whole numbers, little-endian, back to back.
+
+    ``bits`` are their widths, which fill words of 64 bits or a single one in part.  Higher bits
+    of a value are ignored, so that negative numbers are two's complement.
+    """
+    if COMPILED:
+        return intrinsics.record_writer(bits)
+    layout = struct.Struct("<" + "".join({8: "B", 16: "H", 32: "I", 64: "Q"}[n] for n in bits))
+    masks = [(1 << n) - 1 for n in bits]
+
+    def write(out: U8Array, at: int, values: tuple[int, ...]) -> None:
+        layout.pack_into(
+            out.data, at, *(int(value) & mask for value, mask in zip(values, masks, strict=True))
+        )
+
+    return write
+
+
+@jit_uncounted
+def put_digits(out: U8Array, at: int, value: int) -> int:
+    """Write a number that is not negative in decimal digits; where they end."""
+    digits = 1
+    rest = value // 10
+    while rest:
+        digits += 1
+        rest //= 10
+    for index in range(digits):
+        out[at + digits - 1 - index] = 48 + value % 10
+        value //= 10
+    return at + digits

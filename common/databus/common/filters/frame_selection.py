@@ -13,12 +13,15 @@ import numpy.typing as npt
 
 from databus.common.compiled import kernels
 from databus.common.filters.stream_filter import Mask, ModPartition, StreamFilter
-from databus.common.frame.frame_format import FIRST_CONTROL_OP, OFFSETS, FrameColumns, Op
-
-_ROWS_UNTIL = int(FIRST_CONTROL_OP)
-_TRUNCATE = int(Op.TRUNCATE)
-_OP, _SOURCE, _HASH = OFFSETS["op"], OFFSETS["source_id"], OFFSETS["key_hash"]
-_END = int(Op.END_OF_WINDOW)  # a plain number: comparing with an enum's member is slow
+from databus.common.frame.frame_format import FrameColumns
+from databus.common.frame.header_layout import (
+    END_OF_WINDOW,
+    FIRST_CONTROL_OP,
+    TRUNCATE,
+    key_hash_of,
+    op_of,
+    source_of,
+)
 
 
 def close_windows(columns: FrameColumns, taken: Mask, *, in_window: bool) -> tuple[Mask, bool]:
@@ -27,7 +30,7 @@ def close_windows(columns: FrameColumns, taken: Mask, *, in_window: bool) -> tup
     ``in_window`` says that the window in which the block begins has been taken from before;
     the same is returned for the window in which the block ends.
     """
-    ends = (columns.op == _END).nonzero()[0]
+    ends = (columns.op == END_OF_WINDOW).nonzero()[0]
     if not len(ends):
         return taken, in_window or bool(taken.any())
     counts = taken.cumsum()
@@ -105,22 +108,23 @@ def _choose(
     count = 0
     for index in range(len(offsets)):
         at = offsets[index]
-        op = kernels.i64(raw[at + _OP])
-        if op == _END:
+        op = op_of(raw, at)
+        if op == END_OF_WINDOW:
             take = in_window
             in_window = False
         else:
-            source = kernels.load_u32(raw, at + _SOURCE)
+            source = source_of(raw, at)
             take = source != 0
             if take and not every_source:
                 take = _has(source_ids, source)
-            if take and op < _ROWS_UNTIL:
+            if take and op < FIRST_CONTROL_OP:
                 if op_bits:
                     take = (op_bits >> op) & 1 == 1
-                if take and modulus and op != _TRUNCATE:
-                    low = kernels.load_u32(raw, at + _HASH)
+                if take and modulus and op != TRUNCATE:
+                    key_hash = key_hash_of(raw, at)
+                    low = key_hash & 0xFFFFFFFF
                     if modulus & (modulus - 1):
-                        high = kernels.load_u32(raw, at + _HASH + 4) % modulus
+                        high = (key_hash >> 32 & 0xFFFFFFFF) % modulus
                         bucket = (high * ((1 << 32) % modulus) + low) % modulus
                     else:
                         bucket = low & (modulus - 1)

@@ -2,53 +2,75 @@
 
 A frame is packed once, where the change is read, and never re-encoded: the same bytes lie in
 the ring, travel over HTTP, and lie in the bootstrap's log and runs.  FORMAT.md beside this
-file is the specification; ``FIELDS`` is its table in code.
+file is the specification; ``header_layout`` has its table of header fields in code.
 
 Reading is total: any bytes give frames or a ``FormatError`` that says where and why.
 """
 
 from __future__ import annotations
 
-import enum
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from databus.common.checkpoint import Position
 from databus.common.compiled import kernels
 from databus.common.errors import FormatError
+from databus.common.frame import header_layout
+from databus.common.frame.header_layout import (
+    ALIGNMENT,
+    CRC_BYTES,
+    EVENT_COUNT,
+    FIELDS,
+    FIRST_CONTROL_OP,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    MAX_FRAME_BYTES,
+    OFFSETS,
+    VERSION,
+    Buffer,
+    Flag,
+    FrameView,
+    Op,
+    header_problem,
+    packed_header,
+)
 
-MAGIC = 0xDB05
-VERSION = 1
-ALIGNMENT = 8
-
-Buffer: TypeAlias = "bytes | bytearray | memoryview"
-
-
-class Op(enum.IntEnum):
-    """What a frame says.  Below 64 it is a row; from 64 on it steers the stream."""
-
-    INSERT = 1
-    UPDATE = 2
-    DELETE = 3
-    READ = 4
-    TRUNCATE = 5
-    END_OF_WINDOW = 64
-    HEARTBEAT = 65
-    SCHEMA_CHANGE = 66
-    CHECKPOINT = 67
-    ERROR = 68
-    SPAN = 69
-    TABLE_STATE = 70
-
-
-FIRST_CONTROL_OP = 64
+__all__ = [
+    "ALIGNMENT",
+    "CONTROL_NAMES",
+    "EVENT_COUNT",
+    "FIELDS",
+    "FIRST_CONTROL_OP",
+    "HEADER",
+    "HEADER_BYTES",
+    "MAGIC",
+    "MAX_FRAME_BYTES",
+    "OFFSETS",
+    "OPS_BY_LETTER",
+    "OP_LETTERS",
+    "VERSION",
+    "Buffer",
+    "Flag",
+    "FrameColumns",
+    "FrameSplitter",
+    "FrameView",
+    "Op",
+    "iter_frames",
+    "key_hash",
+    "pack_bitmap",
+    "pack_frame",
+    "read_frame",
+    "scan",
+    "source_id",
+    "trusted_frame",
+    "unpack_bitmap",
+]
 
 OP_LETTERS: dict[int, str] = {
     Op.INSERT: "c",
@@ -67,59 +89,6 @@ CONTROL_NAMES: dict[int, str] = {
     Op.SPAN: "span",
     Op.TABLE_STATE: "table_state",
 }
-
-
-class Flag(enum.IntFlag):
-    """Bits of a frame's flags."""
-
-    HAS_BEFORE = 1
-    HAS_AFTER = 2
-    PARTIAL = 4
-    DUMP = 8
-
-
-KNOWN_FLAGS = 15
-_HAS_BEFORE, _HAS_AFTER = int(Flag.HAS_BEFORE), int(Flag.HAS_AFTER)  # & of enums is slow
-
-
-class FrameField(NamedTuple):
-    """One field of the header: its place is the sum of those before it."""
-
-    name: str
-    code: str
-    meaning: str
-
-
-FIELDS: tuple[FrameField, ...] = (
-    FrameField("crc", "I", "CRC-32C of bytes [4, length)"),
-    FrameField("length", "I", "bytes of the whole frame, a multiple of 8"),
-    FrameField("magic", "H", "0xDB05"),
-    FrameField("version", "B", "1"),
-    FrameField("op", "B", "what the frame says"),
-    FrameField("flags", "H", "HAS_BEFORE 1, HAS_AFTER 2, PARTIAL 4, DUMP 8"),
-    FrameField("reserved", "H", "0"),
-    FrameField("scn", "Q", "commit clock of the source"),
-    FrameField("seq", "I", "raw index within the scn"),
-    FrameField("source_id", "I", "xxh32 of the source's name, 0 in control frames"),
-    FrameField("key_hash", "Q", "xxh3_64 of the key bytes"),
-    FrameField("schema_fp", "Q", "fingerprint of the source's schema"),
-    FrameField("commit_us", "q", "commit time, microseconds since the epoch, UTC"),
-    FrameField("key_len", "I", "bytes of the key"),
-    FrameField("before_len", "I", "bytes of the row before"),
-    FrameField("after_len", "I", "bytes of the row after"),
-    FrameField("absent_len", "I", "bytes of the bitmap of absent columns"),
-)
-HEADER = struct.Struct("<" + "".join(field.code for field in FIELDS))
-HEADER_BYTES = HEADER.size
-OFFSETS: dict[str, int] = {
-    field.name: struct.calcsize("<" + "".join(f.code for f in FIELDS[:index]))
-    for index, field in enumerate(FIELDS)
-}
-MAX_FRAME_BYTES = 1 << 30
-
-_CRC = struct.Struct("<I")
-EVENT_COUNT = struct.Struct("<I")
-_AFTER_CRC = 4
 
 
 def source_id(name: str) -> int:
@@ -166,132 +135,25 @@ def pack_frame(
         flags |= Flag.HAS_AFTER
     if absent:
         flags |= Flag.PARTIAL
-    header = HEADER.pack(
-        0,
-        length,
-        MAGIC,
-        VERSION,
-        op,
-        flags,
-        0,
-        scn,
-        seq,
-        source,
-        xxhash.xxh3_64_intdigest(key) if source else 0,
-        schema_fp,
-        commit_us,
-        len(key),
-        len(before_bytes),
-        len(after_bytes),
-        len(absent),
+    header = packed_header(
+        length=length,
+        op=op,
+        flags=flags,
+        scn=scn,
+        seq=seq,
+        source=source,
+        key_hash=xxhash.xxh3_64_intdigest(key) if source else 0,
+        schema_fp=schema_fp,
+        commit_us=commit_us,
+        key_len=len(key),
+        before_len=len(before_bytes),
+        after_len=len(after_bytes),
+        absent_len=len(absent),
     )
     rest = b"".join(
-        (header[_AFTER_CRC:], key, before_bytes, after_bytes, absent, bytes(length - size))
+        (header[CRC_BYTES:], key, before_bytes, after_bytes, absent, bytes(length - size))
     )
-    return _CRC.pack(google_crc32c.value(rest)) + rest
-
-
-class FrameView:
-    """A frame where it lies: names for the bytes of ``buf`` from ``offset`` on.
-
-    Invariants:
-        I1. The header was checked, so every part lies inside the buffer.
-        I2. Parts are views: they are valid as long as the buffer under them is unchanged.
-
-    Owner: whoever made it; it is never changed.
-    """
-
-    __slots__ = (
-        "_buf",
-        "absent_len",
-        "after_len",
-        "before_len",
-        "commit_us",
-        "flags",
-        "key_hash",
-        "key_len",
-        "length",
-        "offset",
-        "op",
-        "schema_fp",
-        "scn",
-        "seq",
-        "source_id",
-    )
-
-    def __init__(self, buf: memoryview, offset: int, header: tuple[Any, ...]) -> None:
-        self._buf = buf
-        self.offset = offset
-        (
-            _,
-            self.length,
-            _,
-            _,
-            self.op,
-            self.flags,
-            _,
-            self.scn,
-            self.seq,
-            self.source_id,
-            self.key_hash,
-            self.schema_fp,
-            self.commit_us,
-            self.key_len,
-            self.before_len,
-            self.after_len,
-            self.absent_len,
-        ) = header
-
-    @property
-    def is_control(self) -> bool:
-        """Whether the frame steers the stream and holds no row."""
-        return bool(self.op >= FIRST_CONTROL_OP)
-
-    @property
-    def position(self) -> Position:
-        """Where the frame stands in the stream."""
-        return Position(self.scn, self.seq)
-
-    @property
-    def bytes(self) -> memoryview:
-        """The whole frame."""
-        return self._buf[self.offset : self.offset + self.length]
-
-    @property
-    def key(self) -> memoryview:
-        """The key's bytes; the transaction id in an end-of-window frame."""
-        return self._part(0, self.key_len)
-
-    @property
-    def before(self) -> memoryview | None:
-        """The row before the change, or None where the source does not give it."""
-        if not self.flags & _HAS_BEFORE:
-            return None
-        return self._part(self.key_len, self.before_len)
-
-    @property
-    def after(self) -> memoryview | None:
-        """The row after the change, or a control frame's content; None after a delete."""
-        if not self.flags & _HAS_AFTER:
-            return None
-        return self._part(self.key_len + self.before_len, self.after_len)
-
-    @property
-    def absent(self) -> memoryview:
-        """Bitmap of the columns that ``after`` does not really hold."""
-        return self._part(self.key_len + self.before_len + self.after_len, self.absent_len)
-
-    @property
-    def event_count(self) -> int:
-        """How many events the window had at the source, filtered or not (end of window)."""
-        after = self.after
-        if self.op != Op.END_OF_WINDOW or after is None or len(after) != EVENT_COUNT.size:
-            raise FormatError(f"the frame at {self.position} (op {self.op}) has no event count")
-        return int(EVENT_COUNT.unpack(after)[0])
-
-    def _part(self, start: int, length: int) -> memoryview:
-        at = self.offset + HEADER_BYTES + start
-        return self._buf[at : at + length]
+    return int(google_crc32c.value(rest)).to_bytes(CRC_BYTES, "little") + rest
 
 
 def read_frame(buf: Buffer, offset: int = 0) -> FrameView:
@@ -305,40 +167,16 @@ def read_frame(buf: Buffer, offset: int = 0) -> FrameView:
     if room < HEADER_BYTES:
         raise FormatError(f"{room} bytes at offset {offset} are no frame of {HEADER_BYTES} or more")
     header = HEADER.unpack_from(view, offset)
-    problem = _header_problem(header, room)
+    problem = header_problem(header, room)
     if problem:
         raise FormatError(f"frame at offset {offset}: {problem}")
     length = header[1]
-    found = google_crc32c.value(bytes(view[offset + _AFTER_CRC : offset + length]))
+    found = google_crc32c.value(bytes(view[offset + CRC_BYTES : offset + length]))
     if found != header[0]:
         raise FormatError(
             f"frame at offset {offset}: CRC is {found:#010x}, expected {header[0]:#010x}"
         )
     return FrameView(view, offset, header)
-
-
-def _header_problem(header: tuple[Any, ...], room: int) -> str | None:
-    _, length, magic, version, op, flags, reserved, *_ = header
-    parts = HEADER_BYTES + sum(header[-4:])
-    if magic != MAGIC:
-        return f"magic is {magic:#06x}, expected {MAGIC:#06x}"
-    if version != VERSION:
-        return f"version is {version}, this program reads {VERSION}"
-    if length % ALIGNMENT or not HEADER_BYTES <= length <= MAX_FRAME_BYTES:
-        return f"length {length} is not a multiple of {ALIGNMENT} in range"
-    if not parts <= length < parts + ALIGNMENT:
-        return f"length is {length}, but its parts need {parts}"
-    if length > room:
-        return f"length is {length}, but only {room} bytes are there"
-    if op not in _KNOWN_OPS:
-        return f"op {op} is unknown"
-    if flags & ~KNOWN_FLAGS or reserved:
-        return f"flags {flags:#x} or reserved {reserved:#x} are not of version {VERSION}"
-    return None
-
-
-_KNOWN_OPS = frozenset(int(op) for op in Op)
-_IS_KNOWN_OP = np.isin(np.arange(256), list(_KNOWN_OPS))
 
 
 def trusted_frame(buf: memoryview, offset: int) -> FrameView:
@@ -375,67 +213,57 @@ class FrameColumns:
     def __len__(self) -> int:
         return len(self.offset)
 
-    def _word(self, name: str) -> npt.NDArray[np.uint64]:
-        words: npt.NDArray[np.uint64] = self.words[(self.offset + OFFSETS[name]) >> 3]
-        return words
-
-    def _half(self, name: str) -> npt.NDArray[np.uint32]:
-        halves: npt.NDArray[np.uint32] = self.words.view(np.uint32)[
-            (self.offset + OFFSETS[name]) >> 2
-        ]
-        return halves
+    def field(self, name: str) -> npt.NDArray[Any]:
+        """The header field ``name`` of each frame, in the field's own type."""
+        return header_layout.gathered(self.words, self.offset, name)
 
     @property
     def length(self) -> npt.NDArray[np.uint32]:
-        return self._half("length")
+        return self.field("length")
 
     @property
     def op(self) -> npt.NDArray[np.uint8]:
-        ops: npt.NDArray[np.uint8] = self.words.view(np.uint8)[self.offset + OFFSETS["op"]]
-        return ops
+        return self.field("op")
 
     @property
     def flags(self) -> npt.NDArray[np.uint16]:
-        flags: npt.NDArray[np.uint16] = self.words.view(np.uint16)[
-            (self.offset + OFFSETS["flags"]) >> 1
-        ]
-        return flags
+        return self.field("flags")
 
     @property
     def scn(self) -> npt.NDArray[np.uint64]:
-        return self._word("scn")
+        return self.field("scn")
 
     @property
     def seq(self) -> npt.NDArray[np.uint32]:
-        return self._half("seq")
+        return self.field("seq")
 
     @property
     def source_id(self) -> npt.NDArray[np.uint32]:
-        return self._half("source_id")
+        return self.field("source_id")
 
     @property
     def key_hash(self) -> npt.NDArray[np.uint64]:
-        return self._word("key_hash")
+        return self.field("key_hash")
 
     @property
     def schema_fp(self) -> npt.NDArray[np.uint64]:
-        return self._word("schema_fp")
+        return self.field("schema_fp")
 
     @property
     def commit_us(self) -> npt.NDArray[np.int64]:
-        return self._word("commit_us").view(np.int64)
+        return self.field("commit_us")
 
     @property
     def key_len(self) -> npt.NDArray[np.uint32]:
-        return self._half("key_len")
+        return self.field("key_len")
 
     @property
     def before_len(self) -> npt.NDArray[np.uint32]:
-        return self._half("before_len")
+        return self.field("before_len")
 
     @property
     def after_len(self) -> npt.NDArray[np.uint32]:
-        return self._half("after_len")
+        return self.field("after_len")
 
 
 @kernels.jit
@@ -447,11 +275,9 @@ def _walk(buf: kernels.U8Array, start: int, stop: int, out: kernels.I64Array) ->
     """
     count = 0
     at = start
-    while count < len(out) and at + 72 <= stop:
-        length = kernels.load_u32(buf, at + 4)
-        if kernels.load_u16(buf, at + 8) != 0xDB05 or length < 72 or length & 7:
-            break
-        if at + length > stop:
+    while count < len(out) and at + HEADER_BYTES <= stop:
+        length = header_layout.length_of(buf, at)
+        if not header_layout.is_start(buf, at) or at + length > stop:
             break
         out[count] = at
         count += 1
@@ -464,17 +290,9 @@ def _first_bad(buf: kernels.U8Array, offsets: kernels.I64Array) -> int:
     """Index of the first frame that ``read_frame`` refuses, or -1; one pass over the bytes."""
     for index in range(len(offsets)):
         at = offsets[index]
-        length = kernels.load_u32(buf, at + 4)
-        parts = 72
-        for field in range(at + 56, at + 72, 4):
-            parts += kernels.load_u32(buf, field)
-        if not parts <= length < parts + 8:
+        if not header_layout.is_header(buf, at) or not header_layout.is_known(buf, at):
             return index
-        if buf[at + 10] != 1 or not _IS_KNOWN_OP[buf[at + 11]]:
-            return index
-        if kernels.load_u32(buf, at + 12) & ~15:
-            return index
-        if kernels.crc32c(buf, at + 4, at + length) != kernels.load_u32(buf, at):
+        if not header_layout.has_crc(buf, at, header_layout.length_of(buf, at)):
             return index
     return -1
 
@@ -503,7 +321,7 @@ def scan(buf: Buffer | npt.NDArray[np.uint8], *, verify: bool = True) -> FrameCo
 def _check_cut(raw: npt.NDArray[np.uint8], stop: int) -> None:
     """Raise unless the bytes at ``stop`` are the beginning of a frame that is merely cut."""
     header = HEADER.unpack_from(raw.data, stop)
-    problem = _header_problem(header, MAX_FRAME_BYTES)
+    problem = header_problem(header, MAX_FRAME_BYTES)
     if problem:
         raise FormatError(f"frame at offset {stop}: {problem}")
 

@@ -64,7 +64,7 @@ class SpanSplitter:
         self._pending += chunk
         if len(self._pending) < HEADER_BYTES:
             return []
-        length = HEADER.unpack_from(self._pending)[1]
+        length = int(HEADER.unpack_from(self._pending)[1])
         if HEADER_BYTES <= length <= MAX_FRAME_BYTES and length > len(self._pending):
             return []
         block = bytes(self._pending)

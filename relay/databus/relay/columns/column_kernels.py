@@ -8,22 +8,25 @@ reference, and tests compare the two.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from databus.common.compiled.kernels import (
-    I64Array,
-    U8Array,
-    copy,
-    crc32c,
-    i64,
-    jit,
-    load_u16,
-    load_u32,
-)
+from databus.common.compiled.kernels import I64Array, U8Array, copy, i64, jit
 from databus.common.compiled.xxh3 import xxh3_64
+from databus.common.frame.header_layout import (
+    FIRST_CONTROL_OP,
+    HEADER_BYTES,
+    PARTIAL,
+    commit_us_of,
+    flags_of,
+    key_hash_of,
+    length_of,
+    op_of,
+    parts_of,
+    position_of,
+    schema_of,
+    seal,
+    source_of,
+)
 from databus.relay.columns.sha256_kernels import SCRATCH_WORDS, put_hmac
-
-U64Array = npt.NDArray[np.uint64]
 
 # tables: a line for each schema that has a plan.
 T_BEFORE, T_AFTER, T_COLUMN, T_COLUMNS, T_LEFT, T_KEY, T_KEYS, T_KEY_HASHED, T_FIELDS = range(9)
@@ -211,18 +214,16 @@ def _find(tables: I64Array, fingerprint: int, guess: int) -> int:
 
 @jit
 def _edit_frame(
-    buf: U8Array, frame: int, out: U8Array, words: U64Array, to: int, tables: I64Array,
+    buf: U8Array, frame: int, out: U8Array, to: int, tables: I64Array,
     table: int, columns: I64Array, blob: U8Array, states: I64Array, scratch: I64Array,
     digits: U8Array,
 ) -> int:  # fmt: skip
     """Write a row change as its table's plan says; where the frame ends, or -1."""
-    key_len, before_len = load_u32(buf, frame + 56), load_u32(buf, frame + 60)
-    after_len, absent_len = load_u32(buf, frame + 64), load_u32(buf, frame + 68)
-    flags = load_u16(buf, frame + 12)
+    key_len, before_len, after_len, absent_len = parts_of(buf, frame)
+    flags = flags_of(buf, frame)
     first, count = tables[table, 2], tables[table, 3]
-    at = frame + 72
-    start = to + 72
-    copy(out, to, buf, frame, 72)
+    at = frame + HEADER_BYTES
+    start = to + HEADER_BYTES
     end = start
     if key_len and tables[table, 7]:
         end = edit_record(
@@ -254,52 +255,43 @@ def _edit_frame(
             buf, at, absent_len, out, end, columns, first, count, tables[table, 4]
         )  # fmt: skip
     if end == after_end:
-        flags &= ~4
-    stop = (end + 7) & ~7
-    for place in range(end, stop):
-        out[place] = 0
-    word = to >> 3
-    words[word + 1] = np.uint64(load_u32(buf, frame + 8) | flags << 32)
-    if key_len:
-        words[word + 4] = np.uint64(xxh3_64(out, start, key_end))
-    words[word + 5] = np.uint64(tables[table, 1])
-    words[word + 7] = np.uint64(key_end - start | (before_end - key_end) << 32)
-    words[word + 8] = np.uint64(after_end - before_end | (end - after_end) << 32)
-    words[word] = np.uint64((stop - to) << 32)
-    words[word] = np.uint64((stop - to) << 32 | crc32c(out, to + 4, stop))
-    return stop
+        flags &= ~PARTIAL
+    hi, lo, seq = position_of(buf, frame)
+    key_hash = i64(xxh3_64(out, start, key_end)) if key_len else key_hash_of(buf, frame)
+    return seal(
+        out, to, end, op_of(buf, frame), flags, i64(hi) << 32 | i64(lo), seq,
+        source_of(buf, frame), key_hash, tables[table, 1], commit_us_of(buf, frame),
+        key_end - start, before_end - key_end, after_end - before_end, end - after_end,
+    )  # fmt: skip
 
 
 @jit
 def edit_frames(
-    buf: U8Array, offsets: I64Array, out: U8Array, words: U64Array, to: int, tables: I64Array,
+    buf: U8Array, offsets: I64Array, out: U8Array, to: int, tables: I64Array,
     columns: I64Array, blob: U8Array, states: I64Array, scratch: I64Array, digits: U8Array,
     dropped_ops: int,
 ) -> int:  # fmt: skip
     """Write the frames at ``offsets`` of ``buf`` to ``out`` from ``to`` on.
 
-    ``words`` is ``out`` as 64-bit words; ``dropped_ops`` has a bit for each op that is left
+    ``dropped_ops`` has a bit for each op that is left
     out.  Returns where they end, or -1 - the index of a frame whose row is damaged.
     """
     table = -1
     for index in range(len(offsets)):
         frame = offsets[index]
-        op = i64(buf[frame + 11])
-        length = load_u32(buf, frame + 4)
+        op = op_of(buf, frame)
+        length = length_of(buf, frame)
         found = -1
-        if op < 64:
+        if op < FIRST_CONTROL_OP:
             if dropped_ops >> op & 1:
                 continue
-            fingerprint = load_u32(buf, frame + 40) | load_u32(buf, frame + 44) << 32
-            found = _find(tables, fingerprint, table)
+            found = _find(tables, schema_of(buf, frame), table)
         if found < 0:
             copy(out, to, buf, frame, length)
             to += length
             continue
         table = found
-        to = _edit_frame(
-            buf, frame, out, words, to, tables, table, columns, blob, states, scratch, digits
-        )
+        to = _edit_frame(buf, frame, out, to, tables, table, columns, blob, states, scratch, digits)
         if to < 0:
             return -1 - index
     return to
@@ -350,7 +342,7 @@ def warm_up() -> None:
     states, scratch = np.zeros(16, dtype=np.int64), np.zeros(SCRATCH_WORDS, dtype=np.int64)
     digits = np.zeros(NUMBER_ROOM, dtype=np.uint8)
     edit_frames(
-        buf, np.zeros(0, dtype=np.int64), out, out.view(np.uint64), 0, tables, columns, buf,
+        buf, np.zeros(0, dtype=np.int64), out, 0, tables, columns, buf,
         states, scratch, digits, 0,
     )  # fmt: skip
     spans = np.zeros((0, 4), dtype=np.int64)

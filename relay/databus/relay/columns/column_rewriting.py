@@ -275,7 +275,7 @@ class _KernelTables:
         raw = np.frombuffer(data, dtype=np.uint8)
         raw.flags.writeable = False  # the kernel is compiled for such
         return kernels.edit_frames(
-            raw, offsets, out, out.view(np.uint64), 0,
+            raw, offsets, out, 0,
             self.tables, self.columns, self.blob, self._states, self._scratch, self._digits,
             dropped_ops,
         )  # fmt: skip

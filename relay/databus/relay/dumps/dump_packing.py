@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 
 from databus.common.checkpoint import Position
-from databus.common.compiled.kernels import COMPILED, I64Array, U8Array, copy, crc32c, i64, jit
-from databus.common.frame.frame_format import HEADER_BYTES
+from databus.common.compiled.kernels import COMPILED, I64Array, U8Array, copy, jit
+from databus.common.frame.header_layout import DELETE, HAS_AFTER, HEADER_BYTES, READ, seal
 from databus.common.frame.window_builder import end_of_window
 from databus.common.schema.column_values import from_json_value
 from databus.common.schema.source_schema import SourceSchema
 from databus.relay.sources.contract import Chunk
 from databus.relay.sources.row_buffers import Rows, U64Array
 
-_MARK = 0xDB05 | 1 << 16 | 4 << 24 | 2 << 32  # magic, version, READ, HAS_AFTER
-_MARK_OF_DELETION = 0xDB05 | 1 << 16 | 3 << 24  # magic, version, DELETE
 _DELETED = -1
 """Length of the row of a key that is deleted."""
 _PAD_BYTES = 8
@@ -44,7 +42,7 @@ def pack_window(
     count = max(1, int(np.searchsorted(ends, limit_bytes, side="right")))
     out = np.empty(int(ends[count - 1]) + _PAD_BYTES & ~7, dtype=np.uint8)
     fill = pack_rows(
-        rows.data, rows.spans, rows.hashes, left[:count], out, out.view(np.uint64),
+        rows.data, rows.spans, rows.hashes, left[:count], out,
         after.scn, after.seq + 1, schema.source_id, np.uint64(schema.fingerprint), commit_us,
     )  # fmt: skip
     end = end_of_window(after.scn, after.seq + 1 + count, commit_us, count, dump=True)
@@ -83,46 +81,30 @@ def pack_rows(
     hashes: U64Array,
     left: I64Array,
     out: U8Array,
-    words: U64Array,
     scn: int,
     seq: int,
     source_id: int,
     schema_fp: np.uint64,
     commit_us: int,
 ) -> int:
-    """READ and DELETE frames of the rows ``left``, seq growing by one; where they end in ``out``.
-
-    ``words`` is ``out`` as 64-bit words.
-    """
+    """READ and DELETE frames of the rows ``left``, seq growing by one; where they end."""
     at = 0
     for number in range(len(left)):
         row = left[number]
         key_bytes = spans[row, 1] - spans[row, 0]
         row_bytes = spans[row, 3] - spans[row, 2]
-        stop = at + 72
+        stop = at + HEADER_BYTES
         copy(out, stop, data, spans[row, 0], key_bytes)
         stop += key_bytes
-        mark = _MARK
+        op, flags = READ, HAS_AFTER
         if row_bytes == _DELETED:
-            mark, row_bytes = _MARK_OF_DELETION, 0
+            op, flags, row_bytes = DELETE, 0, 0
         copy(out, stop, data, spans[row, 2], row_bytes)
         stop += row_bytes
-        while stop & 7:
-            out[stop] = 0
-            stop += 1
-        word = at >> 3
-        words[word] = np.uint64(i64(stop - at) << 32)
-        words[word + 1] = np.uint64(mark)
-        words[word + 2] = np.uint64(scn)
-        words[word + 3] = np.uint64(seq + number | source_id << 32)
-        words[word + 4] = hashes[row]
-        words[word + 5] = schema_fp
-        words[word + 6] = np.uint64(commit_us)
-        words[word + 7] = np.uint64(key_bytes)
-        words[word + 8] = np.uint64(row_bytes)
-        crc = crc32c(out, at + 4, stop)
-        words[word] = np.uint64(i64(stop - at) << 32 | crc)
-        at = stop
+        at = seal(
+            out, at, stop, op, flags, scn, seq + number, source_id, hashes[row], schema_fp,
+            commit_us, key_bytes, 0, row_bytes, 0,
+        )  # fmt: skip
     return at
 
 
@@ -133,5 +115,5 @@ def warm_up() -> None:
     nothing = np.zeros(8, dtype=np.uint8)
     pack_rows(
         nothing, np.zeros((0, 4), dtype=np.int64), np.zeros(0, dtype=np.uint64),
-        np.zeros(0, dtype=np.int64), nothing, nothing.view(np.uint64), 0, 0, 0, np.uint64(0), 0,
+        np.zeros(0, dtype=np.int64), nothing, 0, 0, 0, np.uint64(0), 0,
     )  # fmt: skip

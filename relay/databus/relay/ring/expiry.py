@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from databus.common.compiled.kernels import U8Array, jit, load_u32
-from databus.relay.ring.header_kernels import (
+from databus.common.compiled.kernels import U8Array, jit
+from databus.common.frame.header_layout import (
     END_OF_WINDOW,
     HEADER_BYTES,
+    commit_us_of,
     has_crc,
     is_header,
-    is_pad,
+    length_of,
+    op_of,
 )
+from databus.relay.ring.ring_kernels import is_pad
 
 
 @jit
@@ -30,7 +33,7 @@ def expired(ring: U8Array, head: int, stop: int, limit_us: int) -> tuple[int, in
     found, last, frames, windows = head, -1, 0, 0
     while position < stop:
         at = position % size
-        length = load_u32(ring, at + 4)
+        length = length_of(ring, at)
         if length & 1 and is_pad(ring, at, size - at):
             position += size - at
             continue
@@ -38,11 +41,10 @@ def expired(ring: U8Array, head: int, stop: int, limit_us: int) -> tuple[int, in
             break
         position += length
         frame_count += 1
-        if ring[at + 11] == END_OF_WINDOW:
-            high = load_u32(ring, at + 52)
-            # The upper half carries the sign.
-            commit_us = ((high - ((high & 0x80000000) << 1)) << 32) + load_u32(ring, at + 48)
-            if commit_us >= limit_us or position > stop or not has_crc(ring, at, length):
+        if op_of(ring, at) == END_OF_WINDOW:
+            if commit_us_of(ring, at) >= limit_us or position > stop:
+                break
+            if not has_crc(ring, at, length):
                 break
             found, last, frames, windows = position, at, frame_count, windows + 1
     return found, last, frames, windows

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from databus.common.compiled.kernels import U8Array, U32Array
+from databus.common.compiled.kernels import U8Array
 from databus.common.errors import FormatError, StoreError, SyncFailed
 from databus.relay.ring.folder_locks import take_lock
 from databus.relay.ring.ring_format import (
@@ -92,7 +92,6 @@ class RingFile:
         self._hold_lock = threading.Lock()
         self._hold_count = 0
         self._is_closed = False
-        self.halves: U32Array = np.frombuffer(self.map, dtype=np.uint32)[DATA_OFFSET // 4 :]
         """The data area as 32-bit words, which the writer may change."""
         whole = np.frombuffer(self.map, dtype=np.uint8)
         whole.flags.writeable = False
@@ -126,7 +125,6 @@ class RingFile:
 
     def _unmap(self) -> None:
         self.data = np.empty(0, dtype=np.uint8)
-        self.halves = np.empty(0, dtype=np.uint32)
         self._words.release()
         self.view.release()
         self.map.close()

@@ -14,32 +14,38 @@ from __future__ import annotations
 
 import numpy as np
 
-from databus.common.compiled.kernels import (
-    I64Array,
-    U8Array,
-    U32Array,
-    crc32c,
-    jit,
-    load_u32,
-)
-from databus.relay.ring.header_kernels import (
+from databus.common.compiled.kernels import I64Array, U8Array, copy, jit, load_u32
+from databus.common.frame.header_layout import (
     END_OF_WINDOW,
-    FRAME_MAGIC,
-    FRAME_VERSION,
     HEADER_BYTES,
-    PAD_MAGIC,
-    WALK_CUT,
-    WALK_MALFORMED,
-    WALK_NOT_GROWING,
-    WALK_OK,
-    WALK_PAD,
-    WALK_TOO_LARGE,
+    commit_us_of,
     has_crc,
-    is_after,
     is_frame,
     is_header,
-    is_pad,
+    length_of,
+    op_of,
+    position_of,
+    put_window_before,
 )
+from databus.relay.ring.ring_format import PAD_MAGIC
+
+WALK_OK, WALK_CUT, WALK_MALFORMED, WALK_TOO_LARGE, WALK_NOT_GROWING, WALK_PAD = range(6)
+
+
+@jit
+def is_after(hi: int, lo: int, seq: int, hi2: int, lo2: int, seq2: int) -> bool:
+    """Whether position (hi, lo, seq) is greater than (hi2, lo2, seq2)."""
+    if hi != hi2:
+        return hi > hi2
+    if lo != lo2:
+        return lo > lo2
+    return seq > seq2
+
+
+@jit
+def is_pad(buf: U8Array, at: int, lap_rest: int) -> bool:
+    """Whether the bytes at ``at`` are the pad of the ``lap_rest`` bytes up to the lap's end."""
+    return load_u32(buf, at) == PAD_MAGIC and length_of(buf, at) == lap_rest | 1
 
 
 @jit
@@ -57,16 +63,12 @@ def check_block(
             return WALK_CUT, at
         if not is_header(block, at):
             return WALK_MALFORMED, at
-        length = load_u32(block, at + 4)
+        length = length_of(block, at)
         if length > max_frame_bytes:
             return WALK_TOO_LARGE, at
         if at + length > stop:
             return WALK_CUT, at
-        hi2, lo2, seq2 = (
-            load_u32(block, at + 20),
-            load_u32(block, at + 16),
-            load_u32(block, at + 24),
-        )
+        hi2, lo2, seq2 = position_of(block, at)
         if not is_after(hi2, lo2, seq2, hi, lo, seq):
             return WALK_NOT_GROWING, at
         hi, lo, seq = hi2, lo2, seq2
@@ -95,7 +97,7 @@ def take_piece(
     point_count = 0
     next_point = start + to_point
     while at < size:
-        length = load_u32(block, at + 4)
+        length = length_of(block, at)
         used = at + length - start
         if used > room or (used > limit and frames > 0):
             break
@@ -106,7 +108,7 @@ def take_piece(
         last = at
         frames += 1
         at += length
-        if block[last + 11] == END_OF_WINDOW:
+        if op_of(block, last) == END_OF_WINDOW:
             window_stop, window_last, window_frames = at, last, frames
             windows += 1
     return (
@@ -124,24 +126,19 @@ def take_piece(
 
 @jit
 def chain_windows(
-    ring: U8Array, halves: U32Array, start: int, stop: int, hi: int, lo: int, seq: int
+    ring: U8Array, start: int, stop: int, hi: int, lo: int, seq: int
 ) -> tuple[int, int, int]:
     """Write into each end of a window between two offsets where the window before it ended.
 
-    ``halves`` is the ring as 32-bit words; (hi, lo, seq) is the end of the window before the
-    first one.  Returns the end of the last window.
+    (hi, lo, seq) is the end of the window before the first one.  Returns the end of the last
+    window.
     """
     at = start
     while at < stop:
-        length = load_u32(ring, at + 4)
-        if ring[at + 11] == END_OF_WINDOW:
-            word = at >> 2
-            halves[word + 8] = lo
-            halves[word + 9] = hi
-            halves[word + 10] = seq
-            halves[word + 11] = 0
-            halves[word] = crc32c(ring, at + 4, at + length)
-            hi, lo, seq = load_u32(ring, at + 20), load_u32(ring, at + 16), load_u32(ring, at + 24)
+        length = length_of(ring, at)
+        if op_of(ring, at) == END_OF_WINDOW:
+            put_window_before(ring, at, hi, lo, seq)
+            hi, lo, seq = position_of(ring, at)
         at += length
     return hi, lo, seq
 
@@ -156,7 +153,7 @@ def cut_frames(buf: U8Array, lap_rest: int) -> tuple[int, int]:
     at = 0
     size = len(buf)
     while at + 8 <= size:
-        length = load_u32(buf, at + 4)
+        length = length_of(buf, at)
         if length & 1:
             return at, WALK_PAD if is_pad(buf, at, lap_rest - at) else WALK_MALFORMED
         if at + HEADER_BYTES > size:
@@ -180,7 +177,7 @@ def measure(ring: U8Array, at: int, stop: int) -> tuple[int, int, int, int]:
     """
     last, rows = -1, 0
     while at + 8 <= stop:
-        length = load_u32(ring, at + 4)
+        length = length_of(ring, at)
         if length & 1:
             what = WALK_PAD if is_pad(ring, at, len(ring) - at) else WALK_MALFORMED
             return at, what, last, rows
@@ -192,7 +189,7 @@ def measure(ring: U8Array, at: int, stop: int) -> tuple[int, int, int, int]:
             return at, WALK_CUT, last, rows
         if not has_crc(ring, at, length):
             return at, WALK_MALFORMED, last, rows
-        if ring[at + 11] < END_OF_WINDOW:
+        if op_of(ring, at) < END_OF_WINDOW:
             rows += 1
         last = at
         at += length
@@ -201,51 +198,30 @@ def measure(ring: U8Array, at: int, stop: int) -> tuple[int, int, int, int]:
 
 @jit
 def list_headers(
-    ring: U8Array, words: I64Array, at: int, stop: int, places: I64Array, headers: I64Array
+    ring: U8Array, at: int, stop: int, places: I64Array, headers: U8Array
 ) -> tuple[int, int, int]:
     """Copy the headers of the whole frames between two offsets, which lie in one lap.
 
-    ``words`` is the ring as 64-bit words; the offsets of the frames go to ``places``.  Each
-    length is read once: whatever the bytes become meanwhile, places and headers agree.
+    The offsets of the frames go to ``places``.  What is checked is the copy: whatever the bytes
+    become meanwhile, places and headers agree.
 
     Returns (frames, where they end, WALK_OK | WALK_CUT | WALK_PAD | WALK_MALFORMED).
     """
     count = 0
     while at + 8 <= stop and count < len(places):
-        word = at >> 3
-        first = words[word]
-        length = (first >> 32) & 0xFFFFFFFF
-        if length & 1:
-            rest = (len(words) << 3) - at
-            is_whole = first & 0xFFFFFFFF == PAD_MAGIC and length == rest | 1
-            return count, at, WALK_PAD if is_whole else WALK_MALFORMED
+        if length_of(ring, at) & 1:
+            return count, at, WALK_PAD if is_pad(ring, at, len(ring) - at) else WALK_MALFORMED
         if at + HEADER_BYTES > stop:
             return count, at, WALK_CUT
-        second = words[word + 1]
-        if (
-            second & 0xFFFFFF != (FRAME_VERSION << 16 | FRAME_MAGIC)
-            or length < HEADER_BYTES
-            or length & 7
-        ):
+        to = count * HEADER_BYTES
+        copy(headers, to, ring, at, HEADER_BYTES)
+        if not is_header(headers, to):
             return count, at, WALK_MALFORMED
-        key_before, after_absent = words[word + 7], words[word + 8]
-        parts = (
-            (key_before & 0xFFFFFFFF)
-            + ((key_before >> 32) & 0xFFFFFFFF)
-            + (after_absent & 0xFFFFFFFF)
-            + ((after_absent >> 32) & 0xFFFFFFFF)
-        )
-        if length != (HEADER_BYTES + parts + 7) & ~7:
-            return count, at, WALK_MALFORMED
+        length = length_of(headers, to)
         if at + length > stop:
             return count, at, WALK_CUT
         if not has_crc(ring, at, length):
             return count, at, WALK_MALFORMED
-        to = count * 9
-        headers[to] = first
-        headers[to + 1] = second
-        for index in range(2, 9):
-            headers[to + index] = words[word + index]
         places[count] = at
         count += 1
         at += length
@@ -279,7 +255,7 @@ def evict(
         if position >= tail:
             return cut, cut_last, cut_frames_, cut_windows
         at = position % size
-        length = load_u32(ring, at + 4)
+        length = length_of(ring, at)
         if length & 1 and is_pad(ring, at, size - at):
             position += size - at
             continue
@@ -288,7 +264,7 @@ def evict(
         last = at
         frames += 1
         position += length
-        at_window_end = ring[at + 11] == END_OF_WINDOW
+        at_window_end = op_of(ring, at) == END_OF_WINDOW
         if at_window_end:
             if not has_crc(ring, at, length):
                 return -1, at, frames, windows
@@ -306,15 +282,14 @@ def seek(ring: U8Array, start: int, tail: int, hi: int, lo: int, seq: int) -> in
     position, last = start, -1
     while position < tail:
         at = position % size
-        length = load_u32(ring, at + 4)
+        length = length_of(ring, at)
         if length & 1 and is_pad(ring, at, size - at):
             position += size - at
             continue
         if at + HEADER_BYTES > size or not is_header(ring, at):
             return ~position
-        if is_after(
-            load_u32(ring, at + 20), load_u32(ring, at + 16), load_u32(ring, at + 24), hi, lo, seq
-        ):
+        hi2, lo2, seq2 = position_of(ring, at)
+        if is_after(hi2, lo2, seq2, hi, lo, seq):
             break
         last = position
         position += length
@@ -335,14 +310,13 @@ def seek_time(ring: U8Array, start: int, tail: int, commit_us: int) -> tuple[int
     position, last = start, -1
     while position < tail:
         at = position % size
-        length = load_u32(ring, at + 4)
+        length = length_of(ring, at)
         if length & 1 and is_pad(ring, at, size - at):
             position += size - at
             continue
         if at + HEADER_BYTES > size or not is_header(ring, at):
             return ~position, -1
-        high = load_u32(ring, at + 52)
-        if ((high - ((high & 0x80000000) << 1)) << 32) + load_u32(ring, at + 48) >= commit_us:
+        if commit_us_of(ring, at) >= commit_us:
             break
         last = position
         position += length
@@ -366,7 +340,7 @@ def follow(
     position, last, frames, windows = start, -1, 0, 0
     while position < stop:
         at = position % size
-        length = load_u32(ring, at + 4)
+        length = length_of(ring, at)
         if length & 1:
             if not is_pad(ring, at, size - at):
                 break
@@ -378,7 +352,7 @@ def follow(
             break
         if at + length > size or position + length > stop:
             break
-        hi2, lo2, seq2 = load_u32(ring, at + 20), load_u32(ring, at + 16), load_u32(ring, at + 24)
+        hi2, lo2, seq2 = position_of(ring, at)
         if not is_after(hi2, lo2, seq2, hi, lo, seq):
             break
         if not has_crc(ring, at, length):
@@ -387,7 +361,7 @@ def follow(
         last = at
         frames += 1
         position += length
-        if ring[at + 11] == END_OF_WINDOW:
+        if op_of(ring, at) == END_OF_WINDOW:
             windows += 1
     return position, last, frames, windows
 
@@ -419,7 +393,7 @@ def list_points(
     position, count, next_at = start, 0, first_at
     while position < stop:
         at = position % size
-        length = load_u32(ring, at + 4)
+        length = length_of(ring, at)
         if length & 1 and is_pad(ring, at, size - at):
             position += size - at
             continue
@@ -453,9 +427,7 @@ def index_add(
         if number % every != 0:
             break
         row = lane_starts[lane] + (number // every) % lane_rows[lane]
-        rows[row, 0] = load_u32(ring, at + 20)
-        rows[row, 1] = load_u32(ring, at + 16)
-        rows[row, 2] = load_u32(ring, at + 24)
+        rows[row, 0], rows[row, 1], rows[row, 2] = position_of(ring, at)
         rows[row, 3] = position
         every *= fanout
 
@@ -517,11 +489,8 @@ def index_false_entry(
         at = position % size
         if at & 7 or at + HEADER_BYTES > size or not is_header(ring, at):
             return number
-        if (
-            load_u32(ring, at + 20) != rows[row, 0]
-            or load_u32(ring, at + 16) != rows[row, 1]
-            or load_u32(ring, at + 24) != rows[row, 2]
-        ):
+        hi, lo, seq = position_of(ring, at)
+        if hi != rows[row, 0] or lo != rows[row, 1] or seq != rows[row, 2]:
             return number
         before = position
     return -1
@@ -538,15 +507,15 @@ def warm_up() -> None:
     shared_rows = rows[:]
     shared_rows.flags.writeable = False
     is_header(ring, 0)
-    has_crc(ring, 0, 72)
+    has_crc(ring, 0, HEADER_BYTES)
     is_frame(ring, 0)
     is_pad(ring, 0, 8)
     check_block(ring, 64, 0, 0, 0)
-    chain_windows(ring, np.zeros(64, dtype=np.uint32), 0, 0, 0, 0, 0)
+    chain_windows(ring, 0, 0, 0, 0, 0)
     take_piece(ring, 256, 0, 0, 0, 1, points)
     cut_frames(ring, len(ring))
     measure(ring, 0, 0)
-    list_headers(ring, ring.view(np.int64), 0, 0, points, lanes)
+    list_headers(ring, 0, 0, points, np.zeros(HEADER_BYTES, dtype=np.uint8))
     evict(ring, 0, 0, 0, 0)
     seek(ring, 0, 0, 0, 0, 0)
     seek_time(ring, 0, 0, 0)

@@ -11,7 +11,8 @@ import numpy as np
 
 from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import FormatError, ReaderOvertaken, ScnTooOld, StoreError
-from databus.relay.ring import header_kernels, ring_kernels
+from databus.common.frame import header_layout
+from databus.relay.ring import ring_kernels
 from databus.relay.ring.ring_file import RingFile
 from databus.relay.ring.ring_format import INDEX_NAME, RING_NAME, RingState
 from databus.relay.ring.ring_recovery import place
@@ -32,19 +33,19 @@ def read_piece(file: RingFile, position: int, tail: int, max_bytes: int) -> tupl
     while position < tail:
         lap_rest = file.data_bytes - position % file.data_bytes
         room = min(lap_rest, tail - position)
-        piece = file.copy(position, min(room, max(max_bytes, header_kernels.HEADER_BYTES)))
+        piece = file.copy(position, min(room, max(max_bytes, header_layout.HEADER_BYTES)))
         stop, what = ring_kernels.cut_frames(np.frombuffer(piece, dtype=np.uint8), lap_rest)
-        if stop == 0 and what == header_kernels.WALK_CUT:
+        if stop == 0 and what == ring_kernels.WALK_CUT:
             length = int.from_bytes(piece[4:8], "little")
             if length > room:
-                what = header_kernels.WALK_MALFORMED
+                what = ring_kernels.WALK_MALFORMED
             else:
                 piece = file.copy(position, length)
                 stop, what = ring_kernels.cut_frames(np.frombuffer(piece, dtype=np.uint8), lap_rest)
         if stop > 0:  # What comes before damage is good.
             return memoryview(piece)[:stop], position + stop
-        if what == header_kernels.WALK_MALFORMED:
-            raise file.damage(position, piece[: header_kernels.HEADER_BYTES])
+        if what == ring_kernels.WALK_MALFORMED:
+            raise file.damage(position, piece[: header_layout.HEADER_BYTES])
         position += lap_rest
     return memoryview(b""), position
 
@@ -192,10 +193,10 @@ class RingReader:
         start = -1 if index is None else index.lookup(position)
         if start < state.head or start >= state.tail or start & 7:
             return state.head
-        if start % self.ring_bytes > self.ring_bytes - header_kernels.HEADER_BYTES:
+        if start % self.ring_bytes > self.ring_bytes - header_layout.HEADER_BYTES:
             return state.head
         at = start % self.ring_bytes
-        is_frame = header_kernels.is_header(self.file.data, at)
+        is_frame = header_layout.is_header(self.file.data, at)
         found, _ = place(self.file, start)
         self.file.fence()
         if not is_frame or found > position or self.file.snapshot().head > start:
@@ -248,8 +249,8 @@ class RingReader:
                 high = middle
                 continue
             at = position % self.ring_bytes
-            is_kept = position >= state.head and at <= self.ring_bytes - header_kernels.HEADER_BYTES
-            if is_kept and header_kernels.is_header(self.file.data, at):
+            is_kept = position >= state.head and at <= self.ring_bytes - header_layout.HEADER_BYTES
+            if is_kept and header_layout.is_header(self.file.data, at):
                 probed = min(probed, position)
                 if place(self.file, position)[1] >= commit_us:
                     high = middle

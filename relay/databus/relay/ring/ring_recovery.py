@@ -14,20 +14,19 @@ tail, whole but with others missing before them, and they stay there until they 
 from __future__ import annotations
 
 import enum
-import struct
 from typing import NamedTuple
 
 from databus.common.checkpoint import Position
 from databus.common.errors import FormatError, StoreError
-from databus.relay.ring import header_kernels, ring_kernels
+from databus.common.frame import header_layout
+from databus.common.frame.frame_format import trusted_frame
+from databus.relay.ring import ring_kernels
 from databus.relay.ring.ring_file import RingFile
 from databus.relay.ring.ring_format import Control, RingState
 from databus.relay.ring.scn_index import split
 
 UNSEEN_BYTES = 1 << 40
 """Readers are never so far beyond the last sync: where their position cannot be known."""
-
-_PLACE = struct.Struct("<16xQI20xq")
 
 
 class Base(enum.Enum):
@@ -82,8 +81,8 @@ class Recovered(NamedTuple):
 
 def place(file: RingFile, position: int) -> tuple[Position, int]:
     """Position and commit time of the frame at a ring position."""
-    scn, seq, commit_us = _PLACE.unpack_from(file.view, file.file_offset(position))
-    return Position(scn, seq), commit_us
+    frame = trusted_frame(file.view, file.file_offset(position))
+    return frame.position, frame.commit_us
 
 
 def skip_pad(file: RingFile, position: int) -> int:
@@ -94,9 +93,9 @@ def skip_pad(file: RingFile, position: int) -> int:
     """
     at = position % file.data_bytes
     lap_rest = file.data_bytes - at
-    if header_kernels.is_pad(file.data, at, lap_rest):
+    if ring_kernels.is_pad(file.data, at, lap_rest):
         return position + lap_rest
-    if lap_rest < header_kernels.HEADER_BYTES or not header_kernels.is_header(file.data, at):
+    if lap_rest < header_layout.HEADER_BYTES or not header_layout.is_header(file.data, at):
         raise file.damage(position)
     return position
 

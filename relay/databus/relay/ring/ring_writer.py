@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import struct
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -22,8 +21,9 @@ from databus.common.errors import (
     StoreError,
     SyncFailed,
 )
-from databus.common.frame.frame_format import Buffer
-from databus.relay.ring import expiry, header_kernels, ring_kernels
+from databus.common.frame import header_layout
+from databus.common.frame.frame_format import Buffer, trusted_frame
+from databus.relay.ring import expiry, ring_kernels
 from databus.relay.ring.ring_file import (
     RingFile,
     make_ring,
@@ -54,7 +54,6 @@ PART_SHARE = 8
 EVICT_SHARE = 256
 COPY_BYTES = 1 << 20
 
-_POSITION = struct.Struct("<16xQI")
 
 _log = logging.getLogger("databus.relay.ring.ring_writer")
 
@@ -240,10 +239,10 @@ class RingWriter:
         if self._chain is not None and windows:
             at = written % self.ring_bytes
             self._chain = ring_kernels.chain_windows(
-                self._file.data, self._file.halves, at, at + stop - start, *self._chain
+                self._file.data, at, at + stop - start, *self._chain
             )
         self._written = end
-        self._last = Position(*_POSITION.unpack_from(view, last))
+        self._last = trusted_frame(view, last).position
         self._last_place = written + last - start
         for at in self._points[:point_count].tolist():
             index.add(written + at - start)
@@ -269,21 +268,21 @@ class RingWriter:
 
     def _check(self, frames: U8Array, block: Buffer) -> None:
         problem, at = ring_kernels.check_block(frames, self.max_frame_bytes, *split(self._last))
-        if problem == header_kernels.WALK_OK:
+        if problem == ring_kernels.WALK_OK:
             return
-        if problem == header_kernels.WALK_TOO_LARGE:
+        if problem == ring_kernels.WALK_TOO_LARGE:
             raise FrameTooLarge(
-                f"a frame of {int(frames[at + 4 : at + 8].view(np.uint32)[0])} bytes does not fit: "
+                f"a frame of {header_layout.length_of(frames, at)} bytes does not fit: "
                 f"at most a quarter of ring_bytes={self.ring_bytes}, {self.max_frame_bytes} bytes, "
                 f"may be one frame; enlarge ring_bytes"
             )
-        if problem == header_kernels.WALK_NOT_GROWING:
-            found = Position(*_POSITION.unpack_from(block, at))
+        if problem == ring_kernels.WALK_NOT_GROWING:
+            found = trusted_frame(memoryview(block), at).position
             raise FormatError(
                 f"the frame at offset {at} of the block has position {found}, which is not after "
                 f"the frame before it (last of the ring {self._last}); drop what the ring has"
             )
-        what = "is cut off" if problem == header_kernels.WALK_CUT else "is no frame"
+        what = "is cut off" if problem == ring_kernels.WALK_CUT else "is no frame"
         raise FormatError(f"what lies at offset {at} of the block's {len(frames)} bytes {what}")
 
     def _make_room(self, end: int) -> None:
@@ -310,10 +309,10 @@ class RingWriter:
         whole."""
         data, tail = self._file.data, self._state.tail
         at = head % self.ring_bytes
-        if header_kernels.is_pad(data, at, self.ring_bytes - at):
+        if ring_kernels.is_pad(data, at, self.ring_bytes - at):
             head, at = head + self.ring_bytes - at, 0
-        return (last < 0 or header_kernels.is_frame(data, last)) and (
-            head >= tail or header_kernels.is_frame(data, at)
+        return (last < 0 or header_layout.is_frame(data, last)) and (
+            head >= tail or header_layout.is_frame(data, at)
         )
 
     def _evict(self, head: int, last: int, frames: int, windows: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from databus.common.checkpoint import Position
 from databus.common.errors import ReaderOvertaken
 from databus.common.frame.spans import span_frame
-from databus.relay.ring import header_kernels, ring_kernels
+from databus.relay.ring import ring_kernels
 from databus.relay.ring.ring_file import RingFile
 from databus.relay.ring.ring_format import RingState
 from databus.relay.ring.ring_reader import RingReader
@@ -114,7 +114,7 @@ class Extents:
             found = self._known.get((position, limit)) or self._walk(ring, position, limit)
             if isinstance(found, Extent):
                 return found, limit < stop and found.after == found.stop
-            if found != header_kernels.WALK_PAD:
+            if found != ring_kernels.WALK_PAD:
                 return None
             position = lap_end
         return None
@@ -143,7 +143,7 @@ class Extents:
         position, commit_us = place(file, lap_start + last)
         if head.has_passed(start):
             raise ReaderOvertaken(f"ring position {start} was overwritten while it was walked")
-        after = lap_start + (file.data_bytes if what == header_kernels.WALK_PAD else stop)
+        after = lap_start + (file.data_bytes if what == ring_kernels.WALK_PAD else stop)
         kept_from = file.snapshot().head
         while self._known:
             first = next(iter(self._known))

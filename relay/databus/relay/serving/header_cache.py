@@ -8,14 +8,16 @@ what is decided by rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from databus.common.errors import ReaderOvertaken
 from databus.common.filters.frame_selection import copy_of
-from databus.common.frame.frame_format import HEADER_BYTES, OFFSETS, Buffer, FrameColumns
-from databus.relay.ring import header_kernels, ring_kernels
+from databus.common.frame import header_layout
+from databus.common.frame.frame_format import HEADER_BYTES, Buffer, FrameColumns
+from databus.relay.ring import ring_kernels
 from databus.relay.ring.ring_file import RingFile
 from databus.relay.ring.ring_reader import RingReader
 from databus.relay.serving.extents import Head
@@ -26,7 +28,7 @@ MAX_HEADERS_BYTES = 16 << 20
 
 _MOST = (CACHE_PART_BYTES + MIN_CACHE_PART_BYTES) // HEADER_BYTES + 1
 _places = np.empty(_MOST, dtype=np.int64)
-_headers = np.empty(_MOST * (HEADER_BYTES // 8), dtype=np.int64)
+_headers = np.empty(_MOST * HEADER_BYTES, dtype=np.uint8)
 
 
 class HeaderColumns(FrameColumns):
@@ -34,24 +36,14 @@ class HeaderColumns(FrameColumns):
 
     __slots__ = ()
 
-    def __init__(self, headers: npt.NDArray[np.int64]) -> None:
-        count = len(headers) * 8 // HEADER_BYTES
+    def __init__(self, headers: npt.NDArray[np.uint8]) -> None:
+        count = len(headers) // HEADER_BYTES
         offset = np.arange(count, dtype=np.int64) * HEADER_BYTES
         super().__init__(headers.view(np.uint64), offset, headers.nbytes)
 
-    def _word(self, name: str) -> npt.NDArray[np.uint64]:
-        return self.words[OFFSETS[name] >> 3 :: HEADER_BYTES >> 3]
-
-    def _half(self, name: str) -> npt.NDArray[np.uint32]:
-        return self.words.view(np.uint32)[OFFSETS[name] >> 2 :: HEADER_BYTES >> 2]
-
-    @property
-    def op(self) -> npt.NDArray[np.uint8]:
-        return self.words.view(np.uint8)[OFFSETS["op"] :: HEADER_BYTES]
-
-    @property
-    def flags(self) -> npt.NDArray[np.uint16]:
-        return self.words.view(np.uint16)[OFFSETS["flags"] >> 1 :: HEADER_BYTES >> 1]
+    def field(self, name: str) -> npt.NDArray[Any]:
+        """The header field ``name`` of each frame, without an index."""
+        return header_layout.strided(self.words, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +128,7 @@ class HeaderCache:
             found = self._known.get((position, stop)) or self._list(ring, position, stop)
             if isinstance(found, CachedHeaders):
                 return found
-            if found != header_kernels.WALK_PAD:
+            if found != ring_kernels.WALK_PAD:
                 return None
             position = lap_end
         return None
@@ -147,7 +139,6 @@ class HeaderCache:
         lap_start = start - start % file.data_bytes
         count, stop, what = ring_kernels.list_headers(
             file.data,
-            file.data.view(np.int64),
             start - lap_start,
             limit - lap_start,
             _places,
@@ -158,14 +149,14 @@ class HeaderCache:
         if not count:
             return int(what)
         self.listed_count += 1
-        headers = _headers[: count * (HEADER_BYTES // 8)].copy()
+        headers = _headers[: count * HEADER_BYTES].copy()
         cached_headers = CachedHeaders(
             file=file,
             start=start,
             stop=lap_start + stop,
-            after=lap_start + (file.data_bytes if what == header_kernels.WALK_PAD else stop),
+            after=lap_start + (file.data_bytes if what == ring_kernels.WALK_PAD else stop),
             columns=HeaderColumns(headers),
-            headers=headers.view(np.uint8),
+            headers=headers,
             places=_places[:count].copy(),
         )
         self._keep(start, limit, cached_headers)

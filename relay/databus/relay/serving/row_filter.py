@@ -21,12 +21,12 @@ from databus.common.errors import BadFilter
 from databus.common.filters.stream_filter import Mask
 from databus.common.frame.frame_format import (
     FIRST_CONTROL_OP,
-    OFFSETS,
     FrameColumns,
     FrameView,
     Op,
     trusted_frame,
 )
+from databus.common.frame.header_layout import gathered
 from databus.common.schema.source_schema import SchemaSet, SourceSchema
 from databus.relay.ring.ring_reader import RingReader
 from databus.relay.serving.filter.predicate import (
@@ -256,7 +256,7 @@ class RowFilter:
         unknown = np.flatnonzero(matches == UNDECIDED)
         self.judged_count += len(unknown)
         whole_words = block[: len(block) & ~7].view(np.uint64)
-        fingerprints = whole_words[(offsets[unknown] + OFFSETS["schema_fp"]) >> 3]
+        fingerprints = gathered(whole_words, offsets[unknown], "schema_fp")
         self._by_program(block, offsets, unknown, fingerprints, matches)
         unknown = unknown[matches[unknown] == UNDECIDED]
         view = block.data

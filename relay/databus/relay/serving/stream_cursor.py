@@ -19,11 +19,12 @@ from databus.common.filters.frame_selection import HeaderFilter, close_windows, 
 from databus.common.filters.stream_filter import Mask, ModPartition, RangePartition, StreamFilter
 from databus.common.frame.frame_format import (
     FIRST_CONTROL_OP,
-    OFFSETS,
     Buffer,
     FrameColumns,
+    FrameView,
     Op,
     scan,
+    trusted_frame,
 )
 from databus.common.frame.window_builder import WindowBuilder, heartbeat, require_chain
 from databus.relay.ring.ring_format import RingState
@@ -331,17 +332,16 @@ class StreamCursor:
         return heartbeat(self.position, self.commit_us)
 
 
+def _header(columns: FrameColumns, index: int) -> FrameView:
+    return trusted_frame(columns.words.view(np.uint8).data, int(columns.offset[index]))
+
+
 def _position(columns: FrameColumns, index: int) -> Position:
-    at = int(columns.offset[index])
-    word = columns.words
-    return Position(
-        int(word[(at + OFFSETS["scn"]) >> 3]), int(word[(at + OFFSETS["seq"]) >> 3]) & SEQ_END
-    )
+    return _header(columns, index).position
 
 
 def _commit_us(columns: FrameColumns, index: int) -> int:
-    at = int(columns.offset[index]) + OFFSETS["commit_us"]
-    return int(columns.words[at >> 3].astype(np.int64))
+    return int(_header(columns, index).commit_us)
 
 
 def warm_up() -> None:

@@ -23,8 +23,17 @@ from databus.common.compiled.kernels import (
     jit,
     jit_uncounted,
     load_i64,
-    load_u16,
-    load_u32,
+)
+from databus.common.frame.header_layout import (
+    DELETE,
+    HAS_AFTER,
+    HAS_BEFORE,
+    HEADER_BYTES,
+    TRUNCATE,
+    UPDATE,
+    flags_of,
+    op_of,
+    parts_of,
 )
 from databus.relay.serving.filter.text_kernels import (
     EQUAL,
@@ -96,8 +105,6 @@ MAX_DEPTH = 64
 _UUID_CHARS = 36
 _WHOLE_BOUND = 1 << 62
 _FACTOR_BOUND = 1 << 31
-_DELETE, _UPDATE, _TRUNCATE = 3, 2, 5
-_HAS_BEFORE, _HAS_AFTER = 1, 2
 
 
 @jit_uncounted
@@ -455,25 +462,26 @@ def match_frames(
         index = chosen[number]
         matches[index] = UNDECIDED
         at = offsets[index]
-        op = buf[at + 11]
-        if op == _TRUNCATE:
+        op = op_of(buf, at)
+        if op == TRUNCATE:
             matches[index] = TAKEN
             continue
-        flags = load_u16(buf, at + 12)
-        key = at + 72
-        before = key + load_u32(buf, at + 56)
-        after = before + load_u32(buf, at + 60)
-        absent = after + load_u32(buf, at + 64)
-        stop = absent + load_u32(buf, at + 68)
+        flags = flags_of(buf, at)
+        key_len, before_len, after_len, absent_len = parts_of(buf, at)
+        key = at + HEADER_BYTES
+        before = key + key_len
+        after = before + before_len
+        absent = after + after_len
+        stop = absent + absent_len
         if stop > len(buf):
             continue
-        for image in range(1 if op == _DELETE else 0, 2):
+        for image in range(1 if op == DELETE else 0, 2):
             if image == 0:
-                is_read = flags & _HAS_AFTER != 0 and _read_after(
-                    buf, before, after, absent, stop, flags & _HAS_BEFORE != 0, row_layout,
+                is_read = flags & HAS_AFTER != 0 and _read_after(
+                    buf, before, after, absent, stop, flags & HAS_BEFORE != 0, row_layout,
                     slot_columns, work,
                 )  # fmt: skip
-            elif flags & _HAS_BEFORE:
+            elif flags & HAS_BEFORE:
                 is_read = _read_record(buf, before, after, row_layout, work, 0, slots)
             elif before > key:
                 is_read = _read_record(buf, key, before, key_layout, work, 0, slots)
@@ -488,7 +496,7 @@ def match_frames(
             if truth == TRUE or truth == LACKING:
                 matches[index] = TAKEN
                 break
-            if image == 1 or op != _UPDATE:
+            if image == 1 or op != UPDATE:
                 matches[index] = LEFT_OUT
                 break
 

@@ -10,10 +10,19 @@ from __future__ import annotations
 import numpy as np
 
 from databus.common.compiled import kernels
-from databus.common.compiled.kernels import U8Array
+from databus.common.compiled.kernels import U8Array, put_digits
+from databus.common.frame.header_layout import (
+    HAS_AFTER,
+    HEADER_BYTES,
+    INSERT,
+    UPDATE,
+    WINDOW_END_BYTES,
+    seal,
+    seal_window_end,
+)
 
-EOW_ROOM_BYTES = 72 + 24
-ROW_ROOM_BYTES = 72 + 10 + 32
+EOW_ROOM_BYTES = WINDOW_END_BYTES + 12
+ROW_ROOM_BYTES = HEADER_BYTES + 10 + 32
 
 _U64 = np.uint64
 _GOLDEN = _U64(0x9E3779B97F4A7C15)
@@ -58,20 +67,6 @@ def last_event_of_row(
             return event
         turn -= 1
     return -1
-
-
-@kernels.jit
-def store_u32(out: U8Array, at: int, value: int) -> None:
-    """Write a little-endian 32-bit number."""
-    for index in range(4):
-        out[at + index] = np.uint8((value >> (8 * index)) & 0xFF)
-
-
-@kernels.jit
-def store_u64(out: U8Array, at: int, value: np.uint64) -> None:
-    """Write a little-endian 64-bit number."""
-    for index in range(8):
-        out[at + index] = np.uint8((value >> _U64(8 * index)) & _BYTE)
 
 
 @kernels.jit
@@ -129,62 +124,6 @@ def put_row(out: U8Array, at: int, seed: int, row: int, event: int, payload_byte
 
 
 @kernels.jit
-def put_header(
-    out: U8Array,
-    at: int,
-    end: int,
-    op: int,
-    flags: int,
-    scn: int,
-    seq: int,
-    source: int,
-    hashed: np.uint64,
-    schema_fp: np.uint64,
-    commit_us: int,
-    key_len: int,
-    after_len: int,
-) -> int:
-    """Write the header of the frame at ``at`` whose parts end at ``end``; return its end."""
-    stop = (end + 7) // 8 * 8
-    for index in range(end, stop):
-        out[index] = 0
-    store_u32(out, at + 4, stop - at)
-    store_u32(out, at + 8, 0xDB05 | 1 << 16 | op << 24)
-    store_u32(out, at + 12, flags)
-    store_u64(out, at + 16, _U64(scn))
-    store_u32(out, at + 24, seq)
-    store_u32(out, at + 28, source)
-    store_u64(out, at + 32, hashed)
-    store_u64(out, at + 40, schema_fp)
-    store_u64(out, at + 48, _U64(commit_us))
-    store_u32(out, at + 56, key_len)
-    store_u32(out, at + 60, 0)
-    store_u32(out, at + 64, after_len)
-    store_u32(out, at + 68, 0)
-    store_u32(out, at, kernels.crc32c(out, at + 4, stop))
-    return stop
-
-
-@kernels.jit
-def put_end_of_window(out: U8Array, at: int, scn: int, seq: int, commit_us: int) -> int:
-    """Write the frame that closes window ``scn`` of ``seq`` events; its txid is the scn."""
-    digits = 1
-    rest = scn
-    while rest >= 10:
-        rest //= 10
-        digits += 1
-    rest = scn
-    for index in range(digits):
-        out[at + 72 + digits - 1 - index] = np.uint8(48 + rest % 10)
-        rest //= 10
-    store_u32(out, at + 72 + digits, seq)
-    end = at + 72 + digits + 4
-    return put_header(
-        out, at, end, 64, 2, scn, seq, 0, _U64(0), _U64(0), commit_us, digits, 4
-    )  # fmt: skip
-
-
-@kernels.jit
 def put_events(
     out: U8Array,
     first_event: int,
@@ -219,17 +158,19 @@ def put_events(
         if moment == 0:
             moment = start_us + window * events_per_window * us_per_million // 1000000
         row = row_of_event(seed, event, keys, multiplier)
-        key_end = put_long(out, at + 72, row)
-        hashed = key_hash(out, at + 72, key_end - at - 72)
+        key_start = at + HEADER_BYTES
+        key_end = put_long(out, key_start, row)
+        hashed = key_hash(out, key_start, key_end - key_start)
         end = put_row(out, key_end, seed, row, event, payload_bytes)
-        op = 1 if event < keys else 2
-        at = put_header(
-            out, at, end, op, 2, scn, seq, source, hashed, schema_fp, moment,
-            key_end - at - 72, end - key_end,
+        op = INSERT if event < keys else UPDATE
+        at = seal(
+            out, at, end, op, HAS_AFTER, scn, seq, source, hashed, schema_fp, moment,
+            key_end - key_start, 0, end - key_end, 0,
         )  # fmt: skip
         event += 1
         if event % events_per_window == 0 or event == total_events:
-            at = put_end_of_window(out, at, scn, seq + 1, moment)
+            txid_stop = put_digits(out, at + HEADER_BYTES, scn)
+            at = seal_window_end(out, at, txid_stop, scn, seq + 1, moment, seq + 1)
     return event, at
 
 

@@ -11,10 +11,18 @@ from __future__ import annotations
 import numpy as np
 
 from databus.common.compiled import kernels
-from databus.common.compiled.kernels import I64Array, U8Array, copy, crc32c, i64, jit
+from databus.common.compiled.kernels import I64Array, U8Array, copy, i64, jit
 from databus.common.compiled.xxh3 import xxh3_64
+from databus.common.frame.header_layout import (
+    DELETE,
+    HAS_AFTER,
+    HAS_BEFORE,
+    HEADER_BYTES,
+    INSERT,
+    UPDATE,
+    seal,
+)
 from databus.relay.sources.avro_kernels import put_long
-from databus.relay.sources.row_buffers import U64Array
 
 STOPPED, ENDED, FULL = range(3)
 """Why the kernel returned: a row for Python, the block's end, no more room."""
@@ -30,10 +38,6 @@ T_VERSION, T_SOURCE, T_SCHEMA, T_COLUMN, T_COLUMNS, T_KEY, T_KEYS, T_NULLABLE_KE
 INT, FLOAT, TEXT, BYTES, NUMERIC, OTHER = range(6)
 """What a column is, in ``columns[:, 0]``; ``columns[:, 1]`` says whether it can be null."""
 
-_HEADER_BYTES = 72
-_MARK = 0xDB05 | 1 << 16
-_INSERT, _UPDATE, _DELETE = 1, 2, 3
-_HAS_BEFORE, _HAS_AFTER = 1, 2
 _NEWLINE, _QUOTE, _COMMA, _MINUS, _OPEN, _CLOSE, _BACKSLASH = 10, 34, 44, 45, 91, 93, 92
 _N, _U = 110, 117
 _EXACT_DIGITS = 15
@@ -327,7 +331,6 @@ def _same_key(
 @jit
 def _frame(
     out: U8Array,
-    words: U64Array,
     state: I64Array,
     table: I64Array,
     keys: I64Array,
@@ -340,7 +343,7 @@ def _frame(
 ) -> None:
     """One event; the row before is ``images[:before_stop]``, if that is not 0."""
     start = state[FILL]
-    at = start + _HEADER_BYTES
+    at = start + HEADER_BYTES
     for index in range(table[T_KEYS]):
         column = keys[table[T_KEY] + index]
         size = spans[column, 1] - spans[column, 0]
@@ -350,29 +353,19 @@ def _frame(
             at += 1
         copy(out, at, images, spans[column, 0], size)
         at += size
-    key_bytes = at - start - _HEADER_BYTES
+    key_bytes = at - start - HEADER_BYTES
     copy(out, at, images, 0, before_stop)
     at += before_stop
     after_bytes = after_stop - after_start
     copy(out, at, images, after_start, after_bytes)
     at += after_bytes
-    flags = (_HAS_BEFORE if before_stop else 0) | (_HAS_AFTER if after_bytes else 0)
-    while at & 7:
-        out[at] = 0
-        at += 1
-    word = start >> 3
-    words[word] = np.uint64(i64(at - start) << 32)
-    words[word + 1] = np.uint64(i64(_MARK) | i64(op) << 24 | i64(flags) << 32)
-    words[word + 2] = np.uint64(state[SCN])
-    words[word + 3] = np.uint64(state[SEQ] | table[T_SOURCE] << 32)
-    key_start = start + _HEADER_BYTES
-    words[word + 4] = np.uint64(xxh3_64(out, key_start, key_start + key_bytes))
-    words[word + 5] = np.uint64(table[T_SCHEMA])
-    words[word + 6] = np.uint64(state[COMMIT_US])
-    words[word + 7] = np.uint64(key_bytes | i64(before_stop) << 32)
-    words[word + 8] = np.uint64(after_bytes)
-    words[word] = np.uint64(i64(at - start) << 32 | crc32c(out, start + 4, at))
-    state[FILL] = at
+    flags = (HAS_BEFORE if before_stop else 0) | (HAS_AFTER if after_bytes else 0)
+    key_start = start + HEADER_BYTES
+    state[FILL] = seal(
+        out, start, at, op, flags, state[SCN], state[SEQ], table[T_SOURCE],
+        xxh3_64(out, key_start, key_start + key_bytes), table[T_SCHEMA], state[COMMIT_US],
+        key_bytes, before_stop, after_bytes, 0,
+    )  # fmt: skip
     state[SEQ] += 1
     state[EVENTS] += 1
 
@@ -402,11 +395,10 @@ def pack_log(
     images: U8Array,
     spans: I64Array,
     out: U8Array,
-    words: U64Array,
 ) -> int:
     """Turn the log rows in ``buf`` from AT on into frames at FILL; see the cells for the rest.
 
-    ``buf`` holds whole rows, ``words`` is ``out`` as 64-bit words, ``spans`` has room for two
+    ``buf`` holds whole rows, ``spans`` has room for two
     rows of the widest table, ``images`` for twice the longest row's text and its columns.
     """
     half = len(spans) // 2
@@ -422,7 +414,7 @@ def pack_log(
         if line < 0 or log_id > state[STOP_ID] or log_id <= state[LAST_ID]:
             return STOPPED
         table = tables[line]
-        room = 2 * (new_stop - old_start + 16 * table[T_COLUMNS]) + 4 * _HEADER_BYTES
+        room = 2 * (new_stop - old_start + 16 * table[T_COLUMNS]) + 4 * HEADER_BYTES
         if len(images) < room or len(out) - state[FILL] < 2 * room:
             return FULL
         old, new = spans[:half], spans[half:]
@@ -435,13 +427,13 @@ def pack_log(
             return STOPPED
         if before and after and _same_key(images, table, keys, old, new):
             _frame(
-                out, words, state, table, keys, _UPDATE, images, new, before, before, after
+                out, state, table, keys, UPDATE, images, new, before, before, after
             )  # fmt: skip
         else:
             if before:
-                _frame(out, words, state, table, keys, _DELETE, images, old, before, 0, 0)
+                _frame(out, state, table, keys, DELETE, images, old, before, 0, 0)
             if after:
-                _frame(out, words, state, table, keys, _INSERT, images, new, 0, before, after)
+                _frame(out, state, table, keys, INSERT, images, new, 0, before, after)
         state[LAST_ID] = log_id
         state[AT] = new_stop + 1
     return ENDED
@@ -456,5 +448,5 @@ def warm_up() -> None:
     pack_log(
         np.frombuffer(b"", dtype=np.uint8), np.zeros(STATE_COUNT, dtype=np.int64), lines,
         np.zeros((1, 2), dtype=np.int64), np.zeros(1, dtype=np.int64), out,
-        np.zeros((2, 2), dtype=np.int64), out, out.view(np.uint64),
+        np.zeros((2, 2), dtype=np.int64), out,
     )  # fmt: skip

@@ -167,7 +167,7 @@ class LogPacker:
         while True:
             why = k.pack_log(
                 self._block, state, self._tables, self._kinds, self._places, self._images,
-                self._spans, self._out, self._out.view(np.uint64),
+                self._spans, self._out,
             )  # fmt: skip
             parts.append(self._out[: int(state[k.FILL])].tobytes())
             state[k.FILL] = 0

@@ -18,13 +18,11 @@ from databus.common.compiled.kernels import (
     load_u16,
     load_u32,
 )
+from databus.common.frame.header_layout import DELETE, INSERT, UPDATE
 from databus.relay.sources.mysql.kernels import kernel_cells as c
 from databus.relay.sources.mysql.kernels.crc32_kernels import crc32
 from databus.relay.sources.mysql.kernels.mysql_frame_kernels import (
-    DELETE,
     END_FRAME_BYTES,
-    INSERT,
-    UPDATE,
     end_group,
     put_event,
 )
@@ -240,7 +238,6 @@ def _rows(
     end: int,
     kind: int,
     out: U8Array,
-    words: I64Array,
     images: U8Array,
     blob: U8Array,
     plan: I64Array,
@@ -291,18 +288,18 @@ def _rows(
                 return c.NEED_DECODER
         if kind == _UPDATE and _same_key(images, table, old, new, plan):
             put_event(
-                out, words, UPDATE, plan, table, images, new, 0,
+                out, UPDATE, plan, table, images, new, 0,
                 before_stop, after_start, stop,
             )  # fmt: skip
         else:
             if kind != _WRITE:
                 put_event(
-                    out, words, DELETE, plan, table, images, old, 0,
+                    out, DELETE, plan, table, images, old, 0,
                     before_stop, 0, -1,
                 )  # fmt: skip
             if kind != _DELETE:
                 put_event(
-                    out, words, INSERT, plan, table, images,
+                    out, INSERT, plan, table, images,
                     new if kind == _UPDATE else old, 0, -1, after_start, stop,
                 )  # fmt: skip
         place = after_row
@@ -321,7 +318,6 @@ def _event(
     at: int,
     end: int,
     out: U8Array,
-    words: I64Array,
     images: U8Array,
     blob: U8Array,
     plan: I64Array,
@@ -358,7 +354,7 @@ def _event(
         if len(out) - plan[c.FILL] < END_FRAME_BYTES:
             plan[c.NEED_BYTES] = END_FRAME_BYTES
             return c.NEED_ROOM
-        end_group(out, words, plan)
+        end_group(out, plan)
         return _DONE
     if end - body < 10:
         return c.NEED_DECODER
@@ -366,7 +362,7 @@ def _event(
     if body + 10 + extra > end:
         return c.NEED_DECODER
     kind -= _V2 if is_v2 else 0
-    return _rows(buf, body, extra, end, kind, out, words, images, blob, plan)
+    return _rows(buf, body, extra, end, kind, out, images, blob, plan)
 
 
 @jit_uncounted
@@ -375,7 +371,6 @@ def walk(
     start: int,
     stop: int,
     out: U8Array,
-    words: I64Array,
     images: U8Array,
     blob: U8Array,
     plan: I64Array,
@@ -396,7 +391,7 @@ def walk(
         begin, end = at + 5, at + 4 + size
         if end > stop:
             return c.NEED_INPUT
-        reason = _event(buf, begin, end, out, words, images, blob, plan)
+        reason = _event(buf, begin, end, out, images, blob, plan)
         if reason != _DONE:
             return reason
         plan[c.RESUME_AT] = 0

@@ -12,15 +12,24 @@ the reference path, which names it.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from databus.common.compiled import kernels
-from databus.common.compiled.kernels import I64Array, U8Array, i64
+from databus.common.compiled.kernels import I64Array, U8Array, i64, put_digits
 from databus.common.compiled.xxh3 import xxh3_64
+from databus.common.frame.header_layout import (
+    DELETE,
+    HAS_AFTER,
+    HAS_BEFORE,
+    HEADER_BYTES,
+    INSERT,
+    PARTIAL,
+    UPDATE,
+    WINDOW_END_BYTES,
+    seal,
+    seal_window_end,
+)
 from databus.relay.sources.postgres.kernels.binary_value_kernels import put_binary
 from databus.relay.sources.postgres.kernels.text_value_kernels import BYTES, STRING, put_value
-
-U64Array = npt.NDArray[np.uint64]
 
 # state: what the reference path and the kernel hand to each other.
 IN_TRANSACTION, SCN, COMMIT_US, XID, SEQ, RESOLVED, CHANGED_AFTER, STATE_COUNT = range(8)
@@ -36,10 +45,8 @@ OID, CAPTURED, FIRST_COLUMN, COLUMN_COUNT, FIRST_KEY, KEY_COUNT, SOURCE_ID, SCHE
 KIND, NULLABLE, SCALE, IS_KEY, FORM = range(5)
 
 _NULL, _UNCHANGED = -1, -2
-_HEADER = 72
-_END_OF_WINDOW_ROOM = 72 + 24
+_END_OF_WINDOW_ROOM = WINDOW_END_BYTES + 12
 _POSTGRES_EPOCH_US = 946_684_800_000_000
-_U64 = np.uint64
 
 
 @kernels.jit_uncounted
@@ -59,7 +66,6 @@ def transcode(
     at: int,
     stop: int,
     out: U8Array,
-    words: U64Array,
     out_at: int,
     state: I64Array,
     index: I64Array,
@@ -70,7 +76,7 @@ def transcode(
 ) -> tuple[int, int, int]:
     """Pack the messages of ``buf[at:stop]``, whole ones, into ``out`` from ``out_at`` on.
 
-    ``words`` is ``out`` as 64-bit words; ``out_at`` is a multiple of 8; ``fields`` is scratch
+    ``out_at`` is a multiple of 8; ``fields`` is scratch
     for four rows of as many numbers as the widest table has columns.
     Returns (where in buf it stopped, where out ends, why it stopped).
     """
@@ -91,7 +97,7 @@ def transcode(
             if out_at + room > len(out):
                 return at, out_at, 2
             packed = _row_change(
-                buf, body, end, kind, out, words, out_at, state, relations, relation,
+                buf, body, end, kind, out, out_at, state, relations, relation,
                 columns, keys, fields,
             )  # fmt: skip
             if packed < 0:
@@ -117,7 +123,10 @@ def transcode(
             if state[4] > 0:
                 if out_at + _END_OF_WINDOW_ROOM > len(out):
                     return at, out_at, 2
-                out_at = _end_of_window(out, words, out_at, state)
+                txid_stop = put_digits(out, out_at + HEADER_BYTES, state[3])
+                out_at = seal_window_end(
+                    out, out_at, txid_stop, state[1], state[4], state[2], state[4]
+                )
             state[5] = state[1]
             state[0] = 0
         else:
@@ -133,7 +142,6 @@ def _row_change(
     end: int,
     kind: int,
     out: U8Array,
-    words: U64Array,
     frame: int,
     state: I64Array,
     relations: I64Array,
@@ -163,7 +171,7 @@ def _row_change(
     if at != end:
         return -1
     new = 0 if kind == 68 else 2
-    first, key_start = relations[number, 2], frame + _HEADER
+    first, key_start = relations[number, 2], frame + HEADER_BYTES
     key_end = _key(buf, out, key_start, relations, number, columns, keys, fields, new)
     if key_end < 0:
         return -1
@@ -184,80 +192,26 @@ def _row_change(
         for place in range(count):
             if fields[1, place] == _UNCHANGED:
                 return -1
-        flags |= 1
+        flags |= HAS_BEFORE
     after_end = before_end
     if kind != 68:
         after_end = _row(buf, out, before_end, first, count, columns, fields, 2)
         if after_end < 0:
             return -1
-        flags |= 2
+        flags |= HAS_AFTER
     absent_end = after_end
     if kind == 85:
         absent_end = _absent(out, after_end, count, fields)
         if absent_end > after_end:
             if full_old:
                 return -1  # the old row has the values
-            flags |= 4
-    op = 1 if kind == 73 else 2 if kind == 85 else 3
-    return _seal(
-        out, words, frame, absent_end, op, flags, state, relations[number, 6], relations[number, 7],
-        _U64(xxh3_64(out, key_start, key_end)), key_end - key_start,
+            flags |= PARTIAL
+    op = INSERT if kind == 73 else UPDATE if kind == 85 else DELETE
+    return seal(
+        out, frame, absent_end, op, flags, state[1], state[4], relations[number, 6],
+        xxh3_64(out, key_start, key_end), relations[number, 7], state[2], key_end - key_start,
         before_end - key_end, after_end - before_end, absent_end - after_end,
     )  # fmt: skip
-
-
-@kernels.jit_uncounted
-def _seal(
-    out: U8Array,
-    words: U64Array,
-    frame: int,
-    content_end: int,
-    op: int,
-    flags: int,
-    state: I64Array,
-    source_id: int,
-    schema_fp: int,
-    hashed: np.uint64,
-    key_len: int,
-    before_len: int,
-    after_len: int,
-    absent_len: int,
-) -> int:
-    """Write the header in front of a frame's parts, pad it and give it its CRC."""
-    stop = (content_end + 7) & ~7
-    for at in range(content_end, stop):
-        out[at] = 0
-    word = frame >> 3
-    length = stop - frame
-    words[word + 1] = _U64(0xDB05 | 1 << 16 | op << 24 | flags << 32)
-    words[word + 2] = _U64(state[1])
-    words[word + 3] = _U64(state[4] | source_id << 32)
-    words[word + 4] = hashed
-    words[word + 5] = _U64(schema_fp)
-    words[word + 6] = _U64(state[2])
-    words[word + 7] = _U64(key_len | before_len << 32)
-    words[word + 8] = _U64(after_len | absent_len << 32)
-    words[word] = _U64(length << 32)
-    words[word] = _U64(length << 32 | kernels.crc32c(out, frame + 4, stop))
-    return stop
-
-
-@kernels.jit_uncounted
-def _end_of_window(out: U8Array, words: U64Array, frame: int, state: I64Array) -> int:
-    start = frame + _HEADER
-    at = start
-    rest, digits = state[3], 1
-    while rest >= 10:
-        rest //= 10
-        digits += 1
-    rest = state[3]
-    for place in range(digits):
-        out[start + digits - 1 - place] = np.uint8(48 + rest % 10)
-        rest //= 10
-    at = start + digits
-    for shift in range(4):
-        out[at + shift] = np.uint8(state[4] >> 8 * shift & 0xFF)
-    return _seal(out, words, frame, at + 4, 64, 2, state, 0, 0, _U64(0), digits, 0, 4, 0)
 
 
 @kernels.jit_uncounted

@@ -129,6 +129,4 @@ def warm_up() -> None:
     nothing = np.zeros(8, dtype=np.uint8)
     state = np.zeros(pgoutput_kernels.STATE_COUNT, dtype=np.int64)
     pgoutput_kernels.last_whole(nothing, 0, 0)
-    pgoutput_kernels.transcode(
-        nothing, 0, 0, nothing, nothing.view(np.uint64), 0, state, *PostgresKernelTables().arrays
-    )
+    pgoutput_kernels.transcode(nothing, 0, 0, nothing, 0, state, *PostgresKernelTables().arrays)

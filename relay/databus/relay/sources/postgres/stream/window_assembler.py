@@ -176,7 +176,7 @@ class WindowAssembler:
             return at
         while at < len(block) and self._ready_bytes < PART_BYTES:
             at, used, why = pgoutput_kernels.transcode(
-                block, at, len(block), self._out, self._out.view(np.uint64), 0, self._state,
+                block, at, len(block), self._out, 0, self._state,
                 *self._tables.arrays,
             )  # fmt: skip
             if used:
