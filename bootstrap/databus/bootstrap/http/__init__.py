@@ -3,7 +3,7 @@
 In reading order: ``bootstrap_endpoints`` (every endpoint as a table), ``bootstrap_requests``
 (queries as values), ``bootstrap_server`` (the handlers), ``bootstrap_metrics``, ``status.html``.
 
-To add an endpoint: a line in ``bootstrap_endpoints``, a route and a handler in
+To add an endpoint: an entry in ``bootstrap_endpoints``, and the method ``answer_<name>`` in
 ``bootstrap_server``.
 
 Imported by ``processes``.

@@ -1,4 +1,4 @@
-"""The bootstrap server's endpoints as a table, and the OpenAPI document made of it."""
+"""The bootstrap server's endpoints as a table: routes and OpenAPI document are made of it."""
 
 from __future__ import annotations
 

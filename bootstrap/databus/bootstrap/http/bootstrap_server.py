@@ -41,17 +41,17 @@ from databus.common.errors import (
     UnknownDatabase,
 )
 from databus.common.filters.stream_filter import parse_sources
+from databus.common.http.endpoint_routes import Operations, routes_of
 from databus.common.http.http_application import (
     json_response,
     make_app,
-    operation_routes,
     query_of,
     serve,
 )
 from databus.common.http.json_rendering import Renderer
 from databus.common.http.openapi_document import version
 from databus.common.http.request_guard import RequestGuard
-from databus.common.http.request_parameters import SOURCES, nearest, parse_checkpoint
+from databus.common.http.request_parameters import nearest, parse_checkpoint
 from databus.common.http.stream_formats import make_format
 
 AHEAD_WAIT_S = 5.0
@@ -87,24 +87,16 @@ class BootstrapServer:
                 self._databases[name] = StoredDatabase(name, folder, self.logs, store)
         return dict(self._databases)  # another request may add one meanwhile
 
-    def routes(self) -> Iterator[web.AbstractRouteDef]:
+    def routes(self) -> Iterator[web.RouteDef]:
         """What the server answers to."""
-        yield web.get("/v1/databases", self.list_databases)
-        yield web.get("/v1/status", self.status)
-        yield web.get("/status", self.status_page)
-        yield from operation_routes(
+        operations = Operations(
             registry=self.registry,
             openapi=bootstrap_endpoints.document(),
             missing=self.missing,
+            page=_status_page,
             metrics_in_thread=True,
         )
-        yield web.get("/v1/{db}/sources", self.sources)
-        yield web.get("/v1/{db}/register", self.register)
-        yield web.get("/v1/{db}/startSCN", self.start_scn)
-        yield web.get("/v1/{db}/targetSCN", self.target_scn)
-        yield web.get("/v1/{db}/bootstrap", self.bootstrap, allow_head=False)
-        yield web.get("/v1/{db}/changes", self.changes, allow_head=False)
-        yield web.get("/v1/{db}/snapshot", self.snapshot, allow_head=False)
+        return routes_of(bootstrap_endpoints.ENDPOINTS, self, operations)
 
     def missing(self) -> list[str]:
         """What keeps the server from being ready: a source that is not whole, or no log."""
@@ -135,7 +127,7 @@ class BootstrapServer:
             f"there is no database {name!r} here{nearest(name, databases)}", database=name
         )
 
-    async def list_databases(self, request: web.Request) -> web.Response:
+    async def answer_databases(self, request: web.Request) -> web.Response:
         """GET /v1/databases"""
         query_of(request)
         databases = self.databases().values()
@@ -148,7 +140,7 @@ class BootstrapServer:
         ]
         return json_response({"databases": found})
 
-    async def sources(self, request: web.Request) -> web.Response:
+    async def answer_sources(self, request: web.Request) -> web.Response:
         """GET /v1/{db}/sources"""
         query_of(request)
         database = self._database(request)
@@ -160,27 +152,27 @@ class BootstrapServer:
         ranges = await asyncio.to_thread(database.range_document)
         return json_response({**ranges, "sources": listed})
 
-    async def register(self, request: web.Request) -> web.Response:
+    async def answer_register(self, request: web.Request) -> web.Response:
         """GET /v1/{db}/register"""
-        query = query_of(request, (SOURCES,))
+        query = query_of(request)
         database = self._database(request)
         patterns = parse_sources(query["sources"]) if "sources" in query else ()
         return json_response(database.register_document(patterns))
 
-    async def start_scn(self, request: web.Request) -> web.Response:
+    async def answer_start_scn(self, request: web.Request) -> web.Response:
         """GET /v1/{db}/startSCN: the snapshot's position, for the sources asked for."""
         database, names = self._asked_for(request)
         position = await asyncio.to_thread(database.start_position, names)
         return json_response(position.to_json())
 
-    async def target_scn(self, request: web.Request) -> web.Response:
+    async def answer_target_scn(self, request: web.Request) -> web.Response:
         """GET /v1/{db}/targetSCN: up to where a bootstrap goes that begins now."""
         database, _ = self._asked_for(request)
         return json_response(database.target_position().to_json())
 
     def _asked_for(self, request: web.Request) -> tuple[StoredDatabase, list[str]]:
         """The database and the sources of a question about positions."""
-        query = query_of(request, bootstrap_endpoints.SCN_PARAMETERS)
+        query = query_of(request)
         database = self._database(request)
         checkpoint = parse_checkpoint(query, database.name)
         if checkpoint is not None:
@@ -188,7 +180,7 @@ class BootstrapServer:
         patterns = parse_sources(query["sources"]) if "sources" in query else ()
         return database, database.require_sources(patterns)
 
-    async def status(self, request: web.Request) -> web.Response:
+    async def answer_status(self, request: web.Request) -> web.Response:
         """GET /v1/status"""
         query_of(request)
         databases = self.databases().values()
@@ -203,34 +195,28 @@ class BootstrapServer:
             }
         )
 
-    async def status_page(self, request: web.Request) -> web.Response:
-        """GET /status"""
-        query_of(request)
-        page = resources.files("databus.bootstrap.http").joinpath(STATUS_PAGE).read_text("utf-8")
-        return web.Response(text=page, content_type="text/html")
-
-    async def bootstrap(self, request: web.Request) -> web.StreamResponse:
+    async def answer_bootstrap(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/{db}/bootstrap"""
         database = self._database(request)
         refuse_relays_filters(request.query)
-        query = query_of(request, bootstrap_endpoints.BOOTSTRAP_PARAMETERS)
+        query = query_of(request)
         asked = parse_bootstrap_request(query, request.headers, database.name)
         stream = await self._open(database, asked)
         form = make_format(asked.format, Renderer(database.name, database.schema_of))
         return await answer(request, database, stream, form, asked.max_bytes)
 
-    async def changes(self, request: web.Request) -> web.StreamResponse:
+    async def answer_changes(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/{db}/changes"""
         database = self._database(request)
         refuse_relays_filters(request.query)
-        query = query_of(request, bootstrap_endpoints.CHANGES_PARAMETERS)
+        query = query_of(request)
         return await self._range(request, database, parse_changes_request(query, request.headers))
 
-    async def snapshot(self, request: web.Request) -> web.StreamResponse:
+    async def answer_snapshot(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/{db}/snapshot"""
         database = self._database(request)
         refuse_relays_filters(request.query)
-        query = query_of(request, bootstrap_endpoints.SNAPSHOT_PARAMETERS)
+        query = query_of(request)
         return await self._range(request, database, parse_snapshot_request(query, request.headers))
 
     async def _range(
@@ -301,6 +287,10 @@ class BootstrapServer:
                 )
             await asyncio.sleep(AHEAD_POLL_S)
         return target
+
+
+def _status_page() -> str:
+    return resources.files("databus.bootstrap.http").joinpath(STATUS_PAGE).read_text("utf-8")
 
 
 def _check_clock(database: StoredDatabase, clock: str) -> None:

@@ -3,9 +3,11 @@
 In reading order: ``http_application`` (the application: errors, guards, shutdown),
 ``http_connections`` and ``request_guard`` (limits, and which requests may change something),
 ``listening_socket``, ``tcp_options``; ``request_parameters`` (query parameters as values),
-``openapi_document`` (the document made of a table of endpoints); ``stream_formats`` and
+``openapi_document`` (the document made of a table of endpoints), ``endpoint_routes`` (the routes
+made of it); ``stream_formats`` and
 ``json_rendering`` (frames, NDJSON and server-sent events as an answer's body);
 ``peer_answers`` (bounded reads of what a peer answers).
 
-Imported by every room; ``http_application`` only by the servers, because it imports aiohttp.
+Imported by every room; ``http_application`` and ``endpoint_routes`` only by the servers, because
+they import aiohttp.
 """

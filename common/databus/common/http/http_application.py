@@ -15,8 +15,6 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from databus.common.errors import (
     BadRequest,
@@ -38,12 +36,14 @@ from databus.common.http.http_connections import (
 from databus.common.http.json_rendering import to_line
 from databus.common.http.peer_answers import read_json
 from databus.common.http.request_guard import RequestGuard
-from databus.common.http.request_parameters import Parameter, check_names
+from databus.common.http.request_parameters import check_names
 
 PROBLEM_TYPE = "application/problem+json"
 SHUTDOWN_S = 1.0
 BODY_S = 30.0
 MAX_HEADER_BYTES = 8190
+PARAMETERS = "databus_parameters"
+"""The attribute of a route's handler that has the parameters of its endpoint."""
 STOPPING: web.AppKey[asyncio.Event] = web.AppKey("stopping", asyncio.Event)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -107,13 +107,13 @@ def _aiohttp_problem(request: web.Request, error: web.HTTPException) -> web.Stre
     return problem_response(ServerUnavailable(f"{request.path}: {error.reason}"))
 
 
-def query_of(request: web.Request, parameters: Iterable[Parameter] = ()) -> Mapping[str, str]:
-    """The request's query, once its names are all among ``parameters``, each at most once.
+def query_of(request: web.Request) -> Mapping[str, str]:
+    """The request's query, once its names are all among those of the endpoint, each at most once.
 
     Raises:
         BadRequest: they are not; the message has the nearest right name.
     """
-    check_names(request.query, parameters)
+    check_names(request.query, getattr(request.match_info.handler, PARAMETERS, ()))
     for name in request.query:
         if len(request.query.getall(name)) > 1:
             raise BadRequest(f"the parameter {name!r} is given twice", parameter=name)
@@ -147,49 +147,6 @@ async def json_body(request: web.Request) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise BadRequest(f"the body is a {type(document).__name__}, not an object")
     return document
-
-
-def operation_routes(
-    *,
-    registry: CollectorRegistry,
-    openapi: Mapping[str, Any],
-    missing: Callable[[], list[str]],
-    metrics_in_thread: bool = False,
-) -> list[web.RouteDef]:
-    """``/healthz``, ``/readyz``, ``/metrics`` and ``/v1/openapi.json``.
-
-    ``missing`` lists what keeps the server from being ready, in words; nothing if it is.
-    With ``metrics_in_thread`` the registry's collectors may wait for something.
-    """
-
-    async def healthz(request: web.Request) -> web.Response:
-        query_of(request)
-        return json_response({"status": "ok"})
-
-    async def readyz(request: web.Request) -> web.Response:
-        query_of(request)
-        reasons = missing()
-        if reasons:
-            raise ServerUnavailable("not ready: " + "; ".join(reasons), reasons=reasons)
-        return json_response({"status": "ready"})
-
-    async def metrics(_: web.Request) -> web.Response:
-        if metrics_in_thread:
-            body = await asyncio.to_thread(generate_latest, registry)
-        else:
-            body = generate_latest(registry)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    async def openapi_json(request: web.Request) -> web.Response:
-        query_of(request)
-        return json_response(openapi)
-
-    return [
-        web.get("/healthz", healthz),
-        web.get("/readyz", readyz),
-        web.get("/metrics", metrics),
-        web.get("/v1/openapi.json", openapi_json),
-    ]
 
 
 def _guarding(guard: RequestGuard) -> Middleware:

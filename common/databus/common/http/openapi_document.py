@@ -20,6 +20,7 @@ from databus.common.errors import (
     registry,
 )
 from databus.common.http.request_parameters import Parameter
+from databus.common.http.stream_formats import FRAMES_TYPE
 
 DISTRIBUTION = "databus-cdc"
 
@@ -37,7 +38,8 @@ def whole_object(properties: Mapping[str, Any]) -> dict[str, Any]:
 class Endpoint:
     """One method of one path.
 
-    ``answer`` is the JSON schema of a JSON answer; ``produces`` the types of any other.
+    The method ``answer_<name>`` of a handlers' object answers it, or the one that ``handler``
+    names.  ``answer`` is the JSON schema of a JSON answer; ``produces`` the types of any other.
     ``errors`` are those that are particular to it; 400 and 500 go without saying.
     """
 
@@ -52,6 +54,12 @@ class Endpoint:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
     errors: tuple[type[DatabusError], ...] = ()
+    handler: str = ""
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer has no end that is known before; such a one has no HEAD."""
+        return FRAMES_TYPE in self.produces
 
 
 def operations(server: str, ready_when: str) -> tuple[Endpoint, ...]:

@@ -4,8 +4,9 @@ In reading order: ``relay_endpoints`` (every endpoint, with its parameters, as a
 ``relay_server`` (the worker: handlers and process), ``dump_proxy`` (dump requests handed on to the
 fetcher), ``relay_metrics`` (Prometheus), ``status.html`` (the status page).
 
-To add an endpoint: a line in ``relay_endpoints``, a route and a handler in ``relay_server``.
-The fetcher's own endpoints, on its unix socket, are in ``processes/fetcher_api``.
+To add an endpoint: an entry in ``relay_endpoints``, and the method ``answer_<name>`` in
+``relay_server``.  The fetcher's own endpoints, on its unix socket, are in
+``processes/fetcher_api``.
 
 Imported by ``local_relay``; the supervisor starts it by its name.
 """

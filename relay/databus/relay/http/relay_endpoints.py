@@ -1,7 +1,8 @@
-"""The relay's endpoints as a table, and the OpenAPI document made of it."""
+"""The relay's endpoints as a table: routes and OpenAPI document are made of it."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from databus.common.errors import (
@@ -164,6 +165,8 @@ _SCHEMA = {**_SOURCE, "schema": {"type": "object"}}
 del _SCHEMA["name"], _SCHEMA["state"]
 _SCHEMA["source"] = TEXT
 
+_by_fetcher = partial(Endpoint, handler="pass_on")
+
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "GET",
@@ -217,7 +220,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             ReaderOvertaken,
         ),
     ),
-    Endpoint(
+    _by_fetcher(
         "POST",
         "/v1/{db}/chunks",
         "chunks",
@@ -226,7 +229,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         produces=(CHUNK_TYPE,),
         errors=(*_DUMPS, UnknownSource),
     ),
-    Endpoint(
+    _by_fetcher(
         "GET",
         "/v1/{db}/tables",
         "tables",
@@ -234,7 +237,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         answer=_list("tables", _TABLE),
         errors=_DUMPS,
     ),
-    Endpoint(
+    _by_fetcher(
         "POST",
         "/v1/{db}/tables",
         "change_table",
@@ -246,7 +249,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         },
         errors=_DUMPS,
     ),
-    Endpoint(
+    _by_fetcher(
         "POST",
         "/v1/{db}/release",
         "release",
@@ -255,7 +258,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         answer=whole_object({"prev": POSITION, "max": POSITION}),
         errors=(*_DUMPS, ScnTooOld),
     ),
-    Endpoint(
+    _by_fetcher(
         "POST",
         "/v1/{db}/dumps",
         "start_dump",
@@ -265,7 +268,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         answer=whole_object(_DUMP),
         errors=(*_DUMPS, UnknownSource),
     ),
-    Endpoint(
+    _by_fetcher(
         "GET",
         "/v1/{db}/dumps",
         "dumps",
@@ -273,7 +276,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         answer=_list("dumps", _DUMP),
         errors=_DUMPS,
     ),
-    Endpoint(
+    _by_fetcher(
         "GET",
         "/v1/{db}/dumps/{id}",
         "dump",
@@ -281,7 +284,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         answer=whole_object(_DUMP),
         errors=(*_DUMPS, NotFound),
     ),
-    Endpoint(
+    _by_fetcher(
         "PATCH",
         "/v1/{db}/dumps/{id}",
         "change_dump",
@@ -290,7 +293,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         answer=whole_object(_DUMP),
         errors=(*_DUMPS, NotFound, DumpFailed),
     ),
-    Endpoint(
+    _by_fetcher(
         "DELETE",
         "/v1/{db}/dumps/{id}",
         "cancel_dump",

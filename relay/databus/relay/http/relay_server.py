@@ -23,16 +23,16 @@ from prometheus_client import CollectorRegistry
 from databus.common.config import Config, DatabaseConfig, RelayConfig
 from databus.common.errors import ConfigError, DatabusError, ScnTooOld, UnknownDatabase
 from databus.common.filters.stream_filter import parse_sources
+from databus.common.http.endpoint_routes import Operations, routes_of
 from databus.common.http.http_application import (
     json_response,
     make_app,
-    operation_routes,
     query_of,
     serve,
 )
 from databus.common.http.openapi_document import version
 from databus.common.http.request_guard import RequestGuard
-from databus.common.http.request_parameters import SOURCES, nearest
+from databus.common.http.request_parameters import nearest
 from databus.common.private import keep_files_private
 from databus.common.processes.loading import loading
 from databus.relay.columns import column_kernels
@@ -48,8 +48,6 @@ from databus.relay.serving.counters.worker_counters import WorkerCounters, read_
 from databus.relay.serving.database_view import DatabaseView
 from databus.relay.serving.stream_cursor import warm_up
 from databus.relay.serving.stream_request import (
-    COLUMNS,
-    STREAM_PARAMETERS,
     parse_columns,
     parse_stream_request,
 )
@@ -116,25 +114,15 @@ class RelayServer:
         if database is not None:
             database.retire()
 
-    def routes(self) -> Iterator[web.AbstractRouteDef]:
+    def routes(self) -> Iterator[web.RouteDef]:
         """What the worker answers to."""
-        yield web.get("/v1/databases", self.list_databases)
-        yield web.get("/v1/status", self.status)
-        yield web.get("/status", self.status_page)
-        yield from operation_routes(
-            registry=self.registry, openapi=relay_endpoints.document(), missing=self.missing
+        operations = Operations(
+            registry=self.registry,
+            openapi=relay_endpoints.document(),
+            missing=self.missing,
+            page=_status_page,
         )
-        yield web.get("/v1/{db}/sources", self.sources)
-        yield web.get("/v1/{db}/register", self.register)
-        yield web.get("/v1/{db}/stream", self.stream, allow_head=False)
-        yield web.post("/v1/{db}/chunks", self.chunks)
-        for method in ("GET", "POST"):
-            yield web.route(method, "/v1/{db}/tables", self.tables)
-        yield web.post("/v1/{db}/release", self.release)
-        for method in ("GET", "POST"):
-            yield web.route(method, "/v1/{db}/dumps", self.dumps)
-        for method in ("GET", "PATCH", "DELETE"):
-            yield web.route(method, "/v1/{db}/dumps/{id}", self.dumps)
+        return routes_of(relay_endpoints.ENDPOINTS, self, operations)
 
     def missing(self) -> list[str]:
         """What keeps the relay from being ready.
@@ -163,7 +151,7 @@ class RelayServer:
             )
         return database
 
-    async def list_databases(self, request: web.Request) -> web.Response:
+    async def answer_databases(self, request: web.Request) -> web.Response:
         """GET /v1/databases"""
         query_of(request)
         return json_response(
@@ -177,25 +165,25 @@ class RelayServer:
             }
         )
 
-    async def sources(self, request: web.Request) -> web.Response:
+    async def answer_sources(self, request: web.Request) -> web.Response:
         """GET /v1/{db}/sources"""
         query_of(request)
         database = self._database(request)
         return json_response({**database.range_document(), "sources": database.sources_document()})
 
-    async def register(self, request: web.Request) -> web.Response:
+    async def answer_register(self, request: web.Request) -> web.Response:
         """GET /v1/{db}/register"""
-        query = query_of(request, (SOURCES, COLUMNS))
+        query = query_of(request)
         database = self._database(request)
         patterns = parse_sources(query["sources"]) if "sources" in query else ()
         return json_response(database.register_document(patterns, parse_columns(query)))
 
-    async def stream(self, request: web.Request) -> web.StreamResponse:
+    async def answer_stream(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/{db}/stream"""
         database = self._database(request)
         self.counters.add(database.name, "requests")
         try:
-            query = query_of(request, STREAM_PARAMETERS)
+            query = query_of(request)
             asked = parse_stream_request(query, request.headers, database.name)
             with (
                 database.answering(),
@@ -208,27 +196,12 @@ class RelayServer:
                 self.counters.add(database.name, "too_old")
             raise
 
-    async def dumps(self, request: web.Request) -> web.Response:
-        """/v1/{db}/dumps and below"""
+    async def pass_on(self, request: web.Request) -> web.Response:
+        """What the database's fetcher answers."""
         query_of(request)
         return await pass_on(request, self._database(request))
 
-    async def tables(self, request: web.Request) -> web.Response:
-        """/v1/{db}/tables"""
-        query_of(request)
-        return await pass_on(request, self._database(request))
-
-    async def chunks(self, request: web.Request) -> web.Response:
-        """POST /v1/{db}/chunks"""
-        query_of(request)
-        return await pass_on(request, self._database(request))
-
-    async def release(self, request: web.Request) -> web.Response:
-        """POST /v1/{db}/release"""
-        query_of(request)
-        return await pass_on(request, self._database(request))
-
-    async def status(self, request: web.Request) -> web.Response:
+    async def answer_status(self, request: web.Request) -> web.Response:
         """GET /v1/status"""
         query_of(request)
         return json_response(self.status_document())
@@ -271,11 +244,9 @@ class RelayServer:
         document["fetcher"] = {**fetcher.document, "age_s": round(fetcher.age_s, 3)}
         return document
 
-    async def status_page(self, request: web.Request) -> web.Response:
-        """GET /status"""
-        query_of(request)
-        page = resources.files("databus.relay.http").joinpath(STATUS_PAGE).read_text("utf-8")
-        return web.Response(text=page, content_type="text/html")
+
+def _status_page() -> str:
+    return resources.files("databus.relay.http").joinpath(STATUS_PAGE).read_text("utf-8")
 
 
 def make_relay_app(
