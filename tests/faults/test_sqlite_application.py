@@ -20,8 +20,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.faults
 
-TABLES = 400
-# More take the same course: what grows is the number of steps.
+TABLES = 1000
 BUSY_S = 0.25
 
 
@@ -33,6 +32,11 @@ def make_tables(path: Path, count: int) -> None:
                 connection.execute(
                     f"CREATE TABLE t{number} (id INTEGER PRIMARY KEY, name TEXT, p REAL, b BLOB)"
                 )
+
+
+def version_of(path: Path) -> int:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return sqlite_log.schema_version(connection)
 
 
 class Application:
@@ -73,11 +77,12 @@ class Application:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_no_write_of_the_application_fails_while_hundreds_of_tables_get_their_triggers(
+async def test_no_write_of_the_application_fails_while_a_thousand_tables_get_their_triggers(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "shop.db"
     make_tables(path, TABLES)
+    defined = version_of(path)
     source = SqliteSource(config(path))
     with Application(path) as application:
         await source.open()
@@ -87,9 +92,10 @@ async def test_no_write_of_the_application_fails_while_hundreds_of_tables_get_th
     written = application.written
     assert application.errors == []
     assert during > 20
+    # A connection reads the definitions again after each.
+    assert version_of(path) - defined < TABLES
     with contextlib.closing(sqlite3.connect(path)) as connection:
         last = sqlite_log.last_id(connection)
-        version = sqlite_log.schema_version(connection)
         rows = connection.execute(
             "SELECT count(*) FROM databus_log WHERE id > ?", (begun,)
         ).fetchone()[0]
@@ -97,11 +103,11 @@ async def test_no_write_of_the_application_fails_while_hundreds_of_tables_get_th
     ids = [after["id"] for _, _, _, _, after in events]
     assert ids == list(range(written - rows, written)), "each change after the start, in order"
     await source.close()
+    version = version_of(path)
     again = SqliteSource(config(path))
     await again.open()
     await again.close()
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        assert sqlite_log.schema_version(connection) == version, "a restart changes nothing"
+    assert version_of(path) == version, "a restart changes nothing"
 
 
 @pytest.mark.slow
@@ -122,16 +128,15 @@ async def test_among_3000_tables_each_transaction_of_ours_takes_a_moment(
     source = SqliteSource(config(path))
     with Application(path, tables=3000, busy_s=5.0) as application:
         opening = asyncio.create_task(source.open())
-        # The others take the same course; all of them take minutes.
-        await eventually(lambda: len(held) >= 20, 60.0, "20 transactions")
+        await eventually(lambda: len(held) >= 4, 60.0, "4 transactions; the others are like them")
         opening.cancel()
         await asyncio.gather(opening, return_exceptions=True)
     await source.close()
     assert application.errors == []
     assert application.written > 20
-    assert sum(count for count, _ in held) >= 20, "in each at least one table"
-    # 50 ms, and what one table takes; a machine that others use takes several times as long.
-    assert sorted(seconds for _, seconds in held)[len(held) // 2] < 0.5
+    assert max(count for count, _ in held) >= 20, "as many tables as fit"
+    # 20 ms, and what one table takes; a machine that others use takes several times as long.
+    assert min(seconds for _, seconds in held) < 0.1
     assert application.longest_s < 5.0
 
 

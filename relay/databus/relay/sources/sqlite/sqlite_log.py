@@ -16,7 +16,7 @@ import json
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar
 
@@ -180,14 +180,6 @@ def user_tables(connection: sqlite3.Connection) -> dict[str, int]:
     return dict(rows.fetchall())
 
 
-def first_page(connection: sqlite3.Connection, table: str) -> int:
-    """The page of the file on which a table begins."""
-    row = connection.execute(
-        "SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)
-    ).fetchone()
-    return int(row[0])
-
-
 def table_schema(
     connection: sqlite3.Connection, table: str, keys: ConfiguredKeys = NO_KEYS
 ) -> SourceSchema | None:
@@ -265,15 +257,6 @@ def latest_versions(connection: sqlite3.Connection) -> dict[str, tuple[int, str]
     return {source: (version, document) for source, version, document in rows}
 
 
-def latest_version(connection: sqlite3.Connection, source: str) -> tuple[int, SourceSchema | None]:
-    """The number of a source's last version, and the version; (0, None) where there is none."""
-    row = connection.execute(
-        "SELECT version, document FROM databus_schema WHERE source = ? ORDER BY version DESC",
-        (source,),
-    ).fetchone()
-    return (0, None) if row is None else (row[0], SourceSchema.from_json(json.loads(row[1])))
-
-
 def put_version(
     connection: sqlite3.Connection, schema: SourceSchema, changed_after: int | None
 ) -> int:
@@ -340,17 +323,29 @@ def defaults(connection: sqlite3.Connection, table: str) -> dict[str, str | None
     return {row[1]: None if str(row[4]).upper() in ("NONE", "NULL") else row[4] for row in rows}
 
 
-def row_expression(names: Iterable[str], prefix: str = "") -> str:
-    """SQL that gives a row as the log's JSON array.  Nested, since SQLite limits arguments."""
+def has_text_affinity(declared: str) -> bool:
+    """Whether a column of this declared type never holds a number: SQLite's affinity rules."""
+    name = declared.upper()
+    is_text = "CHAR" in name or "CLOB" in name or "TEXT" in name
+    return is_text and "INT" not in name and name.isascii()
+
+
+def row_expression(
+    names: Iterable[str], prefix: str = "", texts: Collection[str] = frozenset()
+) -> str:
+    """SQL that gives a row as the log's JSON array.  Nested, since SQLite limits arguments.
+
+    Columns with the names ``texts`` hold no numbers, and take fewer words.
+    """
     cells = []
     for name in names:
         cell = prefix + quoted(name)
+        real = "" if name in texts else f"WHEN'real'THEN json_array('r',quote({cell}))"
         cells.append(
-            f"CASE typeof({cell}) WHEN 'real' THEN json_array('r', quote({cell})) "
-            f"WHEN 'blob' THEN json_array('b', hex({cell})) ELSE {cell} END"
+            f"CASE typeof({cell}){real}WHEN'blob'THEN json_array('b',hex({cell}))ELSE {cell} END"
         )
     groups = [cells[at : at + GROUP] for at in range(0, len(cells), GROUP)]
-    return "json_array(" + ", ".join(f"json_array({', '.join(g)})" for g in groups) + ")"
+    return "json_array(" + ",".join(f"json_array({','.join(g)})" for g in groups) + ")"
 
 
 def log_again(

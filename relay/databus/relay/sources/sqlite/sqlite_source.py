@@ -310,7 +310,7 @@ class SqliteSource:
                 "server": f"SQLite {sqlite3.sqlite_version}",
                 "scn": log.last_id(self._db),
                 "log_rows": count,
-                "tables": sorted(triggers.ours(self._db)),
+                "tables": sorted({trigger.table for trigger in triggers.ours(self._db)}),
                 "stopped_tables": stopped.document(),
                 "warnings": [*stopped.warnings(), *without],
             }

@@ -10,7 +10,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from databus.common.schema.source_names import join_source, split_source
@@ -18,12 +18,15 @@ from databus.common.schema.source_schema import SourceSchema
 from databus.relay.sources.configured_keys import ConfiguredKeys
 from databus.relay.sources.sqlite import sqlite_log as log
 from databus.relay.sources.sqlite import sqlite_triggers as triggers
+from databus.relay.sources.sqlite.sqlite_triggers import Trigger
 
-_HOLD_S = 0.05
+_HOLD_S = 0.02
 _PAUSE_S = 0.1
-_MEASURE_EVERY = 8
 """A transaction of ours takes in more tables for so long, and the next begins so much later: SQLite
 looks whether it may write after 1, 2, 5, .. and at most 100 ms."""
+_MANY = 100
+"""For more tables than these, triggers are written as rows of ``sqlite_master``: each CREATE
+TRIGGER reads all definitions there."""
 _SUSPENDED = "suspended "
 _WATCHED = "watched "
 """Names in ``databus_meta``: why a source is suspended, and on which page its table begins."""
@@ -44,6 +47,26 @@ UNWATCHED = (
 )
 KEYLESS = "it has no key any more: create it with a PRIMARY KEY, or name one in keys"
 REBUILT = "it was rebuilt, its triggers included: what was written meanwhile is not known"
+
+
+@dataclass(frozen=True, slots=True)
+class _Definitions:
+    """What a database defined at one ``schema_version``.
+
+    ``pages``: the page on which each table begins.  ``schemas``: of each table that is captured.
+    ``versions``: number and document of each source's last version in the log.  ``named`` and
+    ``held``: our triggers by name, and those of each table.
+    """
+
+    pages: Mapping[str, int] = field(default_factory=dict)
+    schemas: Mapping[str, SourceSchema] = field(default_factory=dict)
+    versions: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    named: Mapping[str, Trigger] = field(default_factory=dict)
+    held: Mapping[str, list[Trigger]] = field(default_factory=dict)
+
+    def texts(self, table: str) -> dict[str, str]:
+        """The texts of our triggers on a table, by name."""
+        return {trigger.name: trigger.text for trigger in self.held.get(table, ())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +105,8 @@ class CapturedTables:
         self._doubts: dict[str, Unseen] = {}
         self._objects: set[tuple[str, str]] | None = None
         self._planned_version = self._version = -1
-        self._reading_s = 0.0
-        self._refresh_count = 0
+        self._defined = _Definitions()
+        self._is_direct = False
         self.next_refresh_s = 0.0
         self.goes_on = False
         """Whether consumers have rows of before; else nothing is suspended."""
@@ -112,14 +135,14 @@ class CapturedTables:
         The log up to ``position`` was read.  A table's capture begins, or changes, in the
         transaction that makes its triggers.
         """
-        # A window whose end was recorded was written before a definition changed.
+        # A window whose end was recorded was written before a definition changed.  This also reads
+        # the definitions again where they have changed, before the application has to wait for it.
         since_id = max(position, log.meta(db, "window_end"))
         if log.schema_version(db) != self._planned_version:
             self._plan(db, since_id)
         due = [*self._changed, *self._new]
         if due:
-            work = partial(self._bring_in_step, db, due, since_id)
-            count, held_s = log.write_briefly(db, work)
+            count, held_s = self._step(db, due, since_id)
             self._new = self._new[max(0, count - len(self._changed)) :]
             self._changed = self._changed[count:]
             self._pause(held_s)  # the next one, if there is more to do
@@ -131,39 +154,48 @@ class CapturedTables:
         """Find the tables whose triggers are not those of their definitions."""
         self._planned_version = log.schema_version(db)
         missing = triggers.first_missing(db, since_id)
-        versions = log.latest_versions(db)
-        present = triggers.ours(db)
+        self._defined = defined = self._read(db)
         self._changed, self._new = [], []
-        pages = log.user_tables(db)
         watched = log.metas(db, _WATCHED)
         # A table that has lost its triggers was dropped, and made again.
-        remade = sum(name.removeprefix(_WATCHED) in pages.keys() - present for name in watched)
+        remade = sum(
+            name.removeprefix(_WATCHED) in defined.pages.keys() - defined.held for name in watched
+        )
         unexplained = self._unexplained(db) - 2 * remade
         self._doubts.clear()
-        captured = set()
-        for schema in self.schemas(db):
-            table = split_source(schema.source)[1]
-            captured.add(table)
-            version, document = versions.get(schema.source, (0, ""))
+        for table, schema in defined.schemas.items():
+            version, document = defined.versions.get(schema.source, (0, ""))
             if not version:
                 self._new.append(table)
-            elif (
-                version in missing
-                or json.loads(document) != schema.to_json()
-                or present.get(table) != triggers.wanted(schema, version)
-            ):
+            elif version in missing or json.loads(document) != schema.to_json():
                 self._changed.append(table)
             else:
-                is_moved = watched.get(_WATCHED + table) != pages[table]
+                is_moved = watched.get(_WATCHED + table) != defined.pages[table]
                 doubt = _doubt(db, schema, version, unexplained, since_id, is_moved=is_moved)
                 if doubt is not None:
                     self._doubts[table] = doubt
-                if doubt is not None or is_moved:
+                if doubt or is_moved or defined.texts(table) != triggers.wanted(schema, version):
                     self._changed.append(table)
-        held = {name.removeprefix(_WATCHED) for name in watched} | present.keys()
-        self._changed += sorted(held - captured)
+        gone = {name.removeprefix(_WATCHED) for name in watched} | defined.held.keys()
+        self._changed += sorted(gone - defined.schemas.keys())
+        self._is_direct = len(self._changed) + len(self._new) > _MANY
+        if self._is_direct:
+            due = (*self._changed, *self._new)
+            triggers.compile_all(defined.schemas[name] for name in due if name in defined.schemas)
         if not (self._changed or self._new) and log.meta(db, _DEFINITIONS) != self._planned_version:
-            log.write_briefly(db, partial(self._compared, db))
+            log.write_briefly(db, partial(self._compared, db, self._planned_version))
+
+    def _read(self, db: sqlite3.Connection) -> _Definitions:
+        held: dict[str, list[Trigger]] = {}
+        for trigger in triggers.ours(db):
+            held.setdefault(trigger.table, []).append(trigger)
+        return _Definitions(
+            log.user_tables(db),
+            {split_source(schema.source)[1]: schema for schema in self.schemas(db)},
+            log.latest_versions(db),
+            {trigger.name: trigger for of_table in held.values() for trigger in of_table},
+            held,
+        )
 
     def _unexplained(self, db: sqlite3.Connection) -> int:
         """How many statements have defined something that is not there to be seen."""
@@ -180,51 +212,73 @@ class CapturedTables:
         self._objects = objects
         return self._planned_version - before - explained if before else 0
 
-    def _compared(self, db: sqlite3.Connection) -> None:
-        """No definition of now has to be compared once more."""
-        log.set_meta(db, _DEFINITIONS, log.schema_version(db))
+    def _compared(self, db: sqlite3.Connection, version: int) -> None:
+        """No definition of this ``schema_version`` has to be compared once more."""
+        log.set_meta(db, _DEFINITIONS, version)
         log.set_meta(db, _OBJECTS, json.dumps(sorted(self._objects or ())))
+
+    def _step(self, db: sqlite3.Connection, due: list[str], since_id: int) -> tuple[int, float]:
+        """Bring the first of these tables in step, as many as a moment allows: (how many,
+        seconds)."""
+        if not self._is_direct:
+            work = partial(self._bring_in_step, db, due, since_id)
+            return log.write_briefly(db, work)
+        with triggers.definitions_writable(db) as self._is_direct:
+            work = partial(self._bring_in_step, db, due, since_id)
+            return log.write_briefly(db, work)
 
     def _bring_in_step(
         self, db: sqlite3.Connection, due: list[str], since_id: int
     ) -> tuple[int, float]:
-        """The first of these tables, as many as a moment allows: (how many, seconds)."""
         began_s, count = time.monotonic(), 0
         if log.schema_version(db) == self._planned_version:  # else it is planned again
             while count < len(due) and time.monotonic() - began_s < _HOLD_S:
                 self._watch(db, due[count], since_id)
                 count += 1
-            self._planned_version = log.schema_version(db)
+            self._planned_version = log.schema_version(db) + self._is_direct
             if count >= len(self._changed):
-                self._compared(db)
+                self._compared(db, self._planned_version)
+            if self._is_direct:
+                triggers.publish(db, self._planned_version)
         return count, time.monotonic() - began_s
 
     def _watch(self, db: sqlite3.Connection, table: str, since_id: int) -> None:
-        schema = log.table_schema(db, table, self._keys) if self._captures(table) else None
+        defined = self._defined
+        schema = defined.schemas.get(table)
         if schema is None:
             self._unwatch(db, table)
             return
-        version, before = log.latest_version(db, schema.source)
-        held = triggers.of_table(db, table)
+        version, document = defined.versions.get(schema.source, (0, ""))
+        held = defined.texts(table)
         unseen = None
-        if before is None:
+        if not version:
             version = log.put_version(db, schema, None)
             if log.has_rows(db, table):
                 unseen = Unseen(FILLED_BEFORE)
-        elif held.keys() != triggers.wanted(schema, version).keys():
-            if before != schema:
-                version = log.put_version(db, schema, log.last_id(db))
-            if log.has_rows(db, table):
-                unseen = Unseen(UNWATCHED)
-            else:
-                log.log_emptied(db, version)
         else:
-            version, unseen = _altered(db, version, before, schema, since_id)
-            unseen = unseen or self._doubts.get(table)
-        triggers.watch(db, triggers.wanted(schema, version), table)
-        log.set_meta(db, _WATCHED + table, log.first_page(db, table))
+            before = SourceSchema.from_json(json.loads(document))
+            if held.keys() != triggers.wanted(schema, version).keys():
+                if before != schema:
+                    version = log.put_version(db, schema, log.last_id(db))
+                if log.has_rows(db, table):
+                    unseen = Unseen(UNWATCHED)
+                else:
+                    log.log_emptied(db, version)
+            else:
+                version, unseen = _altered(db, version, before, schema, since_id)
+                unseen = unseen or self._doubts.get(table)
+        self._create(db, triggers.wanted(schema, version), table)
+        log.set_meta(db, _WATCHED + table, defined.pages[table])
         if unseen is not None:
             self._suspend(db, schema.source, unseen, since_id)
+
+    def _create(self, db: sqlite3.Connection, wanted: dict[str, str], table: str) -> None:
+        defined = self._defined
+        if not self._is_direct:
+            triggers.watch(db, wanted, table)
+        elif defined.texts(table) != wanted:
+            elsewhere = [defined.named[name] for name in wanted if name in defined.named]
+            triggers.put(db, wanted, table, [*defined.held.get(table, ()), *elsewhere])
 
     def _unwatch(self, db: sqlite3.Connection, table: str) -> None:
         """A table is not captured any more: it was dropped or renamed, has no key, or is left out
@@ -236,10 +290,10 @@ class CapturedTables:
         if not is_watched or not self._captures(table):
             return
         source = join_source("main", table)
-        if table in log.user_tables(db):
+        if table in self._defined.pages:
             self._suspend(db, source, Unseen(KEYLESS), log.last_id(db))
         else:
-            log.log_emptied(db, log.latest_version(db, source)[0])
+            log.log_emptied(db, self._defined.versions.get(source, (0, ""))[0])
 
     def _suspend(self, db: sqlite3.Connection, source: str, unseen: Unseen, since_id: int) -> None:
         if not self.goes_on:
@@ -257,14 +311,11 @@ class CapturedTables:
         All its connections read all definitions again after each of our transactions, and a
         statement fails that finds them changed fifty times in a row.
         """
-        if self._refresh_count % _MEASURE_EVERY == 0:
-            began_s = time.monotonic()
-            log.connect(self._path).close()
-            self._reading_s = time.monotonic() - began_s
-        self._refresh_count += 1
+        began_s = time.monotonic()
+        log.connect(self._path).close()
         is_more = self._changed or self._new
-        pause_s = max(_PAUSE_S, 2 * held_s, 2 * self._reading_s) if is_more else 0.0
-        self.next_refresh_s = time.monotonic() + pause_s
+        pause_s = max(_PAUSE_S, 2 * held_s, 2 * (time.monotonic() - began_s)) if is_more else 0.0
+        self.next_refresh_s = began_s + pause_s
 
     # -- what the log does not show
 
