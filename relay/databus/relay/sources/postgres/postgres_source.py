@@ -442,6 +442,8 @@ class PostgresSource:
         await self._suspend_gone(tables)
         publication = await self._required_publication()
         await self._look(wanted, publication, definitions, unpublished)
+        if self._stream is not None:
+            self._stream.meet(self._given.oids)
         name = self._settings.name
         for source, reason in unpublished.items():
             if source not in before:

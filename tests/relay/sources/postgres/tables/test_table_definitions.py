@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 from databus.relay.sources.postgres.stream.postgres_lineage import (
@@ -14,6 +15,7 @@ from databus.relay.sources.postgres.tables.table_definitions import (
     Definition,
     DefinitionGap,
     change_between,
+    stored_definition,
 )
 
 INT, TEXT, VARCHAR = 23, 25, 1043
@@ -103,3 +105,21 @@ def test_the_memo_keeps_definitions_and_one_of_an_earlier_version_has_none() -> 
     document["given"]["public.t"] = document["given"]["public.t"][:3]
     (earlier,) = (decode_resume_state(json.dumps(document)).given.tables or {}).values()
     assert earlier == Given(9, "1.2/3.4", {10: 11})
+
+
+def test_the_memo_of_an_earlier_version_does_not_tell_whether_a_table_was_renamed() -> None:
+    *earlier, naming = definition(column(), naming="800").to_json()
+    assert naming == "800"
+    known = stored_definition(earlier)
+    assert not known.is_renamed(definition(column(), naming="801"))
+    assert definition(column(), naming="800").is_renamed(definition(column(), naming="801"))
+    assert change_between(known, definition(column(), naming="801")) is None
+
+
+def test_a_definition_that_the_stream_meets_leaves_the_name_to_the_next_look() -> None:
+    table = SimpleNamespace(source="public.t", oid=9)
+    given = GivenTables({"public.t": Given(9, "1.2/", {}, definition(column(), naming="800"))})
+    later = definition(column(TEXT), naming="801")
+    known = (given.redefined(table, later).tables or {})["public.t"].definition  # type: ignore[arg-type]  # what it reads of a table
+    assert known is not None and known.columns == later.columns
+    assert known.is_renamed(later)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import struct
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 
 import asyncpg
@@ -29,6 +29,7 @@ from databus.relay.sources.postgres.stream.postgres_lineage import (
     commits_between,
     create_slot,
 )
+from databus.relay.sources.postgres.stream.table_names import TableNames
 from databus.relay.sources.postgres.stream.window_assembler import (
     PART_BYTES,
     StreamTextNeeded,
@@ -118,6 +119,10 @@ class SlotStream:
         publication does not give whole, or whose rows have changed with its definition."""
         self._windows.stop_again(source, gap)
 
+    def meet(self, oids: Mapping[str, int]) -> None:
+        """A look at the catalogue has found these tables."""
+        self._windows.meet(oids)
+
     def follow_only(self, source: str, oid: int) -> None:
         """From here on the source is this table, and none that had its name before."""
         self._windows.follow_only(source, oid)
@@ -184,7 +189,8 @@ class SlotStream:
         return WindowAssembler(
             self._globs, self._settings.special_values, after_scn, keys=self._settings.keys,
             stopped=self._stopped, announced=AnnouncedSchemas(self._resume_state.announced),
-            binary=self._binary, encoding=self._connection.encoding, only=self._given().oids,
+            binary=self._binary, encoding=self._connection.encoding,
+            names=TableNames(self._given().oids),
         )  # fmt: skip
 
     def _batch(self) -> Batch:

@@ -12,7 +12,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -47,6 +46,7 @@ from databus.relay.sources.postgres.protocol.text_encodings import UTF8
 from databus.relay.sources.postgres.rows.binary_values import FORMS, text_of
 from databus.relay.sources.postgres.rows.postgres_kernel_tables import PostgresKernelTables
 from databus.relay.sources.postgres.rows.row_codec import RowCodec
+from databus.relay.sources.postgres.stream.table_names import TableNames
 from databus.relay.sources.postgres.tables.postgres_tables import (
     PostgresTable,
     base_oids,
@@ -84,8 +84,8 @@ class WindowAssembler:
             is packed from that row on, until it begins again between two transactions.
 
     ``stopped`` are the tables that have stopped before ``resolved``, ``announced`` the
-    schemas that consumers were told of last, ``only`` the oids of tables by their sources: what
-    comes under such a name of another table is older, and was never asked for.
+    schemas that consumers were told of last, ``names`` the tables that a look at the catalogue
+    has found: what comes of another one under such a name is older, and was never asked for.
 
     Owner: the task that reads the stream.
     Raises: FormatError; the assembler is of no use after.
@@ -103,10 +103,10 @@ class WindowAssembler:
         announced: AnnouncedSchemas | None = None,
         binary: bool = False,
         encoding: str = UTF8,
-        only: Mapping[str, int] = MappingProxyType({}),
+        names: TableNames | None = None,
     ) -> None:
         self._globs = globs
-        self._only = dict(only)
+        self._names = names or TableNames()
         self._special_values = special_values
         self._keys = keys
         self._compiled = compiled
@@ -114,6 +114,7 @@ class WindowAssembler:
         self._base_oids: dict[int, tuple[int, ...]] = {}
         self._codecs: dict[int, RowCodec | None] = {}
         self._partitions: dict[int, tuple[str, str]] = {}
+        self._unlearnt: dict[int, tuple[Relation, PostgresTable | None]] = {}
         self.stopped = stopped or SuspendedTables({})
         self.stops_changed = False
         self.announced = announced or AnnouncedSchemas()
@@ -217,8 +218,14 @@ class WindowAssembler:
         Raises:
             TextNeeded: its rows come in binary, and one of its types is not known in that form.
         """
-        codec = None
-        if matches(relation.source, self._globs) and self._is_meant(relation.source, relation.oid):
+        codec, source, oid = None, relation.source, relation.oid
+        self._names.describe(oid, source)
+        self._unlearnt.pop(oid, None)
+        if not matches(source, self._globs):
+            pass
+        elif not self._names.is_meant(source, oid):
+            self._unlearnt[oid] = relation, table  # Until it is: its name is another table's.
+        else:
             try:
                 codec = RowCodec(
                     schema_of(relation, table, self._special_values, self._keys),
@@ -227,25 +234,36 @@ class WindowAssembler:
                 )
             except UnsupportedChange as error:
                 # A description comes because a change of its table does, which is passed over.
-                self._stop(relation.source, error.message)
+                self._stop(source, error.message)
         if codec is not None and self._binary:
-            self._base_oids[relation.oid] = oids = base_oids(relation, table)
+            self._base_oids[oid] = oids = base_oids(relation, table)
             require_forms(codec.schema, oids)
-        self._use(relation.oid, codec)
+        self._use(oid, codec)
+
+    def meet(self, oids: Mapping[str, int]) -> None:
+        """A look at the catalogue has found these tables."""
+        if self._names.meet(oids):
+            self._steer_all()
 
     def follow_only(self, source: str, oid: int) -> None:
         """A table is about to be read from its beginning: rows of the one that had its name before
         may still come, and are not its."""
-        if self._only.get(source) != oid:
-            self._only[source] = oid
+        if self._names.assign(source, oid):
             self._steer_all()
 
-    def _is_meant(self, source: str, oid: int) -> bool:
-        return self._only.get(source, oid) == oid
+    def _strays(self, oid: int) -> dict[str, str]:
+        """The sources that are suspended by the next change of this table."""
+        strays = self._names.strays(oid).items()
+        return {
+            source: why
+            for source, why in strays
+            if source not in self._passed_over and matches(source, self._globs)
+        }
 
     def pass_over_partition(self, relation: Relation, root: str) -> None:
         """Go on without a partition.  It is described together with its root, under whose name
         its changes come; one that comes under its own is not in what its root is told of."""
+        self._names.describe(relation.oid, relation.source)
         self._codecs[relation.oid] = None
         self._tables.forget(relation.oid)  # The kernel leaves its changes to ``_codec``.
         self._partitions[relation.oid] = (relation.source, root)
@@ -407,13 +425,22 @@ class WindowAssembler:
         """How the table's rows are read; None where they are passed over."""
         if oid in self._partitions:
             self._stop_root(oid)
+        for source, why in self._strays(oid).items():
+            self._stop(source, why)
+        if self._is_to_learn(oid):
+            self.learn(*self._unlearnt[oid])
         try:
             codec = self._codecs[oid]
         except KeyError:
             raise FormatError(f"pgoutput sent a change of the undescribed table {oid}") from None
         if codec is None or codec.schema.source in self._passed_over:
             return None
-        return codec if self._is_meant(codec.schema.source, oid) else None
+        return codec if self._names.is_meant(codec.schema.source, oid) else None
+
+    def _is_to_learn(self, oid: int) -> bool:
+        """Whether the table has become the one that is meant since it was described."""
+        relation, _ = self._unlearnt.get(oid, (None, None))
+        return relation is not None and self._names.is_meant(relation.source, oid)
 
     def _in_text(self, change: Change) -> Change:
         """The change with every value in its text form."""
@@ -432,6 +459,8 @@ class WindowAssembler:
 
     def _steer(self, oid: int) -> None:
         """Let the kernel read the table's rows as ``_codec`` says."""
+        if self._strays(oid) or self._is_to_learn(oid):
+            return self._tables.forget(oid)  # The kernel leaves its changes to ``_codec``.
         codec = self._codec(oid)
         if codec is None:
             return self._tables.put(oid, None)

@@ -128,6 +128,10 @@ class Publication:
     def _gives_all(self, table: PostgresTable) -> bool:
         return self.all_tables or table.schema_name in self.schemas
 
+    def gives_by_schema(self, table: PostgresTable) -> bool:
+        """Whether changes come because of the schema that the table is in."""
+        return not self.all_tables and table.oid not in self.members
+
     def version_of(self, table: PostgresTable) -> str:
         """Another one after each change of what it gives of the table."""
         schema = self.schemas.get(table.schema_name)
@@ -266,6 +270,11 @@ class GivenTables:
             why = "it was dropped and created again: rows that went with it have no events"
         elif known.version != publication.version_of(table):
             why = f"the publication {name} was altered, and changes may not have been published"
+        elif publication.gives_by_schema(table) and _is_renamed(known.definition, definition):
+            why = (
+                f"it may have been in another schema, whose changes the publication {name} does "
+                "not give"
+            )
         if known is None or why:
             return DefinitionGap(why, keeps_rows=False)
         change = self.change(table, definition)
@@ -307,6 +316,8 @@ class GivenTables:
         """The same, with another definition of this table, and the files that came with it."""
         known = (self.tables or {})[table.source]
         files = {oid: definition.files.get(oid, file) for oid, file in known.files.items()}
+        if known.definition is not None:  # Whether it was renamed is for a look to find.
+            definition = replace(definition, naming=known.definition.naming)
         given = replace(known, files=files, definition=definition)
         return replace(self, tables={**(self.tables or {}), table.source: given})
 
@@ -335,6 +346,10 @@ class GivenTables:
             ]
             for source, given in self.tables.items()
         }
+
+
+def _is_renamed(known: Definition | None, now: Definition | None) -> bool:
+    return known is not None and now is not None and known.is_renamed(now)
 
 
 def _moved(known: Mapping[int, int], now: Mapping[int, Partition]) -> str:

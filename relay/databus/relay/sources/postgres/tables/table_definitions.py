@@ -19,6 +19,7 @@ from typing import Any
 # past the statement's snapshot.  What a column's type is made of are the types that it depends on.
 DEFINITIONS_SQL = """
 SELECT c.oid::bigint AS oid, c.relkind = 'p' AS is_partitioned,
+       (SELECT r.xmin::text FROM pg_catalog.pg_type r WHERE r.oid = c.reltype) AS naming,
        (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(
                    a.attnum, a.attname, a.atttypid::bigint, a.xmin::text, a.attgenerated <> '',
                    a.atthasmissing, d.oid::bigint) ORDER BY a.attnum)::text
@@ -110,6 +111,7 @@ class Definition:
     columns.  ``files`` are the table's file, or those of its partitions, by oid; ``filled`` names
     the columns of partitions whose older rows have their value in the catalogue.  ``types`` are
     the labels of enums, and the members' types of composites, that its columns are made of.
+    ``naming`` is the version of its row type, which each other name, schema and owner changes.
     """
 
     columns: str
@@ -118,11 +120,19 @@ class Definition:
     filled: str = ""
     types: str = ""
     is_partitioned: bool = False
+    naming: str = ""
 
     def to_json(self) -> list[Any]:
         """For the memo."""
         files = {str(oid): file for oid, file in self.files.items()}
-        return [self.columns, self.key, files, self.filled, self.types, self.is_partitioned]
+        return [
+            self.columns, self.key, files, self.filled, self.types, self.is_partitioned,
+            self.naming,
+        ]  # fmt: skip
+
+    def is_renamed(self, later: Definition) -> bool:
+        """Whether the table may have had another name or schema before it had ``later``."""
+        return "" != self.naming != later.naming
 
 
 def definition_of(row: Mapping[str, Any], key: Collection[str]) -> Definition | None:
@@ -137,6 +147,7 @@ def definition_of(row: Mapping[str, Any], key: Collection[str]) -> Definition | 
         row["filled"] or "",
         row["types"] or "",
         row["is_partitioned"],
+        row["naming"] or "",
     )
 
 
@@ -146,10 +157,10 @@ def stored_definition(document: Any) -> Definition:
     Raises:
         ValueError, TypeError, AttributeError: it is something else.
     """
-    columns, key, files, filled, types, is_partitioned = document
+    columns, key, files, filled, types, is_partitioned, *naming = document
     return Definition(
         str(columns), tuple(map(int, key)), _files(files), str(filled), str(types),
-        bool(is_partitioned),
+        bool(is_partitioned), *map(str, naming),  # Without it from earlier versions.
     )  # fmt: skip
 
 

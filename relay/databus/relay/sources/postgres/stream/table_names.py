@@ -1,0 +1,71 @@
+"""Which table each source is, and under which name the stream gives each table.
+
+pgoutput describes a table by the name that it has at that position of the log.  The catalogue is
+looked at now and then.  It shows neither a table that has another name for a moment nor one that
+is there for a moment.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class TableNames:
+    """The tables' oids by the sources that they are, and the names that the stream has for them.
+
+    Without ``known`` every table is the one that is meant by its name.
+
+    Invariants:
+        I1. A source is one table at a time: changes of another one under its name are not its.
+        I2. A source is no table unless a look at the catalogue has found it.
+
+    Owner: the assembler.
+    """
+
+    def __init__(self, known: Mapping[str, int] | None = None) -> None:
+        self._is_given = known is not None
+        self._oids: dict[str, int] = {}
+        self._sources: dict[int, set[str]] = {}
+        self._described: dict[int, str] = {}
+        self.meet(known or {})
+
+    def meet(self, found: Mapping[str, int]) -> bool:
+        """A look at the catalogue has found these tables: names that are new are theirs.
+
+        Whether any is.
+        """
+        new = {source: oid for source, oid in found.items() if source not in self._oids}
+        for source, oid in new.items():
+            self.assign(source, oid)
+        return bool(new)
+
+    def assign(self, source: str, oid: int) -> bool:
+        """The source is this table from now on; whether it was another one."""
+        before = self._oids.get(source)
+        if before == oid:
+            return False
+        if before is not None:
+            self._sources[before].discard(source)
+        self._oids[source] = oid
+        self._sources.setdefault(oid, set()).add(source)
+        return True
+
+    def describe(self, oid: int, name: str) -> None:
+        """The stream's changes of this table come under this name from now on."""
+        self._described[oid] = name
+
+    def is_meant(self, source: str, oid: int) -> bool:
+        """Whether changes of this table are those of the source."""
+        return self._oids.get(source, None if self._is_given else oid) == oid
+
+    def strays(self, oid: int) -> dict[str, str]:
+        """The sources that lack the next change of this table, and why."""
+        name = self._described.get(oid)
+        found = {
+            source: f"rows were written to it while its name was {name}"
+            for source in self._sources.get(oid, ())
+            if name not in (None, source)
+        }
+        if self._is_given and name is not None and name not in self._oids:
+            found[name] = "rows were written to it before the relay had found it in the catalogue"
+        return found

@@ -1,0 +1,177 @@
+"""Rows that come under another name of their table, between two looks at the catalogue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from databus.common.config import DatabaseConfig
+from databus.relay.processes.fetcher import Fetcher
+from tests.support.capture import capturing, database_config, streaming, upserted
+from tests.support.fixtures import FreshDatabase
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+PUBLICATIONS = {
+    "of tables": "",
+    "of all tables": "FOR ALL TABLES WITH (publish_via_partition_root = true)",
+    "of schemas": "FOR TABLES IN SCHEMA shop WITH (publish_via_partition_root = true)",
+}
+SCHEMAS_SINCE = 15_00_00
+TABLES = (
+    "CREATE SCHEMA shop",
+    "CREATE SCHEMA aside",
+    "CREATE TABLE shop.t (id int PRIMARY KEY, v int)",
+    "CREATE TABLE shop.n (id int PRIMARY KEY, v int)",
+    "CREATE TABLE shop.parted (id int PRIMARY KEY, v int) PARTITION BY RANGE (id)",
+    "CREATE TABLE shop._part PARTITION OF shop.parted FOR VALUES FROM (0) TO (90)",
+)
+AWAY = {
+    "renamed": (
+        "ALTER TABLE shop.t RENAME TO _old",
+        "INSERT INTO shop._old VALUES (3, 30)",
+        "ALTER TABLE shop._old RENAME TO t",
+    ),
+    "renamed to a captured name": (
+        "ALTER TABLE shop.t RENAME TO u",
+        "UPDATE shop.u SET v = 11 WHERE id = 1",
+        "ALTER TABLE shop.u RENAME TO t",
+    ),
+    "moved": (
+        "ALTER TABLE shop.t SET SCHEMA aside",
+        "DELETE FROM aside.t WHERE id = 2",
+        "ALTER TABLE aside.t SET SCHEMA shop",
+    ),
+    "moved with its schema": (
+        "ALTER SCHEMA shop RENAME TO gone",
+        "INSERT INTO gone.t VALUES (3, 30)",
+        "ALTER SCHEMA gone RENAME TO shop",
+    ),
+    "emptied under another name": (
+        "ALTER TABLE shop.t RENAME TO _old",
+        "TRUNCATE shop._old",
+        "ALTER TABLE shop._old RENAME TO t",
+    ),
+    "another table in its place": (
+        "ALTER TABLE shop.t RENAME TO _old; ALTER TABLE shop.n RENAME TO t",
+        "INSERT INTO shop.t VALUES (4, 40); INSERT INTO shop._old VALUES (5, 50)",
+        "ALTER TABLE shop.t RENAME TO n; ALTER TABLE shop._old RENAME TO t",
+    ),
+    "a partitioned root": (
+        "ALTER TABLE shop.parted RENAME TO _old",
+        "INSERT INTO shop._old VALUES (3, 30)",
+        "ALTER TABLE shop._old RENAME TO parted",
+    ),
+    "a partitioned root moved": (
+        "ALTER TABLE shop.parted SET SCHEMA aside; ALTER TABLE shop._part SET SCHEMA aside",
+        "INSERT INTO aside.parted VALUES (3, 30)",
+        "ALTER TABLE aside.parted SET SCHEMA shop; ALTER TABLE aside._part SET SCHEMA shop",
+    ),
+}
+
+
+def config_of(database: FreshDatabase, **options: Any) -> DatabaseConfig:
+    config = database_config("shop", database.url, "shop.*", **options)
+    return config.model_copy(update={"resync": "auto", "exclude_sources": ("shop._*",)})
+
+
+def of_kind(database: FreshDatabase, publication: str) -> dict[str, str]:
+    """The options for a publication of this kind; it is made unless the relay makes it."""
+    made = PUBLICATIONS[publication]
+    if not made:
+        return {}
+    if "SCHEMA" in made and int(database.execute("SHOW server_version_num")[0][0]) < SCHEMAS_SINCE:
+        pytest.skip("FOR TABLES IN SCHEMA is of PostgreSQL 15 and later")
+    database.execute(f"CREATE PUBLICATION given {made}")
+    return {"publication": "given"}
+
+
+def copy_of(folder: Path, source: str) -> dict[int, int]:
+    return {key: row["v"] for (key,), row in upserted(folder, source)[0].items()}
+
+
+def rows_of(database: FreshDatabase, source: str) -> dict[int, int]:
+    return dict(database.execute(f"SELECT id, v FROM {source}"))
+
+
+def is_settled(fetcher: Fetcher) -> bool:
+    suspended = fetcher.suspended()
+    return suspended is not None and not suspended and not fetcher.tables.document()
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "in one transaction"])
+@pytest.mark.parametrize("publication", PUBLICATIONS)
+@pytest.mark.parametrize("how", AWAY)
+async def test_rows_written_while_a_table_has_another_name_are_not_lost(
+    postgres_database: FreshDatabase, tmp_path: Path, how: str, publication: str, at_once: bool
+) -> None:
+    db, folder = postgres_database, tmp_path / "shop"
+    for statement in TABLES:
+        db.execute(statement)
+    options = of_kind(db, publication)
+    sources = ("shop.t", "shop.n", "shop.parted")
+    async with capturing(config_of(db, discover_every="1s", **options), tmp_path) as fetcher:
+        await streaming(fetcher)
+        for source in sources:
+            db.execute(f"INSERT INTO {source} VALUES (1, 10), (2, 20)")
+        await eventually(
+            lambda: all(copy_of(folder, s) == {1: 10, 2: 20} for s in sources), 30, "followed"
+        )
+        for statement in ["; ".join(AWAY[how])] if at_once else AWAY[how]:
+            db.execute(statement)
+        wanted = {source: rows_of(db, source) for source in sources}
+        await eventually(
+            lambda: {source: copy_of(folder, source) for source in sources} == wanted, 30, "equal"
+        )
+        await eventually(lambda: is_settled(fetcher), 30, "settled")
+        for source in sources:
+            db.execute(f"INSERT INTO {source} VALUES (9, 90)")
+        wanted = {source: rows_of(db, source) for source in sources}
+        await eventually(
+            lambda: {source: copy_of(folder, source) for source in sources} == wanted, 30, "on"
+        )
+        assert copy_of(folder, "shop.u") == {}
+
+
+@pytest.mark.parametrize("publication", PUBLICATIONS)
+async def test_a_table_that_was_there_between_two_looks_alone_leaves_no_rows(
+    postgres_database: FreshDatabase, tmp_path: Path, publication: str
+) -> None:
+    db, folder = postgres_database, tmp_path / "shop"
+    for statement in TABLES:
+        db.execute(statement)
+    options = of_kind(db, publication)
+    async with capturing(config_of(db, discover_every="1s", **options), tmp_path) as fetcher:
+        await streaming(fetcher)
+        db.execute(
+            "CREATE TABLE shop.brief (id int PRIMARY KEY, v int); INSERT INTO shop.t VALUES (1, 1);"
+            "INSERT INTO shop.brief VALUES (1, 10)"
+        )
+        db.execute("DROP TABLE shop.brief; INSERT INTO shop.t VALUES (2, 2)")
+        await eventually(lambda: copy_of(folder, "shop.t") == {1: 1, 2: 2}, 30, "the rest comes")
+        await eventually(lambda: copy_of(folder, "shop.brief") == {}, 30, "it leaves nothing")
+        await eventually(lambda: is_settled(fetcher), 30, "settled")
+        assert copy_of(folder, "shop.brief") == {}
+
+
+async def test_a_table_that_is_made_anew_is_followed_after_its_dump(
+    postgres_database: FreshDatabase, tmp_path: Path
+) -> None:
+    """The server describes it once, before the relay has found it."""
+    db, folder = postgres_database, tmp_path / "shop"
+    for statement in TABLES:
+        db.execute(statement)
+    options = of_kind(db, "of all tables")
+    async with capturing(config_of(db, discover_every="1s", **options), tmp_path) as fetcher:
+        await streaming(fetcher)
+        db.execute("INSERT INTO shop.t VALUES (1, 10)")
+        await eventually(lambda: copy_of(folder, "shop.t") == {1: 10}, 30, "followed")
+        db.execute("DROP TABLE shop.t; CREATE TABLE shop.t (id int PRIMARY KEY, v int)")
+        db.execute("INSERT INTO shop.t VALUES (5, 50)")
+        await eventually(lambda: copy_of(folder, "shop.t") == {5: 50}, 30, "dumped")
+        await eventually(lambda: is_settled(fetcher), 30, "settled")
+        db.execute("INSERT INTO shop.t VALUES (6, 60)")
+        await eventually(lambda: copy_of(folder, "shop.t") == {5: 50, 6: 60}, 30, "followed")
