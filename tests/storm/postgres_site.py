@@ -51,6 +51,15 @@ SELECT p.pubname FROM pg_catalog.pg_publication p WHERE p.pubname LIKE 'storm\\_
         WHERE r.prpubid = p.oid AND n.nspname = %s))
 """
 """Publications of relays that do not give the marking table, or not all of its changes."""
+_NARROWED = """
+SELECT pubname FROM pg_catalog.pg_publication WHERE pubname LIKE 'storm\\_%'
+    AND NOT (pubinsert AND pubupdate AND pubdelete AND pubtruncate AND pubviaroot)
+"""
+_NOTHING = """
+SELECT n.nspname, c.relname FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND c.relreplident = 'n'
+"""
 _FROM_STDIN = re.compile(r"\bfrom\b.{0,40}\bstdin\b", re.IGNORECASE | re.DOTALL)
 _KINDS = {"r": "table", "p": "table", "v": "view", "m": "view"}
 
@@ -163,11 +172,18 @@ class PostgresSite(Site):
         return self._number
 
     def settle(self) -> None:
+        """What the reasons of suspensions name as the cure."""
+        for (name,) in self._ask(_NARROWED):
+            self._ask(
+                f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate', "
+                "publish_via_partition_root = true)"
+            )
         for (name,) in self._ask(_CUT_PUBLICATIONS, MARK):
-            all_of_it = "publish = 'insert, update, delete, truncate'"
-            self._ask(f"ALTER PUBLICATION {name} SET ({all_of_it})")
             with contextlib.suppress(psycopg.Error):
                 self._ask(f"ALTER PUBLICATION {name} ADD TABLE {self.mark}")
+        for schema, table in self._ask(_NOTHING, list(CAPTURED)):
+            full = f"{quoted(schema)}.{quoted(table)}"
+            self._ask(f"ALTER TABLE {full} REPLICA IDENTITY DEFAULT")
 
     def tables(self) -> list[TableFacts]:
         schemas = [*CAPTURED, OUTSIDE]
