@@ -253,11 +253,11 @@ import sys
 folder = Path(sys.argv[1])
 with Ring.create(folder, 8192, clock="c", start=Position(2**63 - 40)) as writer:
     with Ring.open_reader(folder) as reader:
-        total = 0
+        total, last = 0, Position(2**63 - 40)
         for window in itertools.islice(
             endless_windows(4, most_bytes=900, start_scn=2**63 - 30), 120
         ):
-            writer.append(window)
+            last = writer.append(window, last)
             state = reader.snapshot()
             place = reader.find(state.prev)
             block, place = reader.read(place, 3000)

@@ -92,10 +92,11 @@ class RingFile:
         self._hold_lock = threading.Lock()
         self._hold_count = 0
         self._is_closed = False
-        """The data area as 32-bit words, which the writer may change."""
-        whole = np.frombuffer(self.map, dtype=np.uint8)
-        whole.flags.writeable = False
-        self.data: U8Array = whole[DATA_OFFSET:]
+        self.changeable: U8Array = np.frombuffer(self.map, dtype=np.uint8)[DATA_OFFSET:]
+        """The data area, which the writer may change."""
+        self.data: U8Array = self.changeable[:]
+        """The same for reading alone."""
+        self.data.flags.writeable = False
         self.data_bytes = status.st_size - DATA_OFFSET
         boot = _boot_identity()
         origin = f"{boot} {self.inode[0]} {self.inode[1]}" if boot else ""
@@ -124,7 +125,7 @@ class RingFile:
             self._unmap()
 
     def _unmap(self) -> None:
-        self.data = np.empty(0, dtype=np.uint8)
+        self.data = self.changeable = np.empty(0, dtype=np.uint8)
         self._words.release()
         self.view.release()
         self.map.close()

@@ -511,7 +511,7 @@ def warm_up() -> None:
     is_frame(ring, 0)
     is_pad(ring, 0, 8)
     check_block(ring, 64, 0, 0, 0)
-    chain_windows(ring, 0, 0, 0, 0, 0)
+    chain_windows(ring.copy(), 0, 0, 0, 0, 0)
     take_piece(ring, 256, 0, 0, 0, 1, points)
     cut_frames(ring, len(ring))
     measure(ring, 0, 0)

@@ -239,7 +239,7 @@ class RingWriter:
         if self._chain is not None and windows:
             at = written % self.ring_bytes
             self._chain = ring_kernels.chain_windows(
-                self._file.data, at, at + stop - start, *self._chain
+                self._file.changeable, at, at + stop - start, *self._chain
             )
         self._written = end
         self._last = trusted_frame(view, last).position
