@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import pytest
 
 from databus.bootstrap.log.relay_api import RelayApi
@@ -25,7 +24,8 @@ from databus.common.errors import (
     from_answer,
     from_problem,
 )
-from databus.common.http import peer_answers
+from databus.common.http.peer_calls import CallAnswer
+from databus.common.http.peer_client import PeerAnswer, PeerClient
 from databus.relay.sources.chained.parent_relay import Parent
 
 Ask = Callable[[str], Awaitable[Any]]
@@ -47,13 +47,13 @@ async def _verify(url: str) -> Any:
 
 
 async def _child(url: str) -> Any:
-    async with aiohttp.ClientSession(auto_decompress=False) as session:
-        return await Parent(url, "shop", silence_s=5.0).range(session)
+    async with PeerClient() as http:
+        return await Parent(url, "shop", silence_s=5.0).range(http)
 
 
 async def _child_forwards(url: str) -> Any:
-    async with aiohttp.ClientSession(auto_decompress=False) as session:
-        return await Parent(url, "shop", silence_s=5.0).forward(session, "GET", "/dumps", b"")
+    async with PeerClient() as http:
+        return await Parent(url, "shop", silence_s=5.0).forward(http, "GET", "/dumps", b"")
 
 
 async def _command(url: str) -> Any:
@@ -66,8 +66,8 @@ async def _log_writer_lists(url: str) -> Any:
 
 
 async def _child_registers(url: str) -> Any:
-    async with aiohttp.ClientSession(auto_decompress=False) as session:
-        return await Parent(url, "shop", silence_s=5.0).register(session, {})
+    async with PeerClient() as http:
+        return await Parent(url, "shop", silence_s=5.0).register(http, {})
 
 
 async def _client_registers(url: str) -> Any:
@@ -121,7 +121,7 @@ async def test_an_answer_without_end_fills_no_memory(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 1 << 20
-    for function in (peer_answers.read_bounded, peer_answers.read_all):
+    for function in (PeerAnswer.body, CallAnswer.body):
         monkeypatch.setattr(function, "__defaults__", (limit,))
     for module in (
         "databus.relay.sources.chained.parent_relay",

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
-import aiohttp
-
 from databus.common.checkpoint import Position, decode_position
-from databus.common.errors import BadCheckpoint, DatabusError, ServerUnavailable, from_answer
-from databus.common.http.peer_answers import PLAIN, read_bounded, read_json
+from databus.common.errors import BadCheckpoint, DatabusError, ServerUnavailable
+from databus.common.http.peer_client import PeerClient
 from databus.common.private import HiddenUrl
 
 BOOTSTRAP = "bootstrap"
-_TIMEOUT = aiohttp.ClientTimeout(total=15.0, sock_connect=5.0)
+_ANSWER_S = 15.0
 
 
 class RelayApi:
@@ -30,20 +27,14 @@ class RelayApi:
     def __init__(self, relays: Sequence[str]) -> None:
         self._relays = [HiddenUrl(relay.rstrip("/")) for relay in relays]
         self._first = 0
-        self._session: aiohttp.ClientSession | None = None
+        self._http = PeerClient(answer_s=_ANSWER_S)
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=_TIMEOUT, auto_decompress=False)
+        self._http.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._session is not None:
-            await self._session.close()
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.close()
 
     async def databases(self) -> list[str]:
         """The names of the databases that the relay serves."""
@@ -115,20 +106,7 @@ class RelayApi:
     async def _ask_one(
         self, relay: str, method: str, path: str, body: Mapping[str, Any] | None
     ) -> Mapping[str, Any]:
-        if self._session is None:
-            raise ServerUnavailable("the connections to the relays are closed")
-        try:
-            async with self._session.request(
-                method, relay + path, json=body, headers=PLAIN, allow_redirects=False
-            ) as response:
-                text = await read_bounded(relay + path, response.headers, response.content)
-                status = response.status
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = str(error) or type(error).__name__
-            raise ServerUnavailable(f"{relay} does not answer: {reason}") from error
-        if status >= 300:
-            raise from_answer(relay + path, status, text, otherwise=ServerUnavailable)
-        document = read_json(text, f"the answer of {relay}{path}", ServerUnavailable)
-        if not isinstance(document, dict):
-            raise ServerUnavailable(f"{relay}{path} answered {status} without a JSON object")
-        return document
+        async with await self._http.request(
+            method, relay, path, json=body, otherwise=ServerUnavailable
+        ) as answer:
+            return await answer.json_object()

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Protocol, Self
 
-import aiohttp
 import numpy as np
 
 from databus.bootstrap.reading.frame_ranges import FrameRange, Starts, changes_from, state_from
 from databus.bootstrap.reading.range_stream import RangeContent, RangeStream
 from databus.bootstrap.reading.stored_database import StoredDatabase
 from databus.common.checkpoint import ORIGIN, Position, decode_position
-from databus.common.errors import ServerUnavailable, from_answer, from_error_frame
+from databus.common.errors import ServerUnavailable, from_error_frame
 from databus.common.filters.stream_filter import StreamFilter
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import FIRST_CONTROL_OP, FrameSplitter, Op
-from databus.common.http.peer_answers import (
-    MAX_BODY_BYTES,
-    PLAIN,
-    read_bounded,
-    read_json,
-    require_plain,
-)
+from databus.common.http.peer_answers import MAX_BODY_BYTES
+from databus.common.http.peer_client import PeerAnswer, PeerClient
 from databus.common.http.stream_formats import FRAMES_TYPE
 from databus.common.schema.source_schema import SchemaSet, SourceSchema
 
 PIECE_BYTES = 4 << 20
-_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=60.0)
+_SILENCE_S = 60.0
 
 Blocks = AsyncGenerator[bytes, None]
 
@@ -63,52 +56,38 @@ class HttpPeer:
 
     def __init__(self, server: str, database: str) -> None:
         self.url = f"{server.rstrip('/')}/v1/{database}"
-        self._session: aiohttp.ClientSession | None = None
+        self._http = PeerClient()
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=_TIMEOUT, auto_decompress=False)
+        self._http.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._http.close()
 
-    @contextlib.asynccontextmanager
-    async def ask(
-        self, method: str, path: str, body: Any = None, **query: str
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer that is no error."""
-        if self._session is None:
-            raise ServerUnavailable("the connections are closed")
-        url = f"{self.url}/{path}"
-        headers = {"Accept": FRAMES_TYPE if method == "GET" else "*/*", **PLAIN}
-        try:
-            async with self._session.request(
-                method, url, json=body, params=query, headers=headers, allow_redirects=False
-            ) as answer:
-                if answer.status >= 300:
-                    text = await read_bounded(url, answer.headers, answer.content)
-                    raise from_answer(url, answer.status, text)
-                require_plain(url, answer.headers)
-                yield answer
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            reason = str(error) or type(error).__name__
-            raise ServerUnavailable(f"{url} does not answer: {reason}") from error
+    async def ask(self, method: str, path: str, body: Any = None, **query: str) -> PeerAnswer:
+        """An answer that is no error; it must be closed."""
+        return await self._http.request(
+            method,
+            self.url,
+            f"/{path}",
+            query=query,
+            json=body,
+            headers={"Accept": FRAMES_TYPE if method == "GET" else "*/*"},
+            silence_s=_SILENCE_S,
+        )
 
     async def body(self, method: str, path: str, body: Any = None, **query: str) -> bytes:
         """The whole body of an answer."""
-        async with self.ask(method, path, body, **query) as answer:
-            return await read_bounded(self.url, answer.headers, answer.content, MAX_BODY_BYTES)
+        async with await self.ask(method, path, body, **query) as answer:
+            return await answer.body(MAX_BODY_BYTES)
 
     async def document(
         self, method: str, path: str, body: Any = None, **query: str
     ) -> dict[str, Any]:
         """The JSON object that is answered."""
-        text = await self.body(method, path, body, **query)
-        found = read_json(text, f"the answer of {self.url}/{path}", ServerUnavailable)
-        if not isinstance(found, dict):
-            raise ServerUnavailable(f"{self.url}/{path} answered {str(found)[:100]}, no object")
-        return found
+        async with await self.ask(method, path, body, **query) as answer:
+            return await answer.json_object()
 
 
 class ServedCopy:
@@ -151,8 +130,8 @@ class ServedCopy:
         """
         splitter = FrameSplitter()
         is_whole = False
-        async with self._server.ask("GET", path, **query) as answer:
-            async for chunk in answer.content.iter_any():
+        async with await self._server.ask("GET", path, **query) as answer:
+            while chunk := await answer.read():
                 block = splitter.feed(chunk)
                 if not block:
                     continue

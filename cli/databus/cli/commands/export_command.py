@@ -14,7 +14,7 @@ from databus.common.errors import (
     UnknownSource,
 )
 from databus.common.extras import require_extra
-from databus.common.http.peer_answers import OPENER, read_all, read_json
+from databus.common.http.peer_calls import peer_call
 
 if TYPE_CHECKING:
     from databus.client.tables.table_reader import TableReader
@@ -136,9 +136,9 @@ def _address(path: Path, config: Config) -> str:
 
 def _json(url: str, path: str) -> Any:
     try:
-        with OPENER.open(url.rstrip("/") + path, timeout=20) as answer:
-            return read_json(read_all(url, answer), f"the answer of {url}", ServerUnavailable)
-    except OSError as error:
+        with peer_call("GET", url.rstrip("/"), path, silence_s=20) as answer:
+            return answer.json_object()
+    except ServerUnavailable as error:
         raise ServerUnavailable(
-            f"the bootstrap server at {url} does not answer: {error}; an export reads it"
+            f"{error.message} (an export reads from the bootstrap server)"
         ) from error

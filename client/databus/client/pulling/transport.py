@@ -9,26 +9,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
-import aiohttp
-
 from databus.common.checkpoint import Position
-from databus.common.errors import (
-    BadRequest,
-    DatabusError,
-    FormatError,
-    ServerUnavailable,
-    from_answer,
-)
-from databus.common.http.peer_answers import PLAIN, read_bounded, read_json, require_plain
+from databus.common.errors import FormatError
+from databus.common.http.peer_client import PeerAnswer, PeerClient
 from databus.common.http.request_parameters import CLIENT_HEADER
 from databus.common.schema.source_schema import SourceSchema
 from databus.common.table_state import TableState, table_state_of
 
 FRAMES_TYPE = "application/vnd.databus.frames;spans=1"
-_PROBLEM_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,34 +42,17 @@ class ResponseBody:
     Owner: the task that opened it.
     """
 
-    def __init__(self, server: str, response: aiohttp.ClientResponse) -> None:
-        self._server = server
-        self._response = response
-        self.clock = response.headers.get("Databus-Clock")
-        self.prev = _position(response.headers.get("Databus-Prev"))
-        self.newest = _position(response.headers.get("Databus-Max"))
-        self.start = _position(response.headers.get("Databus-Start"))
-        self.is_ahead = response.headers.get("Databus-Ahead") == "true"
-
-    async def read(self) -> bytes:
-        """The bytes that have arrived, waiting for some; b"" at the orderly end.
-
-        Raises:
-            ServerUnavailable: the connection broke, or the server fell silent.
-        """
-        try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ServerUnavailable(
-                f"{self._server} broke off in the middle of an answer: {_reason(error)}"
-            ) from error
+    def __init__(self, answer: PeerAnswer) -> None:
+        self.clock = answer.headers.get("Databus-Clock")
+        self.prev = _position(answer.headers.get("Databus-Prev"))
+        self.newest = _position(answer.headers.get("Databus-Max"))
+        self.start = _position(answer.headers.get("Databus-Start"))
+        self.is_ahead = answer.headers.get("Databus-Ahead") == "true"
+        self.read = answer.read
 
 
 class Transport:
     """One pool of connections to all servers.
-
-    Invariants:
-        I1. No connection is left open after ``close``.
 
     Owner: one event loop.
     Raises: the errors of the tree, only.
@@ -94,35 +67,24 @@ class Transport:
         read_bytes: int = 1 << 18,
         client_name: str = "",
     ) -> None:
-        self._connect_timeout_s = connect_timeout_s
-        self._answer_timeout_s = answer_timeout_s
         self._silence_timeout_s = silence_timeout_s
-        self._read_bytes = read_bytes
-        self._headers = {CLIENT_HEADER: client_name} if client_name else {}
-        self._session: aiohttp.ClientSession | None = None
+        self._http = PeerClient(
+            connect_s=connect_timeout_s,
+            answer_s=answer_timeout_s,
+            read_bytes=read_bytes,
+            headers={CLIENT_HEADER: client_name} if client_name else {},
+        )
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=8),
-            read_bufsize=self._read_bytes,
-            auto_decompress=False,
-            headers=self._headers,
-        )
+        self._http.open()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
         """Close every connection."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._http.close()
 
     async def register(self, server: str, database: str, sources: tuple[str, ...]) -> Registration:
         """The clock and all schema versions of ``sources`` (globs; none are all)."""
@@ -140,77 +102,25 @@ class Transport:
 
     async def get_json(self, server: str, path: str, query: Mapping[str, str]) -> Any:
         """The JSON document at ``path``."""
-        timeout = aiohttp.ClientTimeout(
-            total=self._answer_timeout_s, sock_connect=self._connect_timeout_s
-        )
-        async with self._get(server, path, query, "application/json", timeout) as response:
-            body = await read_bounded(f"{server}{path}", response.headers, response.content)
-            return read_json(body, f"the answer of {server}{path}", FormatError)
+        async with await self._http.request(
+            "GET", server.rstrip("/"), path, query=query, headers={"Accept": "application/json"}
+        ) as answer:
+            return await answer.json(FormatError)
 
     @asynccontextmanager
     async def stream(
         self, server: str, path: str, query: Mapping[str, str]
     ) -> AsyncIterator[ResponseBody]:
         """The answer of a stream endpoint, in frames."""
-        timeout = aiohttp.ClientTimeout(
-            total=None,
-            sock_connect=self._connect_timeout_s,
-            sock_read=self._silence_timeout_s,
-        )
-        async with self._get(server, path, query, FRAMES_TYPE, timeout) as response:
-            try:
-                yield ResponseBody(server, response)
-            finally:
-                # A stream that is left before its end cannot be reused.
-                response.close()
-
-    @asynccontextmanager
-    async def _get(
-        self,
-        server: str,
-        path: str,
-        query: Mapping[str, str],
-        accept: str,
-        timeout: aiohttp.ClientTimeout,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        if self._session is None:
-            raise ServerUnavailable("the transport is closed; open it with 'async with'")
-        url = server.rstrip("/") + path
-        try:
-            response = await self._session.get(
-                url,
-                params=dict(query),
-                # Frames go from the ring to the socket as they lie; coding them costs the relay.
-                headers={"Accept": accept, **PLAIN},
-                timeout=timeout,
-                allow_redirects=False,
-            )
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ServerUnavailable(f"{server} does not answer: {_reason(error)}") from error
-        except ValueError as error:
-            raise BadRequest(f"{url} is not a URL to ask: {error}") from error
-        async with response:
-            if response.status != 200:
-                raise await _failure(server, path, response)
-            require_plain(url, response.headers)
-            try:
-                yield response
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise ServerUnavailable(
-                    f"{server} broke off in the middle of an answer: {_reason(error)}"
-                ) from error
-
-
-async def _failure(server: str, path: str, response: aiohttp.ClientResponse) -> DatabusError:
-    try:
-        text = await response.content.read(_PROBLEM_BYTES)
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        return ServerUnavailable(f"{server} broke off: {_reason(error)}")
-    return from_answer(f"{server}{path}", response.status, text)
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+        async with await self._http.request(
+            "GET",
+            server.rstrip("/"),
+            path,
+            query=query,
+            headers={"Accept": FRAMES_TYPE},
+            silence_s=self._silence_timeout_s,
+        ) as answer:
+            yield ResponseBody(answer)
 
 
 def _position(text: str | None) -> Position | None:

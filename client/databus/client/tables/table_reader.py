@@ -9,13 +9,9 @@ row of it is handed out, so that a connection that breaks is asked again and nob
 from __future__ import annotations
 
 import contextlib
-import http.client
 import re
 import tempfile
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -43,7 +39,6 @@ from databus.common.errors import (
     ServerUnavailable,
     StoreError,
     UnknownSource,
-    from_answer,
     from_error_frame,
 )
 from databus.common.frame import frame_format
@@ -54,7 +49,7 @@ from databus.common.frame.frame_format import (
     FrameSplitter,
     Op,
 )
-from databus.common.http.peer_answers import OPENER, read_all, read_json, require_plain
+from databus.common.http.peer_calls import CallAnswer, peer_call
 from databus.common.http.request_parameters import parse_position
 from databus.common.schema.source_schema import SchemaSet, SourceSchema
 
@@ -318,26 +313,19 @@ class TableReader:
 
     def _json(self, server: str, path: str, query: Mapping[str, str]) -> dict[str, Any]:
         with self._open(server, path, query) as answer:
-            found = read_json(read_all(server, answer), f"the answer of {server}", FormatError)
-        if not isinstance(found, dict):
-            raise FormatError(f"{server} answered {str(found)[:100]}, no object")
-        return found
+            return answer.json_object(FormatError)
 
-    @contextlib.contextmanager
-    def _open(self, server: str, path: str, query: Mapping[str, str]) -> Iterator[Any]:
-        url = f"{server.rstrip('/')}/v1/{self.address.database}/{path}"
-        request = urllib.request.Request(
-            f"{url}?{urllib.parse.urlencode(query)}" if query else url,
-            headers={"Accept": f"{FRAMES_TYPE}, application/json", "Accept-Encoding": "identity"},
+    def _open(
+        self, server: str, path: str, query: Mapping[str, str]
+    ) -> contextlib.AbstractContextManager[CallAnswer]:
+        return peer_call(
+            "GET",
+            server.rstrip("/"),
+            f"/v1/{self.address.database}/{path}",
+            query=query,
+            headers={"Accept": f"{FRAMES_TYPE}, application/json"},
+            silence_s=self.address.give_up_s,
         )
-        try:
-            with OPENER.open(request, timeout=self.address.give_up_s) as answer:
-                require_plain(url, answer.headers)
-                yield answer
-        except urllib.error.HTTPError as error:
-            raise _failure(server, error) from None
-        except (http.client.HTTPException, OSError) as error:
-            raise ServerUnavailable(f"{server} does not answer: {error}") from error
 
 
 class BatchSpool:
@@ -478,7 +466,7 @@ def _position(columns: FrameColumns, index: int) -> Position:
     return Position(int(columns.scn[index]), int(columns.seq[index]))
 
 
-def _blocks(answer: Any, server: str) -> Iterator[tuple[bytes, FrameColumns]]:
+def _blocks(answer: CallAnswer, server: str) -> Iterator[tuple[bytes, FrameColumns]]:
     """The whole frames of an answer as they come; an error frame is raised.
 
     Raises:
@@ -486,10 +474,7 @@ def _blocks(answer: Any, server: str) -> Iterator[tuple[bytes, FrameColumns]]:
     """
     splitter = FrameSplitter()
     while True:
-        try:
-            chunk = answer.read1(READ_BYTES)
-        except (http.client.HTTPException, OSError) as error:
-            raise ServerUnavailable(f"{server} broke off: {error}") from error
+        chunk = answer.read(READ_BYTES)
         if not chunk:
             break
         data = splitter.feed(chunk)
@@ -506,13 +491,3 @@ def _blocks(answer: Any, server: str) -> Iterator[tuple[bytes, FrameColumns]]:
 def _check_clock(theirs: str | None, ours: str) -> None:
     if theirs is not None and theirs != ours:
         raise ClockMismatch(f"the range belongs to the clock {ours}, the server's is {theirs}")
-
-
-def _failure(server: str, error: urllib.error.HTTPError) -> DatabusError:
-    try:
-        text = read_all(server, error)
-    except (http.client.HTTPException, OSError) as broken:
-        return ServerUnavailable(f"{server} answered {error.code} and broke off: {broken}")
-    finally:
-        error.close()
-    return from_answer(server, error.code, text)

@@ -1,4 +1,4 @@
-"""What the HTTP servers of relay and bootstrap share, and the answers of peers.
+"""What the HTTP servers of relay and bootstrap share, and the HTTP client.
 
 In reading order: ``http_application`` (the application: errors, guards, shutdown),
 ``http_connections`` and ``request_guard`` (limits, and which requests may change something),
@@ -6,8 +6,9 @@ In reading order: ``http_application`` (the application: errors, guards, shutdow
 ``openapi_document`` (the document made of a table of endpoints), ``endpoint_routes`` (the routes
 made of it); ``stream_formats`` and
 ``json_rendering`` (frames, NDJSON and server-sent events as an answer's body);
-``peer_answers`` (bounded reads of what a peer answers).
+``peer_client`` (the HTTP client of all rooms), ``peer_calls`` (the same without an event loop),
+``peer_answers`` (what the two share: bounds, errors).
 
 Imported by every room; ``http_application`` and ``endpoint_routes`` only by the servers, because
-they import aiohttp.
+they import aiohttp's server.
 """

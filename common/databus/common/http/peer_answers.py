@@ -1,9 +1,11 @@
-"""Answers of a peer, which may be anybody: bounded, and a value or one clear error."""
+"""Answers of a peer, which may be anybody: bounded, and a value or one clear error.
+
+What the clients with an event loop (``peer_client``) and without (``peer_calls``) share.
+"""
 
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -13,18 +15,11 @@ MAX_JSON_BYTES = 64 << 20
 """What a server of ours answers in JSON is far smaller; a list of all schemas is the largest."""
 MAX_BODY_BYTES = 1 << 30
 """A chunk of rows for a comparison."""
+PROBLEM_BYTES = 1 << 16
+"""As much of an error's document is read."""
 PLAIN = {"Accept-Encoding": "identity"}
 """What our clients ask for; what is coded all the same is refused, and not decoded."""
 _PIECE_BYTES = 1 << 16
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Nowhere: whoever answers for a server of ours must not send us to another one."""
-
-
-OPENER = urllib.request.build_opener(_NoRedirects)
-"""urllib's, for the clients that wait; it follows no redirect."""
 
 
 class PeerContent(Protocol):
@@ -59,24 +54,32 @@ def require_plain(url: str, headers: Mapping[str, str]) -> None:
         raise ServerUnavailable(f"{url} answered in Content-Encoding {coding[:40]!r}, unasked")
 
 
-def read_all(url: str, answer: Any, limit_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """The same of an answer of urllib's."""
-    require_plain(url, answer.headers)
-    body: bytes = answer.read(limit_bytes + 1)
-    if len(body) > limit_bytes:
-        raise _too_long(url, limit_bytes)
-    promised = answer.headers.get("Content-Length", "")
-    if promised.isdigit() and len(body) < int(promised):
-        raise ServerUnavailable(f"{url} broke off after {len(body)} of {promised} bytes")
-    return body
+def no_answer(server: str, error: BaseException) -> ServerUnavailable:
+    """The error for a server that could not be asked."""
+    return ServerUnavailable(f"{server} does not answer: {_reason(error)}")
 
 
-def _too_long(url: str, limit_bytes: int) -> ServerUnavailable:
-    return ServerUnavailable(f"{url} answered more than {limit_bytes} bytes of JSON")
+def broke_off(server: str, error: BaseException) -> ServerUnavailable:
+    """The error for an answer that has begun and will not end."""
+    return ServerUnavailable(f"{server} broke off in the middle of an answer: {_reason(error)}")
+
+
+def broken_problem(url: str, status: int, error: BaseException) -> ServerUnavailable:
+    """The error for an error that did not come whole."""
+    return ServerUnavailable(f"{url} answered {status} and broke off: {_reason(error)}")
+
+
+def _reason(error: BaseException) -> str:
+    return str(getattr(error, "reason", "")) or str(error) or type(error).__name__
+
+
+def too_long(url: str, limit_bytes: int) -> ServerUnavailable:
+    """The error for an answer that is not read to its end."""
+    return ServerUnavailable(f"{url} answered more than {limit_bytes} bytes")
 
 
 async def read_bounded(
-    url: str, headers: Mapping[str, str], content: PeerContent, limit_bytes: int = MAX_JSON_BYTES
+    url: str, headers: Mapping[str, str], content: PeerContent, limit_bytes: int
 ) -> bytes:
     """The whole body of an answer of bounded size.
 
@@ -89,5 +92,5 @@ async def read_bounded(
         parts.append(part)
         size += len(part)
         if size > limit_bytes:
-            raise _too_long(url, limit_bytes)
+            raise too_long(url, limit_bytes)
     return b"".join(parts)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import aiohttp
 from aiohttp import web
 
 from databus.common.errors import ServerUnavailable, StoreError
 from databus.common.http.http_application import body_of
+from databus.common.http.peer_answers import MAX_BODY_BYTES
+from databus.common.http.peer_client import PeerClient
 from databus.relay.ring.data_folder import SocketName
 from databus.relay.serving.database_view import DatabaseView
 
@@ -24,35 +25,33 @@ async def pass_on(request: web.Request, database: DatabaseView) -> web.Response:
     try:
         with SocketName(database.folder.socket) as socket:
             return await _ask(request, body, socket.path)
-    except TimeoutError as error:
+    except (ServerUnavailable, StoreError) as error:
+        if isinstance(error.__cause__, TimeoutError):
+            problem = (
+                f"has not answered within {TIMEOUT_S:g} s; it may be reading a large chunk: ask "
+                f"again, or lower chunk_rows"
+            )
+        else:
+            problem = f"does not answer ({error.message}); it is restarted by the relay"
         raise ServerUnavailable(
-            f"the fetcher of {database.name} has not answered within {TIMEOUT_S:g} s; it may be "
-            f"reading a large chunk: ask again, or lower chunk_rows",
-            database=database.name,
-        ) from error
-    except (aiohttp.ClientError, OSError, StoreError) as error:
-        raise ServerUnavailable(
-            f"the fetcher of {database.name} does not answer ({type(error).__name__}: {error}); "
-            f"it is restarted by the relay",
-            database=database.name,
+            f"the fetcher of {database.name} {problem}", database=database.name
         ) from error
 
 
 async def _ask(request: web.Request, body: bytes, socket_path: str) -> web.Response:
     async with (
-        aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(path=socket_path),
-            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-        ) as session,
-        session.request(
+        PeerClient(answer_s=TIMEOUT_S, socket_path=socket_path) as http,
+        await http.request(
             request.method,
-            f"http://fetcher{request.rel_url}",
+            "http://fetcher",
+            str(request.rel_url),
             data=body or None,
             headers={"Content-Type": request.headers.get("Content-Type", "application/json")},
+            is_any_status_fine=True,
         ) as answer,
     ):
         return web.Response(
             status=answer.status,
-            body=await answer.read(),
+            body=await answer.body(MAX_BODY_BYTES),
             headers={name: answer.headers[name] for name in _PASSED_ON if name in answer.headers},
         )

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-import aiohttp
-
 from databus.common.checkpoint import OnlineCheckpoint, Position, encode
 from databus.common.config import DatabaseConfig
 from databus.common.errors import (
@@ -31,12 +29,14 @@ from databus.common.errors import (
 )
 from databus.common.frame.frame_format import scan
 from databus.common.frame.window_builder import require_chain
+from databus.common.http.peer_client import PeerClient
 from databus.common.schema.source_schema import SourceSchema
 from databus.relay.sources.chained.parent_relay import (
     Following,
     Parent,
     ParentRegistration,
     Received,
+    parent_client,
 )
 from databus.relay.sources.contract import Batch, Chunk, ChunkRequest, Finding, TableSize
 
@@ -162,7 +162,7 @@ class RelaySource:
         self._query = {"sources": ",".join(settings.sources)} if settings.sources else {}
         self._turn = 0
         self._move_count = 0
-        self._session: aiohttp.ClientSession | None = None
+        self._http = parent_client()
         self._clock = ""
         self._schemas: dict[int, SourceSchema] = {}
         self._held: tuple[Position, Following] | None = None
@@ -184,12 +184,9 @@ class RelaySource:
             self._turn = (self._turn + 1) % len(self._parents)
             self._move_count += 1
 
-    def _connections(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=8), auto_decompress=False
-            )
-        return self._session
+    def _connections(self) -> PeerClient:
+        self._http.open()
+        return self._http
 
     async def _ask(self, ask: Callable[[Parent], Awaitable[T]], what: str) -> T:
         """The first parent's answer that is one, beginning with the parent whose turn it is."""
@@ -413,6 +410,4 @@ class RelaySource:
     async def close(self) -> None:
         """Let go of every connection."""
         self._drop_held()
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._http.close()

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import numpy as np
 
 from databus.common.checkpoint import Position
@@ -19,28 +18,24 @@ from databus.common.errors import (
     DatabusError,
     FormatError,
     ServerUnavailable,
-    from_answer,
     from_error_frame,
 )
 from databus.common.filters.frame_selection import gather
 from databus.common.frame.frame_format import FrameSplitter, Op, read_frame, scan
-from databus.common.http.peer_answers import (
-    MAX_BODY_BYTES,
-    PLAIN,
-    read_bounded,
-    read_json,
-    require_plain,
-)
+from databus.common.http.peer_answers import MAX_BODY_BYTES
+from databus.common.http.peer_client import PeerAnswer, PeerClient
 from databus.common.http.request_parameters import CLIENT_HEADER
 from databus.common.http.stream_formats import FRAMES_TYPE
 from databus.common.schema.source_schema import SourceSchema
 
-CONNECT_S = 5.0
 ANSWER_S = 30.0
 _READ_BYTES = 1 << 20
-_PROBLEM_BYTES = 1 << 16
-# The child's ring holds the bytes as they are; unpacking them would cost more than the network.
-_HEADERS = {"Accept": FRAMES_TYPE, "Accept-Encoding": "identity", CLIENT_HEADER: "relay"}
+_HEADERS = {"Accept": FRAMES_TYPE, CLIENT_HEADER: "relay"}
+
+
+def parent_client() -> PeerClient:
+    """The connections to parents."""
+    return PeerClient(answer_s=ANSWER_S, read_bytes=_READ_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +108,13 @@ class Following:
         where the bytes are damaged.
     """
 
-    def __init__(self, url: str, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, url: str, answer: PeerAnswer) -> None:
         self.url = url
-        self.clock = response.headers.get("Databus-Clock", "")
-        self.prev = _position(url, response.headers.get("Databus-Prev"))
-        self.newest = _position(url, response.headers.get("Databus-Max"))
+        self.clock = answer.headers.get("Databus-Clock", "")
+        self.prev = _position(url, answer.headers.get("Databus-Prev"))
+        self.newest = _position(url, answer.headers.get("Databus-Max"))
         self.was_heard = False
-        self._response = response
+        self._answer = answer
         self._splitter = FrameSplitter()
         self._error: DatabusError | None = None
 
@@ -129,9 +124,7 @@ class Following:
             raise self._error
         try:
             async with asyncio.timeout(timeout_s):
-                chunk = await self._response.content.readany()
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise ServerUnavailable(f"{self.url} broke off: {_reason(error)}") from error
+                chunk = await self._answer.read()
         except TimeoutError:
             return NOTHING
         if not chunk:
@@ -146,7 +139,7 @@ class Following:
 
     def close(self) -> None:
         """Let go of the connection."""
-        self._response.close()
+        self._answer.close()
 
 
 class Parent:
@@ -161,110 +154,59 @@ class Parent:
         self.database = database
         self._silence_s = silence_s
 
-    async def register(
-        self, session: aiohttp.ClientSession, sources: Mapping[str, str]
-    ) -> ParentRegistration:
+    async def register(self, http: PeerClient, sources: Mapping[str, str]) -> ParentRegistration:
         """The clock and all schema versions."""
-        document = await self._json(session, "register", sources)
+        document = await self._json(http, "register", sources)
         try:
             schemas = tuple(SourceSchema.from_json(item["schema"]) for item in document["schemas"])
             return ParentRegistration(str(document["clock"]), schemas)
         except (KeyError, TypeError) as error:
             raise FormatError(f"{self.url} gave a registration without {error}") from error
 
-    async def range(self, session: aiohttp.ClientSession) -> dict[str, Any]:
+    async def range(self, http: PeerClient) -> dict[str, Any]:
         """What the parent serves, and how it is."""
-        document = await self._json(session, "sources", {})
+        document = await self._json(http, "sources", {})
         return document if isinstance(document, dict) else {}
 
-    async def follow(self, session: aiohttp.ClientSession, query: Mapping[str, str]) -> Following:
+    async def follow(self, http: PeerClient, query: Mapping[str, str]) -> Following:
         """The open stream that ``query`` asks for."""
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=CONNECT_S, sock_read=self._silence_s
+        answer = await http.request(
+            "GET",
+            self.url,
+            f"{self._path}/stream",
+            query={**query, "follow": "true"},
+            headers=_HEADERS,
+            silence_s=self._silence_s,
         )
-        response = await self._get(session, "stream", {**query, "follow": "true"}, timeout)
-        return Following(self.url, response)
+        try:
+            return Following(self.url, answer)
+        except BaseException:
+            answer.close()
+            raise
 
     async def forward(
-        self, session: aiohttp.ClientSession, method: str, path: str, body: bytes
+        self, http: PeerClient, method: str, path: str, body: bytes
     ) -> tuple[int, bytes]:
         """The parent's answer to a request for its fetcher, whatever its status."""
-        address = f"{self._base}{path}"
-        headers = {"Content-Type": "application/json", **PLAIN}
-        timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
-        try:
-            async with session.request(
-                method,
-                address,
-                data=body or None,
-                headers=headers,
-                timeout=timeout,
-                allow_redirects=False,
-            ) as answer:
-                text = await read_bounded(address, answer.headers, answer.content, MAX_BODY_BYTES)
-                if 300 <= answer.status < 400:
-                    raise from_answer(address, answer.status, text)
-                return answer.status, text
-        except (aiohttp.ClientError, OSError) as error:
-            raise ServerUnavailable(f"{self.url} does not answer: {_reason(error)}") from error
+        async with await http.request(
+            method,
+            self.url,
+            f"{self._path}{path}",
+            data=body or None,
+            headers={"Content-Type": "application/json"},
+            is_any_status_fine=True,
+        ) as answer:
+            return answer.status, await answer.body(MAX_BODY_BYTES)
 
     @property
-    def _base(self) -> str:
-        return f"{self.url}/v1/{self.database}"
+    def _path(self) -> str:
+        return f"/v1/{self.database}"
 
-    async def _json(
-        self, session: aiohttp.ClientSession, name: str, query: Mapping[str, str]
-    ) -> Any:
-        timeout = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
-        response = await self._get(session, name, query, timeout)
-        try:
-            text = await read_bounded(str(response.url), response.headers, response.content)
-            return read_json(text, f"the answer of {self.url} for {name}", FormatError)
-        except (aiohttp.ClientError, OSError) as error:
-            raise ServerUnavailable(f"{self.url} broke off: {_reason(error)}") from error
-        finally:
-            response.release()
-
-    async def _get(
-        self,
-        session: aiohttp.ClientSession,
-        name: str,
-        query: Mapping[str, str],
-        timeout: aiohttp.ClientTimeout,
-    ) -> aiohttp.ClientResponse:
-        try:
-            response = await session.get(
-                f"{self._base}/{name}",
-                params=dict(query),
-                headers=_HEADERS if name == "stream" else PLAIN,
-                timeout=timeout,
-                read_bufsize=_READ_BYTES,
-                allow_redirects=False,
-            )
-        except (aiohttp.ClientError, OSError) as error:
-            raise ServerUnavailable(f"{self.url} does not answer: {_reason(error)}") from error
-        try:
-            if response.status == 200:
-                require_plain(str(response.url), response.headers)
-                return response
-        except BaseException:
-            response.close()
-            raise
-        try:
-            raise await self._refusal(response)
-        finally:
-            response.close()
-
-    async def _refusal(self, response: aiohttp.ClientResponse) -> DatabusError:
-        try:
-            text = await response.content.read(_PROBLEM_BYTES)
-        except (aiohttp.ClientError, OSError):
-            text = b""
-        return from_answer(str(response.url), response.status, text)
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    async def _json(self, http: PeerClient, name: str, query: Mapping[str, str]) -> Any:
+        async with await http.request(
+            "GET", self.url, f"{self._path}/{name}", query=query
+        ) as answer:
+            return await answer.json(FormatError)
 
 
 def _position(url: str, text: str | None) -> Position:
