@@ -24,6 +24,7 @@ from databus.common.errors import (
     from_answer,
     from_problem,
 )
+from databus.common.http import peer_answers
 from databus.common.http.peer_calls import CallAnswer
 from databus.common.http.peer_client import PeerAnswer, PeerClient
 from databus.relay.sources.chained.parent_relay import Parent
@@ -160,6 +161,21 @@ async def test_deep_json_is_one_clear_error(ask: Ask) -> None:
     async with answering(JSON, b"[" * 200_000) as url:
         with pytest.raises((ServerUnavailable, FormatError), match="nested too deep"):
             await ask(url)
+
+
+@pytest.mark.parametrize("ask", READERS)
+async def test_json_of_many_small_values_is_not_unpacked(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_answers, "MAX_JSON_MARKS", 100_000)
+    async with answering(JSON, b"[" + b"[]," * 3_000_000 + b"0]") as url:
+        tracemalloc.start()
+        try:
+            with pytest.raises((ServerUnavailable, FormatError), match="it has 6000001 of"):
+                await ask(url)
+            assert tracemalloc.get_traced_memory()[1] < 128 << 20
+        finally:
+            tracemalloc.stop()
 
 
 @pytest.mark.parametrize("ask", FORMED)

@@ -13,6 +13,8 @@ from databus.common.errors import BadRequest, DatabusError, ServerUnavailable
 
 MAX_JSON_BYTES = 64 << 20
 """What a server of ours answers in JSON is far smaller; a list of all schemas is the largest."""
+MAX_JSON_MARKS = 8 << 20
+"""As many of ``[``, ``{``, ``:`` and ``,``: three bytes of JSON can become 72 of objects."""
 MAX_BODY_BYTES = 1 << 30
 """A chunk of rows for a comparison."""
 PROBLEM_BYTES = 1 << 16
@@ -33,8 +35,12 @@ def read_json(body: bytes, what: str, error: type[DatabusError] = BadRequest) ->
     """The JSON value in ``body``; ``what`` is what the error calls it.
 
     Raises:
-        DatabusError: of the class ``error``: it is none, or it is nested too deep.
+        DatabusError: of the class ``error``: it is none, nested too deep, or of more values than
+            ``MAX_JSON_MARKS`` lets there be.
     """
+    marks = sum(map(body.count, (b"[", b"{", b":", b",")))
+    if marks > MAX_JSON_MARKS:
+        raise error(f"{what} is not JSON that we read: it has {marks} of [ {{ : and , in it")
     try:
         return json.loads(body)
     except RecursionError:
