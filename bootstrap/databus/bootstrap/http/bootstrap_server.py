@@ -9,7 +9,6 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 
 from aiohttp import web
@@ -52,11 +51,11 @@ from databus.common.http.json_rendering import Renderer
 from databus.common.http.openapi_document import version
 from databus.common.http.request_guard import RequestGuard
 from databus.common.http.request_parameters import nearest, parse_checkpoint
+from databus.common.http.status_page import status_page
 from databus.common.http.stream_formats import make_format
 
 AHEAD_WAIT_S = 5.0
 AHEAD_POLL_S = 0.1
-STATUS_PAGE = "status.html"
 
 
 class BootstrapServer:
@@ -93,7 +92,7 @@ class BootstrapServer:
             registry=self.registry,
             openapi=bootstrap_endpoints.document(),
             missing=self.missing,
-            page=_status_page,
+            page=status_page("Databus bootstrap server", "databus.bootstrap.http"),
             metrics_in_thread=True,
         )
         return routes_of(bootstrap_endpoints.ENDPOINTS, self, operations)
@@ -287,10 +286,6 @@ class BootstrapServer:
                 )
             await asyncio.sleep(AHEAD_POLL_S)
         return target
-
-
-def _status_page() -> str:
-    return resources.files("databus.bootstrap.http").joinpath(STATUS_PAGE).read_text("utf-8")
 
 
 def _check_clock(database: StoredDatabase, clock: str) -> None:

@@ -61,7 +61,7 @@ class Operations:
         registry: CollectorRegistry,
         openapi: Mapping[str, Any],
         missing: Callable[[], list[str]],
-        page: Callable[[], str],
+        page: str,
         metrics_in_thread: bool = False,
     ) -> None:
         self._registry = registry
@@ -94,4 +94,4 @@ class Operations:
 
     async def answer_status_page(self, request: web.Request) -> web.Response:
         query_of(request)
-        return web.Response(text=self._page(), content_type="text/html")
+        return web.Response(text=self._page, content_type="text/html")

@@ -2,7 +2,7 @@
 
 In reading order: ``relay_endpoints`` (every endpoint, with its parameters, as a table),
 ``relay_server`` (the worker: handlers and process), ``dump_proxy`` (dump requests handed on to the
-fetcher), ``relay_metrics`` (Prometheus), ``status.html`` (the status page).
+fetcher), ``relay_metrics`` (Prometheus), ``status.js`` (the status page's own part).
 
 To add an endpoint: an entry in ``relay_endpoints``, and the method ``answer_<name>`` in
 ``relay_server``.  The fetcher's own endpoints, on its unix socket, are in

@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from importlib import resources
 from typing import Any
 
 from aiohttp import web
@@ -33,6 +32,7 @@ from databus.common.http.http_application import (
 from databus.common.http.openapi_document import version
 from databus.common.http.request_guard import RequestGuard
 from databus.common.http.request_parameters import nearest
+from databus.common.http.status_page import status_page
 from databus.common.private import keep_files_private
 from databus.common.processes.loading import loading
 from databus.relay.columns import column_kernels
@@ -53,7 +53,6 @@ from databus.relay.serving.stream_request import (
 )
 from databus.relay.serving.stream_sender import StreamSender
 
-STATUS_PAGE = "status.html"
 SERVER: web.AppKey[RelayServer] = web.AppKey("databus_relay_server")
 
 
@@ -120,7 +119,7 @@ class RelayServer:
             registry=self.registry,
             openapi=relay_endpoints.document(),
             missing=self.missing,
-            page=_status_page,
+            page=status_page("Databus relay", "databus.relay.http"),
         )
         return routes_of(relay_endpoints.ENDPOINTS, self, operations)
 
@@ -243,10 +242,6 @@ class RelayServer:
         document["tables"] = database.tables_not_followed(())
         document["fetcher"] = {**fetcher.document, "age_s": round(fetcher.age_s, 3)}
         return document
-
-
-def _status_page() -> str:
-    return resources.files("databus.relay.http").joinpath(STATUS_PAGE).read_text("utf-8")
 
 
 def make_relay_app(

@@ -1,0 +1,14 @@
+"""The status page of a server: what all servers share, around a script of its own."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+_SCRIPT = "status.js"
+
+
+def status_page(title: str, package: str) -> str:
+    """The page, with the ``status.js`` of a package: how it shows one of its databases."""
+    page = resources.files("databus.common.http").joinpath("status_page.html").read_text("utf-8")
+    script = resources.files(package).joinpath(_SCRIPT).read_text("utf-8")
+    return page.replace("{{title}}", title).replace("{{script}}", script)
