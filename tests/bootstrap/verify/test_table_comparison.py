@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,6 +63,7 @@ def digests_of(rows: Rows, chunk_rows: int = 7) -> TableDigests:
         digests.add(
             np.array(pairs, dtype=np.uint64).reshape(-1, 2),
             KeyRange(after, [chunk[-1]] if chunk else None),
+            ITEMS,
         )
     digests.sort()
     return digests
@@ -71,7 +73,7 @@ def digests_of(rows: Rows, chunk_rows: int = 7) -> TableDigests:
 def test_candidates_and_left_over_rows_are_exactly_what_differs(source: Rows, copy: Rows) -> None:
     digests = digests_of(source)
     data = b"".join(packed(number, row) for number, row in copy.items())
-    digests.observe(frame_format.scan(data), memoryview(data))
+    digests.observe(frame_format.scan(data), memoryview(data), SCHEMAS)
     assert digests.candidates == {
         key(number) for number, row in copy.items() if source.get(number) != row
     }
@@ -85,11 +87,36 @@ def test_keys_that_share_a_hash_are_always_looked_at_again() -> None:
     digests = TableDigests()
     one = frame_format.read_frame(packed(1, ("a", None)))
     pairs = [(one.key_hash, frame_format.key_hash(bytes(one.after or b""))), (one.key_hash, 7)]
-    digests.add(np.array(pairs, dtype=np.uint64), KeyRange(None, None))
+    digests.add(np.array(pairs, dtype=np.uint64), KeyRange(None, None), ITEMS)
     digests.sort()
     data = packed(1, ("a", None))
-    digests.observe(frame_format.scan(data), memoryview(data))
+    digests.observe(frame_format.scan(data), memoryview(data), SCHEMAS)
     assert digests.candidates == {key(1)}
+
+
+@pytest.mark.parametrize(
+    ("written_with", "is_alike"),
+    [
+        (Column("name", Kind.STRING, type_name="varchar(20)"), True),
+        (Column("label", Kind.STRING), False),
+        (Column("name", Kind.JSON), False),
+    ],
+    ids=["as it is", "before it was renamed", "before it was converted"],
+)
+def test_equal_bytes_of_other_columns_are_no_equal_row(
+    written_with: Column, is_alike: bool
+) -> None:
+    old = SourceSchema("shop.items", (ITEMS.columns[0], written_with, ITEMS.columns[2]), ("id",))
+    data = pack_frame(
+        op=Op.READ, scn=1, seq=0, source=old.source_id, schema_fp=old.fingerprint,
+        key=key(1), after=old.encode_row([1, "a", 0.5]),
+    )  # fmt: skip
+    digests = digests_of({1: ("a", 0.5)})
+    digests.observe(frame_format.scan(data), memoryview(data), SchemaSet((old, ITEMS)))
+    assert digests.candidates == (set() if is_alike else {key(1)})
+    unknown = digests_of({1: ("a", 0.5)})
+    unknown.observe(frame_format.scan(data), memoryview(data), SchemaSet())
+    assert unknown.candidates == {key(1)}
 
 
 def test_a_patch_makes_its_key_a_candidate_and_is_folded_into_the_row() -> None:
@@ -99,7 +126,7 @@ def test_a_patch_makes_its_key_a_candidate_and_is_folded_into_the_row() -> None:
         key=key(1), after=ITEMS.encode_row([1, None, 1.5]), absent=pack_bitmap([1], 3),
     )  # fmt: skip
     digests = digests_of({1: ("a", 1.5)})
-    digests.observe(frame_format.scan(whole + patch), memoryview(whole + patch))
+    digests.observe(frame_format.scan(whole + patch), memoryview(whole + patch), SCHEMAS)
     assert digests.candidates == {key(1)}
     wanted = WantedFrames([key(1), key(3)])
     wanted.observe(whole + packed(2, ("b", 1.0)))

@@ -53,6 +53,8 @@ class TableDigests:
     Invariants:
         I1. A row of the source is left over, or a key of the copy becomes a candidate, if the
             two differ in it, up to a collision of both 64-bit hashes.
+        I2. Equal bytes are an equal row only under schemas that give them to the same columns:
+            a renamed column changes no byte.
 
     Owner: one task.  Memory: 21 bytes a row of the source, and the keys of the candidates.
     """
@@ -61,16 +63,21 @@ class TableDigests:
         self.ranges: list[KeyRange] = []
         self.candidates: set[bytes] = set()
         self._parts: list[npt.NDArray[np.uint64]] = []
+        self._schemas: list[SourceSchema] = []
+        self._schema_of: list[int] = []
         self._hashes: _U64 = np.empty(0, dtype=np.uint64)
         self._digests: _U64 = np.empty(0, dtype=np.uint64)
         self._chunks: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._seen: npt.NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
         self._shared: npt.NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
 
-    def add(self, pairs: npt.NDArray[np.uint64], keys: KeyRange) -> None:
-        """A chunk: a key hash and a row digest for each row, and where it lies."""
+    def add(self, pairs: npt.NDArray[np.uint64], keys: KeyRange, schema: SourceSchema) -> None:
+        """A chunk: a key hash and a row digest for each row, where it lies, its rows' schema."""
         self._parts.append(pairs)
         self.ranges.append(keys)
+        if schema not in self._schemas[-1:]:
+            self._schemas.append(schema)
+        self._schema_of.append(len(self._schemas) - 1)
 
     def sort(self) -> None:
         """Every chunk is there: get ready for the copy's frames."""
@@ -95,8 +102,8 @@ class TableDigests:
         at = self._place(key)
         return None if at is None else self.ranges[int(self._chunks[at])]
 
-    def observe(self, columns: FrameColumns, data: memoryview) -> None:
-        """Frames of the copy's state."""
+    def observe(self, columns: FrameColumns, data: memoryview, schemas: SchemaSet) -> None:
+        """Frames of the copy's state, and the schemas that they were written with."""
         buffer = np.frombuffer(data, dtype=np.uint8)
         hashes = columns.key_hash
         if len(self._hashes):
@@ -111,10 +118,24 @@ class TableDigests:
             starts, stops = row_places(columns)
             digests = xxh3_64_of_each(buffer, starts[equal], stops[equal])
             places = at[equal]
-            equal[equal] = (self._digests[places] == digests) & ~self._shared[places]
+            same = (self._digests[places] == digests) & ~self._shared[places]
+            equal[equal] = same & self._are_alike(columns.schema_fp[equal], places, schemas)
         for index in np.flatnonzero(~equal & (columns.op < FIRST_CONTROL_OP)).tolist():
             start = int(columns.offset[index]) + HEADER_BYTES
             self.candidates.add(bytes(data[start : start + int(columns.key_len[index])]))
+
+    def _are_alike(
+        self, fingerprints: _U64, places: npt.NDArray[np.intp], schemas: SchemaSet
+    ) -> npt.NDArray[np.bool_]:
+        """Whether rows of these schemas and those of the source's chunks mean the same."""
+        alike = np.zeros(len(fingerprints), dtype=np.bool_)
+        numbers = np.array(self._schema_of)[self._chunks[places]]
+        for fingerprint in np.unique(fingerprints).tolist():
+            if fingerprint in schemas:
+                meanings = _meanings(schemas.by_fingerprint(fingerprint))
+                found = np.array([_meanings(schema) == meanings for schema in self._schemas])
+                alike |= (fingerprints == fingerprint) & found[numbers]
+        return alike
 
     def left_over(self) -> list[int]:
         """The chunks with rows of which the copy has not shown the key."""
@@ -129,6 +150,11 @@ class TableDigests:
         wanted = np.uint64(frame_format.key_hash(key))
         at = int(np.searchsorted(self._hashes, wanted))
         return at if at < len(self._hashes) and self._hashes[at] == wanted else None
+
+
+def _meanings(schema: SourceSchema) -> list[Any]:
+    """What the bytes of a row are, one column after the other."""
+    return [(column.name, column.kind, column.avro_type) for column in schema.columns]
 
 
 def row_places(columns: FrameColumns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

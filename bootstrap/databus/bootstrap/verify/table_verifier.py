@@ -190,8 +190,9 @@ class Verifier:
         digests, high = await self._scan_source(source)
         report.rows = len(digests)
         report.at = await self._reached(Position(high, 0))
+        known = await self._copy.schemas(source)
         async for block in self._copy.state(source):
-            digests.observe(frame_format.scan(block, verify=False), memoryview(block))
+            digests.observe(frame_format.scan(block, verify=False), memoryview(block), known)
         keys = digests.candidates | await self._only_at_source(source, digests)
         if repair and len(keys) > MOST_REPAIRED:
             raise DumpFailed(
@@ -219,7 +220,7 @@ class Verifier:
             answer = await self._chunk(source, limit=self._chunk_rows, after=after)
             pairs = np.frombuffer(answer.content, dtype="<u8").reshape(-1, 2)
             upto = None if answer.done else answer.last_key
-            digests.add(pairs, KeyRange(after, upto))
+            digests.add(pairs, KeyRange(after, upto), answer.schema)
             count, high = count + len(pairs), max(high, answer.high)
             self._progress(source, count)
             if answer.done:
