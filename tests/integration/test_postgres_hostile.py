@@ -14,7 +14,7 @@ from databus.common.errors import BadRequest
 from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.postgres import PostgresSource
 from databus.relay.sources.postgres.protocol.lsn import flush_lsn
-from databus.relay.sources.postgres.stream import postgres_lineage
+from databus.relay.sources.postgres.stream import postgres_lineage, slot_stream
 from tests.support.fixtures import FreshDatabase
 from tests.support.hostile_schema import MARK, occupy
 from tests.support.postgres_follower import config_of, follow_to, now_scn, opened, table_of
@@ -81,7 +81,7 @@ def statements() -> set[str]:
     """How the statements begin that stand in the source's code, each up to its first name or value
     that is put in."""
     found = set()
-    for path in Path(package.__file__).parent.glob("*.py"):
+    for path in Path(package.__file__).parent.rglob("*.py"):
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -153,6 +153,7 @@ async def test_every_statement_runs_the_servers_own_functions_only(
         assert plain is not None
         assert not await known.is_empty(plain)
         assert await known.eventless([plain.oid]) == {}
+        assert await known.fetch(slot_stream._SENDER_SQL, 0) == []
         found = await postgres_lineage.commits_between(
             known, flush_lsn(start), flush_lsn(now_scn(db))
         )

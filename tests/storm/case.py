@@ -370,7 +370,7 @@ class Case:
                 elif record.tries >= MANY_TRIES:
                     raise found
                 else:
-                    left.append(words)
+                    left.append(f"{record.source} ({record.state}, {record.tries}): {words}")
             if not left:
                 self.tally.known.update(known.values())
                 self.tally.healed += len(before - known.keys())

@@ -163,6 +163,9 @@ class ReplicationConnection:
         I3. With a backlog, reads are four milliseconds apart, so that the server's sender is
             not slowed by waking a reader for every message; at the tail there is no delay.
 
+    ``silent_s`` is how long ``receive`` has waited in all since the server last sent a byte; the
+    reader may set it to 0.
+
     Owner: one task reads; ``send_status`` may be called by another one of the same loop.
     Raises: SourceUnavailable where the connection fails; PostgresError for what the server
         refuses.
@@ -175,6 +178,7 @@ class ReplicationConnection:
         self._recent_bytes = 0
         self._recent_since_s = 0.0
         self.encrypted = False
+        self.silent_s = 0.0
         self._cancel_key = b""
         self.encoding = text_encodings.UTF8
         self._is_converted = False
@@ -231,6 +235,11 @@ class ReplicationConnection:
                     await other._more(None)  # the server closes when it has taken it
             finally:
                 other.close()
+
+    @property
+    def server_process(self) -> int:
+        """The process of the server that this session talks to."""
+        return int(_INT.unpack_from(self._cancel_key)[0]) if self._cancel_key else 0
 
     @property
     def is_closed(self) -> bool:
@@ -400,12 +409,15 @@ class ReplicationConnection:
         self._inbox.start += len(block)
         block.release()
 
-    def send_status(self, received: int, flushed: int) -> None:
-        """Standby status update: LSNs received, and durable downstream."""
+    def send_status(self, received: int, flushed: int, *, is_answered: bool = False) -> None:
+        """Standby status update: LSNs received, and durable downstream.
+
+        ``is_answered``: the server is asked for a keepalive.
+        """
         if self.is_closed:
             return
         now = time.time_ns() // 1000 - _POSTGRES_EPOCH_US
-        body = _STATUS.pack(b"d", 38, b"r", received, flushed, flushed, now, 0)
+        body = _STATUS.pack(b"d", 38, b"r", received, flushed, flushed, now, is_answered)
         self._transport.write(body)
 
     def _whole_messages(self) -> int:
@@ -460,18 +472,22 @@ class ReplicationConnection:
                     _INT.unpack_from(inbox.data, inbox.start + 1)[0] + 1, MAX_MESSAGE_BYTES
                 )
         inbox.make_room(missing)
-        before = inbox.end
-        inbox.received = asyncio.get_running_loop().create_future()
+        before, loop = inbox.end, asyncio.get_running_loop()
+        began_s = loop.time()
+        inbox.received = loop.create_future()
         self._transport.resume_reading()
         try:
             async with asyncio.timeout(timeout_s):
                 await inbox.received
         except TimeoutError:
-            return inbox.end > before
+            self.silent_s += loop.time() - began_s
+            if inbox.end == before:
+                return False
         finally:
             inbox.received = None
             if inbox.transport is not None and not inbox.transport.is_closing():
                 inbox.transport.pause_reading()
+        self.silent_s = 0.0
         return True
 
 

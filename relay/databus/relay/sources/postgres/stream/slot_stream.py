@@ -45,6 +45,9 @@ from databus.relay.sources.postgres.tables.table_definitions import DefinitionGa
 from databus.relay.sources.suspended_tables import SuspendedTables
 
 _KEEP_ALIVE_S = 1.0
+# A server answers what asks for an answer, unless it decodes a large transaction meanwhile.
+_ASK_AFTER_S = 10.0
+_SILENCE_S = 60.0
 _QUIET_S = 1.0
 _RESOLVED_S = 0.05
 _BEHIND_US = 20_000
@@ -60,6 +63,11 @@ _LOST_STATES = {
 _length = struct.Struct("!I").unpack_from
 _DATA, _XLOG, _KEEPALIVE, _ERROR = ord("d"), ord("w"), ord("k"), ord("E")
 _IGNORED = frozenset(b"SN")
+_SENDER_SQL = """
+SELECT a.wait_event_type AS waits FROM pg_catalog.pg_stat_activity a WHERE a.pid = $1::int
+"""
+_WAITING = ("Client", "Activity")
+"""What a sender waits for that has nothing to do: for us."""
 _BODY = 6
 """Where a CopyData message's content begins: type, length, and the content's own type."""
 _CHANGE = _BODY + pgoutput_messages.XLOG_HEADER_BYTES
@@ -167,6 +175,8 @@ class SlotStream:
                         told, told_at = batch.resolved, clock()
                         yield batch
                     self._connection.consumed(block)
+                elif self._connection.silent_s >= _SILENCE_S:
+                    await self._require_sender()
                 self._windows.settle()
                 quiet_s = clock() - told_at
                 due = quiet_s >= (_RESOLVED_S if self._windows.resolved > told else _QUIET_S)
@@ -184,6 +194,22 @@ class SlotStream:
         that is behind a backlog like the tail: neither costs more than some speed.
         """
         return time.time_ns() // 1000 - self._windows.commit_us > _BEHIND_US
+
+    async def _require_sender(self) -> None:
+        """The server has sent nothing for long, though it was asked to: see whether it is busy.
+
+        Raises:
+            SourceUnavailable: it does not answer at all, or its sender waits for us.
+        """
+        rows = await self._catalogue.fetch(_SENDER_SQL, self._connection.server_process)
+        if rows and rows[0]["waits"] not in _WAITING:
+            self._connection.silent_s = 0.0
+            return
+        state = "waits for us" if rows else "is gone"
+        raise SourceUnavailable(
+            f"{self._settings.address} has sent nothing for {_SILENCE_S:g} s, keepalives included, "
+            f"and its sender {state}: the connection is broken somewhere between"
+        )
 
     def _assembler(self, after_scn: int) -> WindowAssembler:
         return WindowAssembler(
@@ -274,7 +300,10 @@ class SlotStream:
     # -- helpers
 
     def _report(self) -> None:
-        self._connection.send_status(max(self._received_lsn, self._acked_lsn), self._acked_lsn)
+        self._connection.send_status(
+            max(self._received_lsn, self._acked_lsn), self._acked_lsn,
+            is_answered=self._connection.silent_s >= _ASK_AFTER_S,
+        )  # fmt: skip
 
     async def _keep_alive(self) -> None:
         while True:

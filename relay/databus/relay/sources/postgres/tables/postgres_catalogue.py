@@ -48,6 +48,7 @@ from databus.relay.sources.postgres.tables.table_definitions import (
 )
 
 _SCHEMAS_SINCE = 15
+_ANSWER_S = 60.0
 SIGN_IN_STATES = ("28000", "28P01", "3D000", "42501")
 
 _FACTS_SQL = """
@@ -316,7 +317,7 @@ class Catalogue:
                 database=settings.database,
                 ssl=context if context is not None else False,
                 timeout=settings.connect_timeout_s,
-                command_timeout=60,
+                command_timeout=_ANSWER_S,
                 server_settings={
                     "application_name": "databus",
                     "search_path": SEARCH_PATH,

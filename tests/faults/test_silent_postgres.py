@@ -1,0 +1,98 @@
+"""A PostgreSQL server, or something between, that takes every byte and answers nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from databus.common.errors import SourceUnavailable
+from databus.relay.processes.fetcher_status import FetcherState
+from databus.relay.sources.postgres.protocol import replication_connection
+from databus.relay.sources.postgres.stream import slot_stream
+from databus.relay.sources.postgres.tables import postgres_catalogue
+from tests.support.capture import capturing, database_config, ring_state, streaming
+from tests.support.faulty_proxy import FaultyProxy
+from tests.support.fixtures import FreshDatabase
+from tests.support.postgres_follower import config_of, opened
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.postgres, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(180)]
+
+ORDERS = "CREATE TABLE public.orders (id int PRIMARY KEY)"
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_stream, "_ASK_AFTER_S", 0.5)
+    monkeypatch.setattr(slot_stream, "_SILENCE_S", 3.0)
+    monkeypatch.setattr(postgres_catalogue, "_ANSWER_S", 3.0)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_stream_that_hangs_is_given_up_and_begins_again(
+    postgres_database: FreshDatabase, tmp_path: Path
+) -> None:
+    db = postgres_database
+    db.execute(ORDERS)
+    parts = urlsplit(db.url)
+    assert parts.hostname and parts.port
+    async with FaultyProxy(parts.hostname, parts.port) as proxy:
+        url = db.url.replace(f":{parts.port}/", f":{proxy.port}/")
+        config = database_config("shop", url, "public.*", connect_timeout="2s")
+        async with capturing(config, tmp_path) as fetcher:
+            await streaming(fetcher)
+            db.execute("INSERT INTO orders VALUES (1)")
+            await eventually(lambda: ring_state(tmp_path / "shop").letters == "c", 30, "it streams")
+            proxy.stall()
+            db.execute("INSERT INTO orders VALUES (2)")
+            await eventually(
+                lambda: fetcher.status.state != FetcherState.STREAMING, 30, "it is noticed"
+            )
+            assert fetcher.status.error is not None
+            assert fetcher.status.error.code == "source_unavailable"
+            proxy.resume()
+            await eventually(lambda: ring_state(tmp_path / "shop").letters == "cc", 60, "it is on")
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_quiet_server_is_asked_and_not_given_up(postgres_database: FreshDatabase) -> None:
+    db = postgres_database
+    db.execute(ORDERS)
+    db.execute(f"ALTER DATABASE {db.name} SET wal_sender_timeout = 0")  # No keepalive of its own.
+    async with opened(config_of(db)) as source:
+        start = await source.first_scn()
+        async with contextlib.aclosing(source.stream(start)) as batches:
+            was_silent = False
+            async for _ in batches:
+                assert source._stream is not None
+                silent_s = source._stream._connection.silent_s
+                if was_silent and silent_s < slot_stream._ASK_AFTER_S:
+                    return  # It has answered.
+                was_silent |= silent_s >= slot_stream._ASK_AFTER_S
+
+
+async def test_a_sender_that_is_busy_is_waited_for_and_one_that_waits_for_us_is_not(
+    postgres_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = postgres_database
+    db.execute(ORDERS)
+    async with opened(config_of(db)) as source:
+        start = await source.first_scn()
+        async with contextlib.aclosing(source.stream(start)) as batches:
+            await anext(batches)
+            stream = source._stream
+            assert stream is not None
+            with pytest.raises(SourceUnavailable, match="waits for us"):
+                await stream._require_sender()
+            own = (await source._catalogue.fetch("SELECT pg_catalog.pg_backend_pid() AS pid"))[0]
+            kind = replication_connection.ReplicationConnection
+            monkeypatch.setattr(kind, "server_process", own["pid"])
+            stream._connection.silent_s = 99.0
+            await stream._require_sender()
+            assert stream._connection.silent_s == 0.0
+            monkeypatch.setattr(kind, "server_process", 0)
+            with pytest.raises(SourceUnavailable, match="is gone"):
+                await stream._require_sender()
