@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import struct
-from types import TracebackType
 from typing import Self
 
 _BLOCK_BYTES = 64 * 1024
@@ -82,12 +81,7 @@ class FaultyProxy:
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

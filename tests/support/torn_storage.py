@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -76,10 +75,5 @@ class TornStorage:
             sectors.append(kept[at : at + SECTOR_BYTES])
         return b"".join(sectors)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._patch.undo()

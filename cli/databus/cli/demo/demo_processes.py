@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 
 from databus.cli.demo.guardian import Guardian
 from databus.common.errors import InternalError
@@ -33,12 +32,7 @@ class DemoProcesses:
     def __enter__(self) -> DemoProcesses:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for process, _ in self._running.values():
             process.terminate()
         for process, guardian in self._running.values():

@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import NoReturn, Protocol, Self
 
 from databus.client.application.frame_blocks import Block
@@ -465,12 +464,7 @@ class Pull:
         await self._transport.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.end()
         await self._transport.close()
 

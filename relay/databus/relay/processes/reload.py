@@ -12,7 +12,6 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from databus.common.config import Config, DatabaseConfig, RelayConfig
@@ -101,12 +100,7 @@ class ReloadSocket:
         finally:
             writer.close()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._server is not None:
             self._server.close()
         if self._name is not None:

@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import socket
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from databus.common.config import DatabaseConfig
@@ -115,11 +114,6 @@ class WorkerChannel:
         self._serving.add(database, os.dup(fds[0]) if fds else -1)
         _log.info("%s is served", database.name)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
         self._socket.close()

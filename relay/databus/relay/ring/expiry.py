@@ -7,14 +7,11 @@ import numpy as np
 from databus.common.compiled.kernels import U8Array, jit
 from databus.common.frame.header_layout import (
     END_OF_WINDOW,
-    HEADER_BYTES,
     commit_us_of,
     has_crc,
-    is_header,
-    length_of,
     op_of,
 )
-from databus.relay.ring.ring_kernels import is_pad
+from databus.relay.ring.ring_kernels import step_at
 
 
 @jit
@@ -33,11 +30,11 @@ def expired(ring: U8Array, head: int, stop: int, limit_us: int) -> tuple[int, in
     found, last, frames, windows = head, -1, 0, 0
     while position < stop:
         at = position % size
-        length = length_of(ring, at)
-        if length & 1 and is_pad(ring, at, size - at):
-            position += size - at
+        length = step_at(ring, at)
+        if length < 0:
+            position -= length
             continue
-        if at + HEADER_BYTES > size or not is_header(ring, at) or at + length > size:
+        if length == 0:
             break
         position += length
         frame_count += 1

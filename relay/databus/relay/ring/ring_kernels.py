@@ -49,6 +49,18 @@ def is_pad(buf: U8Array, at: int, lap_rest: int) -> bool:
 
 
 @jit
+def step_at(ring: U8Array, at: int) -> int:
+    """Bytes of the frame at offset ``at`` of the ring; -n for the pad of n bytes; 0 for neither."""
+    length = length_of(ring, at)
+    rest = len(ring) - at
+    if length & 1:
+        return -rest if is_pad(ring, at, rest) else 0
+    if HEADER_BYTES > rest or length > rest or not is_header(ring, at):
+        return 0
+    return length
+
+
+@jit
 def check_block(
     block: U8Array, max_frame_bytes: int, hi: int, lo: int, seq: int
 ) -> tuple[int, int]:
@@ -255,11 +267,11 @@ def evict(
         if position >= tail:
             return cut, cut_last, cut_frames_, cut_windows
         at = position % size
-        length = length_of(ring, at)
-        if length & 1 and is_pad(ring, at, size - at):
-            position += size - at
+        length = step_at(ring, at)
+        if length < 0:
+            position -= length
             continue
-        if at + HEADER_BYTES > size or not is_header(ring, at) or at + length > size:
+        if length == 0:
             return -1, at, frames, windows
         last = at
         frames += 1
@@ -282,11 +294,11 @@ def seek(ring: U8Array, start: int, tail: int, hi: int, lo: int, seq: int) -> in
     position, last = start, -1
     while position < tail:
         at = position % size
-        length = length_of(ring, at)
-        if length & 1 and is_pad(ring, at, size - at):
-            position += size - at
+        length = step_at(ring, at)
+        if length < 0:
+            position -= length
             continue
-        if at + HEADER_BYTES > size or not is_header(ring, at):
+        if length == 0:
             return ~position
         hi2, lo2, seq2 = position_of(ring, at)
         if is_after(hi2, lo2, seq2, hi, lo, seq):
@@ -310,11 +322,11 @@ def seek_time(ring: U8Array, start: int, tail: int, commit_us: int) -> tuple[int
     position, last = start, -1
     while position < tail:
         at = position % size
-        length = length_of(ring, at)
-        if length & 1 and is_pad(ring, at, size - at):
-            position += size - at
+        length = step_at(ring, at)
+        if length < 0:
+            position -= length
             continue
-        if at + HEADER_BYTES > size or not is_header(ring, at):
+        if length == 0:
             return ~position, -1
         if commit_us_of(ring, at) >= commit_us:
             break
@@ -393,11 +405,11 @@ def list_points(
     position, count, next_at = start, 0, first_at
     while position < stop:
         at = position % size
-        length = length_of(ring, at)
-        if length & 1 and is_pad(ring, at, size - at):
-            position += size - at
+        length = step_at(ring, at)
+        if length < 0:
+            position -= length
             continue
-        if at + HEADER_BYTES > size or not is_header(ring, at) or at + length > size:
+        if length == 0:
             return -1
         if position >= next_at and count < len(points):
             points[count] = position
@@ -510,6 +522,7 @@ def warm_up() -> None:
     has_crc(ring, 0, HEADER_BYTES)
     is_frame(ring, 0)
     is_pad(ring, 0, 8)
+    step_at(ring, 0)
     check_block(ring, 64, 0, 0, 0)
     chain_windows(ring.copy(), 0, 0, 0, 0, 0)
     take_piece(ring, 256, 0, 0, 0, 1, points)
