@@ -173,19 +173,6 @@ class DatabaseConfig(_Model):
         """Whether another relay is read and not a database."""
         return self.url.reveal.partition("://")[0] in RELAY_SCHEMES
 
-    def require_options(self, *known: str) -> None:
-        """Refuse ``options`` that the source does not know.
-
-        Raises:
-            ConfigError: there is one; the message has the nearest right name.
-        """
-        for option in self.options:
-            if option not in known:
-                near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
-                told = f"known are {', '.join(known)}" if known else "this source knows none"
-                advice = f"did you mean {near[0]}?" if near else told
-                raise ConfigError(f"database {self.name}: unknown option {option!r}; {advice}")
-
     def captures(self, source: str) -> bool:
         """Whether ``sources`` takes a table and ``exclude_sources`` does not."""
         return _matches(source, self.sources) and not _matches(source, self.exclude_sources)

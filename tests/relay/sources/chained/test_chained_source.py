@@ -124,8 +124,8 @@ def test_the_url_names_several_parents_and_the_database_there() -> None:
         ("relay+http://me:secret@a/shop", {}, "holds a user"),
         ("relay+http://a/shop?start=latest", {}, "write options"),
         ("relay+http://a/shop", {"strat": "latest"}, "did you mean start"),
-        ("relay+http://a/shop", {"start": "now"}, "not oldest or latest"),
-        ("relay+http://a/shop", {"silence_s": 0}, "not seconds"),
+        ("relay+http://a/shop", {"start": "now"}, "it takes oldest, latest"),
+        ("relay+http://a/shop", {"silence_s": 0}, "silence_s is 0: input should be greater than 0"),
     ],
 )
 def test_a_wrong_url_or_option_is_refused_by_name(

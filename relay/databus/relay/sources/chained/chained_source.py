@@ -6,12 +6,13 @@ relay of a chain, and a consumer may move between them.  Nothing is decoded here
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
+
+from pydantic import Field
 
 from databus.common.checkpoint import OnlineCheckpoint, Position, encode
 from databus.common.config import DatabaseConfig
@@ -39,13 +40,25 @@ from databus.relay.sources.chained.parent_relay import (
     parent_client,
 )
 from databus.relay.sources.contract import Batch, Chunk, ChunkRequest, Finding, TableSize
+from databus.relay.sources.source_options import SourceOptions, read_options
 
 DEFAULT_PORT = 8700
 TICK_S = 0.5
-STARTS = ("oldest", "latest")
-OPTIONS = ("start", "silence_s", "block", "release")
 
 T = TypeVar("T")
+
+
+class RelayOptions(SourceOptions):
+    """The options of a source that is another relay."""
+
+    start: Literal["oldest", "latest"] = "oldest"
+    """Where a new ring begins in the parent's."""
+    silence_s: float = Field(default=20.0, gt=0, strict=True)
+    """After this long without a byte the parent counts as lost."""
+    block: bool = Field(default=False, strict=True)
+    """Whether the ring of this relay waits for its reader."""
+    release: bool = Field(default=False, strict=True)
+    """Whether a parent in block mode is told what is on disk here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,27 +101,14 @@ def read_settings(config: DatabaseConfig) -> RelaySettings:
                 f"what comes from {config.url} is passed on as it is"
             )
     scheme = parts.scheme.removeprefix("relay+")
-    for option in config.options:
-        if option not in OPTIONS:
-            near = difflib.get_close_matches(option, OPTIONS, n=1)
-            advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(OPTIONS)}"
-            raise ConfigError(f"database {config.name}: unknown option {option!r}; {advice}")
-    start = config.options.get("start", "oldest")
-    if start not in STARTS:
-        raise ConfigError(f"database {config.name}: start is {start!r}, not oldest or latest")
-    for option in ("block", "release"):
-        if not isinstance(config.options.get(option, False), bool):
-            raise ConfigError(f"database {config.name}: {option} is neither true nor false")
-    silence_s = config.options.get("silence_s", 20.0)
-    if isinstance(silence_s, str | bool) or silence_s <= 0:
-        raise ConfigError(f"database {config.name}: silence_s is {silence_s!r}, not seconds")
+    options = read_options(config, RelayOptions)
     return RelaySettings(
         urls=tuple(f"{scheme}://{_with_port(host)}" for host in hosts),
         database=database,
         sources=() if "*" in config.sources else config.sources,
-        start=str(start),
-        silence_s=float(silence_s),
-        release=bool(config.options.get("release", False)),
+        start=options.start,
+        silence_s=options.silence_s,
+        release=options.release,
     )
 
 

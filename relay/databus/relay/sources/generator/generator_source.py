@@ -37,6 +37,7 @@ from databus.relay.sources.contract import (
 )
 from databus.relay.sources.generator import generator_kernels as kernels
 from databus.relay.sources.row_buffers import Rows
+from databus.relay.sources.source_options import SourceOptions, read_options
 
 SCHEMA = SourceSchema(
     "gen.events",
@@ -144,7 +145,7 @@ class GeneratorSource:
     """
 
     def __init__(self, config: DatabaseConfig) -> None:
-        config.require_options()
+        read_options(config, SourceOptions)
         self.shape = parse_url(config.url.reveal)
         self._database = config.name
         self._wanted = config.captures(SCHEMA.source)

@@ -18,6 +18,8 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+from pydantic import Field
+
 from databus.common.compiled.kernels import COMPILED
 from databus.common.config import DatabaseConfig
 from databus.common.errors import (
@@ -40,6 +42,7 @@ from databus.relay.sources.contract import (
     left_out,
     raise_findings,
 )
+from databus.relay.sources.source_options import SourceOptions, read_options
 from databus.relay.sources.sqlite import sqlite_kernels
 from databus.relay.sources.sqlite import sqlite_log as log
 from databus.relay.sources.sqlite import sqlite_triggers as triggers
@@ -68,7 +71,6 @@ _PART_ROWS = 2000
 _IDLE_S = 0.5
 _PRUNE_ROWS = 5000
 _PRUNE_STEPS = 20
-_OPTIONS = ("poll_ms", "retain_rows")
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +86,15 @@ class _Poll:
     at_ms: int
     upto: int
     passed_over: frozenset[int]
+
+
+class SqliteOptions(SourceOptions):
+    """The options of an SQLite source."""
+
+    poll_ms: float = Field(default=5, ge=0)
+    """Interval at which the relay looks for new rows of the log."""
+    retain_rows: int = Field(default=0, ge=0)
+    """Rows of the log that stay after the relay has read them."""
 
 
 class SqliteSource:
@@ -110,12 +121,12 @@ class SqliteSource:
             ConfigError: the URL is no path, or an option is unknown.
         """
         self.use_kernel = use_kernel
-        config.require_options(*_OPTIONS)
+        options = read_options(config, SqliteOptions)
         self._config = config
         self._keys = ConfiguredKeys(config.keys)
         self._path = _path(config)
-        self._poll_s = float(config.options.get("poll_ms", 5)) / 1000
-        self._retain = int(config.options.get("retain_rows", 0))
+        self._poll_s = options.poll_ms / 1000
+        self._retain = options.retain_rows
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-log")
         self._chunk_thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-chunk")
         self._connection: sqlite3.Connection | None = None

@@ -8,21 +8,55 @@ import socket
 import uuid
 import zlib
 from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
 from urllib.parse import unquote, urlsplit
 
+from pydantic import BeforeValidator, Field
+
 from databus.common.config import DatabaseConfig
-from databus.common.errors import ConfigError
 from databus.common.schema.source_names import join_source
 from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.mysql.protocol.mysql_tls import PREFERRED, Tls, is_loopback, read_tls
 from databus.relay.sources.server_hosts import Host, read_hosts
+from databus.relay.sources.source_options import SourceOptions, read_options
 
-OPTIONS = ("clock_name", "domain_id", "server_id", "uuids", "zero_dates")
-ZERO_DATES = ("error", "null", "text")
 SYSTEM_SCHEMAS = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
 
 _DEFAULT_PORT = 3306
 _OWN_SERVER_IDS = 1 << 30
+
+
+def _uuids(value: object) -> tuple[str, ...]:
+    names = [name.strip().lower() for name in str(value).split(",") if name.strip()]
+    for name in names:
+        try:
+            canonical = str(uuid.UUID(name)) == name
+        except ValueError:
+            canonical = False
+        if not canonical or names.count(name) > 1:
+            raise ValueError(
+                f"{name!r} is "
+                + ("listed twice" if canonical else "not a server UUID (SELECT @@server_uuid)")
+            )
+    return tuple(names)
+
+
+_Number = Annotated[int, Field(strict=True, ge=0, lt=1 << 32)]
+
+
+class MySqlOptions(SourceOptions):
+    """The options of a MariaDB or MySQL source."""
+
+    clock_name: str | None = None
+    """Tells streams of one server apart that have different histories; the database's name."""
+    domain_id: _Number | None = None
+    """MariaDB's replication domain; the server's own ``gtid_domain_id``."""
+    server_id: _Number | None = None
+    """The server id of the relay as a replica; made of host, process and database."""
+    uuids: Annotated[tuple[str, ...], BeforeValidator(_uuids)] = ()
+    """MySQL: the servers that have written, in that order, with commas; the server itself."""
+    zero_dates: Literal["error", "null", "text"] = "error"
+    """What becomes of 0000-00-00 and its relatives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +112,9 @@ def read_settings(config: DatabaseConfig) -> MySqlSettings:
         ConfigError: an option is unknown or a value is not of its form.
     """
     parts = urlsplit(config.url.reveal)
-    options = dict(config.options)
-    unknown = sorted(set(options) - set(OPTIONS))
-    if unknown:
-        raise ConfigError(
-            f"database {config.name}: unknown option {unknown[0]!r}; "
-            f"a MariaDB or MySQL source knows {', '.join(OPTIONS)}"
-        )
+    options = read_options(config, MySqlOptions)
     hosts = read_hosts(config.name, parts.netloc, _DEFAULT_PORT)
     schema = unquote(parts.path.lstrip("/"))
-    zero_dates = str(options.get("zero_dates", "error"))
-    if zero_dates not in ZERO_DATES:
-        raise ConfigError(
-            f"database {config.name}: zero_dates is {zero_dates!r}, not one of "
-            f"{', '.join(ZERO_DATES)}"
-        )
-    domain_id = options.get("domain_id")
     return MySqlSettings(
         name=config.name,
         hosts=hosts,
@@ -103,13 +124,11 @@ def read_settings(config: DatabaseConfig) -> MySqlSettings:
         password=unquote(parts.password or ""),
         schema=schema,
         sources=config.sources,
-        domain_id=None if domain_id is None else _number(config.name, "domain_id", domain_id),
-        server_id=_number(config.name, "server_id", options["server_id"])
-        if "server_id" in options
-        else _own_server_id(config.name),
-        clock_name=str(options.get("clock_name", config.name)),
-        zero_dates=zero_dates,
-        uuids=_uuids(config.name, options.get("uuids", "")),
+        domain_id=options.domain_id,
+        server_id=_own_server_id(config.name) if options.server_id is None else options.server_id,
+        clock_name=config.name if options.clock_name is None else options.clock_name,
+        zero_dates=options.zero_dates,
+        uuids=options.uuids,
         tls=read_tls(config.name, parts.query),
         excluded=config.exclude_sources,
         keys=ConfiguredKeys(config.keys),
@@ -118,29 +137,6 @@ def read_settings(config: DatabaseConfig) -> MySqlSettings:
 
 def _among(source: str, patterns: tuple[str, ...]) -> bool:
     return any(source == pattern or fnmatch.fnmatchcase(source, pattern) for pattern in patterns)
-
-
-def _uuids(database: str, value: object) -> tuple[str, ...]:
-    names = [name.strip().lower() for name in str(value).split(",") if name.strip()]
-    for name in names:
-        try:
-            canonical = str(uuid.UUID(name)) == name
-        except ValueError:
-            canonical = False
-        if not canonical or names.count(name) > 1:
-            raise ConfigError(
-                f"database {database}: uuids has {name!r}, which is "
-                + ("listed twice" if canonical else "not a server UUID (SELECT @@server_uuid)")
-            )
-    return tuple(names)
-
-
-def _number(database: str, option: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
-        raise ConfigError(
-            f"database {database}: {option} is {value!r}, not a number from 0 to {2**32 - 1}"
-        )
-    return value
 
 
 def _own_server_id(database: str) -> int:

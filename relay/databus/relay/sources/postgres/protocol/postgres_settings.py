@@ -5,37 +5,23 @@ The URL's query and the table ``options`` take the same names; ``options`` wins.
 
 from __future__ import annotations
 
-import difflib
 import re
 import ssl
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Literal, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from databus.common.config import DatabaseConfig, parse_bytes, parse_seconds
+from pydantic import BeforeValidator, model_validator
+
+from databus.common.config import DatabaseConfig
+from databus.common.config_values import Bytes, Seconds
 from databus.common.errors import ConfigError, SourceUnavailable
 from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.postgres.protocol import text_encodings
 from databus.relay.sources.server_hosts import Host, read_hosts
+from databus.relay.sources.source_options import SourceOptions, read_options
 
-_OPTIONS = (
-    "clock_name",
-    "retained_wal_warning",
-    "slot",
-    "publication",
-    "special_values",
-    "binary",
-    "discover_every",
-    "sql_ascii_encoding",
-    "connect_timeout",
-    "sslmode",
-    "sslrootcert",
-    "sslcert",
-    "sslkey",
-    "require_auth",
-)
 AUTH_METHODS = ("none", "password", "md5", "scram-sha-256")
-_SSL_MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
 _NAME_LIMIT = 63
 
 SEARCH_PATH = "pg_catalog, pg_temp"
@@ -52,6 +38,78 @@ LOCK_TIMEOUT = "2s"
 
 JIT = "off"
 """The server would compile the queries of the catalogue, which takes it seconds each time."""
+
+
+def _slot(value: object) -> str:
+    if not re.fullmatch(r"[a-z0-9_]{1,63}", str(value)):
+        raise ValueError(f"{value!r} is not 1 to 63 of a-z, 0-9 and _")
+    return str(value)
+
+
+def _auth_methods(value: object) -> tuple[str, ...]:
+    methods = tuple(method.strip() for method in str(value).split(","))
+    for method in methods:
+        if method not in AUTH_METHODS:
+            raise ValueError(f"it has {method!r}; it takes {', '.join(AUTH_METHODS)}")
+    return methods
+
+
+def _encoding(value: object) -> str:
+    if value not in text_encodings.KNOWN:
+        raise ValueError(f"it is {value!r}; it takes {', '.join(text_encodings.KNOWN)}")
+    return str(value)
+
+
+def _flag(value: object) -> bool:
+    if str(value).lower() not in ("false", "true"):
+        raise ValueError(f"it is {value!r}; it takes false, true")
+    return str(value).lower() == "true"
+
+
+class PostgresOptions(SourceOptions):
+    """The options of a PostgreSQL source, which the URL's query takes as well."""
+
+    clock_name: str = ""
+    """Tells streams of one cluster apart that have different histories."""
+    retained_wal_warning: Bytes = 10 << 30
+    """From this much WAL on that the slot retains, the relay warns."""
+    slot: Annotated[str | None, BeforeValidator(_slot)] = None
+    """The replication slot; ``databus_`` and the database's name."""
+    publication: str | None = None
+    """The publication; named as the slot."""
+    special_values: Literal["error", "null", "text"] = "error"
+    """What becomes of a value that its kind cannot hold."""
+    binary: Annotated[bool, BeforeValidator(_flag)] = False
+    """Ask for values in binary, where all types are known in that form."""
+    discover_every: Seconds = 10.0
+    """How often the relay compares publication and catalogue."""
+    sql_ascii_encoding: Annotated[str, BeforeValidator(_encoding)] = "UTF8"
+    """What texts of a database are taken for that has no encoding."""
+    connect_timeout: Seconds = 10.0
+    """How long a connection may take."""
+    sslmode: Literal["disable", "prefer", "require", "verify-ca", "verify-full"] = "prefer"
+    """As libpq's."""
+    sslrootcert: str = ""
+    """As libpq's."""
+    sslcert: str = ""
+    """As libpq's."""
+    sslkey: str = ""
+    """As libpq's."""
+    require_auth: Annotated[tuple[str, ...], BeforeValidator(_auth_methods)] = (
+        "none",
+        "md5",
+        "scram-sha-256",
+    )
+    """Ways in which the server may ask for the password, as libpq's."""
+
+    @model_validator(mode="after")
+    def _password_is_not_sent_in_clear(self) -> Self:
+        if "password" in self.require_auth and self.sslmode in ("disable", "prefer"):
+            raise ValueError(
+                "require_auth has password, which needs sslmode=require or stricter: it goes out "
+                "in clear"
+            )
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +193,9 @@ def read_settings(config: DatabaseConfig) -> PostgresSettings:
         ConfigError: the URL names no user or database, or an option is unknown or wrong.
     """
     parts = urlsplit(config.url.reveal)
-    options: dict[str, Any] = {**dict(parse_qsl(parts.query)), **config.options}
-    for key in options:
-        if key not in (*_OPTIONS, "host"):
-            near = difflib.get_close_matches(key, _OPTIONS, n=1, cutoff=0.5)
-            advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(_OPTIONS)}"
-            raise ConfigError(f"database {config.name}: unknown option {key!r}; {advice}")
+    given = {**dict(parse_qsl(parts.query)), **config.options}
+    host = given.pop("host", None)
+    options = read_options(config, PostgresOptions, given)
     if not parts.username:
         raise ConfigError(f"database {config.name}: the URL names no user")
     database = unquote(parts.path.lstrip("/"))
@@ -148,12 +203,9 @@ def read_settings(config: DatabaseConfig) -> PostgresSettings:
         raise ConfigError(f"database {config.name}: the URL names no database")
     # Slots take only these letters; a publication is quoted, but one form is easier to find.
     plain = "databus_" + re.sub(r"[^a-z0-9_]", "_", config.name.lower())[: _NAME_LIMIT - 8]
-    slot = str(options.get("slot", plain))
-    if not re.fullmatch(r"[a-z0-9_]{1,63}", slot):
-        raise ConfigError(f"database {config.name}: slot {slot!r} is not 1 to 63 of a-z, 0-9 and _")
     hosts = read_hosts(config.name, parts.netloc, _DEFAULT_PORT)
-    if "host" in options:
-        hosts = (Host(str(options["host"]), hosts[0].port),)
+    if host is not None:
+        hosts = (Host(str(host), hosts[0].port),)
     return PostgresSettings(
         name=config.name,
         hosts=hosts,
@@ -162,63 +214,19 @@ def read_settings(config: DatabaseConfig) -> PostgresSettings:
         user=unquote(parts.username),
         database=database,
         password=unquote(parts.password or ""),
-        slot=slot,
-        publication=str(options.get("publication", plain)),
-        special_values=_one_of(config.name, options, "special_values", ("error", "null", "text")),
-        discover_every_s=_seconds(config.name, options, "discover_every", 10.0),
-        connect_timeout_s=_seconds(config.name, options, "connect_timeout", 10.0),
-        sslmode=_one_of(config.name, options, "sslmode", _SSL_MODES, "prefer"),
-        sslrootcert=str(options.get("sslrootcert", "")),
-        sslcert=str(options.get("sslcert", "")),
-        sslkey=str(options.get("sslkey", "")),
-        require_auth=_auth_methods(config.name, options),
+        slot=options.slot or plain,
+        publication=plain if options.publication is None else options.publication,
+        special_values=options.special_values,
+        discover_every_s=options.discover_every,
+        connect_timeout_s=options.connect_timeout,
+        sslmode=options.sslmode,
+        sslrootcert=options.sslrootcert,
+        sslcert=options.sslcert,
+        sslkey=options.sslkey,
+        require_auth=options.require_auth,
         keys=ConfiguredKeys(config.keys),
-        binary=_one_of(config.name, options, "binary", ("false", "true")) == "true",
-        clock_name=str(options.get("clock_name", "")),
-        sql_ascii_encoding=_one_of(
-            config.name, options, "sql_ascii_encoding", text_encodings.KNOWN
-        ),
-        retained_wal_warning_bytes=_bytes(config.name, options, "retained_wal_warning", "10GiB"),
+        binary=options.binary,
+        clock_name=options.clock_name,
+        sql_ascii_encoding=options.sql_ascii_encoding,
+        retained_wal_warning_bytes=options.retained_wal_warning,
     )
-
-
-def _one_of(
-    name: str, options: dict[str, Any], key: str, allowed: tuple[str, ...], default: str = ""
-) -> str:
-    value = options.get(key, default or allowed[0])
-    value = str(value).lower() if isinstance(value, bool) else str(value)
-    if value not in allowed:
-        raise ConfigError(f"database {name}: {key} is {value!r}; it takes {', '.join(allowed)}")
-    return value
-
-
-def _auth_methods(name: str, options: dict[str, Any]) -> tuple[str, ...]:
-    """Ways in which a server may ask for the password, as libpq's parameter of this name."""
-    text = str(options.get("require_auth", "none,md5,scram-sha-256"))
-    methods = tuple(method.strip() for method in text.split(","))
-    for method in methods:
-        if method not in AUTH_METHODS:
-            raise ConfigError(
-                f"database {name}: require_auth has {method!r}; it takes {', '.join(AUTH_METHODS)}"
-            )
-    mode = options.get("sslmode", "prefer")
-    if "password" in methods and mode in ("disable", "prefer"):
-        raise ConfigError(
-            f"database {name}: require_auth has password, which needs sslmode=require or stricter: "
-            f"it goes out in clear"
-        )
-    return methods
-
-
-def _bytes(name: str, options: dict[str, Any], key: str, default: str) -> int:
-    try:
-        return parse_bytes(options.get(key, default))
-    except ValueError as error:
-        raise ConfigError(f"database {name}: {key}: {error}") from None
-
-
-def _seconds(name: str, options: dict[str, Any], key: str, default: float) -> float:
-    try:
-        return parse_seconds(options.get(key, default))
-    except ValueError as error:
-        raise ConfigError(f"database {name}: {key}: {error}") from None
