@@ -8,16 +8,13 @@ import sys
 import time
 from collections.abc import AsyncIterator
 
-import numpy as np
 import pytest
-import xxhash
 
 from databus.common.config import DatabaseConfig, SourceUrl
 from databus.common.errors import ConfigError, PreflightFailed
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import FrameView, Op
 from databus.relay.sources.contract import ChunkRequest
-from databus.relay.sources.generator import generator_kernels as kernels
 from databus.relay.sources.generator.generator_source import (
     SCHEMA,
     GeneratorSource,
@@ -192,16 +189,6 @@ def test_everything_that_decides_the_bytes_is_part_of_the_clock() -> None:
 async def test_sources_that_match_nothing_are_found_by_the_preflight() -> None:
     with pytest.raises(PreflightFailed, match="gen"):
         await source(BASE, ("shop.*",)).open()
-
-
-def test_key_hashes_are_those_of_the_reference_implementation() -> None:
-    rng = np.random.default_rng(7)
-    for size in range(1, 9):
-        for _ in range(50):
-            key = rng.integers(0, 256, size, dtype=np.uint8)
-            with np.errstate(over="ignore"):
-                found = int(kernels.key_hash(key, 0, size))
-            assert found == xxhash.xxh3_64_intdigest(key.tobytes())
 
 
 def test_the_kernels_give_the_same_bytes_without_the_compiler() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from databus.common.compiled import kernels
 from databus.common.compiled.kernels import U8Array, put_digits
+from databus.common.compiled.xxh3 import xxh3_64
 from databus.common.frame.header_layout import (
     HAS_AFTER,
     HEADER_BYTES,
@@ -20,6 +21,7 @@ from databus.common.frame.header_layout import (
     seal,
     seal_window_end,
 )
+from databus.relay.sources.avro_kernels import put_long
 
 EOW_ROOM_BYTES = WINDOW_END_BYTES + 12
 ROW_ROOM_BYTES = HEADER_BYTES + 10 + 32
@@ -28,11 +30,6 @@ _U64 = np.uint64
 _GOLDEN = _U64(0x9E3779B97F4A7C15)
 _MIX_1 = _U64(0xBF58476D1CE4E5B9)
 _MIX_2 = _U64(0x94D049BB133111EB)
-_XXH_PRIME_2 = _U64(0xC2B2AE3D27D4EB4F)
-_XXH_PRIME_3 = _U64(0x165667B19E3779F9)
-_XXH_PRIME_MX2 = _U64(0x9FB21C651E98DF25)
-_XXH_FLIP_SHORT = _U64(0x396CFEB8 ^ 0xBE4BA423)
-_XXH_FLIP_LONG = _U64(0x1CAD21F72C81017C ^ 0xDB979083E96DD4DE)
 _LETTER_BITS = _U64(0x0F0F0F0F0F0F0F0F)
 _LETTER_BASE = _U64(0x6161616161616161)
 _BYTE = _U64(0xFF)
@@ -67,42 +64,6 @@ def last_event_of_row(
             return event
         turn -= 1
     return -1
-
-
-@kernels.jit
-def put_long(out: U8Array, at: int, value: int) -> int:
-    """Write a number that is not negative as an Avro long; return where it ends."""
-    rest = value << 1
-    while rest >= 0x80:
-        out[at] = np.uint8((rest & 0x7F) | 0x80)
-        rest >>= 7
-        at += 1
-    out[at] = np.uint8(rest)
-    return at + 1
-
-
-@kernels.jit
-def key_hash(buf: U8Array, at: int, size: int) -> np.uint64:
-    """xxh3_64 of 1 to 8 bytes."""
-    if size <= 3:
-        combined = (
-            _U64(buf[at]) << _U64(16)
-            | _U64(buf[at + (size >> 1)]) << _U64(24)
-            | _U64(buf[at + size - 1])
-            | _U64(size) << _U64(8)
-        )
-        short = combined ^ _XXH_FLIP_SHORT
-        short = (short ^ (short >> _U64(33))) * _XXH_PRIME_2
-        short = (short ^ (short >> _U64(29))) * _XXH_PRIME_3
-        return short ^ (short >> _U64(32))
-    first = _U64(kernels.load_u32(buf, at))
-    second = _U64(kernels.load_u32(buf, at + size - 4))
-    h = (second + (first << _U64(32))) ^ _XXH_FLIP_LONG
-    h ^= ((h << _U64(49)) | (h >> _U64(15))) ^ ((h << _U64(24)) | (h >> _U64(40)))
-    h *= _XXH_PRIME_MX2
-    h ^= (h >> _U64(35)) + _U64(size)
-    h *= _XXH_PRIME_MX2
-    return h ^ (h >> _U64(28))
 
 
 @kernels.jit
@@ -160,7 +121,7 @@ def put_events(
         row = row_of_event(seed, event, keys, multiplier)
         key_start = at + HEADER_BYTES
         key_end = put_long(out, key_start, row)
-        hashed = key_hash(out, key_start, key_end - key_start)
+        hashed = xxh3_64(out, key_start, key_end)
         end = put_row(out, key_end, seed, row, event, payload_bytes)
         op = INSERT if event < keys else UPDATE
         at = seal(

@@ -22,7 +22,7 @@ from databus.common.frame.header_layout import (
     UPDATE,
     seal,
 )
-from databus.relay.sources.avro_kernels import put_long
+from databus.relay.sources.avro_kernels import EXACT_DIGITS, put_exact_double, put_long
 
 STOPPED, ENDED, FULL = range(3)
 """Why the kernel returned: a row for Python, the block's end, no more room."""
@@ -40,8 +40,6 @@ INT, FLOAT, TEXT, BYTES, NUMERIC, OTHER = range(6)
 
 _NEWLINE, _QUOTE, _COMMA, _MINUS, _OPEN, _CLOSE, _BACKSLASH = 10, 34, 44, 45, 91, 93, 92
 _N, _U = 110, 117
-_EXACT_DIGITS = 15
-_POWERS = np.array([10.0**n for n in range(23)])
 
 
 @jit
@@ -153,40 +151,6 @@ def _put_double(out: U8Array, to: int, value: float) -> int:
 
 
 @jit
-def _real(buf: U8Array, at: int, stop: int) -> tuple[bool, float]:
-    """A decimal text whose digits and power of ten are exact both, so one rounding is right."""
-    negative = at < stop and buf[at] == _MINUS
-    place = at + 1 if negative else at
-    mantissa, digits, exponent, seen_point = 0, 0, 0, False
-    while place < stop and buf[place] != 101:  # e
-        if buf[place] == 46 and not seen_point:
-            seen_point = True
-        else:
-            digit = i64(buf[place]) - 48
-            if digit < 0 or digit > 9 or digits == _EXACT_DIGITS:
-                return False, 0.0
-            mantissa = mantissa * 10 + digit
-            if mantissa > 0:
-                digits += 1
-            if seen_point:
-                exponent -= 1
-        place += 1
-    if place < stop:
-        place += 1
-        if place < stop and buf[place] == 43:
-            place += 1
-        written, end = _number(buf, place, stop)
-        if end != stop:
-            return False, 0.0
-        exponent += written
-    if exponent < -22 or exponent > 22:
-        return False, 0.0
-    value = float(mantissa)
-    value = value * _POWERS[exponent] if exponent >= 0 else value / _POWERS[-exponent]
-    return True, -value if negative else value
-
-
-@jit
 def _plain(buf: U8Array, at: int, stop: int) -> bool:
     """Whether a number's text has neither an exponent nor more digits than are exact."""
     digits = 0
@@ -195,7 +159,7 @@ def _plain(buf: U8Array, at: int, stop: int) -> bool:
             digits += 1
         elif buf[place] not in (46, _MINUS):
             return False
-    return 0 < digits <= _EXACT_DIGITS
+    return 0 < digits <= EXACT_DIGITS
 
 
 @jit
@@ -231,8 +195,8 @@ def _value(buf: U8Array, at: int, stop: int, kind: int, out: U8Array, to: int) -
         if start < 0:
             return -1, to
         if kind == FLOAT:
-            exact, value = _real(buf, start, end)
-            return (end + 2, _put_double(out, to, value)) if exact else (-1, to)
+            done = put_exact_double(buf, start, end, out, to)
+            return (end + 2, done) if done >= 0 else (-1, to)
         if not _plain(buf, start, end):
             return -1, to
         to = put_long(out, to, end - start)

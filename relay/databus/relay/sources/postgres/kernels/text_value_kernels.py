@@ -10,7 +10,7 @@ import numpy as np
 
 from databus.common.compiled import kernels
 from databus.common.compiled.kernels import U8Array, i64
-from databus.relay.sources.avro_kernels import put_bytes, put_long
+from databus.relay.sources.avro_kernels import put_bytes, put_exact_double, put_long
 
 # The kinds of columns.
 (
@@ -21,7 +21,6 @@ from databus.relay.sources.avro_kernels import put_bytes, put_long
 
 _BAD = -(1 << 40)
 _DAY_US = 86_400_000_000
-_POWERS = np.array([10.0**exponent for exponent in range(23)])
 
 
 @kernels.jit_uncounted
@@ -63,7 +62,7 @@ def put_value(
                 return -1
         return put_bytes(buf, start, length, out, at)
     if kind == FLOAT:
-        return _float(buf, start, length, out, at)
+        return put_exact_double(buf, start, start + length, out, at)
     if kind == DATE:
         if length != 10:
             return -1
@@ -188,51 +187,6 @@ def put_decimal(value: int, out: U8Array, at: int) -> int:
     for offset in range(size):
         out[at + offset] = np.uint8(value >> 8 * (size - 1 - offset) & 0xFF)
     return at + size
-
-
-@kernels.jit_uncounted
-def _float(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
-    """A double whose digits and power of ten are both exact, so that one rounding is right."""
-    negative = buf[start] == 45
-    place = start + 1 if negative else start
-    stop = start + length
-    mantissa, digits, exponent, seen_point = 0, 0, 0, False
-    while place < stop and buf[place] != 101:  # e
-        if buf[place] == 46 and not seen_point:
-            seen_point = True
-        else:
-            digit = i64(buf[place]) - 48
-            if digit < 0 or digit > 9 or digits == 15:
-                return -1
-            mantissa = mantissa * 10 + digit
-            if mantissa > 0:
-                digits += 1
-            if seen_point:
-                exponent -= 1
-        place += 1
-    if place < stop:
-        sign, written = 1, 0
-        place += 1
-        if place < stop and (buf[place] == 45 or buf[place] == 43):
-            sign = -1 if buf[place] == 45 else 1
-            place += 1
-        if place == stop or stop - place > 3:
-            return -1
-        while place < stop:
-            digit = i64(buf[place]) - 48
-            if digit < 0 or digit > 9:
-                return -1
-            written = written * 10 + digit
-            place += 1
-        exponent += sign * written
-    if exponent < -22 or exponent > 22:
-        return -1
-    value = float(mantissa)
-    value = value * _POWERS[exponent] if exponent >= 0 else value / _POWERS[-exponent]
-    bits = np.float64(-value if negative else value).view(np.int64)
-    for offset in range(8):
-        out[at + offset] = np.uint8(bits >> 8 * offset & 0xFF)
-    return at + 8
 
 
 @kernels.jit_uncounted
