@@ -23,6 +23,10 @@ SERVER_OF_sqlite :=
 SERVER_OF_mariadb := mariadb
 SERVER_OF_postgres := postgres
 
+# The stores of the tests sync their files hundreds of times: `make quick` has them in memory where
+# there are 4 GB of it. `make test` has them on the disk.
+MEMORY := $(shell df --output=avail -B1G /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 >= 4 {print "/dev/shm"}')
+
 # Two at once, each with its output in one piece.
 BESIDE := $(MAKE) --no-print-directory --output-sync=target -j 2
 
@@ -68,7 +72,8 @@ check: setup-test ## Lint, types, contracts and all tests but the slow ones
 	@$(PYTEST) $(PARALLEL) -m "not slow"
 
 .PHONY: quick
-quick: setup ## Under two minutes: lint, types, contracts and the tests in a process of their own
+quick: export TMPDIR := $(or $(MEMORY),$(TMPDIR),/tmp)
+quick: setup ## Under 90 seconds: lint, types, contracts and the tests in a process of their own
 	@$(MAKE) --no-print-directory run-lint run-types run-contracts
 	@$(PYTEST) $(PARALLEL) -q -m "not slow and not spark and not faults and not processes"
 

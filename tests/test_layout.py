@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
 import subprocess
@@ -210,10 +209,9 @@ def test_modules_and_classes_have_names_of_their_own_over_all_rooms() -> None:
     paths = [path for room in ROOMS for path in package(room).rglob("*.py")]
     modules = Counter(path.stem for path in paths if path.name != "__init__.py")
     classes = Counter(
-        node.name
+        name
         for path in paths
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        for name in re.findall(r"^class ([^\W_]\w*)", path.read_text(), re.MULTILINE)
     )
     assert [name for name, count in (modules + classes).items() if count > 1] == []
 
@@ -229,11 +227,12 @@ def test_folders_import_each_other_in_one_direction() -> None:
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    silent = []
-    for path in python_files():
-        tree = ast.parse(path.read_text())
-        if path.name != "__init__.py" and ast.get_docstring(tree) is None:
-            silent.append(str(path))
+    docstring = re.compile(r"(?:#.*\n|\s)*r?[\"']")
+    silent = [
+        str(path)
+        for path in python_files()
+        if path.name != "__init__.py" and not docstring.match(path.read_text())
+    ]
     assert silent == []
 
 

@@ -270,7 +270,7 @@ class RingMachine(RuleBasedStateMachine):
             assert check(self.folder) == []
 
 
-TestRingModel = pytest.mark.timeout(300)(RingMachine.TestCase)
+TestRingModel = pytest.mark.slow(pytest.mark.timeout(300)(RingMachine.TestCase))
 TestRingModel.settings = settings(
     max_examples=100,
     stateful_step_count=30,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -286,5 +287,5 @@ class SpliceMachine(RuleBasedStateMachine):
         assert all(got[key][0] == final[key][0] for key in wanted)
 
 
-TestSplice = SpliceMachine.TestCase
+TestSplice = pytest.mark.slow(SpliceMachine.TestCase)
 TestSplice.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)

@@ -26,6 +26,7 @@ from databus.relay.processes.reload import SOCKET_NAME, ask_reload, changes
 from databus.relay.processes.worker_channel import SupervisorChannel, WorkerChannel
 from databus.relay.ring.data_folder import SocketName
 from databus.relay.serving.counters.worker_counters import WorkerCounters, read_counters
+from tests.support.capture import PACE
 from tests.support.relay_process import RelayProcess
 from tests.support.waiting import eventually, eventually_sync
 
@@ -448,7 +449,10 @@ async def test_a_table_that_is_added_to_the_sources_joins_and_the_others_go_on(
                 connection.execute(f"INSERT INTO {table} VALUES (?, 'x')", (number,))
 
         first = shop("main.a")
-        async with LocalRelay(first) as relay, aiohttp.ClientSession(relay.url) as session:
+        async with (
+            LocalRelay(first, pace=PACE) as relay,
+            aiohttp.ClientSession(relay.url) as session,
+        ):
             await relay.ready()
             reader, other = Reader(session, "shop"), Reader(session, "one")
             insert("a", 1)

@@ -223,7 +223,10 @@ async def test_a_reload_for_which_there_are_no_descriptors_changes_nothing_and_i
     await supervising
 
 
-async def test_an_address_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:
+async def test_an_address_that_is_taken_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "TAKEN_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         config = parse(CONFIG.replace(":0", f":{port}", 1), folder=tmp_path)

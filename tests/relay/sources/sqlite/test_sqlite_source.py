@@ -299,9 +299,11 @@ async def test_a_log_that_cannot_be_pruned_now_keeps_nobody_from_writing(
     with contextlib.closing(sqlite3.connect(path)) as reader:
         reading = reader.execute("SELECT id FROM item")
         assert reading.fetchone() == (0,)
+        monkeypatch.setattr(sqlite_log, "BUSY_MS", 200)
         with pytest.raises(SourceUnavailable, match="database is locked"):
             await source.ack(5501)  # Its commit has to wait for the reader.
         reading.close()
+    monkeypatch.setattr(sqlite_log, "BUSY_MS", 10_000)
     writer.execute("INSERT INTO item (id) VALUES (6000)")
     await source.ack(5501)
     assert writer.execute("SELECT min(id) FROM databus_log").fetchone() == (5502,)
