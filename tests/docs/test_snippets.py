@@ -112,6 +112,7 @@ def run_on(product: str, snippet: Snippet, request: pytest.FixtureRequest) -> No
         database.execute(re.sub(r"\bshop\b", database.name, statement.rstrip(";")))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("snippet", RUN, ids=str)
 def test_sql_that_is_marked_runs(snippet: Snippet, request: pytest.FixtureRequest) -> None:
     for product in snippet.marker.removeprefix("run:").split(","):
