@@ -87,6 +87,28 @@ async def test_a_merge_table_and_the_tables_of_its_union_are_refused_or_suspende
     await asyncio.wait_for(refused.close(), 10)
 
 
+async def test_a_merge_table_that_the_server_cannot_open_stops_no_other_table(
+    mariadb_database: FreshDatabase,
+) -> None:
+    database, name = mariadb_database, mariadb_database.name
+    database.execute("CREATE TABLE good (id INT PRIMARY KEY, v INT)")
+    source = MySqlSource(mariadb_config(database.url, f"{name}.*"))
+    await source.open()
+    try:
+        start = await source.first_scn()
+        database.execute("CREATE TABLE part (id INT, v INT) ENGINE = MyISAM")
+        database.execute("CREATE TABLE whole (id INT, v INT) ENGINE = MERGE UNION = (part)")
+        database.execute("DROP TABLE part")
+        database.execute("CREATE TABLE after (id INT PRIMARY KEY)")
+        database.execute("INSERT INTO good VALUES (1, 1)")
+        streamed = await read_to_end(source, start)
+        rows = list(streamed.tables()[f"{name}.good"].values())
+        assert rows == [{"id": 1, "v": 1}]
+        assert f"{name}.good" not in source.suspended()
+    finally:
+        await source.close()
+
+
 async def test_a_merge_table_that_is_gone_again_has_suspended_the_tables_of_its_union(
     mariadb_database: FreshDatabase,
 ) -> None:

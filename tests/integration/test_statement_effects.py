@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pymysql
@@ -13,10 +15,15 @@ import pytest
 from databus.cli.demo.private_servers import PASSWORD, USER, MariaDBServer
 from databus.common.frame.frame_format import Op
 from databus.relay.processes.fetcher import Fetcher
+from databus.relay.sources.contract import Chunk, ChunkRequest
 from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.mysql.binlog.gtid_numbering import DomainNumbering, LocatedSnapshot
+from databus.relay.sources.mysql.chunks import mysql_chunks
+from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection
+from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings, read_settings
 from tests.integration.test_least_rights import USER as READER
 from tests.integration.test_least_rights import statements as page_rights
-from tests.integration.test_stopped_tables import in_database, rows_of
+from tests.integration.test_stopped_tables import dump, in_database, rows_of
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.relay_process import ring_frames
@@ -391,3 +398,62 @@ async def test_names_in_any_case_are_one_table_where_the_server_folds_them(tmp_p
                 lambda: {"shop.swapped", "shop.seen"} <= set(stopped(fetcher)), 30, "suspended"
             )
             assert {"shop.fence", "shop.orders", "shop.parts"}.isdisjoint(stopped(fetcher))
+
+
+async def test_a_chunk_that_does_not_show_a_cascade_yet_is_read_again(
+    mariadb_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server logs a transaction before its engine shows it."""
+    database, folder = mariadb_database, tmp_path / "shop"
+    for table in ("parent", "fence"):
+        database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)")
+    database.execute(
+        "CREATE TABLE child (id INT PRIMARY KEY, v INT, "
+        "FOREIGN KEY (v) REFERENCES parent (id) ON DELETE CASCADE)"
+    )
+    config = database_config("shop", database.url, f"{database.name}.*")
+    read_chunk, largest_key = mysql_chunks.read_chunk, mysql_chunks.largest_key
+    snapshot = DomainNumbering.snapshot
+    early: list[tuple[MySqlConnection, LocatedSnapshot]] = []
+
+    def early_chunk(
+        connection: MySqlConnection, settings: MySqlSettings, numbering: Any, request: ChunkRequest
+    ) -> Chunk:
+        if not early:
+            return read_chunk(connection, settings, numbering, request)
+        before, place = early[0]
+        numbering = SimpleNamespace(snapshot=lambda _: contextlib.nullcontext(place))
+        return read_chunk(before, settings, numbering, request)
+
+    def early_key(
+        connection: MySqlConnection, settings: MySqlSettings, source: str
+    ) -> list[Any] | None:
+        return [2] if early else largest_key(connection, settings, source)
+
+    def early_snapshot(self: DomainNumbering, connection: MySqlConnection) -> Any:
+        if not early:
+            return snapshot(self, connection)
+        return contextlib.nullcontext(early.pop()[1])  # From now on the engine shows it.
+
+    monkeypatch.setattr(mysql_chunks, "read_chunk", early_chunk)
+    monkeypatch.setattr(mysql_chunks, "largest_key", early_key)
+    monkeypatch.setattr(DomainNumbering, "snapshot", early_snapshot)
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        database.execute("INSERT INTO parent VALUES (1, 1), (2, 2)")
+        database.execute("INSERT INTO child VALUES (1, 1), (2, 2)")
+        await caught_up(folder, database, 1)
+        connection = MySqlConnection(read_settings(config))
+        connection.query("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.query("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        place = dict(connection.query("SHOW STATUS LIKE 'binlog_snapshot_%'"))
+        located = LocatedSnapshot(
+            str(place["Binlog_snapshot_file"]), int(place["Binlog_snapshot_position"])
+        )
+        early.append((connection, located))
+        database.execute("DELETE FROM parent WHERE id = 1")
+        await caught_up(folder, database, 2)
+        await eventually(lambda: f"{database.name}.child" in stopped(fetcher), 30)
+        await dump(folder, f"{database.name}.child")
+        connection.close()
+        assert not differing(folder, database, ["child", "parent"])

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from databus.bootstrap.log import seeding
 from databus.bootstrap.log.seeding import SEEDED
 from databus.bootstrap.processes import log_writer as pauses
 from databus.bootstrap.processes.log_writer import LogWriter
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 SEGMENT_EVERY_S = 0.5
 pauses.SEED_POLL_S = pauses.DUMP_POLL_S = pauses.RETRY_S = 0.05
 pauses.SEEDED_POLL_S = 0.2
+seeding.AGAIN_S = 0.1
 
 
 class Bootstrapped:

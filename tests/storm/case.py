@@ -43,6 +43,7 @@ class Tally:
     unequal_but_named: int = 0
     known: Counter[str] = dataclasses.field(default_factory=Counter)
     healed: int = 0
+    undumped: int = 0
     merges: int = 0
     slow: list[str] = dataclasses.field(default_factory=list)
     events: int = 0
@@ -355,17 +356,19 @@ class Case:
         """
         deadline_s = time.monotonic() + HEALED_WITHIN_S
         # A table without a key is reported as long as it has none.
-        there = {table.source for table in self._captured() if table.key}
-        before = {record.source for record in fetcher.unfollowed()} & there
+        there = {table.source: table for table in self._captured() if table.key}
+        before = {record.source for record in fetcher.unfollowed()} & there.keys()
         while True:
             fetcher.replica.read()
-            left, known = [], {}
+            left, known, undumped = [], {}, set()
             for record in fetcher.unfollowed():
                 if record.source not in there:
                     continue
                 words = f"{record.reason}; {record.error}"
                 found = Difference("unhealed", record.source, [words])
-                if record.error and (why := self._known.why(self.site.product, found)):
+                if self.site.is_undumped(there[record.source], words):
+                    undumped.add(record.source)
+                elif record.error and (why := self._known.why(self.site.product, found)):
                     known[record.source] = why
                 elif record.tries >= MANY_TRIES:
                     raise found
@@ -373,7 +376,8 @@ class Case:
                     left.append(f"{record.source} ({record.state}, {record.tries}): {words}")
             if not left:
                 self.tally.known.update(known.values())
-                self.tally.healed += len(before - known.keys())
+                self.tally.undumped += len(undumped)
+                self.tally.healed += len(before - known.keys() - undumped)
                 return
             if time.monotonic() > deadline_s:
                 raise TooSlow(f"not within {HEALED_WITHIN_S} s: {left}")
@@ -388,8 +392,13 @@ class Case:
         """
         deadline_s = time.monotonic() + HEALED_WITHIN_S
         followed = copy.relay.fetcher.known_sources()
-        there = [table.source for table in self._captured() if table.source in followed]
-        while left := [(name, why) for name in there if (why := copy.unseeded(name))]:
+        # A table that lost its key is gone for the bootstrap server, and reported by the relay.
+        there = [table for table in self._captured() if table.source in followed and table.key]
+        while left := [
+            (table.source, why)
+            for table in there
+            if (why := copy.unseeded(table.source)) and not self.site.is_undumped(table, why)
+        ]:
             if time.monotonic() > deadline_s:
                 if any(not why.startswith("dumping") for _, why in left):
                     raise Difference("unseeded", left[0][0], [f"{n}: {why}" for n, why in left])

@@ -31,7 +31,7 @@ PACE = Pace(
     backoff_first_s=0.02,
     backoff_most_s=0.3,
     failed_retry_s=1.0,
-    resync=ResyncPace(alone_s=0.0, accompanied_s=20.0, first_pause_s=0.05),
+    resync=ResyncPace(alone_s=0.0, accompanied_s=5.0, first_pause_s=0.05),
 )
 _T = TypeVar("_T")
 

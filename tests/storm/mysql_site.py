@@ -203,6 +203,10 @@ class MySqlSite(Site):
         found = self._ask(f"SELECT {asked} FROM {quoted(table.schema)}.{quoted(table.name)}")
         return [dict(zip(names, row, strict=True)) for row in found]
 
+    def is_undumped(self, table: TableFacts, why: str) -> bool:
+        """MyISAM and MEMORY (docs/dumps.md)."""
+        return not table.is_transactional and "has no snapshots to dump it from" in why
+
     def is_captured(self, schema: str) -> bool:
         return schema in CAPTURED
 

@@ -100,6 +100,10 @@ class Site(ABC):
         """Whether a transaction is prepared that no session holds."""
         return False
 
+    def is_undumped(self, table: TableFacts, why: str) -> bool:
+        """Whether a table cannot be dumped, as the documentation says, and is named with that."""
+        return False
+
     def settle(self) -> None:  # noqa: B027  # most servers have nothing to undo
         """Undo what a case has left altered for the relays."""
 

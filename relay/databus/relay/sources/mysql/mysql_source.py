@@ -44,6 +44,7 @@ from databus.relay.sources.mysql.binlog.gtid_numbering import (
     has_prepared,
 )
 from databus.relay.sources.mysql.chunks import mysql_chunk_kernels, mysql_chunks
+from databus.relay.sources.mysql.chunks.shown_commits import shown
 from databus.relay.sources.mysql.gtid.binlog_locations import (
     BinlogLocation,
     BinlogLocations,
@@ -77,8 +78,7 @@ _log = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 0.5
 _SILENCE_S = 10.0
-_BATCH_AT_LEAST_EVERY_S = 0.4
-_STREAM_COMES_BY_S = 0.5
+_BATCH_AT_LEAST_EVERY_S, _STREAM_COMES_BY_S = 0.4, 0.5
 _MOST_READERS = 32  # more than a dump has lanes
 _WHICH_SERVER = "CONCAT_WS(':', @@hostname, @@port, @@server_id)"
 
@@ -365,7 +365,6 @@ class MySqlSource:
                 looks_ahead = not decoder.feed(event)
                 if looks_ahead:
                     await self._look_ahead(decoder)
-                    await self._look_at_cascades(decoder)
                     decoder.feed(event, fresh=True)
                 counts = decoder.stopped.suspended_count, decoder.known.dropped.added_count
                 if counts != noticed:
@@ -422,10 +421,7 @@ class MySqlSource:
         )
         self._catalogue = decoder.known.catalogue
         self._suspend_unlogged()
-
-    async def _look_at_cascades(self, decoder: BinlogDecoder) -> None:
-        """Foreign keys change only by statements, which are looked at."""
-        if decoder.looks_ahead:
+        if decoder.looks_ahead:  # Foreign keys change by statements only.
             decoder.known.know_cascades(await self._ask(load_cascades))
 
     async def _fresh_catalogue(self) -> Catalogue:
@@ -486,9 +482,7 @@ class MySqlSource:
         chunk = await self._read(
             lambda c: mysql_chunks.read_chunk(c, settings, self._numbering, request)
         )
-        if isinstance(chunk.snapshot, LocatedSnapshot):
-            chunk = dataclasses.replace(chunk, snapshot=await self._located(chunk.snapshot))
-        return chunk
+        return dataclasses.replace(chunk, snapshot=await self._located(chunk.snapshot))
 
     async def _begin_again(self, source: str) -> None:
         """All of a table is about to be read: if it has stopped, the stream takes it up before."""
@@ -499,11 +493,19 @@ class MySqlSource:
         if table is not None:
             table.source_schema(self._settings.zero_dates)
         await stopped.resumption(source)
+        assert self._decoder is not None, "a table resumes with the stream"
+        await shown(source, self._decoder.resolved, self._snapshot)
 
-    async def _located(self, snapshot: LocatedSnapshot) -> Snapshot:
+    async def _snapshot(self) -> Snapshot:
+        """What the server shows now."""
+        found = await self._read(lambda c: mysql_chunks.snapshot_now(c, self._numbering))
+        return await self._located(found)
+
+    async def _located(self, snapshot: Snapshot) -> Snapshot:
         """What a snapshot shows: the stream, which is about to pass its place, knows best."""
         numbering = self._numbering
-        assert isinstance(numbering, DomainNumbering), "only MariaDB names a snapshot's place"
+        if not (isinstance(snapshot, LocatedSnapshot) and isinstance(numbering, DomainNumbering)):
+            return snapshot
         if self._places is not None:
             place = BinlogLocation.of(snapshot.file, snapshot.offset)
             found = await self._places.wait_around(place, _STREAM_COMES_BY_S)

@@ -76,6 +76,12 @@ def read_chunk(
     )
 
 
+def snapshot_now(connection: MySqlConnection, numbering: Numbering) -> Snapshot:
+    """What a transaction that begins now shows."""
+    with numbering.snapshot(connection) as snapshot:
+        return snapshot
+
+
 def largest_key(
     connection: MySqlConnection, settings: MySqlSettings, source: str
 ) -> list[Any] | None:

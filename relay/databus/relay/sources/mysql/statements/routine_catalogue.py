@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection
+from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection, ServerError
 from databus.relay.sources.mysql.protocol.mysql_settings import SYSTEM_SCHEMAS
 from databus.relay.sources.mysql.statements import (
     Knowledge,
@@ -113,21 +113,28 @@ def _merged(
         "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES "
         f"WHERE ENGINE = 'MRG_MyISAM' AND TABLE_SCHEMA {_NOT_SYSTEM}"
     ):
-        quoted = ".".join("`" + str(part).replace("`", "``") + "`" for part in (schema, name))
-        (_, text) = connection.row(f"SHOW CREATE TABLE {quoted}")
         whole = (str(schema), str(name))
-        for part in _union(str(text), str(schema), dialect):
+        for part in union_of(connection, whole, dialect):
             found[whole].add(part)
             found[part].add(whole)
     return {name: frozenset(others) for name, others in found.items()}
 
 
-def _union(text: str, schema: str, dialect: StatementDialect) -> list[TableName]:
+def union_of(
+    connection: MySqlConnection, merge: TableName, dialect: StatementDialect
+) -> list[TableName]:
+    """The tables of a MERGE table.
+
+    None if the server cannot open it, as one whose tables are not there: then no statement can
+    write through it either.
+    """
+    quoted = ".".join("`" + part.replace("`", "``") + "`" for part in merge)
     try:
+        text = str(connection.row(f"SHOW CREATE TABLE {quoted}")[1])
         tokens = tokens_of(text, 0, is_mysql=dialect.is_mysql)
-    except NotUnderstood:
+    except (ServerError, NotUnderstood):
         return []
-    reader = TokenReader(tokens, schema, folds=dialect.folds_names)
+    reader = TokenReader(tokens, merge[0], folds=dialect.folds_names)
     while not reader.ended:
         if reader.accept("UNION"):
             reader.accept_sign("=")

@@ -6,21 +6,21 @@ event of the table that holds the rows, and the other way round.  So neither can
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from databus.common.schema.source_names import join_source
 from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection
+from databus.relay.sources.mysql.statements.routine_catalogue import read_dialect, union_of
+from databus.relay.sources.mysql.statements.token_reader import TableName
 
 _MERGE, _UNDERLYING = "MRG_MyISAM", "MyISAM"
-TableName = tuple[str, str]
 
 
 def merged(connection: MySqlConnection, engines: Mapping[TableName, str]) -> dict[TableName, str]:
     """The captured tables (``engines``, by name) that a MERGE table concerns, and why."""
     if not {_MERGE, _UNDERLYING} & set(engines.values()):
         return {}
-    found = {}
+    found, dialect = {}, read_dialect(connection)
     for schema, name in connection.query(
         f"SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE ENGINE = '{_MERGE}'"
     ):
@@ -30,7 +30,7 @@ def merged(connection: MySqlConnection, engines: Mapping[TableName, str]) -> dic
                 "it is a MERGE table, whose rows are other tables' rows: what is written to "
                 "those is not in the binlog under its name; leave it out of sources"
             )
-        for table in _union(connection, merge):
+        for table in union_of(connection, merge, dialect):
             if table in engines:
                 found[table] = (
                     f"it is in the union of the MERGE table {join_source(*merge)}: what is written "
@@ -38,16 +38,3 @@ def merged(connection: MySqlConnection, engines: Mapping[TableName, str]) -> dic
                     "table, or leave this one out of sources"
                 )
     return found
-
-
-def _union(connection: MySqlConnection, merge: TableName) -> list[TableName]:
-    quoted = ".".join("`" + part.replace("`", "``") + "`" for part in merge)
-    statement = str(connection.row(f"SHOW CREATE TABLE {quoted}")[1])
-    listed = re.search(r"UNION=\((.*)\)", statement)
-    if listed is None:
-        return []
-    part = r"`((?:[^`]|``)*)`"
-    return [
-        ((schema or merge[0]).replace("``", "`"), name.replace("``", "`"))
-        for schema, name in re.findall(rf"(?:{part}\.)?{part}", listed[1])
-    ]

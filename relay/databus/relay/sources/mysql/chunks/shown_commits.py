@@ -1,0 +1,33 @@
+"""Waits until the server shows what the stream has read.
+
+A server writes a transaction to its binlog before its engine shows it.  The stream can read a
+change whose rows it lacks, suspend the table and resume it, all before a snapshot shows that
+change.  No event of the stream corrects a chunk that was read so early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from databus.common.errors import SourceUnavailable
+from databus.relay.sources.contract import Snapshot
+
+_WITHIN_S, _POLL_S = 30.0, 0.01
+
+
+async def shown(source: str, scn: int, snapshot: Callable[[], Awaitable[Snapshot]]) -> None:
+    """Return once a snapshot of the server shows a commit; 0: there is none yet.
+
+    Raises:
+        SourceUnavailable: no snapshot did for 30 s, as on a replica that is behind.
+    """
+    until_s = time.monotonic() + _WITHIN_S
+    while scn and not (await snapshot()).sees(scn, ""):
+        if time.monotonic() > until_s:
+            raise SourceUnavailable(
+                f"{source} cannot be read yet: for {_WITHIN_S:g} s the server has not shown the "
+                f"commit with scn {scn}, which is in its binlog"
+            )
+        await asyncio.sleep(_POLL_S)
