@@ -204,8 +204,21 @@ class MySqlSite(Site):
         return [dict(zip(names, row, strict=True)) for row in found]
 
     def is_undumped(self, table: TableFacts, why: str) -> bool:
-        """MyISAM and MEMORY (docs/dumps.md)."""
-        return not table.is_transactional and "has no snapshots to dump it from" in why
+        """MyISAM and MEMORY (docs/dumps.md); dates that are none (docs/types-mariadb.md)."""
+        is_without = not table.is_transactional and "has no snapshots to dump it from" in why
+        return is_without or "holds the date 0000-00-00" in why
+
+    def is_refused(self, error: str) -> bool:
+        """A relay that connects while its right on a schema is revoked."""
+        if "may not read the tables of" not in error:
+            return False
+        granted = " ".join(str(one) for (one,) in self._ask(f"SHOW GRANTS FOR {RELAY}"))
+        return any(f"SELECT ON `{name}`" not in granted for name in CAPTURED)
+
+    def settle(self) -> None:
+        """The relay has its rights again."""
+        for name in CAPTURED:
+            self._ask(f"GRANT SELECT ON `{name}`.* TO {RELAY}")
 
     def is_captured(self, schema: str) -> bool:
         return schema in CAPTURED

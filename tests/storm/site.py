@@ -101,7 +101,11 @@ class Site(ABC):
         return False
 
     def is_undumped(self, table: TableFacts, why: str) -> bool:
-        """Whether a table cannot be dumped, as the documentation says, and is named with that."""
+        """Whether a table cannot be read, as the documentation says, and is named with that."""
+        return False
+
+    def is_refused(self, error: str) -> bool:
+        """Whether a relay stops with this error because of what the case has taken from it."""
         return False
 
     def settle(self) -> None:  # noqa: B027  # most servers have nothing to undo
