@@ -39,6 +39,7 @@ from databus.common.errors import (
     UnsupportedChange,
 )
 from databus.common.frame.frame_format import Op, scan
+from databus.common.schema.source_schema import SourceSchema
 
 _LOG = logging.getLogger("databus.bootstrap.processes.log_writer")
 
@@ -202,15 +203,22 @@ class LogWriter:
         checkpoint = self.log.state().checkpoint
         async with contextlib.aclosing(client.raw_windows(checkpoint)) as parts:
             async for part in parts:
-                await self._in_thread(self._append, client, part)
+                await self._in_thread(self._append, self._learnt(client), part)
                 if part.data and (scan(part.data, verify=False).op == Op.TABLE_STATE).any():
                     self._table_state.set()
                 self._note("running", "")
 
-    def _append(self, client: DatabusClient, part: RawWindows) -> None:
-        if client.schemas.revision != self._known_schemas:
-            self.log.add_schemas(client.schemas)
-            self._known_schemas = client.schemas.revision
+    def _learnt(self, client: DatabusClient) -> tuple[SourceSchema, ...]:
+        """The client's schemas, if there are others since the last time; for its task goes on
+        learning while a thread stores them."""
+        if client.schemas.revision == self._known_schemas:
+            return ()
+        self._known_schemas = client.schemas.revision
+        return tuple(client.schemas)
+
+    def _append(self, schemas: tuple[SourceSchema, ...], part: RawWindows) -> None:
+        if schemas:
+            self.log.add_schemas(schemas)
         if part.data:
             # The client has checked every frame.
             self.log.append(part.data, self._now_us(), verify=False)
