@@ -119,6 +119,21 @@ def test_equal_bytes_of_other_columns_are_no_equal_row(
     assert unknown.candidates == {key(1)}
 
 
+def test_rows_under_a_key_of_another_form_are_noticed() -> None:
+    columns = (ITEMS.columns[0], Column("name", Kind.STRING, nullable=False), ITEMS.columns[2])
+    wide = SourceSchema("shop.items", columns, ("id", "name"))
+    digests = digests_of({1: ("a", 0.5)})
+    data = packed(1, ("a", 0.5))
+    digests.observe(frame_format.scan(data), memoryview(data), SCHEMAS)
+    assert not digests.has_other_keys
+    data = pack_frame(
+        op=Op.READ, scn=1, seq=0, source=wide.source_id, schema_fp=wide.fingerprint,
+        key=wide.encode_key([1, "a"]), after=wide.encode_row([1, "a", 0.5]),
+    )  # fmt: skip
+    digests.observe(frame_format.scan(data), memoryview(data), SchemaSet((wide, ITEMS)))
+    assert digests.has_other_keys
+
+
 def test_a_patch_makes_its_key_a_candidate_and_is_folded_into_the_row() -> None:
     whole = packed(1, ("a", 0.5))
     patch = pack_frame(

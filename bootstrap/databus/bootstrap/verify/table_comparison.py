@@ -62,6 +62,7 @@ class TableDigests:
     def __init__(self) -> None:
         self.ranges: list[KeyRange] = []
         self.candidates: set[bytes] = set()
+        self.has_other_keys = False
         self._parts: list[npt.NDArray[np.uint64]] = []
         self._schemas: list[SourceSchema] = []
         self._schema_of: list[int] = []
@@ -103,7 +104,15 @@ class TableDigests:
         return None if at is None else self.ranges[int(self._chunks[at])]
 
     def observe(self, columns: FrameColumns, data: memoryview, schemas: SchemaSet) -> None:
-        """Frames of the copy's state, and the schemas that they were written with."""
+        """Frames of the copy's state, and the schemas that they were written with.
+
+        ``has_other_keys``: a row has a key of another form than the source's rows.
+        """
+        rows = columns.op < FIRST_CONTROL_OP
+        for fingerprint in np.unique(columns.schema_fp[rows]).tolist():
+            if fingerprint in schemas:
+                form = _key_form(schemas.by_fingerprint(fingerprint))
+                self.has_other_keys |= any(_key_form(one) != form for one in self._schemas)
         buffer = np.frombuffer(data, dtype=np.uint8)
         hashes = columns.key_hash
         if len(self._hashes):
@@ -155,6 +164,11 @@ class TableDigests:
 def _meanings(schema: SourceSchema) -> list[Any]:
     """What the bytes of a row are, one column after the other."""
     return [(column.name, column.kind, column.avro_type) for column in schema.columns]
+
+
+def _key_form(schema: SourceSchema) -> list[Any]:
+    """What the bytes of a key are."""
+    return [(one.kind, one.plain_avro_type, one.scale) for one in schema.key_columns]
 
 
 def row_places(columns: FrameColumns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

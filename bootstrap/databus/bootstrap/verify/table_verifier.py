@@ -193,6 +193,9 @@ class Verifier:
         known = await self._copy.schemas(source)
         async for block in self._copy.state(source):
             digests.observe(frame_format.scan(block, verify=False), memoryview(block), known)
+        if repair and digests.has_other_keys:
+            # Neither could they be read at the source, nor deleted, by the key that it has now.
+            raise UnsupportedChange(f"the copy has rows of {source} under another key; dump it")
         keys = digests.candidates | await self._only_at_source(source, digests)
         if repair and len(keys) > MOST_REPAIRED:
             raise DumpFailed(
