@@ -512,6 +512,10 @@ async def test_rows_that_come_or_go_with_a_partition_suspend_its_root(
             db.execute("TRUNCATE d0")
             assert "d0 was truncated" in await reader.why(root)
             await reader.equals(db, root)
+            db.execute("CREATE TABLE d9 PARTITION OF days FOR VALUES FROM (90) TO (99)")
+            db.execute("INSERT INTO days VALUES (90, 1); COMMIT; TRUNCATE d9")  # Between two looks.
+            assert "d9 was truncated" in await reader.why(root)
+            await reader.equals(db, root)
             with psycopg.connect(db.url) as moving:  # As partitions are split by tools.
                 moving.execute("DELETE FROM days WHERE id = 32")
                 moving.execute("CREATE TABLE d4 (LIKE days INCLUDING ALL)")

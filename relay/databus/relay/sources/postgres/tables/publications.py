@@ -360,14 +360,14 @@ def _moved(known: Mapping[int, int], now: Mapping[int, Partition]) -> str:
     for oid in now.keys() - known.keys():
         if now[oid].was_attached:
             return f"its partition {now[oid].source} was attached, whose rows have no events"
-    other = [now[oid] for oid in known if now[oid].file != known[oid]]
+    # A table's first file has the number that is its oid.
+    other = {oid: part for oid, part in now.items() if part.file != known.get(oid, oid)}
     # A TRUNCATE of the whole table has an event, and is one transaction.
-    whole = len(known) > 1 and len(other) == len(known) and len({p.version for p in other}) == 1
+    is_one = len({part.version for part in other.values()}) == 1
+    whole = len(known) > 1 and known.keys() <= other.keys() and is_one
     if other and not whole:
-        return (
-            f"its partition {other[0].source} was truncated or rewritten, of which there is no "
-            "event"
-        )
+        first = next(iter(other.values())).source
+        return f"its partition {first} was truncated or rewritten, of which there is no event"
     return ""
 
 
