@@ -361,6 +361,8 @@ class Case:
         # A table without a key is reported as long as it has none.
         there = {table.source: table for table in self._captured() if table.key}
         before = {record.source for record in fetcher.unfollowed()} & there.keys()
+        # What was tried before its cure counts for nothing.
+        tried = {record.source: record.tries for record in fetcher.unfollowed()}
         while True:
             fetcher.replica.read()
             left, known, undumped = [], {}, set()
@@ -373,7 +375,7 @@ class Case:
                     undumped.add(record.source)
                 elif record.error and (why := self._known.why(self.site.product, found)):
                     known[record.source] = why
-                elif record.tries >= MANY_TRIES:
+                elif record.tries >= MANY_TRIES + tried.get(record.source, 0):
                     raise found
                 else:
                     left.append(f"{record.source} ({record.state}, {record.tries}): {words}")

@@ -14,6 +14,7 @@ from psycopg.pq import TransactionStatus
 from databus.cli.demo.private_servers import PostgresServer
 from databus.common.config import DatabaseConfig
 from tests.storm.replica import Row
+from tests.storm.servers import number
 from tests.storm.site import Column, Session, Site, TableFacts
 
 CAPTURED = ("public", "extra")
@@ -44,11 +45,13 @@ WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p', 'v', 'm') AND a.attnum > 
 """
 _CUT_PUBLICATIONS = """
 SELECT p.pubname FROM pg_catalog.pg_publication p WHERE p.pubname LIKE 'storm\\_%%'
-    AND NOT (p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate AND EXISTS (
-        SELECT 1 FROM pg_catalog.pg_publication_rel r
-        JOIN pg_catalog.pg_class c ON c.oid = r.prrelid
-        JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-        WHERE r.prpubid = p.oid AND n.nspname = %s))
+    AND NOT (p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate AND (
+        p.puballtables OR EXISTS (
+            SELECT 1 FROM pg_catalog.pg_class c
+            JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = %s AND (c.oid IN (
+                SELECT r.prrelid FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = p.oid
+            ){by_schema}))))
 """
 """Publications of relays that do not give the marking table, or not all of its changes."""
 _NARROWED = """
@@ -60,6 +63,20 @@ SELECT n.nspname, c.relname FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = ANY (%s) AND c.relkind IN ('r', 'p') AND c.relreplident = 'n'
 """
+_LEFT_OUT = """
+SELECT p.pubname, n.nspname, c.relname, r.prrelid IS NOT NULL
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_catalog.pg_index k ON k.indrelid = c.oid AND k.indisprimary AND k.indimmediate
+CROSS JOIN pg_catalog.pg_publication p
+LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
+WHERE p.pubname LIKE 'storm\\_%%' AND n.nspname = ANY (%s) AND c.relkind IN ('r', 'p')
+    AND c.relpersistence = 'p' AND NOT c.relispartition AND NOT p.puballtables
+    AND (r.prrelid IS NULL AND NOT (false{by_schema}){cut})
+"""
+"""Tables with a key that publications of relays do not give, or not whole."""
+_BY_SCHEMA = """ OR n.oid IN (
+    SELECT s.pnnspid FROM pg_catalog.pg_publication_namespace s WHERE s.pnpubid = p.oid)"""
+_CUT = " OR r.prqual IS NOT NULL OR r.prattrs IS NOT NULL"
 _FROM_STDIN = re.compile(r"\bfrom\b.{0,40}\bstdin\b", re.IGNORECASE | re.DOTALL)
 _KINDS = {"r": "table", "p": "table", "v": "view", "m": "view"}
 
@@ -162,7 +179,7 @@ class PostgresSite(Site):
 
     def put_mark(self) -> int | None:
         """None: a publication does not give the marking table now."""
-        if self._ask(_CUT_PUBLICATIONS, MARK):
+        if self._ask(self._since_15(_CUT_PUBLICATIONS), MARK):
             return None
         self._number += 1
         self._ask(
@@ -171,6 +188,11 @@ class PostgresSite(Site):
         )
         return self._number
 
+    def _since_15(self, sql: str) -> str:
+        """A query with what only PostgreSQL 15 and later have."""
+        is_new = number(self.version) >= (15,)
+        return sql.format(by_schema=_BY_SCHEMA if is_new else "", cut=_CUT if is_new else "")
+
     def settle(self) -> None:
         """What the reasons of suspensions name as the cure."""
         for (name,) in self._ask(_NARROWED):
@@ -178,9 +200,13 @@ class PostgresSite(Site):
                 f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate', "
                 "publish_via_partition_root = true)"
             )
-        for (name,) in self._ask(_CUT_PUBLICATIONS, MARK):
+        left_out = self._since_15(_LEFT_OUT)
+        for name, schema, table, is_cut in self._ask(left_out, [*CAPTURED, MARK]):
+            full = f"{quoted(schema)}.{quoted(table)}"
             with contextlib.suppress(psycopg.Error):
-                self._ask(f"ALTER PUBLICATION {name} ADD TABLE {self.mark}")
+                if is_cut:
+                    self._ask(f"ALTER PUBLICATION {name} DROP TABLE ONLY {full}")
+                self._ask(f"ALTER PUBLICATION {name} ADD TABLE ONLY {full}")
         for schema, table in self._ask(_NOTHING, list(CAPTURED)):
             full = f"{quoted(schema)}.{quoted(table)}"
             self._ask(f"ALTER TABLE {full} REPLICA IDENTITY DEFAULT")
@@ -211,7 +237,11 @@ class PostgresSite(Site):
 
     def rows(self, table: TableFacts) -> list[Row]:
         names = [column.name for column in table.columns]
-        asked = ", ".join(quoted(name) for name in names)
+        asked = ", ".join(
+            # As the stream has them.
+            quoted(one.name) + ("::text" if one.type.endswith(("[]", "interval")) else "")
+            for one in table.columns
+        )
         only = "" if table.engine == "p" else "ONLY "
         found = self._ask(f"SELECT {asked} FROM {only}{quoted(table.schema)}.{quoted(table.name)}")
         return [dict(zip(names, row, strict=True)) for row in found]

@@ -13,6 +13,7 @@ NAMES = ("t1", "t2", "t3", "t4", "T6", "order", "a-b", "with space", "Über", 'q
 TYPES = (
     "int", "bigint", "text", "varchar(20)", "numeric(10,2)", "timestamptz", "date", "boolean",
     "jsonb", "bytea", "double precision", "smallint", "char(6)", "uuid", "timestamp(3)", "real",
+    "int[]", "text[]", "interval",
 )  # fmt: skip
 TEXTS = ("'plain'", "''", "'it''s'", "'TRUNCATE TABLE t1'", "$q$dollar$q$", "E'a\\tb'", "'☃'")
 
@@ -56,6 +57,12 @@ class PostgresWords(Grammar):
             return f"'00000000-0000-0000-0000-0000000000{rng.randint(10, 99)}'"
         if kind.startswith(("mood", "feeling")):
             return "'sad'"
+        if kind == "integer[]":
+            return self.pick("'{1,2,NULL}'", "'{}'", "'{{1,2},{3,4}}'", "ARRAY[7]")
+        if kind == "text[]":
+            return self.pick("""'{"a b",NULL,"NULL",""}'""", "ARRAY['it''s', 't1']", "'{}'")
+        if kind == "interval":
+            return self.pick("'1 year 2 mons -3 days'", "'-00:00:01.5'", "'90 min'", "'0'")
         if kind == "bytea":
             return "'\\x6162'"
         if kind == "text" and self.chance(0.15):

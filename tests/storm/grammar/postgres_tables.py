@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.storm.generator import production
 from tests.storm.grammar.postgres import TYPES, ticked
 from tests.storm.grammar.postgres_admin import PostgresAdministration
-from tests.storm.postgres_site import CAPTURED, OUTSIDE
+from tests.storm.postgres_site import CAPTURED, MARK, OUTSIDE, PUBLICATION
 from tests.storm.site import TableFacts
 
 
@@ -19,7 +19,16 @@ class PostgresGrammar(PostgresAdministration):
         made = [self.created(ticked(name)) for name in names]
         made.append(self.created(f"`{OUTSIDE}`.`t1`"))
         filled = [f"INSERT INTO {ticked(n)} (`id`) VALUES (1), (2), (3), (4)" for n in names]
-        return [*made, *filled]
+        return [*self.given_publication(), *made, *filled]
+
+    def given_publication(self) -> list[str]:
+        """One that an administrator has made for the first relay; mostly it makes its own."""
+        if self.chance(0.6):
+            return []
+        schemas = ", ".join(f"`{name}`" for name in (*CAPTURED, MARK))
+        of = f"TABLES IN SCHEMA {schemas}" if self.has(15) and self.chance(0.5) else "ALL TABLES"
+        root = "publish_via_partition_root = true"
+        return [f"CREATE PUBLICATION {PUBLICATION} FOR {of} WITH ({root})"]
 
     def created(self, name: str) -> str:
         columns = [f"`{c}` {self.rng.choice(TYPES)}" for c in "abcd"[: self.rng.randint(1, 4)]]

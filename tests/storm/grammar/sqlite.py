@@ -102,6 +102,20 @@ class SqliteGrammar(Grammar):
             word = self.pick("REPLACE", "IGNORE", "ABORT", "FAIL", "ROLLBACK")
             yield self.insert(table, 2, f"INSERT OR {word} INTO")
 
+    @production(1)
+    def p_replaced_by_another_key(self) -> Iterator[str]:
+        """REPLACE removes rows that have the same value in a second unique index."""
+        if (table := self.some_table(with_key=True)) and self.columns(table, key=False):
+            column = ticked(self.rng.choice(self.columns(table, key=False)).name)
+            name = f"`u{self.next_number()}`"
+            yield f"DELETE FROM {ticked(table.name)}"
+            yield self.insert(table)
+            yield f"CREATE UNIQUE INDEX {name} ON {ticked(table.name)} ({column})"
+            for _ in range(3):
+                yield self.insert(table, 1, "INSERT OR REPLACE INTO")
+            yield f"UPDATE OR REPLACE {ticked(table.name)} SET {self.assignments(table)}"
+            yield f"DROP INDEX {name}"
+
     @production(3)
     def p_upsert(self) -> Iterator[str]:
         if table := self.some_table(with_key=True):
