@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from databus.common.errors import SourcePositionLost
 from tests.storm import script
 from tests.storm.bootstrapped import Bootstrapped
 from tests.storm.kinds import kind_of
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAMED_WITHIN_S = 10.0
-HEALED_WITHIN_S = 60.0
+HEALED_WITHIN_S = LOST_WITHIN_S = 60.0
 SESSIONS = 3
 COPY_EVERY = 3
 """At each so manieth comparison, what a bootstrap gives is compared too."""
@@ -72,6 +73,10 @@ class Difference(Exception):
 
 class TooSlow(Exception):
     """The machine is too slow for the case: nothing is known of the rest."""
+
+
+class Ended(Exception):
+    """The stream has ended by name, as it must: there is nothing more to compare."""
 
 
 class Compared(Protocol):
@@ -182,6 +187,8 @@ class Case:
                 self.bootstrapped.restart()
         elif action == script.MERGE:
             self._merge()
+        elif action == script.RESET_LOGS:
+            self._reset_logs()
         else:
             self.site.restart(kill=action == script.KILL_SERVER)
 
@@ -206,6 +213,26 @@ class Case:
     def _dump_late(self, late: LiveFetcher | Latecomer) -> None:
         self.fetchers["dump"] = late
         late.dump([name for name in late.fetcher.known_sources() if name != self.site.mark])
+
+    def _reset_logs(self) -> None:
+        """The relay reports that its position is lost, whatever is written afterwards.
+
+        Raises:
+            Ended: it does.
+            Difference: it does not.
+        """
+        is_open = any(session.in_transaction for session in self.sessions)
+        if is_open or not self.site.reset_logs():
+            return
+        self.tally.successes[script.RESET_LOGS] += 1
+        deadline_s = time.monotonic() + LOST_WITHIN_S
+        while time.monotonic() < deadline_s:
+            self.site.put_mark()
+            error = self.stream.fetcher.status.error
+            if error is not None and error.code == SourcePositionLost.code:
+                raise Ended
+            time.sleep(0.05)
+        raise Difference("stalled", "", ["the binlog was reset, and the relay does not report it"])
 
     def _start_bootstrap(self) -> None:
         if self.bootstrapped is None:

@@ -181,6 +181,8 @@ class Generator:
         modes = grammar.modes.get(session, grammar.plain_modes)
         if not sql.lstrip().upper().startswith(_LEAVE_TABLES):
             grammar.altered()
+        if sql.startswith("-- "):
+            return Step(session, sql, name)  # It is no SQL.
         return Step(session, respell(self._rng, sql, grammar.dialect, modes), name)
 
     def _some_session(self) -> int:
@@ -204,6 +206,8 @@ class Generator:
             action = self._rng.choice((script.RESTART_SERVER, script.KILL_SERVER))
             self._grammar.forget_sessions()
             return Step(-1, action, action)
+        if self._grammar.site.has_binlog and 0.0315 < chance < 0.032:
+            return Step(-1, script.RESET_LOGS, script.RESET_LOGS)
         return None
 
 

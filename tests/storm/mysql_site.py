@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,10 @@ from pymysql.constants import CLIENT, SERVER_STATUS
 
 from databus.cli.demo.private_servers import PASSWORD, USER, MariaDBServer
 from databus.common.config import DatabaseConfig
+from tests.storm import prepared_statements
+from tests.storm.prepared_statements import BINARY
 from tests.storm.replica import Row
+from tests.storm.servers import number
 from tests.storm.site import Column, Session, Site, TableFacts
 from tests.support.mysql_server import MySQLServer
 
@@ -21,6 +26,10 @@ MARK = "storm_mark"
 RELAY = "'storm_relay'@'%'"
 """The account of the relays, which has no more rights than docs/managed-servers.md gives."""
 _SYSTEM = {"mysql", "information_schema", "performance_schema", "sys"}
+_DISCARDED = 1814
+UNLOGGED = "sql_log_bin"
+TABLESPACE = "-- tablespace "
+"""Not SQL: ``export NAME`` and ``import NAME`` copy the files of a table of the first schema."""
 LOADED = "1\tone\n2\ttwo, `t1`\n3\tTRUNCATE TABLE t1\n"
 
 
@@ -35,16 +44,30 @@ class MySqlSession(Session):
         if not self._connection.open:
             self._connection = self._site.connect_session()
         try:
+            if BINARY in sql.lower():
+                prepared_statements.execute(self._connection, sql)
+            elif sql.startswith(TABLESPACE):
+                self._site.move_tablespace(sql.removeprefix(TABLESPACE))
+            else:
+                self._send(sql)
+        except (pymysql.err.OperationalError, pymysql.err.InterfaceError) as error:
+            if error.args[0] in (0, 2006, 2013):
+                with contextlib.suppress(pymysql.err.Error):
+                    self._connection.close()
+            raise
+
+    def _send(self, sql: str) -> None:
+        try:
             with self._connection.cursor() as cursor:
                 cursor.execute(sql)
                 while True:
                     cursor.fetchall()
                     if not cursor.nextset():
                         break
-        except (pymysql.err.OperationalError, pymysql.err.InterfaceError) as error:
-            if error.args[0] in (0, 2006, 2013):
-                with contextlib.suppress(pymysql.err.Error):
-                    self._connection.close()
+        except pymysql.err.Error:
+            if UNLOGGED in sql.lower() and self._connection.open:
+                self._connection.query("ROLLBACK")
+                self._connection.query("SET sql_log_bin = 1")
             raise
 
     @property
@@ -61,6 +84,7 @@ class MySqlSite(Site):
     """A private server; ``storm`` and ``storm_b`` are captured, ``storm_out`` is not."""
 
     mark = f"{MARK}.mark"
+    has_binlog = True
 
     def __init__(self, product: str, folder: Path) -> None:
         self.product = product  # type: ignore[misc]  # one class for both
@@ -203,6 +227,21 @@ class MySqlSite(Site):
         found = self._ask(f"SELECT {asked} FROM {quoted(table.schema)}.{quoted(table.name)}")
         return [dict(zip(names, row, strict=True)) for row in found]
 
+    def move_tablespace(self, what: str) -> None:
+        """Copy a table's files out of the server's folder, or back under another name."""
+        verb, name = what.split()
+        exported = self._file.with_name("exported")
+        exported.mkdir(exist_ok=True)
+        folder = Path(str(self._ask("SELECT @@datadir")[0][0])) / CAPTURED[0]
+        for suffix in (".ibd", ".cfg"):
+            inside, outside = folder / f"{name}{suffix}", exported / f"table{suffix}"
+            if verb == "export":
+                shutil.copyfile(inside, outside)
+            elif outside.exists():
+                shutil.copyfile(outside, inside)
+                owner = folder.stat()
+                os.chown(inside, owner.st_uid, owner.st_gid)
+
     def is_undumped(self, table: TableFacts, why: str) -> bool:
         """MyISAM and MEMORY (docs/dumps.md); dates that are none (docs/types-mariadb.md)."""
         is_without = not table.is_transactional and "has no snapshots to dump it from" in why
@@ -216,12 +255,26 @@ class MySqlSite(Site):
         return any(f"SELECT ON `{name}`" not in granted for name in CAPTURED)
 
     def settle(self) -> None:
-        """The relay has its rights again."""
+        """The relay has its rights again, and no table is without its file."""
         for name in CAPTURED:
             self._ask(f"GRANT SELECT ON `{name}`.* TO {RELAY}")
+        for table in self.tables():
+            try:
+                self.rows(table)
+            except pymysql.err.Error as error:
+                if error.args[0] == _DISCARDED:
+                    self._ask(f"DROP TABLE {quoted(table.schema)}.{quoted(table.name)}")
 
     def is_captured(self, schema: str) -> bool:
         return schema in CAPTURED
+
+    def reset_logs(self) -> bool:
+        is_new = self.product == "mysql" and number(self.version) >= (8, 4)
+        try:
+            self._ask("RESET BINARY LOGS AND GTIDS" if is_new else "RESET MASTER")
+        except pymysql.err.Error:
+            return False
+        return True
 
     def restart(self, *, kill: bool) -> None:
         with contextlib.suppress(pymysql.err.Error):

@@ -17,9 +17,11 @@ START_LATE = "start late replica"
 START_BOOTSTRAP = "start bootstrap"
 RESTART_BOOTSTRAP = "restart bootstrap"
 MERGE = "merge"
+RESET_LOGS = "reset logs"
+"""The server forgets its binlog: the stream ends by name, and with it the case."""
 ACTIONS = {
     CHECK, RESTART_RELAY, RESTART_SERVER, KILL_SERVER, START_LATE, START_BOOTSTRAP,
-    RESTART_BOOTSTRAP, MERGE,
+    RESTART_BOOTSTRAP, MERGE, RESET_LOGS,
 }  # fmt: skip
 
 

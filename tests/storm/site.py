@@ -66,6 +66,7 @@ class Site(ABC):
     mark: ClassVar[str]
     has_one_relay: ClassVar[bool] = False
     """Whether the database can be read by one relay at a time."""
+    has_binlog: ClassVar[bool] = False
     version = ""
 
     @abstractmethod
@@ -110,6 +111,10 @@ class Site(ABC):
 
     def settle(self) -> None:  # noqa: B027  # most servers have nothing to undo
         """Undo what a case has left altered for the relays."""
+
+    def reset_logs(self) -> bool:
+        """Have the server forget its binlog; False: it refuses to."""
+        raise NotImplementedError
 
     def restart(self, *, kill: bool) -> None:
         """End the server, in order or with kill -9, and start it again."""

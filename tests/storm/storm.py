@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from tests.storm import script
-from tests.storm.case import Case, Difference, Tally, TooSlow
+from tests.storm.case import Case, Difference, Ended, Tally, TooSlow
 from tests.storm.generator import Generator, Grammar
 from tests.storm.grammar.mysql_tables import MySqlGrammar
 from tests.storm.grammar.postgres_tables import PostgresGrammar
@@ -129,6 +129,8 @@ class Storm:
             case.finish()
         except Difference as error:
             return Failure(seed, len(case.steps), error, case.steps)
+        except Ended:
+            pass
         except TooSlow as error:
             case.tally.slow.append(f"seed {seed}, step {len(case.steps)}: {error}")
         finally:
@@ -181,7 +183,7 @@ class Storm:
                 case.finish()
         except Difference as error:
             return error
-        except TooSlow:
+        except (TooSlow, Ended):
             return None
         finally:
             case.close()

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from tests.storm.generator import production
 from tests.storm.grammar.mysql import MySqlRows
-from tests.storm.mysql_site import CAPTURED, RELAY, quoted
+from tests.storm.mysql_site import CAPTURED, RELAY, TABLESPACE, UNLOGGED, quoted
+from tests.storm.prepared_statements import BINARY
 
 
 class MySqlAdministration(MySqlRows):
@@ -159,6 +160,55 @@ class MySqlAdministration(MySqlRows):
                 f"TRUNCATE TABLE {self.full(table)} NOWAIT",
                 f"DROP TABLE IF EXISTS `no such`, {self.full(table)} WAIT 1",
             )  # fmt: skip
+
+    @production(0.6)
+    def p_binary_protocol(self) -> Iterator[str]:
+        """Prepared statements as drivers send them, in both formats of the log."""
+        if table := self.some_table(with_key=True):
+            is_statement = self.chance(0.3)
+            if is_statement:
+                yield "SET binlog_format = STATEMENT"
+            for _ in range(2):
+                yield f"{BINARY} {self.any_dml(table)}"
+            if is_statement:
+                yield "SET binlog_format = ROW"
+
+    @production(0.4)
+    def p_unlogged(self) -> Iterator[str]:
+        """Tables that are not captured change without the log; see README.md for the others."""
+        tables = self.base_tables(captured=False)
+        if tables:
+            what = self.any_dml(self.rng.choice(tables))
+            yield f"COMMIT; SET {UNLOGGED} = 0; {what}; COMMIT; SET {UNLOGGED} = 1"
+
+    @production(0.4)
+    def p_event(self) -> Iterator[str]:
+        """The definitions of events; none is due while a case runs."""
+        if table := self.some_table():
+            name = f"`ev{self.next_number()}`"
+            when = self.pick("EVERY 1 DAY STARTS '2037-01-01'", "AT '2037-01-01 00:00:00'")
+            yield f"CREATE EVENT {name} ON SCHEDULE {when} DO {self.any_dml(table)}"
+            yield f"ALTER EVENT {name} " + self.pick(
+                "DISABLE", "ENABLE", "COMMENT 'TRUNCATE TABLE t1'", f"DO {self.any_dml(table)}"
+            )
+            yield f"DROP EVENT IF EXISTS {name}"
+
+    @production(0.4)
+    def p_imported_tablespace(self) -> Iterator[str]:
+        """The rows of another table's file take a table's place."""
+        name = f"ts{self.next_number()}"
+        columns = "(`id` INT PRIMARY KEY, `a` INT) ENGINE = InnoDB"
+        yield f"CREATE TABLE `{name}` {columns}"
+        yield f"INSERT INTO `{name}` VALUES (1, 1), (2, 2)"
+        yield f"CREATE TABLE `{name}x` {columns}"
+        yield f"INSERT INTO `{name}x` VALUES (9, 9)"
+        yield f"FLUSH TABLES `{name}` FOR EXPORT"
+        yield f"{TABLESPACE}export {name}"
+        yield "UNLOCK TABLES"
+        yield f"ALTER TABLE `{name}x` DISCARD TABLESPACE"
+        yield f"{TABLESPACE}import {name}x"
+        yield f"ALTER TABLE `{name}x` IMPORT TABLESPACE"
+        yield f"DELETE FROM `{name}x` WHERE `id` = 9"
 
     @production(0.3)
     def p_tablespace(self) -> Iterator[str]:
