@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from databus.common.errors import FormatError, StoreError
+from databus.cli.console.command_options import ConfigPath, load_config
+from databus.common.errors import BadRequest, ConfigError, FormatError, StoreError
+from databus.common.extras import require_extra
 
 cli = typer.Typer(
     help="""Look into rings, logs, runs and checkpoints; `--check` verifies every byte of them.
@@ -89,6 +91,41 @@ def checkpoint(file: Folder, as_json: AsJson = False) -> None:
     if not found["checkpoints"]:
         raise StoreError(f"{file} holds no checkpoint; {found['damaged']} lines are damaged")
     _show(f"checkpoint {file}", found, as_json)
+
+
+@cli.command()
+def binlog(
+    database: Annotated[str, typer.Argument(help="The name of a MariaDB or MySQL database.")],
+    config: ConfigPath,
+    after: Annotated[int | None, typer.Option(help="Begin behind the window of this SCN.")] = None,
+    upto: Annotated[int | None, typer.Option(help="End with the window of this SCN.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A relay's ring beside the binlog, as another library reads it.
+
+    `mysql-replication` shares no code with the relay. The command reads the server's binlog
+    with it, from the transaction behind `--after` (the ring's first) to `--upto` (its last), and
+    compares the rows of each transaction with the ring. Exit code 1 if something differs.
+
+    Example:
+
+        databus inspect binlog shop -c databus.toml
+    """
+    require_extra("inspect")
+    from databus.relay.ring.data_folder import DatabaseFolder
+    from databus.relay.sources.mysql.comparison import binlog_comparison
+
+    found = load_config(config)
+    chosen = {one.name: one for one in found.database}.get(database)
+    if found.relay is None or chosen is None:
+        raise ConfigError(f"{config}: there is no [relay] with a [[database]] {database!r}")
+    if not chosen.url.reveal.startswith(("mariadb://", "mysql://")):
+        raise BadRequest(f"database {database} has no binlog: its URL is {chosen.url}")
+    folder = DatabaseFolder.of(found.relay.data_dir, database)
+    compared = binlog_comparison.compare(chosen, folder.path, after, upto)
+    _show(f"binlog of {database}", compared.document(), as_json)
+    if compared.difference_count:
+        _report(f"binlog of {database}", compared.differences)
 
 
 def _show(title: str, document: dict[str, Any], as_json: bool) -> None:
