@@ -15,6 +15,7 @@ from databus.bootstrap.log.seeding import SEEDED
 from databus.bootstrap.log.table_repairs import NOTE
 from databus.bootstrap.processes.log_writer import write_logs
 from databus.bootstrap.reading.stored_database import OpenLogs
+from databus.bootstrap.verify.table_verifier import Verifier
 from databus.common.config import BootstrapConfig, parse
 from databus.relay.local_relay import LocalRelay
 from tests.relay.dumps.test_resync import rows, words
@@ -89,6 +90,54 @@ async def test_a_suspended_table_is_compared_and_only_what_differs_is_dumped(
         held, after = upserted(ring, "main.orders")
         assert after.count("r") - letters.count("r") <= 1
         assert held == rows(shop)
+        stop.set()
+        await task
+        logs.close()
+    shop.close()
+
+
+async def test_a_server_that_ended_while_it_compared_a_table_goes_on_with_its_own_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
+    shop.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
+    shop.executemany("INSERT INTO orders VALUES (?, ?)", [(n, f"item {n}") for n in range(500)])
+    ring = tmp_path / "relay" / "shop"
+    comparing, scan = asyncio.Event(), Verifier._scan_source
+
+    async def never(*_: Any) -> Any:
+        comparing.set()
+        await asyncio.Event().wait()
+
+    async with relay_over(tmp_path) as relay:
+        config = BootstrapConfig(data_dir=tmp_path / "bootstrap", relays=(relay.url,))
+        logs = OpenLogs(writes=True)
+        task = asyncio.create_task(write_logs(config, logs, asyncio.Event()))
+        log = logs.to_write(tmp_path / "bootstrap" / "shop" / "log")
+
+        def seeded() -> bool:
+            note = {} if log.is_new() else log.note("seeding") or {}
+            return bool(note.get("main.orders", {}).get("state") == SEEDED)
+
+        await eventually(seeded, 60, "seeded")
+        read_count = ring_state(ring).letters.count("r")
+        monkeypatch.setattr(Verifier, "_scan_source", never)
+        shop.executescript(
+            "CREATE TABLE anew (id INTEGER PRIMARY KEY, item TEXT);"
+            "INSERT INTO anew SELECT * FROM orders;"
+            "DROP TABLE orders; ALTER TABLE anew RENAME TO orders;"
+        )
+        async with asyncio.timeout(60):
+            await comparing.wait()
+        assert words(ring)[-1] == ("main.orders", "resynchronising")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        monkeypatch.setattr(Verifier, "_scan_source", scan)
+        stop = asyncio.Event()
+        task = asyncio.create_task(write_logs(config, logs, stop))
+        await eventually(lambda: words(ring)[-1:] == [("main.orders", "followed")], 60)
+        letters = ring_state(ring).letters
+        assert (letters.count("t"), letters.count("r")) == (0, read_count), "nothing was dumped"
         stop.set()
         await task
         logs.close()

@@ -10,7 +10,6 @@ from databus.common.errors import BadCheckpoint, DatabusError, ServerUnavailable
 from databus.common.http.peer_client import PeerClient
 from databus.common.private import HiddenUrl
 
-BOOTSTRAP = "bootstrap"
 _ANSWER_S = 15.0
 
 
@@ -65,9 +64,9 @@ class RelayApi:
         """The relay that answered last."""
         return self._relays[self._first]
 
-    async def report(self, database: str, patterns: Sequence[str]) -> Mapping[str, Any]:
-        """Report that suspended tables are repaired from here, and learn which there are."""
-        body = {"action": "present", "by": BOOTSTRAP, "sources": list(patterns)}
+    async def report(self, database: str, by: str, patterns: Sequence[str]) -> Mapping[str, Any]:
+        """Report that ``by`` repairs suspended tables, and learn which there are."""
+        body = {"action": "present", "by": by, "sources": list(patterns)}
         return await self._ask("POST", f"/v1/{database}/tables", body)
 
     async def start_dump(

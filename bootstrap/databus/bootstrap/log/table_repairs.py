@@ -7,6 +7,7 @@ it is claimed, compared, and only the rows that differ are dumped, for all consu
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -15,14 +16,26 @@ from databus.bootstrap.log.relay_api import RelayApi
 from databus.bootstrap.log.seeding import SEEDED
 from databus.common.errors import DatabusError, NotFound, UnknownSource
 from databus.common.filters.stream_filter import matches
-from databus.common.table_state import CaptureState
 
 NOTE = "suspended"
+_NAME_NOTE = "name"
 
 Compare = Callable[[str], Awaitable[bool]]
 """Claims, compares and repairs a table; whether its copy is equal and the relay follows it."""
 
 _LOG = logging.getLogger("databus.bootstrap.log.table_repairs")
+
+
+def name_of(log: HotLog) -> str:
+    """The name under which this log's server claims tables, ``bootstrap-`` and eight digits.
+
+    It is kept with the log: a server that ended while it compared a table finds its own claim.
+    """
+    name = log.note(_NAME_NOTE)
+    if name is None:
+        name = f"bootstrap-{secrets.token_hex(4)}"
+        log.put_note(_NAME_NOTE, name)
+    return str(name)
 
 
 class TableRepairs:
@@ -48,6 +61,7 @@ class TableRepairs:
         self.relay = relay
         self.database = database
         self.patterns = patterns
+        self.name = name_of(log)
         self._compare = compare
 
     def marks(self) -> dict[str, dict[str, Any]]:
@@ -61,7 +75,7 @@ class TableRepairs:
             DatabusError: the relay does not answer.
         """
         try:
-            answer = await self.relay.report(self.database, self.patterns)
+            answer = await self.relay.report(self.database, self.name, self.patterns)
         except NotFound:
             return True  # A relay of an earlier version.
         tables = {
@@ -93,9 +107,7 @@ class TableRepairs:
             # The relay has emptied and dumped it: the stream brings that here too.
             self._unmark(source)
             return
-        if table is not None and (
-            table["by"] or table["state"] == CaptureState.RESYNCHRONISING or not table["is_free"]
-        ):
+        if table is not None and not (table["is_free"] or self._was_left(table)):
             return
         try:
             if await self._compare(source):
@@ -106,6 +118,10 @@ class TableRepairs:
                 self._unmark(source)
         except DatabusError as error:
             _LOG.warning("%s of %s is not repaired: %s", source, self.database, error.message)
+
+    def _was_left(self, table: Mapping[str, Any]) -> bool:
+        """Whether this server claimed the table and ended before it was repaired."""
+        return bool(table["by"] == self.name)
 
     def _unmark(self, source: str) -> None:
         marks = self.marks()

@@ -20,9 +20,9 @@ from typing import Any
 from databus.bootstrap.log import log_gaps, seeding, segments
 from databus.bootstrap.log.configured_stores import Stores
 from databus.bootstrap.log.hot_log import FOLDER, HotLog
-from databus.bootstrap.log.relay_api import BOOTSTRAP, RelayApi
+from databus.bootstrap.log.relay_api import RelayApi
 from databus.bootstrap.log.seeding import Seeder
-from databus.bootstrap.log.table_repairs import TableRepairs
+from databus.bootstrap.log.table_repairs import TableRepairs, name_of
 from databus.bootstrap.reading.stored_database import OpenLogs, StoredDatabase
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.verify.table_copy import HttpPeer, LocalCopy
@@ -84,6 +84,7 @@ class LogWriter:
         self.store = Stores(config).store(database) if store is None else store
         self._logs = logs
         self._lock = asyncio.Lock()
+        self._comparing = asyncio.Lock()
         self._table_state = asyncio.Event()
         self._known_schemas = 0
         self._state = "starting"
@@ -313,8 +314,8 @@ class LogWriter:
     async def _compare(self, relay: RelayApi, source: str) -> bool:
         """Make a suspended table's copy equal to the database; see ``resync.Compare``."""
         copy = LocalCopy(StoredDatabase(self.database, self.folder, self._logs, self.store))
-        async with HttpPeer(relay.current, self.database) as peer:
-            report = await Verifier(peer, copy, by=BOOTSTRAP).verify(source, repair=True)
+        async with self._comparing, HttpPeer(relay.current, self.database) as peer:
+            report = await Verifier(peer, copy, by=name_of(self.log)).verify(source, repair=True)
         self._tell_repaired(report)
         return report.is_equal and report.is_followed
 
@@ -328,11 +329,12 @@ class LogWriter:
         """Make a source's copy equal to the database again; see ``seeding.Repair``."""
         verifier_of = partial(
             Verifier,
-            by=BOOTSTRAP,
+            by=name_of(self.log),
             copy=LocalCopy(StoredDatabase(self.database, self.folder, self._logs, self.store)),
         )
         try:
-            report = await _first_answer(self.config.relays, self.database, verifier_of, source)
+            async with self._comparing:
+                report = await _first_answer(self.config.relays, self.database, verifier_of, source)
         except UnsupportedChange as error:
             _LOG.warning("%s; %s is dumped anew", error.message, self.database)
             await self._in_thread(self._begin_anew)
