@@ -290,7 +290,7 @@ def _first_bad(buf: kernels.U8Array, offsets: kernels.I64Array) -> int:
     """Index of the first frame that ``read_frame`` refuses, or -1; one pass over the bytes."""
     for index in range(len(offsets)):
         at = offsets[index]
-        if not header_layout.is_header(buf, at) or not header_layout.is_known(buf, at):
+        if not header_layout.has_parts(buf, at) or not header_layout.is_known(buf, at):
             return index
         if not header_layout.has_crc(buf, at, header_layout.length_of(buf, at)):
             return index

@@ -344,13 +344,18 @@ def is_start(buf: U8Array, at: int) -> bool:
 
 
 @kernels.jit_uncounted
-def is_header(buf: U8Array, at: int) -> bool:
-    """Whether the header's bytes at ``at`` can be a frame's header."""
-    if not is_start(buf, at) or buf[at + _VERSION] != VERSION:
-        return False
+def has_parts(buf: U8Array, at: int) -> bool:
+    """Whether a frame at ``at`` is of our version, and as long as its parts."""
     key_len, before_len, after_len, absent_len = parts_of(buf, at)
     parts = key_len + before_len + after_len + absent_len
-    return length_of(buf, at) == (HEADER_BYTES + parts + 7) & ~7
+    is_as_long = length_of(buf, at) == (HEADER_BYTES + parts + 7) & ~7
+    return is_as_long and i64(buf[at + _VERSION]) == VERSION
+
+
+@kernels.jit_uncounted
+def is_header(buf: U8Array, at: int) -> bool:
+    """Whether the header's bytes at ``at`` can be a frame's header."""
+    return is_start(buf, at) and has_parts(buf, at)
 
 
 @kernels.jit_uncounted

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from databus.common.compiled.kernels import I64Array, U8Array, copy, jit, load_u32
+from databus.common.compiled.kernels import I64Array, U8Array, copy, jit, jit_uncounted, load_u32
 from databus.common.frame.header_layout import (
     END_OF_WINDOW,
     HEADER_BYTES,
@@ -32,7 +32,7 @@ from databus.relay.ring.ring_format import PAD_MAGIC
 WALK_OK, WALK_CUT, WALK_MALFORMED, WALK_TOO_LARGE, WALK_NOT_GROWING, WALK_PAD = range(6)
 
 
-@jit
+@jit_uncounted
 def is_after(hi: int, lo: int, seq: int, hi2: int, lo2: int, seq2: int) -> bool:
     """Whether position (hi, lo, seq) is greater than (hi2, lo2, seq2)."""
     if hi != hi2:
@@ -42,13 +42,13 @@ def is_after(hi: int, lo: int, seq: int, hi2: int, lo2: int, seq2: int) -> bool:
     return seq > seq2
 
 
-@jit
+@jit_uncounted
 def is_pad(buf: U8Array, at: int, lap_rest: int) -> bool:
     """Whether the bytes at ``at`` are the pad of the ``lap_rest`` bytes up to the lap's end."""
     return load_u32(buf, at) == PAD_MAGIC and length_of(buf, at) == lap_rest | 1
 
 
-@jit
+@jit_uncounted
 def step_at(ring: U8Array, at: int) -> int:
     """Bytes of the frame at offset ``at`` of the ring; -n for the pad of n bytes; 0 for neither."""
     length = length_of(ring, at)
