@@ -27,6 +27,13 @@ RELAY = "'storm_relay'@'%'"
 """The account of the relays, which has no more rights than docs/managed-servers.md gives."""
 _SYSTEM = {"mysql", "information_schema", "performance_schema", "sys"}
 _DISCARDED = 1814
+LASTING = (
+    "holds the date 0000-00-00",
+    "is computed from the AUTO_INCREMENT column",
+    "is a MERGE table",
+    "is in the union of the MERGE table",
+)
+"""What keeps a table suspended until someone alters it or its rows: docs/types-mariadb.md."""
 UNLOGGED = "sql_log_bin"
 TABLESPACE = "-- tablespace "
 """Not SQL: ``export NAME`` and ``import NAME`` copy the files of a table of the first schema."""
@@ -243,9 +250,9 @@ class MySqlSite(Site):
                 os.chown(inside, owner.st_uid, owner.st_gid)
 
     def is_undumped(self, table: TableFacts, why: str) -> bool:
-        """MyISAM and MEMORY (docs/dumps.md); dates that are none (docs/types-mariadb.md)."""
+        """MyISAM and MEMORY (docs/dumps.md), and what LASTING names."""
         is_without = not table.is_transactional and "has no snapshots to dump it from" in why
-        return is_without or "holds the date 0000-00-00" in why
+        return is_without or any(cause in why for cause in LASTING)
 
     def is_refused(self, error: str) -> bool:
         """A relay that connects while its right on a schema is revoked."""

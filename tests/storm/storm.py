@@ -202,7 +202,7 @@ class Storm:
             f"{tally.unequal_but_named} unequal and named, {len(self.failures)} failures",
             "suspended: " + "; ".join(f"{n} x {why}" for why, n in tally.suspensions.most_common()),
             f"{tally.healed} tables were suspended at a case's end and came back, {tally.undumped} "
-            "cannot be dumped and are named so; known faults: "
+            "cannot be read and are named so; known faults: "
             + ("; ".join(f"{n} x {why}" for why, n in tally.known.most_common()) or "none"),
             *(f"too slow: {what}" for what in tally.slow),
             "refused most: "
