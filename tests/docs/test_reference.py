@@ -15,19 +15,19 @@ import databus.client
 from databus.cli.main import cli
 from databus.common import config
 from databus.common.errors import registry
-from databus.relay.sources.chained import chained_source as relay_source
-from databus.relay.sources.mysql.protocol import mysql_settings
-from databus.relay.sources.postgres.protocol import postgres_settings
-from databus.relay.sources.sqlite import sqlite_source
+from databus.relay.sources.chained.chained_source import RelayOptions
+from databus.relay.sources.mysql.protocol.mysql_settings import MySqlOptions
+from databus.relay.sources.postgres.protocol.postgres_settings import PostgresOptions
+from databus.relay.sources.sqlite.sqlite_source import SqliteOptions
 from docs.generate import commands, configuration, endpoints, errors, library, metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 OPTIONS = {
-    "mariadb": set(mysql_settings.OPTIONS) - {"uuids"},
-    "mysql": set(mysql_settings.OPTIONS) - {"domain_id"},
-    "postgresql": set(postgres_settings._OPTIONS),
-    "sqlite": set(sqlite_source._OPTIONS),
-    "relay": set(relay_source.OPTIONS),
+    "mariadb": set(MySqlOptions.model_fields) - {"uuids"},
+    "mysql": set(MySqlOptions.model_fields) - {"domain_id"},
+    "postgresql": set(PostgresOptions.model_fields),
+    "sqlite": set(SqliteOptions.model_fields),
+    "relay": set(RelayOptions.model_fields),
 }
 
 
