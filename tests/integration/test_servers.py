@@ -15,7 +15,9 @@ from databus.cli.demo.private_servers import MariaDBServer, PostgresServer, Priv
 from databus.common.errors import MissingDependency, SourceUnavailable
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.fixtures import FreshDatabase
+from tests.support.mysql_server import MySQLServer
 from tests.support.processes import wait_process_gone
+from tests.support.server_templates import copied_data_folders
 from tests.support.waiting import eventually, eventually_sync
 
 Proxies = Callable[[str, int], Awaitable[FaultyProxy]]
@@ -86,6 +88,33 @@ def test_each_test_gets_an_empty_database_of_its_own(
         database.transaction("INSERT INTO t VALUES (1, 'é')", "INSERT INTO t VALUES (2, NULL)")
         assert database.execute("SELECT * FROM t ORDER BY id") == [(1, "é"), (2, None)]
         assert database.url.startswith(("mariadb://", "postgresql://"))
+
+
+@pytest.mark.parametrize("product", [MariaDBServer, MySQLServer])
+def test_a_second_server_of_a_program_is_a_copy_that_has_nothing_of_the_first(
+    product: type[MariaDBServer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    request.getfixturevalue(product.product)  # skips where there is none
+    ran: list[list[str]] = []
+    run = PrivateServer._run
+
+    def recorded(server: PrivateServer, command: list[str]) -> None:
+        ran.append(command)
+        run(server, command)
+
+    monkeypatch.setattr(PrivateServer, "_run", recorded)
+    with copied_data_folders(tmp_path / "templates"), product(tmp_path / "one") as first:
+        first.create_database("shop")
+        ran.clear()
+        with product(tmp_path / "two") as second:
+            assert ran == [], "no program created a data folder"
+            assert second.execute("SHOW DATABASES LIKE 'shop'") == []
+            if product is MySQLServer:
+                (one,), (two,) = (s.execute("SELECT @@server_uuid")[0] for s in (first, second))
+                assert one != two
 
 
 def test_a_missing_binary_is_told_with_its_debian_package(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from tests.support.faulty_proxy import FaultyProxy
 from tests.support.mysql_server import MySQLServer, mysql_launcher
 from tests.support.processes import Processes
 from tests.support.s3_server import Faults, S3Server
+from tests.support.server_templates import copied_data_folders
 from tests.support.waiting import PATIENCE
 
 _numbers = itertools.count(1)
@@ -134,6 +136,14 @@ def pytest_runtest_makereport(
 def _skip_if_unwanted() -> None:
     if os.environ.get("DATABUS_TEST_SKIP_SERVERS") == "1":
         pytest.skip("DATABUS_TEST_SKIP_SERVERS=1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _data_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("templates")
+    with copied_data_folders(folder):
+        yield
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
