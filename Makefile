@@ -73,7 +73,7 @@ check: setup-test ## Lint, types, contracts and all tests but the slow ones
 
 .PHONY: quick
 quick: export TMPDIR := $(or $(MEMORY),$(TMPDIR),/tmp)
-quick: setup ## Under 90 seconds: lint, types, contracts and the tests in a process of their own
+quick: setup ## Under two minutes: lint, types, contracts and the tests in a process of their own
 	@$(MAKE) --no-print-directory run-lint run-types run-contracts
 	@$(PYTEST) $(PARALLEL) -q -m "not slow and not spark and not faults and not processes"
 
