@@ -175,3 +175,49 @@ async def test_a_table_that_is_made_anew_is_followed_after_its_dump(
         await eventually(lambda: is_settled(fetcher), 30, "settled")
         db.execute("INSERT INTO shop.t VALUES (6, 60)")
         await eventually(lambda: copy_of(folder, "shop.t") == {5: 50, 6: 60}, 30, "followed")
+
+
+PARTED = {
+    "dropped": (
+        "CREATE TABLE shop._more PARTITION OF shop.parted FOR VALUES FROM (100) TO (200)",
+        "INSERT INTO shop.parted VALUES (101, 1), (3, 3)",
+        "DROP TABLE shop._more",
+    ),
+    "detached": (
+        "CREATE TABLE shop._more PARTITION OF shop.parted FOR VALUES FROM (100) TO (200)",
+        "INSERT INTO shop.parted VALUES (101, 1), (3, 3)",
+        "ALTER TABLE shop.parted DETACH PARTITION shop._more",
+    ),
+    "attached and detached": (
+        "ALTER TABLE shop.parted ATTACH PARTITION shop.n FOR VALUES FROM (100) TO (200)",
+        "INSERT INTO shop.parted VALUES (101, 1), (3, 3)",
+        "ALTER TABLE shop.parted DETACH PARTITION shop.n",
+    ),
+}
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "in one transaction"])
+@pytest.mark.parametrize("how", PARTED)
+async def test_rows_go_with_a_partition_that_was_there_between_two_looks_alone(
+    postgres_database: FreshDatabase, tmp_path: Path, how: str, at_once: bool
+) -> None:
+    db, folder = postgres_database, tmp_path / "shop"
+    for statement in TABLES:
+        db.execute(statement)
+    sources = ("shop.parted", "shop.n")
+    async with capturing(config_of(db, discover_every="1s"), tmp_path) as fetcher:
+        await streaming(fetcher)
+        db.execute("INSERT INTO shop.parted VALUES (1, 10)")
+        await eventually(lambda: copy_of(folder, "shop.parted") == {1: 10}, 30, "followed")
+        for statement in ["; ".join(PARTED[how])] if at_once else PARTED[how]:
+            db.execute(statement)
+        wanted = {source: rows_of(db, source) for source in sources}
+        assert 101 not in wanted["shop.parted"]
+        await eventually(
+            lambda: copy_of(folder, "shop.parted").keys() >= {3}, 30, "what came with it"
+        )
+        await eventually(
+            lambda: {source: copy_of(folder, source) for source in sources} == wanted, 30, "equal"
+        )
+        await eventually(lambda: is_settled(fetcher), 30, "settled")
+        assert {source: copy_of(folder, source) for source in sources} == wanted

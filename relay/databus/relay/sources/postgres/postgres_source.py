@@ -397,6 +397,9 @@ class PostgresSource:
         updates and deletes fail.  One that had a key when it was added is taken out again.
         """
         self._met.clear()
+        if self._stream is not None and (leaves := self._stream.take_leaves()):
+            # They were there before this look.
+            self._given = self._given.with_partitions(leaves)
         tables = await self._tables()
         self._welcome(tables)
         wanted = [table for table in tables if table.key]

@@ -27,6 +27,9 @@ _COLUMN = struct.Struct("!Ii")
 _TRUNCATE = struct.Struct("!IB")
 
 XLOG_HEADER_BYTES = _XLOG.size
+_KIND = 6 + XLOG_HEADER_BYTES
+HEAD_BYTES = _KIND + 5
+"""So much of a CopyData message tells which table it changes."""
 
 
 class Unchanged(enum.Enum):
@@ -244,3 +247,14 @@ def _tuple_after(body: bytes, at: int, marks: bytes) -> tuple[tuple[Value, ...],
 def _at_end(body: bytes, at: int, what: str) -> None:
     if at != len(body):
         raise FormatError(f"a {what} message ends at byte {at} of {len(body)}")
+
+
+def changed_table(head: bytes) -> tuple[int, ...] | None:
+    """The oid of the table that a CopyData message with this head changes.
+
+    Empty for a TRUNCATE, which names its tables later; None if it changes no table.
+    """
+    kind = head[_KIND : _KIND + 1]
+    if head[:1] != b"d" or head[5:6] != b"w" or kind not in (b"I", b"U", b"D", b"T"):
+        return None
+    return () if kind == b"T" else (int.from_bytes(head[_KIND + 1 :], "big"),)

@@ -115,6 +115,7 @@ class SlotStream:
         self._windows = self._assembler(0)
         self._received_lsn = 0
         self._acked_lsn = 0
+        self._with_leaves = (0, 0, GivenTables())
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -130,6 +131,12 @@ class SlotStream:
     def meet(self, oids: Mapping[str, int]) -> None:
         """A look at the catalogue has found these tables."""
         self._windows.meet(oids)
+
+    def take_leaves(self) -> dict[int, int]:
+        """The partitions that rows of their roots have come to since the last call."""
+        leaves = dict(self._windows.leaves)
+        self._windows.leaves.clear()
+        return leaves
 
     def follow_only(self, source: str, oid: int) -> None:
         """From here on the source is this table, and none that had its name before."""
@@ -187,6 +194,15 @@ class SlotStream:
         except PostgresError as error:
             raise self._mapped(error) from error
 
+    def _given_with_leaves(self) -> GivenTables:
+        """What is known of the publication, partitions included that no look has seen."""
+        given, leaves = self._given(), self._windows.leaves
+        if not leaves:
+            return given
+        if self._with_leaves[:2] != (id(given), len(leaves)):
+            self._with_leaves = (id(given), len(leaves), given.with_partitions(leaves))
+        return self._with_leaves[2]
+
     def _is_behind(self) -> bool:
         """Whether the commit that came last is old by this machine's clock.
 
@@ -224,7 +240,7 @@ class SlotStream:
         windows, keep = self._windows, self._windows.stops_changed
         announced = windows.announced.encode()
         # What a look at the publication has found is known when its tables have stopped.
-        given = self._resume_state.given if windows.is_to_stop else self._given()
+        given = self._resume_state.given if windows.is_to_stop else self._given_with_leaves()
         if (
             keep
             or announced != self._resume_state.announced

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 class TableNames:
     """The tables' oids by the sources that they are, and the names that the stream has for them.
 
-    Without ``known`` every table is the one that is meant by its name.
+    Without ``known`` every table is the one that is meant by its name.  ``leaves`` are the
+    partitions that changes of their roots went to, with the roots, until the owner takes them.
 
     Invariants:
         I1. A source is one table at a time: changes of another one under its name are not its.
@@ -27,6 +28,8 @@ class TableNames:
         self._oids: dict[str, int] = {}
         self._sources: dict[int, set[str]] = {}
         self._described: dict[int, str] = {}
+        self._last: int | None = None
+        self.leaves: dict[int, int] = {}
         self.meet(known or {})
 
     def meet(self, found: Mapping[str, int]) -> bool:
@@ -53,6 +56,24 @@ class TableNames:
     def describe(self, oid: int, name: str) -> None:
         """The stream's changes of this table come under this name from now on."""
         self._described[oid] = name
+        self._last = oid
+
+    @property
+    def is_described_for(self) -> bool:
+        """Whether the next change shows what the last description was for."""
+        return self._last is not None
+
+    def changed(self, *oids: int) -> dict[str, str]:
+        """A change of this table comes, or of none that it names first.  The sources that lack
+        it, and why: those that are the table which was described for it, as its partition."""
+        leaf, self._last = self._last, None
+        if leaf is None or not oids or leaf in oids:
+            return {}
+        (oid,) = oids
+        self.leaves[leaf] = oid
+        root = self._described.get(oid)
+        why = f"rows were written to it while it was a partition of {root}"
+        return dict.fromkeys(self._sources.get(leaf, ()), why)
 
     def is_meant(self, source: str, oid: int) -> bool:
         """Whether changes of this table are those of the source."""

@@ -173,6 +173,8 @@ class WindowAssembler:
         """
         if (self.stopped.is_asked or self._stop_next) and not self.settle():
             self._state[CHANGED_AFTER] = 1  # The commit comes by hand, and settles it.
+        if self._names.is_described_for and at < len(block):
+            self._stop_leaves(bytes(block[at : at + pgoutput_messages.HEAD_BYTES]))
         if not self._compiled:
             return at
         while at < len(block) and self._ready_bytes < PART_BYTES:
@@ -267,6 +269,19 @@ class WindowAssembler:
         self._codecs[relation.oid] = None
         self._tables.forget(relation.oid)  # The kernel leaves its changes to ``_codec``.
         self._partitions[relation.oid] = (relation.source, root)
+
+    @property
+    def leaves(self) -> dict[int, int]:
+        """The partitions, with their roots, that rows went to since these were taken away."""
+        return self._names.leaves
+
+    def _stop_leaves(self, head: bytes) -> None:
+        """A message begins so behind a description: that of the change which this was for?"""
+        oids = pgoutput_messages.changed_table(head)
+        found = self._names.changed(*oids) if oids is not None else {}
+        for source, why in found.items():
+            if source not in self._passed_over and matches(source, self._globs):
+                self._stop(source, why)
 
     def _stop_root(self, oid: int) -> None:
         partition, root = self._partitions.pop(oid)

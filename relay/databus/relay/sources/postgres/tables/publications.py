@@ -321,6 +321,19 @@ class GivenTables:
         given = replace(known, files=files, definition=definition)
         return replace(self, tables={**(self.tables or {}), table.source: given})
 
+    def with_partitions(self, leaves: Mapping[int, int]) -> GivenTables:
+        """The same, with partitions that rows of their roots went to: oids, and those of the
+        roots.  One that is gone by the next look took rows with it."""
+        parts: dict[int, dict[int, int]] = {}
+        for leaf, root in leaves.items():
+            parts.setdefault(root, {})[leaf] = leaf  # A table's first file has its number.
+        now = {
+            source: replace(known, files={**parts[known.oid], **known.files})
+            for source, known in (self.tables or {}).items()
+            if known.oid in parts
+        }
+        return replace(self, tables={**(self.tables or {}), **now}) if now else self
+
     def lost(self, sources: Iterable[str]) -> GivenTables:
         """The same, as if the publication had been altered for these tables."""
         known = self.tables or {}
