@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from databus.common.errors import ScnTooOld
 from databus.common.frame.frame_format import Buffer, Op
 from databus.relay.serving.socket_writer import SocketWriter
 from tests.support.live_relay import ORDERS, LiveRelay, window
+from tests.support.waiting import within
 
 RING_BYTES = 1 << 20
 
@@ -58,7 +58,7 @@ async def test_a_client_that_is_lapped_in_mid_send_is_told_too_old_and_has_seen_
         seen = Seen()
         client = DatabusClient(database="shop", relays=[live.url], consumer=seen, start="oldest")
         with pytest.raises(ScnTooOld):
-            async with asyncio.timeout(100):
+            async with within(100):
                 await client.serve()
     assert is_lapped
     assert seen.scns == list(range(1, len(seen.scns) + 1))

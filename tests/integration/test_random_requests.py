@@ -27,7 +27,7 @@ from databus.relay.http.relay_server import make_relay_app
 from databus.relay.processes.wakeup import make_wakeup
 from tests.bootstrap.model import CLOCK, START
 from tests.support.live_relay import ORDERS, LiveRelay, window
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, within
 
 ROUNDS = 1500
 PATHS = (
@@ -310,7 +310,7 @@ async def test_a_silent_connection_is_closed_and_too_many_are_refused(
     ) and b'"code":"server_unavailable"' in refused.replace(b" ", b"")
     writer.close()
     for reader, writer in silent:
-        async with asyncio.timeout(10):
+        async with within(10):
             assert await reader.read() == b""
         writer.close()
     assert b"200 OK" in await answer_to(port, b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -391,7 +391,7 @@ async def test_at_the_descriptor_limit_the_log_says_so_once_and_open_connections
                     one_socket.close()
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(waiting, b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
-            async with asyncio.timeout(10):
+            async with within(10):
                 assert b"200 OK" in await loop.sock_recv(waiting, 1 << 16)
             waiting.close()
     assert caplog.text.count("no connection can be accepted") == 1

@@ -16,6 +16,11 @@ PATIENCE = 3.0
 hangs, and a machine that others use meanwhile has been seen at a third of its pace."""
 
 
+def within(timeout_s: float) -> asyncio.Timeout:
+    """``async with within(10.0):`` ends what hangs, like the deadline of ``eventually``."""
+    return asyncio.timeout(timeout_s * PATIENCE)
+
+
 @overload
 async def eventually(
     predicate: Callable[[], Awaitable[T]],

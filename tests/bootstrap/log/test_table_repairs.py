@@ -20,7 +20,7 @@ from databus.common.config import BootstrapConfig, parse
 from databus.relay.local_relay import LocalRelay
 from tests.relay.dumps.test_resync import rows, words
 from tests.support.capture import PACE, ring_state, upserted
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, within
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -127,7 +127,7 @@ async def test_a_server_that_ended_while_it_compared_a_table_goes_on_with_its_ow
             "INSERT INTO anew SELECT * FROM orders;"
             "DROP TABLE orders; ALTER TABLE anew RENAME TO orders;"
         )
-        async with asyncio.timeout(60):
+        async with within(60):
             await comparing.wait()
         assert words(ring)[-1] == ("main.orders", "resynchronising")
         task.cancel()

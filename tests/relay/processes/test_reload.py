@@ -28,7 +28,7 @@ from databus.relay.ring.data_folder import SocketName
 from databus.relay.serving.counters.worker_counters import WorkerCounters, read_counters
 from tests.support.capture import PACE
 from tests.support.relay_process import RelayProcess
-from tests.support.waiting import eventually, eventually_sync
+from tests.support.waiting import eventually, eventually_sync, within
 
 WAIT_S = 60.0
 
@@ -159,7 +159,7 @@ async def test_databases_come_change_and_go_and_the_readers_of_others_do_not_not
         assert relay.fetchers["two"].config.sync_every == 0.05
 
         await relay.reload(config(tmp_path, database("one"), database("three")))
-        async with asyncio.timeout(WAIT_S):
+        async with within(WAIT_S):
             await two.task
         assert "unknown_database" in two.error
         async with session.get("/v1/two/stream?start=oldest") as answer:
@@ -416,7 +416,7 @@ async def test_nothing_is_left_of_databases_that_came_and_went(tmp_path: Path) -
             reader = Reader(session, "two")
             await eventually(lambda: reader.positions, WAIT_S)
             await relay.reload(one)
-            async with asyncio.timeout(WAIT_S):
+            async with within(WAIT_S):
                 await reader.task
             assert "unknown_database" in reader.error
 

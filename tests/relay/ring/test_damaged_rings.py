@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -21,7 +20,7 @@ from databus.relay.ring.ring import Ring
 from databus.relay.ring.ring_format import DATA_OFFSET
 from databus.relay.ring.ring_recovery import place
 from tests.support.live_relay import CLOCK, ITEMS, ORDERS, LiveRelay, window
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, within
 
 WINDOWS = 400
 ASKED = {
@@ -135,7 +134,7 @@ async def test_a_ring_that_is_no_longer_in_its_place_ends_the_answers_that_follo
             path.with_name("copy").replace(path)
         else:
             os.truncate(path, DATA_OFFSET + (1 << 19))
-        async with asyncio.timeout(60):
+        async with within(60):
             rest = await answer.text()
     assert "source_unavailable" in rest and str(path) in rest
     expected = {
