@@ -15,6 +15,8 @@ from databus.common.errors import SourcePositionLost
 from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.mysql import MySqlSource
 from databus.relay.sources.mysql.gtid.mysql_lineage import MySqlResumeState
+from tests.integration.test_statement_effects import stopped
+from tests.integration.test_stopped_tables import dump, in_database, rows_of
 from tests.support.capture import (
     capturing,
     database_config,
@@ -245,3 +247,30 @@ async def test_prepared_transactions_of_postgresql_come_with_commit_prepared(
             *((n,) for n in range(100, 3100)),
             (3,),
         ]
+
+
+async def test_rows_that_were_prepared_while_their_table_was_suspended_are_not_lost(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    """The table is read before the commit, which no dump shows then."""
+    for table in ("calm", "fence"):
+        database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v VARCHAR(2000))")
+    name, folder = f"{database.name}.t", tmp_path / "shop"
+    config = database_config("shop", database.url, f"{database.name}.*")
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        with session(database) as cursor:
+            cursor.execute("SET binlog_format = STATEMENT")
+            cursor.execute("INSERT INTO t VALUES (1, 'one')")
+        prepare(database, "hidden", "INSERT INTO t VALUES (2, 'two')")
+        await eventually(lambda: name in stopped(fetcher), 60, "it is suspended")
+        await dump(folder, name)
+        await eventually(lambda: name not in stopped(fetcher), 60, "it is followed again")
+        complete(database, "COMMIT", "hidden")
+        database.execute("INSERT INTO fence VALUES (1, '')")
+        fence = f"{database.name}.fence"
+        await eventually(lambda: (1,) in rows_of(folder, fence), 60, "the fence has come")
+        await eventually(lambda: name in stopped(fetcher), 30, "the commit suspends it")
+        assert set(stopped(fetcher)) == {name}
+        await dump(folder, name)
+        assert rows_of(folder, name) == in_database(database, "t")

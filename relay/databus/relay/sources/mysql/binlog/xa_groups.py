@@ -14,6 +14,7 @@ from databus.relay.sources.mysql.binlog.xa_transactions import (
 )
 from databus.relay.sources.mysql.protocol import binlog_events
 from databus.relay.sources.mysql.protocol.binlog_events import GtidFlag
+from databus.relay.sources.suspended_tables import SuspendedTables
 
 
 class XaGroups(ABC):
@@ -26,6 +27,7 @@ class XaGroups(ABC):
     group: Group | None
     out: FrameBuffer
     prepared: PreparedTransactions
+    stopped: SuspendedTables
     domain_id: int
     other_groups: int
     replaying: bool
@@ -33,6 +35,10 @@ class XaGroups(ABC):
     @abstractmethod
     def txid(self, group: Group) -> str:
         """The whole GTID of a group."""
+
+    @abstractmethod
+    def _stop(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
+        """Pass over a table from here on."""
 
     @abstractmethod
     def _xid(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
@@ -55,7 +61,7 @@ class XaGroups(ABC):
         if xid is None:
             self._start_replay()
             return True
-        self.prepared.keep(xid)
+        self.prepared.keep(xid, self.stopped.passed_over)
         self.other_groups += 1
         self._passed(group)
         self.group = None
@@ -83,6 +89,9 @@ class XaGroups(ABC):
             self.prepared.drop(completion.xid)
             self._end_group()
             return True
+        for source in self.prepared.lacks_rows_of(completion.xid) - self.stopped.passed_over:
+            name = xid_text(completion.xid)
+            self._stop(source, f"rows of it in XA transaction {name} were passed over, if any")
         if not self.prepared.reopen(completion.xid):
             raise SourcePositionLost(
                 f"GTID {self.txid(group)} is XA COMMIT {xid_text(completion.xid)}, which was "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import struct
 import tempfile
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import IO
 
@@ -76,6 +77,8 @@ def moved(frame: bytearray, scn: int, seq: int, commit_us: int) -> bytes:
 class TransactionSpool:
     """The frames of one transaction that has not been committed yet.
 
+    ``lacks_rows_of``: the tables that were suspended when it was prepared.
+
     Invariants:
         I1. It holds whole frames, in order.
 
@@ -85,6 +88,7 @@ class TransactionSpool:
 
     def __init__(self, scn: int) -> None:
         self.scn = scn
+        self.lacks_rows_of: frozenset[str] = frozenset()
         self._reads = False
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(SPOOL_IN_MEMORY_BYTES)  # noqa: SIM115 - closed by close()
 
@@ -136,10 +140,11 @@ class PreparedTransactions:
             self._open = TransactionSpool(scn)
         self._open.put(frames)
 
-    def keep(self, xid: Xid) -> None:
-        """The open one is prepared now."""
+    def keep(self, xid: Xid, passed_over: Set[str]) -> None:
+        """The open one is prepared now; it may lack rows of the tables that are suspended."""
         self.drop(xid)
         if self._open is not None:
+            self._open.lacks_rows_of = frozenset(passed_over)
             self._waiting[xid] = self._open
         self._open = None
 
@@ -148,6 +153,11 @@ class PreparedTransactions:
         if self._open is not None:
             self._open.close()
         self._open = None
+
+    def lacks_rows_of(self, xid: Xid) -> frozenset[str]:
+        """The tables that were suspended when it was prepared."""
+        found = self._waiting.get(xid)
+        return found.lacks_rows_of if found is not None else frozenset()
 
     def reopen(self, xid: Xid) -> bool:
         """It is committed now, and ``next_frame`` gives its frames; False if they are not here."""
