@@ -163,6 +163,35 @@ def test_names_that_tables_have_exchanged_take_their_triggers_along(database: Da
     assert log.registered(db)[version].source == "main.a"
 
 
+@pytest.mark.usefixtures("written_directly")
+def test_names_that_differ_in_case_are_one_name(database: Database) -> None:
+    db = database("shop.db", "CREATE TABLE b (id INTEGER PRIMARY KEY)")
+    bring_in_step(db)
+    db.execute("ALTER TABLE b RENAME TO a")  # It keeps databus_c_b.
+    db.execute("CREATE TABLE B (id INTEGER PRIMARY KEY)")
+    bring_in_step(db)
+    with contextlib.closing(sqlite3.connect(path_of(db))) as application:
+        application.execute("INSERT INTO B VALUES (1)")
+        application.commit()
+    found = sorted((trigger.name, trigger.table) for trigger in triggers.ours(db))
+    assert found == [(f"databus_{op}_{table}", table) for op in "cdu" for table in "Ba"]
+
+
+@pytest.mark.usefixtures("written_directly")
+def test_a_name_that_a_trigger_of_the_application_has_is_never_written_twice(
+    database: Database,
+) -> None:
+    db = database(
+        "shop.db",
+        "CREATE TABLE t (id INTEGER PRIMARY KEY)",
+        "CREATE TRIGGER DATABUS_U_T AFTER UPDATE ON t BEGIN SELECT 1; END",
+    )
+    with pytest.raises(sqlite3.OperationalError, match=r"databus_u_t.* already exists"):
+        bring_in_step(db)
+    with contextlib.closing(sqlite3.connect(path_of(db))) as application:
+        application.execute("INSERT INTO t VALUES (1)")  # The definitions can be read.
+
+
 def older(version: int) -> list[str]:
     """The triggers of the table ``t`` as relays created them before their texts were shortened."""
 

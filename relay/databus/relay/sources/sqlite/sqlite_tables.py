@@ -180,8 +180,11 @@ class CapturedTables:
         self._changed += sorted(gone - defined.schemas.keys())
         self._is_direct = len(self._changed) + len(self._new) > _MANY
         if self._is_direct:
-            due = (*self._changed, *self._new)
-            triggers.compile_all(defined.schemas[name] for name in due if name in defined.schemas)
+            due = [*self._changed, *self._new]
+            schemas = [defined.schemas[name] for name in due if name in defined.schemas]
+            triggers.compile_all(schemas)
+            names = [name for schema in schemas for name in triggers.wanted(schema, 0)]
+            self._is_direct = not triggers.has_name_of_another(db, names)
         if not (self._changed or self._new) and log.meta(db, _DEFINITIONS) != self._planned_version:
             log.write_briefly(db, partial(self._compared, db, self._planned_version))
 
@@ -193,7 +196,7 @@ class CapturedTables:
             log.user_tables(db),
             {split_source(schema.source)[1]: schema for schema in self.schemas(db)},
             log.latest_versions(db),
-            {trigger.name: trigger for of_table in held.values() for trigger in of_table},
+            {triggers.folded(one.name): one for of_table in held.values() for one in of_table},
             held,
         )
 
@@ -277,7 +280,8 @@ class CapturedTables:
         if not self._is_direct:
             triggers.watch(db, wanted, table)
         elif defined.texts(table) != wanted:
-            elsewhere = [defined.named[name] for name in wanted if name in defined.named]
+            names = map(triggers.folded, wanted)
+            elsewhere = [defined.named[name] for name in names if name in defined.named]
             triggers.put(db, wanted, table, [*defined.held.get(table, ()), *elsewhere])
 
     def _unwatch(self, db: sqlite3.Connection, table: str) -> None:

@@ -83,6 +83,25 @@ def ours(connection: sqlite3.Connection) -> list[Trigger]:
     return [Trigger(*row) for row in rows]
 
 
+def folded(name: str) -> str:
+    """A name as SQLite compares names: without the case of ASCII's letters."""
+    return "".join(chr(ord(c) + 32) if "A" <= c <= "Z" else c for c in name)
+
+
+def has_name_of_another(connection: sqlite3.Connection, names: Iterable[str]) -> bool:
+    """Whether a trigger that is not ours has one of these names.
+
+    SQLite refuses such a name for CREATE TRIGGER; as rows of ``sqlite_master``, two triggers of one
+    name make the database unreadable.
+    """
+    others = connection.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'trigger' AND rowid NOT IN "
+        f"(SELECT rowid FROM {_OURS})"
+    )
+    taken = {folded(name) for (name,) in others}
+    return any(folded(name) in taken for name in names)
+
+
 def of_table(connection: sqlite3.Connection, table: str) -> dict[str, str]:
     """The texts of our triggers on a table, by name."""
     rows = connection.execute(f"SELECT name, sql FROM {_OURS} AND tbl_name = ?", (table,))
