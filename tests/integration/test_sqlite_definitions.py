@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from databus.common.config import DatabaseConfig
-from databus.common.frame.frame_format import Op, source_id
+from databus.common.frame.frame_format import FrameView, Op, source_id
 from databus.common.table_state import decode_table_state
 from databus.relay.dumps.dump_records import new_dump
 from databus.relay.ring.schema_registry import RegistryReader
 from databus.relay.sources.sqlite.sqlite_source import SqliteSource
-from tests.support.capture import capturing, database_config, streaming
+from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.relay_process import ring_frames
 from tests.support.waiting import eventually
 
@@ -378,3 +378,39 @@ async def test_a_table_that_is_dropped_while_it_is_dumped_ends_its_part_of_the_d
             assert dump.error is not None and dump.error["code"] == "unknown_source"
             assert dump.error["failed_at"]["source"] == "main.dropped"
             assert len(rows(tmp_path, "kept")) == 50
+
+
+async def test_a_definition_is_registered_before_the_frame_that_announces_it_though_no_row_follows(
+    tmp_path: Path,
+) -> None:
+    shop = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
+    shop.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
+    shop.execute("CREATE TABLE other (id INTEGER PRIMARY KEY)")
+    config = database_config(
+        "shop", f"sqlite:///{tmp_path / 'shop.db'}", "main.orders", "main.other"
+    )
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        shop.execute("INSERT INTO orders VALUES (1, 'one')")
+        folder = fetcher.folder.path
+        await eventually(lambda: ring_state(folder).letters == "c", 30)
+        shop.executescript(
+            "CREATE TABLE anew (id INTEGER PRIMARY KEY, item TEXT, c TEXT);"
+            "INSERT INTO anew VALUES (1, 'one', 'c'), (2, 'two', 'c');"
+            "DROP TABLE orders; ALTER TABLE anew RENAME TO orders"
+        )
+        # It is suspended, so that its rows are passed over.
+        await eventually(lambda: fetcher.tables.document(), 30, "suspended")
+        shop.execute("INSERT INTO other VALUES (1)")
+
+        def announced() -> list[FrameView]:
+            return [view for view in ring_frames(folder) if view.op == Op.SCHEMA_CHANGE]
+
+        await eventually(lambda: announced(), 30, "announced")
+        registry = RegistryReader(fetcher.folder.registry)
+        registry.refresh()
+        latest = registry.schemas.latest("main.orders")
+        assert latest is not None
+        assert [column.name for column in latest.columns] == ["id", "item", "c"]
+        assert latest.fingerprint == announced()[-1].schema_fp
+    shop.close()

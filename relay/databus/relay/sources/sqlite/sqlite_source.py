@@ -512,6 +512,7 @@ class SqliteSource:
         for changed_after, changed in self._changes:
             if after <= changed_after < row.log_id:
                 add_schema_change(window, changed)
+                schemas.append(changed)
         schema = self._versions.get(row.version)
         if schema is None:
             self._versions = log.registered(self._db)
