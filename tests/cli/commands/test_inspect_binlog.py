@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
 import pytest
 
+from databus.common.errors import MissingDependency
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Op
 from databus.relay.ring.ring import Ring
@@ -18,13 +20,24 @@ from databus.relay.ring.ring_format import DATA_OFFSET, RING_NAME
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.gtids import run_under
-from tests.support.mysql_server import require
+from tests.support.mysql_server import MySQLServer, mysql_launcher, require
 from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore:.* is deprecated, use:DeprecationWarning"),
 ]
+
+
+@pytest.fixture(scope="module")
+def mysql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MySQLServer]:
+    """A server without the tagged GTIDs that other tests leave, which the library does not read."""
+    try:
+        mysql_launcher()
+    except MissingDependency as error:
+        pytest.skip(error.message)
+    with MySQLServer(tmp_path_factory.mktemp("inspected") / "server") as server:
+        yield server
 
 
 @pytest.fixture(params=["mariadb", "mysql"])
@@ -134,6 +147,19 @@ def test_a_range_and_what_the_library_does_not_read(
     options = ("--after", str(scns[1]), "--upto", str(scns[2]), "--json")
     document = json.loads(inspected(databus, config, *options).out)
     assert (document["transactions"], document["rows"], document["differences"]) == (1, 1, 0)
+
+
+def test_a_server_with_tagged_gtids_is_refused_in_one_line(
+    mysql: MySQLServer, databus: Any, tmp_path: Path
+) -> None:
+    require(mysql, "tags of GTIDs", 8, 3)
+    with MySQLServer(tmp_path / "tagged") as server:
+        server.create_database("shop")
+        database = FreshDatabase(server, "shop")
+        config = asyncio.run(captured(database, tmp_path))
+        run_under(database, "AUTOMATIC:tag", "CREATE TABLE tagged (id INT)")
+        done = inspected(databus, config)
+    assert done.code != 0 and "does not read tagged GTIDs" in done.err
 
 
 def test_a_database_without_a_binlog_is_refused(databus: Any, tmp_path: Path) -> None:

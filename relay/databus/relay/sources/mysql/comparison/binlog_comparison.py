@@ -15,7 +15,7 @@ from typing import Any
 
 from databus.common.checkpoint import Position
 from databus.common.config import DatabaseConfig
-from databus.common.errors import PreflightFailed, ScnTooOld, StoreError
+from databus.common.errors import PreflightFailed, ScnTooOld, StoreError, UnsupportedChange
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import OP_LETTERS, FrameView, Op
 from databus.relay.ring.ring_reader import RingReader
@@ -94,10 +94,11 @@ def compare(
     ``after_scn`` None begins behind the ring's first window, ``upto_scn`` None ends at its last.
 
     Raises:
+        UnsupportedChange: the server has tagged GTIDs, or the library ends at an event.
         PreflightFailed: the binlog does not name its columns.
         ScnTooOld: the ring does not hold ``after_scn`` any more.
         StoreError: the ring holds no two windows of the source.
-        SourceUnavailable, UnsupportedChange: see ``transactions_after``.
+        SourceUnavailable: see ``transactions_after``.
     """
     settings = read_settings(config)
     windows = stored_windows(folder, after_scn, upto_scn)
@@ -182,7 +183,11 @@ def _behind(gtid: str, connection: MySqlConnection) -> dict[str, Any]:
     if ":" not in gtid:
         return {"auto_position": gtid, "is_mariadb": True}
     executed = executed_gtids(connection)
-    seen = {name: held for name, held in executed.items() if ":" not in name}
+    if tagged := [name for name in executed if ":" in name]:
+        raise UnsupportedChange(
+            f"mysql-replication does not read tagged GTIDs, which this server has: {tagged[0]}"
+        )
+    seen = dict(executed)
     seen[server] = gtid_sets.clipped(executed.get(server, ()), number)
     return {"auto_position": gtid_sets.told(seen)}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pymysql
-from pymysqlreplication import BinLogStreamReader
+from pymysqlreplication import BinLogStreamReader, exceptions
 from pymysqlreplication.constants.NONE_SOURCE import NULL
 from pymysqlreplication.event import (
     GtidEvent,
@@ -34,6 +34,19 @@ from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
 _SILENCE_S = 30
 _HEARTBEAT_S = 5
 _COMPRESSED = {EventType.TRANSACTION_PAYLOAD, EventType.QUERY_COMPRESSED, *PLAIN_ROWS}
+_REFUSALS: tuple[type[Exception], ...] = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    *(
+        found
+        for found in vars(exceptions).values()
+        if isinstance(found, type) and issubclass(found, Exception)
+    ),
+)
+"""What the library raises at an event that it does not read."""
 _ROWS = (WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent)
 
 
@@ -95,7 +108,7 @@ def transactions_after(
         yield from _transactions(reader, captures)
     except pymysql.Error as error:
         raise SourceUnavailable(f"{where}: {error}") from error
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except _REFUSALS as error:
         raise UnsupportedChange(
             f"{where}: mysql-replication ends at {reader.log_file}:{reader.log_pos}: "
             f"{type(error).__name__}: {error}"
