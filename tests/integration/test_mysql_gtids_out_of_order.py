@@ -62,7 +62,7 @@ async def has_rows(fetcher: Fetcher, count: int) -> None:
 async def test_what_was_written_under_a_tag_before_the_first_start_stops_nothing(
     database: FreshDatabase, config: DatabaseConfig, tmp_path: Path
 ) -> None:
-    for number in (10, 11):  # a first start, and one that goes on
+    for number in (10, 11):  # a first start, and a restart
         async with capturing(config, tmp_path) as fetcher:
             await streaming(fetcher)
             await asyncio.to_thread(database.execute, f"INSERT INTO t VALUES ({number}, 0, 0)")

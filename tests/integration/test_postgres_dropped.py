@@ -4,22 +4,19 @@ every copy."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from databus.bootstrap.log.seeding import SEEDED
 from databus.bootstrap.log.table_repairs import NOTE
-from databus.bootstrap.processes.log_writer import write_logs
-from databus.bootstrap.reading.stored_database import OpenLogs
-from databus.common.config import BootstrapConfig, DatabaseConfig, parse
+from databus.common.config import DatabaseConfig, parse
 from databus.relay.local_relay import LocalRelay
 from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.postgres import PostgresSource
 from databus.relay.sources.postgres.stream.slot_stream import SlotStream
 from tests.storm.replica import RingReplica, Table, differences
+from tests.support.bootstrap_log import note_of, seeded, written_log
 from tests.support.capture import PACE, capturing, database_config, ring_state, streaming, upserted
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import eventually
@@ -257,24 +254,14 @@ async def test_a_bootstrap_servers_copy_of_a_dropped_table_is_emptied(
         discover_every = "100ms"
         '''
     )
-    async with LocalRelay(config, pace=PACE) as relay, contextlib.AsyncExitStack() as stack:
-        bootstrap = BootstrapConfig(data_dir=tmp_path / "bootstrap", relays=(relay.url,))
-        logs, stop = OpenLogs(writes=True), asyncio.Event()
-        task = asyncio.create_task(write_logs(bootstrap, logs, stop))
-        stack.callback(logs.close)
-        log = logs.to_write(tmp_path / "bootstrap" / "shop" / "log")
-
-        def note(name: str) -> dict[str, Any]:
-            return {} if log.is_new() else log.note(name) or {}
-
-        await eventually(
-            lambda: note("seeding").get(SOURCE, {}).get("state") == SEEDED, 60, "seeded"
-        )
+    async with (
+        LocalRelay(config, pace=PACE) as relay,
+        written_log(tmp_path / "bootstrap", relay.url) as log,
+    ):
+        await seeded(log, SOURCE)
         execute(db, "DROP TABLE shop.t")
         await eventually(lambda: emptied(folder) > 0, 60, "emptied")
-        await eventually(lambda: not note(NOTE), 60, "the mark is gone")
+        await eventually(lambda: not note_of(log, NOTE), 60, "the mark is gone")
         assert emptied(folder) == 1
         end = ring_state(folder).last
         await eventually(lambda: log.state().last >= end, 60, "the log has it")
-        stop.set()
-        await task

@@ -157,7 +157,7 @@ async def test_a_table_that_was_there_between_two_looks_alone_leaves_no_rows(
         assert copy_of(folder, "shop.brief") == {}
 
 
-async def test_a_table_that_is_made_anew_is_followed_after_its_dump(
+async def test_a_table_that_is_made_again_is_followed_after_its_dump(
     postgres_database: FreshDatabase, tmp_path: Path
 ) -> None:
     """The server describes it once, before the relay has found it."""

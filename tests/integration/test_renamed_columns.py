@@ -3,21 +3,18 @@ suspension has to see that the copy's rows have the old name."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from databus.bootstrap.log.seeding import SEEDED
 from databus.bootstrap.log.table_repairs import NOTE
-from databus.bootstrap.processes.log_writer import write_logs
-from databus.bootstrap.reading.stored_database import OpenLogs
-from databus.common.config import BootstrapConfig, Config, RelayConfig
+from databus.common.config import Config, RelayConfig
 from databus.relay.local_relay import LocalRelay
 from tests.integration.test_returning_schemas import opened
 from tests.storm.replica import RingReplica
+from tests.support.bootstrap_log import note_of, seeded, written_log
 from tests.support.capture import PACE, database_config, upserted
 from tests.support.waiting import eventually
 
@@ -39,19 +36,11 @@ async def test_rows_have_the_new_name_after_a_bootstrap_server_has_compared_them
         relay=RelayConfig(listen="127.0.0.1:0", data_dir=tmp_path / "relay"),
         database=(config.model_copy(update={"resync": "auto"}),),
     )
-    async with LocalRelay(relayed, pace=PACE) as relay, contextlib.AsyncExitStack() as stack:
-        bootstrap = BootstrapConfig(data_dir=tmp_path / "bootstrap", relays=(relay.url,))
-        logs, stop = OpenLogs(writes=True), asyncio.Event()
-        task = asyncio.create_task(write_logs(bootstrap, logs, stop))
-        stack.callback(logs.close)
-        log = logs.to_write(tmp_path / "bootstrap" / "shop" / "log")
-
-        def note(name: str) -> dict[str, Any]:
-            return {} if log.is_new() else log.note(name) or {}
-
-        await eventually(
-            lambda: note("seeding").get(source, {}).get("state") == SEEDED, 60, "seeded"
-        )
+    async with (
+        LocalRelay(relayed, pace=PACE) as relay,
+        written_log(tmp_path / "bootstrap", relay.url) as log,
+    ):
+        await seeded(log, source)
         execute(f"ALTER TABLE t RENAME COLUMN {column} TO renamed")
         names = ("renamed", "v") if column == "id" else ("id", "renamed")
 
@@ -60,9 +49,7 @@ async def test_rows_have_the_new_name_after_a_bootstrap_server_has_compared_them
 
         wanted = [dict(zip(names, row, strict=True)) for row in ((1, 10), (2, 20))]
         await eventually(lambda: rows() == wanted, 60, "a consumer has the new name")
-        await eventually(lambda: not note(NOTE), 60, "the copy was compared")
-        replica = stack.enter_context(contextlib.closing(RingReplica(folder)))
-        replica.read()
-        await eventually(lambda: log.state().last >= replica.position, 60, "the log has it")
-        stop.set()
-        await task
+        await eventually(lambda: not note_of(log, NOTE), 60, "the copy was compared")
+        with contextlib.closing(RingReplica(folder)) as replica:
+            replica.read()
+            await eventually(lambda: log.state().last >= replica.position, 60, "the log has it")

@@ -395,9 +395,9 @@ async def test_a_definition_is_registered_before_the_frame_that_announces_it_tho
         folder = fetcher.folder.path
         await eventually(lambda: ring_state(folder).letters == "c", 30)
         shop.executescript(
-            "CREATE TABLE anew (id INTEGER PRIMARY KEY, item TEXT, c TEXT);"
-            "INSERT INTO anew VALUES (1, 'one', 'c'), (2, 'two', 'c');"
-            "DROP TABLE orders; ALTER TABLE anew RENAME TO orders"
+            "CREATE TABLE rebuilt (id INTEGER PRIMARY KEY, item TEXT, c TEXT);"
+            "INSERT INTO rebuilt VALUES (1, 'one', 'c'), (2, 'two', 'c');"
+            "DROP TABLE orders; ALTER TABLE rebuilt RENAME TO orders"
         )
         # It is suspended, so that its rows are passed over.
         await eventually(lambda: fetcher.tables.document(), 30, "suspended")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from databus.bootstrap.log.seeding import SEEDED
 from databus.bootstrap.log.table_repairs import NOTE
 from databus.bootstrap.processes.log_writer import write_logs
 from databus.bootstrap.reading.stored_database import OpenLogs
@@ -19,6 +18,7 @@ from databus.bootstrap.verify.table_verifier import Verifier
 from databus.common.config import BootstrapConfig, parse
 from databus.relay.local_relay import LocalRelay
 from tests.relay.dumps.test_resync import rows, words
+from tests.support.bootstrap_log import note_of, seeded, written_log
 from tests.support.capture import PACE, ring_state, upserted
 from tests.support.waiting import eventually, within
 
@@ -49,27 +49,20 @@ async def test_a_suspended_table_is_compared_and_only_what_differs_is_dumped(
     shop.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
     shop.executemany("INSERT INTO orders VALUES (?, ?)", [(n, f"item {n}") for n in range(500)])
     ring = tmp_path / "relay" / "shop"
-    async with relay_over(tmp_path) as relay:
-        config = BootstrapConfig(data_dir=tmp_path / "bootstrap", relays=(relay.url,))
-        logs, stop = OpenLogs(writes=True), asyncio.Event()
-        task = asyncio.create_task(write_logs(config, logs, stop))
-        log = logs.to_write(tmp_path / "bootstrap" / "shop" / "log")
-
-        def note(name: str) -> dict[str, Any]:
-            return {} if log.is_new() else log.note(name) or {}
-
-        await eventually(
-            lambda: note("seeding").get("main.orders", {}).get("state") == SEEDED, 60, "seeded"
-        )
+    async with (
+        relay_over(tmp_path) as relay,
+        written_log(tmp_path / "bootstrap", relay.url) as log,
+    ):
+        await seeded(log, "main.orders")
         read_count = ring_state(ring).letters.count("r")
         assert read_count == 500
         # Rebuilt without triggers: one row is changed, one gone, one new.
         shop.executescript(
-            "CREATE TABLE anew (id INTEGER PRIMARY KEY, item TEXT);"
-            "INSERT INTO anew SELECT * FROM orders WHERE id <> 7;"
-            "UPDATE anew SET item = 'changed' WHERE id = 8;"
-            "INSERT INTO anew VALUES (1000, 'new');"
-            "DROP TABLE orders; ALTER TABLE anew RENAME TO orders;"
+            "CREATE TABLE rebuilt (id INTEGER PRIMARY KEY, item TEXT);"
+            "INSERT INTO rebuilt SELECT * FROM orders WHERE id <> 7;"
+            "UPDATE rebuilt SET item = 'changed' WHERE id = 8;"
+            "INSERT INTO rebuilt VALUES (1000, 'new');"
+            "DROP TABLE orders; ALTER TABLE rebuilt RENAME TO orders;"
         )
         shop.execute("INSERT INTO orders VALUES (1001, 'later')")
         await eventually(lambda: len(words(ring)) == 3, 60, "followed again")
@@ -78,21 +71,18 @@ async def test_a_suspended_table_is_compared_and_only_what_differs_is_dumped(
         assert held == rows(shop)
         assert "t" not in letters, "nothing was emptied"
         assert letters.count("r") - read_count <= 3, "only what differs is dumped"
-        await eventually(lambda: not note(NOTE), 20, "the mark is gone")
+        await eventually(lambda: not note_of(log, NOTE), 20, "the mark is gone")
         # Comparing costs nothing where the content is the same.
         shop.executescript(
-            "CREATE TABLE anew (id INTEGER PRIMARY KEY, item TEXT);"
-            "INSERT INTO anew SELECT * FROM orders;"
-            "DROP TABLE orders; ALTER TABLE anew RENAME TO orders;"
+            "CREATE TABLE rebuilt (id INTEGER PRIMARY KEY, item TEXT);"
+            "INSERT INTO rebuilt SELECT * FROM orders;"
+            "DROP TABLE orders; ALTER TABLE rebuilt RENAME TO orders;"
         )
         shop.execute("INSERT INTO orders VALUES (1002, 'later')")
         await eventually(lambda: len(words(ring)) == 6, 60, "followed again")
         held, after = upserted(ring, "main.orders")
         assert after.count("r") - letters.count("r") <= 1
         assert held == rows(shop)
-        stop.set()
-        await task
-        logs.close()
     shop.close()
 
 
@@ -114,18 +104,13 @@ async def test_a_server_that_ended_while_it_compared_a_table_goes_on_with_its_ow
         logs = OpenLogs(writes=True)
         task = asyncio.create_task(write_logs(config, logs, asyncio.Event()))
         log = logs.to_write(tmp_path / "bootstrap" / "shop" / "log")
-
-        def seeded() -> bool:
-            note = {} if log.is_new() else log.note("seeding") or {}
-            return bool(note.get("main.orders", {}).get("state") == SEEDED)
-
-        await eventually(seeded, 60, "seeded")
+        await seeded(log, "main.orders")
         read_count = ring_state(ring).letters.count("r")
         monkeypatch.setattr(Verifier, "_scan_source", never)
         shop.executescript(
-            "CREATE TABLE anew (id INTEGER PRIMARY KEY, item TEXT);"
-            "INSERT INTO anew SELECT * FROM orders;"
-            "DROP TABLE orders; ALTER TABLE anew RENAME TO orders;"
+            "CREATE TABLE rebuilt (id INTEGER PRIMARY KEY, item TEXT);"
+            "INSERT INTO rebuilt SELECT * FROM orders;"
+            "DROP TABLE orders; ALTER TABLE rebuilt RENAME TO orders;"
         )
         async with within(60):
             await comparing.wait()

@@ -1,4 +1,4 @@
-"""The schemas that the log writer stores, while its client goes on learning."""
+"""The schemas that the log writer stores, while its client learns others."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ function gaps(list, now_us) {
     place(gap.from), place(gap.to), ago(now_us, gap.at_us),
     gap.repaired_us ? ago(now_us, gap.repaired_us)
       : gap.bridged ? element("span", { class: "warn" }, "being compared with the database")
-        : "dumped anew"]));
+        : "dumped again"]));
 }
 function runs(list, now_us) {
   const newest = list.slice().reverse();

@@ -210,8 +210,8 @@ class LogWriter:
                 self._note("running", "")
 
     def _learnt(self, client: DatabusClient) -> tuple[SourceSchema, ...]:
-        """The client's schemas, if there are others since the last time; for its task goes on
-        learning while a thread stores them."""
+        """A copy of the client's schemas, if there are others since the last time: the client
+        learns more while a thread stores them."""
         if client.schemas.revision == self._known_schemas:
             return ()
         self._known_schemas = client.schemas.revision

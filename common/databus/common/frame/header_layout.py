@@ -154,7 +154,7 @@ class FrameView:
         I1. The header was checked, so every part lies inside the buffer.
         I2. Parts are views: they are valid as long as the buffer under them is unchanged.
 
-    Owner: whoever made it; it is never changed.
+    Owner: the code that made it; it is never changed.
     """
 
     __slots__ = (

@@ -32,7 +32,7 @@ _FAILURES = (http.client.HTTPException, OSError)
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Nowhere: whoever answers for a server of ours must not send us to another one."""
+        """Nowhere: an answer must not send us to another server."""
 
 
 _OPENER = urllib.request.build_opener(_NoRedirects)

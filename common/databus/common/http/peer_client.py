@@ -1,8 +1,8 @@
 """The HTTP client of all rooms: requests to servers of ours, with errors of the tree only.
 
 Every answer is bounded in bytes and in time, none is unpacked, and no redirect is followed:
-whoever answers for a server of ours must not send us to another one.  Programs that cannot run
-an event loop use ``peer_calls``.
+an answer must not send us to another server.  Programs that cannot run an event loop use
+``peer_calls``.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class RelayOptions(SourceOptions):
     block: bool = Field(default=False, strict=True)
     """Whether the ring of this relay waits for its reader."""
     release: bool = Field(default=False, strict=True)
-    """Whether a parent in block mode is told what is on disk here."""
+    """Whether this relay reports to a parent in block mode what is on disk here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def compare(
                 _note_missing(transaction, skipped, found)
             elif _server_of(transaction.gtid) == _server_of(ours.gtid):
                 raise StoreError(
-                    f"the ring has GTID {ours.gtid}; the binlog goes on with {transaction.gtid}"
+                    f"the ring has GTID {ours.gtid}; the binlog continues with {transaction.gtid}"
                 )
     theirs.close()
     return found
