@@ -4,8 +4,9 @@ Append: blocks of windows of 2.5 KB events into a ring, over and over, beside a 
 same blocks.  Filter: a reader goes through a filled ring with a 16-way partition, as one does
 that has fallen behind; by itself, and sharing its scans with others.  The same by source and by
 operation, each taking a sixteenth, and by ``where``, over the generator's rows, of which it takes
-about a sixteenth.  Then the memory of a reader over a hundred ring lengths.  The floors: 500,000
-appended, 5 million looked at by a partition.
+about a sixteenth; also by a reader near the tail, which gets at most 64 KiB at once.  Then the
+memory of a reader over a hundred ring lengths.  The floors: 500,000 appended, 5 million looked at
+by a partition.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from databus.relay.ring.ring import Ring
 from databus.relay.ring.ring_reader import RingReader
 from databus.relay.ring.ring_writer import RingWriter
 from databus.relay.serving.filter.predicate import parse_where
-from databus.relay.serving.header_cache import HeaderCache
+from databus.relay.serving.header_cache import MIN_CACHE_PART_BYTES, HeaderCache
 from databus.relay.serving.row_filter import RowFilter
 from databus.relay.serving.stream_cursor import StreamCursor, warm_up
 from databus.relay.sources.generator.generator_source import SCHEMA, GeneratorSource
@@ -175,6 +176,24 @@ def match_once(
     return seconds, events
 
 
+def follow_once(ring: RingReader, row_filter: RowFilter) -> tuple[float, int]:
+    """(seconds, events looked at) where the rows come in blocks as small as near the tail."""
+    cursor = StreamCursor(ORIGIN, StreamFilter(), row_filter=row_filter)
+    began = time.perf_counter()
+    state = ring.snapshot()
+    at, events = state.head, 0
+    while at < state.tail:
+        block, after = ring.read(at, MIN_CACHE_PART_BYTES)
+        if len(block):
+            columns = frame_format.scan(np.frombuffer(block, dtype=np.uint8), verify=False)
+            cursor.take(block, at, columns)
+            events += len(columns)
+        at = after
+    seconds = time.perf_counter() - began
+    _require_all(ring, events)
+    return seconds, events
+
+
 async def _fill(writer: RingWriter, event_bytes: int, seed: int) -> None:
     """A lap of the generator's events."""
     url = (
@@ -198,6 +217,10 @@ def _measure_where(run: Run, report: Report, name: str, event_bytes: int, ring_b
         seconds, events = match_once(ring, header_cache or HeaderCache(), fresh)
         return events / seconds
 
+    def follow_rate(ring: RingReader) -> float:
+        seconds, events = follow_once(ring, RowFilter(parse_where(WHERE), schemas))
+        return events / seconds
+
     with tempfile.TemporaryDirectory(prefix="databus-bench-") as folder:
         with Ring.create(Path(folder), min(ring_bytes, WHERE_RING_BYTES)) as writer:
             asyncio.run(_fill(writer, event_bytes, run.seed))
@@ -208,6 +231,8 @@ def _measure_where(run: Run, report: Report, name: str, event_bytes: int, ring_b
                 report.add(measure(run, partial(rate, None, None)), series=f"where, {name}")
                 again = measure(run, partial(rate, shared, header_cache))
                 report.add(again, series=f"where after another reader, {name}")
+                near = measure(run, partial(follow_rate, ring))
+                report.add(near, series=f"where near the tail, {name}")
 
 
 def main(run: Run) -> None:
