@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from databus.common.frame.frame_format import Op
+from databus.common.frame.window_builder import WindowBuilder
+from databus.common.schema.source_schema import Column, Kind, SourceSchema
 from tests.storm import script
 from tests.storm.kinds import kind_of
-from tests.storm.replica import Held, Table, alike, differences
+from tests.storm.replica import Held, Replica, Table, alike, differences
 from tests.storm.script import Step
 from tests.storm.servers import number
 from tests.storm.shrinking import shrunk
@@ -74,3 +77,28 @@ def test_versions_are_compared_as_numbers() -> None:
     assert number("10.11.19-MariaDB-log") == (10, 11, 19)
     assert number("8.0.15") < (8, 0, 20) < number("9.7.4-2")
     assert number("18.0 (Debian)") >= (18,)
+
+
+def test_a_deletion_of_a_row_that_is_not_there_is_a_fault_unless_a_dump_repairs() -> None:
+    schema = SourceSchema("main.t", (Column("id", Kind.INT, False),), ("id",))
+    replica = Replica(lambda _: schema)
+    key = {number: schema.encode_key([number]) for number in (1, 2)}
+
+    def deleted(scn: int, seq: int, *numbers: int, dump: bool) -> bytes:
+        window = WindowBuilder(scn, 0, seq)
+        for one in numbers:
+            window.event(Op.DELETE, schema.source_id, schema.fingerprint, key[one])
+        return window.end(dump=dump)
+
+    window = WindowBuilder(5, 0)
+    row = schema.encode_row([1])
+    window.event(Op.INSERT, schema.source_id, schema.fingerprint, key[1], after=row)
+    replica.apply(window.end())
+    replica.apply(deleted(5, 2, 2, dump=True))
+    assert replica.faults == {}
+    replica.apply(deleted(6, 0, 1, 2, dump=False))
+    assert list(replica.faults) == ["main.t"] and len(replica.faults["main.t"]) == 1
+    assert "DELETE of (2,) at scn 6" in replica.faults["main.t"][0]
+    assert [line.split(": ")[1] for line in replica.history["main.t"]] == [
+        "INSERT (1,)", "DELETE (2,)", "DELETE (1,)", "DELETE (2,)",
+    ]  # fmt: skip

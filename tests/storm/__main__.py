@@ -23,6 +23,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first case; 0: a fresh one")
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--statements", type=int, default=150, help="in one case")
+    parser.add_argument("--cases", type=int, default=0, help="end after so many; 0: by the time")
     parser.add_argument("--keep", type=Path, default=Path("var/storm"), help="minimal scripts")
     parser.add_argument("--failures", type=int, default=1000, help="end after so many")
     parser.add_argument("--shrink-s", type=float, default=60.0, help="spent on a failed case")
@@ -46,7 +47,7 @@ def main(arguments: list[str]) -> int:
             storm.restarts = not options.no_restarts
             if options.spark:
                 storm.use_spark()
-            storm.run(seed, options.minutes * 60, options.statements)
+            storm.run(seed, options.minutes * 60, options.statements, options.cases)
             print(storm.report())
             return 1 if storm.failures else 0
 

@@ -6,7 +6,7 @@ import dataclasses
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -63,12 +63,15 @@ class Tally:
 class Difference(Exception):
     """A table that is followed is not what the source has, or the stream stalls.
 
-    ``kind``: "content", "stalled", "fault", "unhealed" or "unseeded".
+    ``kind``: "content", "stalled", "fault", "unhealed" or "unseeded".  ``history``: the last
+    frames of the table, as the replica came by them.
     """
 
-    def __init__(self, kind: str, table: str, details: list[str]) -> None:
+    def __init__(
+        self, kind: str, table: str, details: list[str], history: Iterable[str] = ()
+    ) -> None:
         super().__init__(f"{kind}: {table}: " + "; ".join(details[:3]))
-        self.kind, self.table, self.details = kind, table, details
+        self.kind, self.table, self.details, self.history = kind, table, details, list(history)
 
 
 class TooSlow(Exception):
@@ -299,7 +302,8 @@ class Case:
         }:
             if time.monotonic() > deadline_s:
                 source, found = next(iter(faults.items()))
-                raise Difference("fault", source, found)
+                history = fetcher.replica.history.get(source, ())
+                raise Difference("fault", source, found, history)
             time.sleep(0.01)
 
     def _captured(self) -> list[TableFacts]:
@@ -350,7 +354,8 @@ class Case:
         deadline_s = time.monotonic() + self._named_within_s
         while found and not view.is_named(table.source):
             if time.monotonic() > deadline_s:
-                raise Difference("content", f"{table.source} of {name}", found)
+                history = replica.history.get(table.source, ())
+                raise Difference("content", f"{table.source} of {name}", found, history)
             time.sleep(0.01)
             replica = view.read()
             found = unequal()

@@ -58,10 +58,29 @@ class Loop:
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S * 4)
 
+    def waits(self) -> list[str]:
+        """Where each task of the loop waits, for people."""
+
+        async def look() -> list[str]:
+            return sorted(map(waiting_at, asyncio.all_tasks() - {asyncio.current_task()}))
+
+        return self.run(look())
+
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+
+def waiting_at(task: asyncio.Task[Any]) -> str:
+    """The coroutines that a task is in, the innermost last."""
+    places, inner = [], task.get_coro()
+    while inner is not None:
+        frame = getattr(inner, "cr_frame", None) or getattr(inner, "ag_frame", None)
+        if frame is not None:
+            places.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+        inner = getattr(inner, "cr_await", None) or getattr(inner, "ag_await", None)
+    return " > ".join(places)
 
 
 class LiveFetcher:

@@ -6,13 +6,14 @@ import dataclasses
 import datetime as dt
 import decimal
 import json
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from databus.common.checkpoint import ORIGIN
 from databus.common.frame import frame_format
-from databus.common.frame.frame_format import FrameView, Op
+from databus.common.frame.frame_format import Flag, FrameView, Op
 from databus.common.schema.source_schema import SourceSchema
 from databus.common.table_state import CaptureState, TableState, decode_table_state
 from databus.relay.ring.ring import Ring
@@ -20,6 +21,8 @@ from databus.relay.ring.schema_registry import RegistryReader
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
+REMEMBERED = 24
+"""Frames of a table whose words a replica keeps, for a report."""
 
 
 @dataclasses.dataclass
@@ -57,6 +60,8 @@ class Replica:
         self.states: dict[str, TableState] = {}
         self.suspensions: list[TableState] = []
         self.faults: dict[str, list[str]] = {}
+        self._doubts: list[tuple[str, str]] = []
+        self.history: dict[str, deque[str]] = {}
         self.event_count = 0
         self.position = ORIGIN
         self._schema_of = schema_of
@@ -74,14 +79,18 @@ class Replica:
     def _apply(self, view: FrameView) -> None:
         if view.op == Op.END_OF_WINDOW:
             self.position = view.position
+            self._end_window(is_dump=bool(view.flags & Flag.DUMP))
         elif view.op == Op.TABLE_STATE:
             state = decode_table_state(bytes(view.after or b""))
             self.states[state.source] = state
+            self._remember(state.source, view, f"{state.state}: {state.reason}"[:100])
             if state.state == CaptureState.SUSPENDED:
                 self.suspensions.append(state)
                 self.faults.pop(state.source, None)
         elif view.op == Op.SCHEMA_CHANGE:
-            self.adopt(SourceSchema.from_json(json.loads(bytes(view.after or b""))), view.scn)
+            schema = SourceSchema.from_json(json.loads(bytes(view.after or b"")))
+            self._remember(schema.source, view, ", ".join(column.name for column in schema.columns))
+            self.adopt(schema, view.scn)
         elif not view.is_control:
             self._apply_row(view)
 
@@ -101,6 +110,12 @@ class Replica:
         table.rows = rows
         return table
 
+    def _end_window(self, *, is_dump: bool) -> None:
+        """A repair's dump deletes rows that another copy had, and this one has not."""
+        for source, what in () if is_dump else self._doubts:
+            self.faults.setdefault(source, []).append(what)
+        self._doubts.clear()
+
     def _apply_row(self, view: FrameView) -> None:
         self.event_count += 1
         schema = self._schema_of(view.schema_fp)
@@ -108,14 +123,16 @@ class Replica:
         if table is None or table.schema is None or table.schema.fingerprint != view.schema_fp:
             table = self.adopt(schema, view.scn)
         if view.op == Op.TRUNCATE:
+            self._remember(schema.source, view)
             table.rows.clear()
             return
         key = tuple(schema.decode_key(view.key).values())
+        self._remember(schema.source, view, str(key))
         fits = key in table.rows or self.state(schema.source) is not None
         # A table may have rows of before it was met.
         if view.op in (Op.DELETE, Op.UPDATE) and not fits and view.scn > table.since_scn:
-            what = f"{Op(view.op).name} of {key}, which is not there"
-            self.faults.setdefault(schema.source, []).append(what)
+            what = f"{Op(view.op).name} of {key} at scn {view.scn}, which is not there"
+            self._doubts.append((schema.source, what))
         if view.op == Op.DELETE:
             table.rows.pop(key, None)
             return
@@ -125,6 +142,10 @@ class Replica:
             held = table.rows.get(key)
             values[name] = held.values.get(name) if held is not None else None
         table.rows[key] = Held(values, view.schema_fp)
+
+    def _remember(self, source: str, view: FrameView, words: str = "") -> None:
+        line = f"scn {view.scn}, seq {view.seq}: {Op(view.op).name} {words}".rstrip()
+        self.history.setdefault(source, deque(maxlen=REMEMBERED)).append(line)
 
     def marked(self, mark: str) -> int:
         """The number that the marking table has here."""

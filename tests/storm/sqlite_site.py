@@ -84,6 +84,8 @@ class SqliteSite(Site):
 
     def tables(self) -> list[TableFacts]:
         found = []
+        # Virtual tables and the shadow tables in which they are stored are not captured.
+        kinds = {row[1]: row[2] for row in self._ask("PRAGMA main.table_list")}
         for name, kind, sql in self._ask("SELECT name, type, sql FROM sqlite_master ORDER BY 1"):
             is_ours = name.startswith(("sqlite_", "databus", "_databus", "storm_mark"))
             if kind not in ("table", "view") or is_ours:
@@ -98,7 +100,7 @@ class SqliteSite(Site):
                     Column(column, type_, not notnull, hidden > 1, key > 0, is_carried=hidden < 2)
                 )
             keys = tuple(row[1] for row in sorted(infos, key=lambda row: row[5]) if row[5])
-            found.append(TableFacts("main", name, tuple(columns), keys, str(sql), kind))
+            found.append(TableFacts("main", name, tuple(columns), keys, str(sql), kinds[name]))
         return found
 
     def rows(self, table: TableFacts) -> list[Row]:

@@ -102,11 +102,17 @@ class Storm:
         self.site.close()
         self._loop.close()
 
-    def run(self, seed: int, seconds: float, statements: int) -> None:
-        """Cases with the seeds ``seed``, ``seed`` + 1 and so on, until the time is over."""
+    def run(self, seed: int, seconds: float, statements: int, cases: int = 0) -> None:
+        """Cases with the seeds ``seed``, ``seed`` + 1 and so on, until the time is over.
+
+        ``cases``: no more than these; 0: any number.
+        """
         deadline_s = time.monotonic() + seconds
         for number in itertools.count(seed):
-            if time.monotonic() > deadline_s or len(self.failures) >= self.most_failures:
+            is_enough = 0 < cases <= len(self.seeds)
+            if is_enough or time.monotonic() > deadline_s:
+                return
+            if len(self.failures) >= self.most_failures:
                 return
             self.seeds.append(number)
             began_s = time.monotonic()
@@ -133,6 +139,8 @@ class Storm:
             pass
         except TooSlow as error:
             case.tally.slow.append(f"seed {seed}, step {len(case.steps)}: {error}")
+            waits = [f"    {line}" for line in self._loop.waits()]
+            print(f"TOO SLOW {case.tally.slow[-1]}", *waits, sep="\n", flush=True)
         finally:
             case.close()
             self.tally.add(case.tally)
@@ -227,7 +235,8 @@ def told_counts(counts: Counter[str]) -> str:
 def told(failure: Failure) -> str:
     """A failure for people."""
     steps = "\n".join(f"    {step}" for step in failure.steps)
-    details = "\n".join(f"    {line}" for line in failure.found.details[:4])
+    found = failure.found
+    details = "\n".join(f"    {line}" for line in [*found.details[:4], *found.history])
     return (
         f"FAILED seed {failure.seed}, step {failure.number}: {failure.found.kind}: "
         f"{failure.found.table}\n{details}\n  {failure.signature}\n{steps}\n  in {failure.path}"

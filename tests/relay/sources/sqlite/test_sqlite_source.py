@@ -354,6 +354,31 @@ async def test_a_table_without_a_key_is_refused_with_the_remedy(
     await source.close()
 
 
+async def test_a_virtual_table_is_named_and_its_shadow_tables_have_no_triggers(
+    path: Path, writer: sqlite3.Connection
+) -> None:
+    writer.execute("CREATE VIRTUAL TABLE words USING fts5(a)")
+    source = SqliteSource(config(path))
+    (finding,) = await source.preflight()
+    assert (finding.table, finding.fatal) == ("main.words", False)
+    await source.open()
+    reader = Reader(source, 0)
+    writer.execute("INSERT INTO words VALUES ('a word to find')")
+    writer.execute("CREATE VIRTUAL TABLE more USING fts5(a)")
+    writer.execute("INSERT INTO more VALUES ('another word')")
+    writer.execute("INSERT INTO item (id) VALUES (1)")
+    found = await reader.until(await source.first_scn())
+    assert [(op, table) for op, table, *_ in found] == [("c", "main.item")]
+    status = await source.status()
+    assert status["tables"] == ["item", "line"]
+    assert [one.partition(":")[0] for one in status["warnings"]] == [
+        "main.words cannot be captured",
+        "main.more cannot be captured",
+    ][::-1]
+    assert status["stopped_tables"] == {}
+    await source.close()
+
+
 @pytest.mark.parametrize("use_kernel", [True, False])
 @pytest.mark.parametrize(
     ("values", "why"),

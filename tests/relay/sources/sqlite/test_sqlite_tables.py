@@ -79,3 +79,17 @@ def test_what_is_defined_while_no_relay_runs_puts_other_tables_in_no_doubt(
         assert found.why.startswith(why)
         assert found.keeps_rows
     db.close()
+
+
+def test_shadow_tables_of_a_virtual_table_are_no_tables_of_the_application(tmp_path: Path) -> None:
+    (tmp_path / "shop.db").touch()
+    db = log.connect(str(tmp_path / "shop.db"))
+    db.executescript(
+        """CREATE TABLE words_note (id INTEGER PRIMARY KEY);
+        CREATE /* any */ VIRTUAL table words USING fts5(a);
+        INSERT INTO words VALUES ('some words');
+        CREATE VIRTUAL TABLE "a place" USING rtree(id, least, most);"""
+    )
+    assert list(log.user_tables(db)) == ["words_note"]
+    assert log.virtual_tables(db) == ["a place", "words"]
+    db.close()

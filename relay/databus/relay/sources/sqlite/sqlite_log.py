@@ -46,6 +46,9 @@ GROUP = 60
 
 _LOOKED_AT = 1000
 
+_IS_VIRTUAL = "(type = 'table' AND sql LIKE 'CREATE VIRTUAL TABLE%')"
+"""SQLite writes these words itself, however the statement was spelt."""
+
 BUSY_MS = 10_000
 WRITE_BUSY_MS = 20
 RETRY_S = 0.02
@@ -171,13 +174,27 @@ def quoted(name: str) -> str:
 
 def user_tables(connection: sqlite3.Connection) -> dict[str, int]:
     """All ordinary tables that are not ours or SQLite's own: names, and the page of the file on
-    which each begins."""
+    which each begins.
+
+    A virtual table is none, and neither are the shadow tables in which its module stores it.
+    """
     rows = connection.execute(
         "SELECT name, rootpage FROM sqlite_master WHERE type = 'table' "
         "AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND name NOT LIKE 'databus\\_%' ESCAPE '\\' "
-        "AND sql NOT LIKE 'CREATE VIRTUAL%' ORDER BY name"
+        f"AND NOT {_IS_VIRTUAL} ORDER BY name"
     )
-    return dict(rows.fetchall())
+    tables = dict(rows.fetchall())
+    if virtual_tables(connection):
+        for _, name, kind, *_ in connection.execute("PRAGMA main.table_list"):
+            if kind == "shadow":
+                tables.pop(name, None)
+    return tables
+
+
+def virtual_tables(connection: sqlite3.Connection) -> list[str]:
+    """The names of all virtual tables."""
+    rows = connection.execute(f"SELECT name FROM sqlite_master WHERE {_IS_VIRTUAL} ORDER BY name")
+    return [name for (name,) in rows]
 
 
 def table_schema(
@@ -500,9 +517,13 @@ def chunk_order(schema: SourceSchema) -> tuple[str, tuple[str, ...]]:
 def findings(
     connection: sqlite3.Connection, tables: list[str], keys: ConfiguredKeys = NO_KEYS
 ) -> list[Finding]:
-    """What stands in the way of capturing ``tables``."""
+    """What stands in the way of capturing ``tables``, which may be virtual ones."""
     found = []
+    virtual = set(virtual_tables(connection)).intersection(tables)
     for table in tables:
+        if table in virtual:
+            found.append(_virtual(table))
+            continue
         if table_schema(connection, table, keys) is None:
             columns = connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
             names = [column[1] for column in columns]
@@ -535,3 +556,13 @@ def findings(
             )
         )
     return found
+
+
+def _virtual(table: str) -> Finding:
+    return Finding(
+        f"table main.{table}",
+        "it is a virtual table: SQLite fires no triggers for its rows, so they are not captured",
+        "capture the tables that it is filled from, and fill a virtual table of the copy from them",
+        fatal=False,
+        table=join_source("main", table),
+    )

@@ -166,7 +166,8 @@ class SqliteSource:
         return await self._run(examine)
 
     def _findings(self, connection: sqlite3.Connection) -> list[Finding]:
-        tables = [t for t in log.user_tables(connection) if self._captures(t)]
+        names = [*log.user_tables(connection), *log.virtual_tables(connection)]
+        tables = [table for table in names if self._captures(table)]
         return log.findings(connection, tables, self._keys)
 
     async def open(self) -> None:
@@ -316,7 +317,7 @@ class SqliteSource:
 
         def read() -> dict[str, Any]:
             count = self._db.execute("SELECT count(*) FROM databus_log").fetchone()[0]
-            without = [left_out(f) for f in self._findings(self._db) if f.fatal and f.table]
+            without = [left_out(found) for found in self._findings(self._db) if found.table]
             return {
                 "server": f"SQLite {sqlite3.sqlite_version}",
                 "scn": log.last_id(self._db),
