@@ -74,7 +74,8 @@ class Loop:
 
 def waiting_at(task: asyncio.Task[Any]) -> str:
     """The coroutines that a task is in, the innermost last."""
-    places, inner = [], task.get_coro()
+    places: list[str] = []
+    inner: Any = task.get_coro()
     while inner is not None:
         frame = getattr(inner, "cr_frame", None) or getattr(inner, "ag_frame", None)
         if frame is not None:
