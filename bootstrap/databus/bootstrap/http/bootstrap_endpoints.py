@@ -73,6 +73,8 @@ _RANGE = {
     "max": POSITION,
     "snapshot": {"oneOf": [POSITION, {"type": "null"}]},
     "state": {"type": "string", "enum": ["seeding", "seeded", "failing"]},
+}
+_FAILURE = {
     "error": {**TEXT, "description": "Why the state is failing; the database is not served then."},
 }
 _RANGE_HEADERS = {
@@ -99,14 +101,16 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/v1/databases",
         "databases",
         "The stored databases, with the range of each log and the position of the snapshot.",
-        answer=whole_object({"databases": _OBJECTS}),
+        answer=whole_object(
+            {"databases": {"type": "array", "items": whole_object(_RANGE, _FAILURE)}}
+        ),
     ),
     Endpoint(
         "GET",
         "/v1/{db}/sources",
         "sources",
         "The sources of a database, and the progress of their first dump.",
-        answer=whole_object({**_RANGE, "sources": _OBJECTS}),
+        answer=whole_object({**_RANGE, "sources": _OBJECTS}, _FAILURE),
         errors=_DATABASE,
     ),
     Endpoint(

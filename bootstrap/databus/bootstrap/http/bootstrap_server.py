@@ -281,7 +281,7 @@ class BootstrapServer:
             if time.monotonic() >= deadline_s:
                 raise ServerUnavailable(
                     f"the log of {database.name} ends at {target}, before your {position}; "
-                    "it catches up with the relay, or the relay is the place to ask",
+                    "it catches up with the relay, or read from the relay instead",
                     target=target.to_json(),
                 )
             await asyncio.sleep(AHEAD_POLL_S)

@@ -35,9 +35,9 @@ class ResponseBody:
     """The body of a stream answer, as it arrives.
 
     ``clock`` is the stream's identity; ``prev`` and ``newest`` bound what the server held
-    when it answered, ``start`` is the place of the commit time that was asked for; None where it
-    does not say.  ``is_ahead``: it had not come as far as the
-    start that was asked for, and waits for it.
+    when it answered.  ``start`` is the position of the requested commit time.  Each is None
+    where the server does not give it.  ``is_ahead``: the requested start is ahead of the server's
+    stream, and the server waits for it.
 
     Owner: the task that opened it.
     """

@@ -29,9 +29,15 @@ TEXT = {"type": "string"}
 POSITION = {"type": "object", "properties": {"scn": INTEGER, "seq": INTEGER}}
 
 
-def whole_object(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of an object that has all of these."""
-    return {"type": "object", "required": sorted(properties), "properties": properties}
+def whole_object(
+    properties: Mapping[str, Any], optional: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The schema of an object that has all of ``properties``, and perhaps some of ``optional``."""
+    return {
+        "type": "object",
+        "required": sorted(properties),
+        "properties": {**properties, **(optional or {})},
+    }
 
 
 @dataclass(frozen=True, slots=True)
