@@ -144,7 +144,7 @@ async def test_require_auth_says_how_postgresql_may_ask() -> None:
         async with peer(script) as server:
             error = await postgres(server.port, strict)
             assert isinstance(error, PreflightFailed) and "require_auth" in error.message
-        assert not server.received
+        assert server.received in (b"", message(b"X", b"")), "more than the end of the session"
     with pytest.raises(ConfigError, match="sslmode=require"):
         postgres_settings(postgres_config(1, "require_auth=password"))
     with pytest.raises(ConfigError, match="kerberos"):

@@ -519,8 +519,10 @@ _SPECIALS: dict[str, Callable[[bytes], Any]] = {
 
 def inet6_text(raw: bytes) -> str:
     """An IPv6 address as MariaDB writes it: v4-mapped and -compatible ones with dots."""
-    address = ipaddress.IPv6Address(raw)
-    if raw[:10] == bytes(10) and raw[10:12] in (b"\0\0", b"\xff\xff") and raw[12:14] != b"\0\0":
-        prefix = "::" if raw[10:12] == b"\0\0" else "::ffff:"
-        return prefix + str(ipaddress.IPv4Address(raw[12:]))
-    return str(address)
+    if raw[:10] == bytes(10) and raw[10:12] in (b"\0\0", b"\xff\xff"):
+        is_mapped = raw[10:12] != b"\0\0"
+        if raw[12:14] != b"\0\0":
+            return ("::ffff:" if is_mapped else "::") + str(ipaddress.IPv4Address(raw[12:]))
+        if is_mapped:  # Python writes it with dots since 3.13.
+            return f"::ffff:0:{int.from_bytes(raw[14:]):x}"
+    return str(ipaddress.IPv6Address(raw))
