@@ -41,11 +41,11 @@ def database_in(
     ("encoding", "fine", "bad", "options"),
     [
         ("UTF8", "c3a9", "ff", {}),
-        ("UTF8", "f09f9880", "eda080", {"binary": True}),
+        ("UTF8", "f09f9880", "eda080", {}),
         ("SQL_ASCII", "c3a9", "e9", {}),
         ("SQL_ASCII", "e9", "81", {"sql_ascii_encoding": "WIN1252"}),
         ("WIN1252", "e9c3a9", "81", {}),
-        ("LATIN1", "e9c3a9", "", {"binary": True}),
+        ("LATIN1", "e9c3a9", "", {}),
         ("EUC_TW", "c4a1", "", {}),
     ],
 )
@@ -54,7 +54,7 @@ async def test_a_text_that_is_not_in_its_encoding_suspends_its_table_by_name(
     encoding: str,
     fine: str,
     bad: str,
-    options: dict[str, str | bool],
+    options: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PGCLIENTENCODING", "UTF8")  # The test's own sessions.

@@ -45,7 +45,6 @@ def options(kind: type[SourceOptions], **given: Any) -> SourceOptions:
         (MySqlOptions, {"server_id": 1 << 32}, "server_id is 4294967296: input should be less"),
         (MySqlOptions, {"domain_id": True}, "domain_id is True: input should be a valid integer"),
         (MySqlOptions, {"uuids": "1-2"}, "uuids: '1-2' is not a server UUID"),
-        (PostgresOptions, {"binary": "maybe"}, "binary: it is 'maybe'; it takes false, true"),
         (PostgresOptions, {"sql_ascii_encoding": "X"}, "sql_ascii_encoding: it is 'X'; it takes"),
         (PostgresOptions, {"discover_every": "soon"}, "discover_every: 'soon' is not a duration"),
         (RelayOptions, {"block": "yes"}, "block is 'yes': input should be a valid boolean"),
@@ -63,7 +62,6 @@ def test_a_wrong_option_is_refused_by_name_with_what_it_takes(
 def test_texts_may_be_written_as_numbers_and_whole_numbers_as_real_ones() -> None:
     assert options(MySqlOptions, clock_name=7) == MySqlOptions(clock_name="7")
     assert options(RelayOptions, silence_s=9) == RelayOptions(silence_s=9.0)
-    assert options(PostgresOptions, binary="true") == options(PostgresOptions, binary=True)
 
 
 @pytest.mark.parametrize("page", PAGES)

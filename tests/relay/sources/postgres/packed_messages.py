@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from databus.relay.sources.postgres.protocol.pgoutput_messages import (
     POSTGRES_EPOCH_US,
     UNCHANGED,
-    Binary,
     Value,
 )
 
@@ -40,8 +39,7 @@ def row(values: Sequence[Value]) -> bytes:
         elif value is UNCHANGED:
             body += b"u"
         else:
-            mark = b"b" if isinstance(value, Binary) else b"t"
-            body += mark + struct.pack("!I", len(value)) + value
+            body += b"t" + struct.pack("!I", len(value)) + value
     return body
 
 

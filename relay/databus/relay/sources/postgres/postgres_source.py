@@ -44,7 +44,6 @@ from databus.relay.sources.postgres.stream.postgres_lineage import (
     decode_resume_state,
 )
 from databus.relay.sources.postgres.stream.slot_stream import SlotStream
-from databus.relay.sources.postgres.stream.window_assembler import StreamTextNeeded, require_forms
 from databus.relay.sources.postgres.tables.postgres_catalogue import Catalogue
 from databus.relay.sources.postgres.tables.postgres_tables import PostgresTable, key_remedy, matches
 from databus.relay.sources.postgres.tables.publications import (
@@ -60,7 +59,6 @@ from databus.relay.sources.suspended_tables import SuspendedTables, TableSuspens
 _GONE = "it was dropped or renamed, of which there is no event"
 _RETURNED = "it was dropped and created again: rows that went with it have no events"
 _WRITERS_EVERY_S = 0.1
-_BINARY_SINCE = 14_00_00
 
 _log = logging.getLogger(__name__)
 
@@ -202,7 +200,7 @@ class PostgresSource:
                 waits_for=change.waits_for,
             )  # fmt: skip
         resume_state = PostgresResumeState(
-            self._timeline, dict(self._stopped.stops), announced.encode(), kept.as_text, self._given
+            self._timeline, dict(self._stopped.stops), announced.encode(), self._given
         )
         if self._stop_first:
             yield Batch(b"", resolved=after_scn, resume_state=resume_state, keep=True)
@@ -216,7 +214,6 @@ class PostgresSource:
             self._stopped,
             given=lambda: self._given,
             redefined=self._redefined,
-            binary=after_scn >= resume_state.as_text and await self._is_all_binary(),
         )
         self._stream = running
         self._stopped.begin()
@@ -228,21 +225,6 @@ class PostgresSource:
             self._stopped.end()
             await running.close()
             self._stream = None
-
-    async def _is_all_binary(self) -> bool:
-        """Whether binary is asked for, and known for every type of the captured tables."""
-        settings = self._settings
-        if not settings.binary or (await self._catalogue.facts())["version_number"] < _BINARY_SINCE:
-            return False
-        try:
-            for table in await self._tables():
-                if table.key:
-                    oids = [column.base_oid for column in table.columns]
-                    require_forms(table.schema(settings.special_values), oids)
-        except StreamTextNeeded as error:
-            _log.info("database %s: read in text form: %s", settings.name, error)
-            return False
-        return True
 
     async def ack(self, scn: int) -> None:
         """Confirm to the server that it may forget everything up to ``scn``."""

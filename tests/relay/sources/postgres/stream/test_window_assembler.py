@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
 import re
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +17,7 @@ from databus.common.errors import FormatError, UnsupportedChange
 from databus.common.frame.frame_format import Op, iter_frames, scan
 from databus.common.schema.source_schema import SourceSchema
 from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
-from databus.relay.sources.postgres.protocol.pgoutput_messages import UNCHANGED, Binary, Value
+from databus.relay.sources.postgres.protocol.pgoutput_messages import UNCHANGED, Value
 from databus.relay.sources.postgres.stream import window_assembler
 from databus.relay.sources.postgres.stream.window_assembler import WindowAssembler
 from tests.relay.sources.postgres import packed_messages as made
@@ -55,12 +53,9 @@ def assemble(
     compiled: bool,
     special_values: str = "error",
     keys: ConfiguredKeys = NO_KEYS,
-    binary: bool = False,
 ) -> tuple[bytes, list[SourceSchema], WindowAssembler, int]:
     """The frames of these messages, their schemas, and how many were fed by hand."""
-    assembler = WindowAssembler(
-        ("public.*",), special_values, 0, keys=keys, compiled=compiled, binary=binary
-    )
+    assembler = WindowAssembler(("public.*",), special_values, 0, keys=keys, compiled=compiled)
     block = bytearray(made.copy_data(*messages))  # writable, as received blocks are
     array, at, by_hand = np.frombuffer(block, dtype=np.uint8), 0, 0
     out, schemas = b"", list[SourceSchema]()
@@ -334,49 +329,6 @@ def test_a_value_beyond_its_kind_stops_its_table_by_name_or_is_null_or_text(
     after = next(iter_frames(data)).after
     assert after is not None
     assert schema.decode_row(after)[name] == text.decode()
-
-
-BINARY = [
-    (16, -1, "?", [True, False]),
-    (21, -1, "h", [-32768, 32767]),
-    (23, -1, "i", [-(2**31), 2**31 - 1]),
-    (20, -1, "q", [-(2**63), 2**63 - 1]),
-    (26, -1, "I", [2**32 - 1]),
-    (700, -1, "f", [0.1, -0.0, 0.5, 37668624.0, 3.4028235e38, 1e-45, math.nan, -math.inf]),
-    (701, -1, "d", [0.1, -0.0, 5e-324, math.nan, math.inf]),
-    (1082, -1, "i", [0, -730_119, 2_921_939, -730_120, 2_921_940, 2**31 - 1, -(2**31)]),
-    (1083, -1, "q", [0, 86_399_999_999, 86_400_000_000, -1]),
-    (1114, -1, "q", [0, -1, 10**14, 252455615999999999, 252455616000000000, 2**63 - 1, -(2**63)]),
-    (1184, -1, "q", [1, -(10**14), 2**63 - 1]),
-    (2950, -1, "16s", [bytes(range(16))]),
-    (3802, -1, "4s", [b"\x01{} ", b"\x02{} "]),
-    (25, -1, "3s", [b"abc"]),
-    (PRICE, (12 << 16 | 2) + 4, "hhHHhh", [(2, 0, 0x4000, 2, 12, 3400), (2, 1, 0, 2, 1, 1)]),
-    (PRICE, (12 << 16 | 2) + 4, "hhHH", [(0, 0, 0, 2), (0, 0, 0xC000, 0), (0, 0, 0xE000, 0)]),
-    (PRICE, (12 << 16 | 2) + 4, "hhHHh", [(1, -1, 0, 2, 2500), (1, -1, 0, 3, 2500)]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("oid", "modifier", "layout", "values"), BINARY)
-def test_edges_in_binary_are_equal_on_both_paths_and_no_bytes_are_misread(
-    oid: int, modifier: int, layout: str, values: list[Any]
-) -> None:
-    table = made.relation(OID, "public.t", [("id", 23, -1, True), ("v", oid, modifier, False)])
-    for value in values:
-        data = struct.pack(f"!{layout}", *(value if isinstance(value, tuple) else (value,)))
-        for cut in (data, data[:-1], data + b"\0", b""):
-            row: list[Value] = [Binary(bytes(4)), Binary(cut)]
-            messages = [made.begin(80), table, made.insert(OID, row), made.commit(80)]
-            found = []
-            for compiled in {False, common_kernels.COMPILED}:
-                try:
-                    found.append(
-                        assemble(messages, compiled=compiled, special_values="null", binary=True)[0]
-                    )
-                except (FormatError, UnicodeDecodeError) as error:
-                    found.append(repr(error).encode())
-            assert found[0] == found[-1], (value, cut)
-            assert cut == data or not layout.isalpha() or len(found) == 1 or b"Error" in found[0]
 
 
 def test_a_table_without_a_key_is_left_out_and_named() -> None:

@@ -17,6 +17,8 @@ import numpy as np
 
 from databus.common.compiled.kernels import COMPILED, I64Array
 from databus.common.errors import SourceUnavailable
+from databus.common.schema.source_schema import Kind
+from databus.relay.sources.postgres.kernels import binary_value_kernels as binary
 from databus.relay.sources.postgres.kernels import postgres_chunk_kernels as k
 from databus.relay.sources.postgres.kernels.binary_value_kernels import TEXT
 from databus.relay.sources.postgres.protocol.replication_connection import (
@@ -25,7 +27,6 @@ from databus.relay.sources.postgres.protocol.replication_connection import (
     error_of,
 )
 from databus.relay.sources.postgres.protocol.text_encodings import UTF8
-from databus.relay.sources.postgres.rows.binary_values import FORMS
 from databus.relay.sources.postgres.rows.postgres_kernel_tables import PostgresKernelTables
 from databus.relay.sources.postgres.rows.row_codec import RowCodec
 from databus.relay.sources.postgres.tables.postgres_tables import PostgresTable
@@ -38,6 +39,29 @@ _SHORT = struct.Struct("!H")
 _DATA_ROW, _ERROR, _READY, _SUSPENDED = b"DEZs"
 STEP = 8
 """So many times as many rows are asked for as before, at the most: others may be larger."""
+FORMS: dict[tuple[int, Kind], int] = {
+    (16, Kind.BOOL): binary.BOOL,
+    (17, Kind.BYTES): binary.BYTES,
+    (19, Kind.STRING): binary.UTF8,
+    (20, Kind.INT): binary.INTEGER,
+    (21, Kind.INT): binary.INTEGER,
+    (23, Kind.INT): binary.INTEGER,
+    (25, Kind.STRING): binary.UTF8,
+    (26, Kind.INT): binary.UNSIGNED,
+    (114, Kind.JSON): binary.UTF8,
+    (700, Kind.FLOAT): binary.REAL,
+    (701, Kind.FLOAT): binary.DOUBLE,
+    (1042, Kind.STRING): binary.UTF8,
+    (1043, Kind.STRING): binary.UTF8,
+    (1082, Kind.DATE): binary.DATE,
+    (1083, Kind.TIME): binary.TIME,
+    (1114, Kind.TIMESTAMP): binary.TIMESTAMP,
+    (1184, Kind.TIMESTAMPTZ): binary.TIMESTAMP,
+    (1700, Kind.DECIMAL): binary.NUMERIC,
+    (2950, Kind.UUID): binary.UUID,
+    (3802, Kind.JSON): binary.JSONB,
+}
+"""The form in which a column is read, by its base type's oid and its kind; others come as text."""
 _CLOSED = "the source was closed while something was asked of it"
 
 
@@ -141,14 +165,12 @@ class RowBuffer:
         return self.max_bytes * self.space.count // max(1, self.space.fill)
 
     @staticmethod
-    def of(codec: RowCodec, table: PostgresTable, *, max_bytes: int, binary: bool) -> RowBuffer:
+    def of(codec: RowCodec, table: PostgresTable, *, max_bytes: int, in_binary: bool) -> RowBuffer:
         """An empty one.  The key comes as text: it is needed as text for the next chunk."""
         tables = PostgresKernelTables(codec.encoding)
         tables.put(1, codec.schema)
         _, _, columns, keys, _ = tables.arrays
-        columns = np.array(columns[:, :4])
-        columns[:, k.FORM] = TEXT
-        if binary and codec.encoding == UTF8:
+        if in_binary and codec.encoding == UTF8:
             for place, (known, column) in enumerate(
                 zip(table.columns, codec.schema.columns, strict=True)
             ):

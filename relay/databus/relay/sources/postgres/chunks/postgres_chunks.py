@@ -236,7 +236,7 @@ class PostgresChunkReader:
                 RowCodec(schema, special_values, session.encoding),
                 table,
                 max_bytes=request.max_bytes,
-                binary=known not in self._as_text and not schema.nullable_key,
+                in_binary=known not in self._as_text and not schema.nullable_key,
             )
             try:
                 asked = await self._fill(session, table, request, rows)

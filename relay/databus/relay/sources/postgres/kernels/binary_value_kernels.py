@@ -1,8 +1,7 @@
 """Values in PostgreSQL's binary form, written as plain Avro by compiled code.
 
-Shared by the stream and the chunks.  What a function cannot write exactly as the reference
-path would from the text of the same value, it refuses; ``binary_values`` says which types come
-in which form.
+For chunks; the stream comes as text.  What a function cannot write exactly as it would be
+written from the text of the same value, it refuses.
 """
 
 from __future__ import annotations

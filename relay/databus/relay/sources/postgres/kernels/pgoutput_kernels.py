@@ -28,7 +28,6 @@ from databus.common.frame.header_layout import (
     seal,
     seal_window_end,
 )
-from databus.relay.sources.postgres.kernels.binary_value_kernels import put_binary
 from databus.relay.sources.postgres.kernels.text_value_kernels import BYTES, STRING, put_value
 
 # state: what the reference path and the kernel hand to each other.
@@ -42,7 +41,8 @@ AT_END, AT_OTHER, OUT_FULL = range(3)
 OID, CAPTURED, FIRST_COLUMN, COLUMN_COUNT, FIRST_KEY, KEY_COUNT, SOURCE_ID, SCHEMA_FP = range(8)
 
 # columns: a row for each column of each captured table.
-KIND, NULLABLE, SCALE, IS_KEY, FORM = range(5)
+# FORM is for chunks.
+KIND, NULLABLE, SCALE, FORM = range(4)
 
 _NULL, _UNCHANGED = -1, -2
 _END_OF_WINDOW_ROOM = WINDOW_END_BYTES + 12
@@ -159,13 +159,13 @@ def _row_change(
     if has_old:
         if kind == 85 and not full_old:
             return -1  # the key changed
-        at = _tuple(buf, at + 1, end, count, columns, relations[number, 2], fields, 0)
+        at = _tuple(buf, at + 1, end, count, fields, 0)
         if at < 0:
             return -1
     if kind != 68:
         if at >= end or buf[at] != 78:
             return -1
-        at = _tuple(buf, at + 1, end, count, columns, relations[number, 2], fields, 2)
+        at = _tuple(buf, at + 1, end, count, fields, 2)
     elif not has_old:
         return -1
     if at != end:
@@ -227,16 +227,7 @@ def _find(index: I64Array, relations: I64Array, oid: int) -> int:
 
 
 @kernels.jit_uncounted
-def _tuple(
-    buf: U8Array,
-    at: int,
-    end: int,
-    count: int,
-    columns: I64Array,
-    first: int,
-    fields: I64Array,
-    line: int,
-) -> int:
+def _tuple(buf: U8Array, at: int, end: int, count: int, fields: I64Array, line: int) -> int:
     """Find a TupleData's values; where it ends, or -1 if it is not as expected.
 
     Starts go to row ``line`` of ``fields``, lengths (or the marks) to the row below.
@@ -249,7 +240,7 @@ def _tuple(
             return -1
         mark = buf[at]
         at += 1
-        if mark == (116 if columns[first + place, 4] == 0 else 98):  # t or b
+        if mark == 116:  # t
             if at + 4 > end:
                 return -1
             length = _u32(buf, at)
@@ -294,7 +285,8 @@ def _key(
             out[at] = 2
             at += 1
         column = relations[number, 2] + place
-        at = _value(buf, fields[line, place], fields[line + 1, place], columns, column, out, at)
+        kind, scale = columns[column, 0], columns[column, 2]
+        at = put_value(buf, fields[line, place], fields[line + 1, place], kind, scale, out, at)
         if at < 0:
             return -1
     return at
@@ -328,21 +320,11 @@ def _row(
         if columns[column, 1] != 0:
             out[at] = 2
             at += 1
-        at = _value(buf, fields[line, place], length, columns, column, out, at)
+        kind, scale = columns[column, 0], columns[column, 2]
+        at = put_value(buf, fields[line, place], length, kind, scale, out, at)
         if at < 0:
             return -1
     return at
-
-
-@kernels.jit_uncounted
-def _value(
-    buf: U8Array, start: int, length: int, columns: I64Array, column: int, out: U8Array, at: int
-) -> int:
-    """Write one value, not null, in the form in which the column's come; its end, or -1."""
-    kind, scale, form = columns[column, 0], columns[column, 2], columns[column, 4]
-    if form == 0:
-        return put_value(buf, start, length, kind, scale, out, at)
-    return put_binary(buf, start, length, form, scale, out, at)
 
 
 @kernels.jit_uncounted

@@ -41,10 +41,6 @@ class Unchanged(enum.Enum):
 UNCHANGED = Unchanged.UNCHANGED
 
 
-class Binary(bytes):
-    """A value in its type's binary form; any other bytes are its text."""
-
-
 Value: TypeAlias = "bytes | Unchanged | None"
 
 
@@ -228,19 +224,12 @@ def _tuple_after(body: bytes, at: int, marks: bytes) -> tuple[tuple[Value, ...],
                 raise FormatError(f"a value of {length} bytes at {at} of {len(body)} is cut")
             values.append(body[at : at + length])
             at += length
-        elif mark == 0x62:  # b
-            (length,) = _INT.unpack_from(body, at)
-            at += 4
-            if at + length > len(body):
-                raise FormatError(f"a value of {length} bytes at {at} of {len(body)} is cut")
-            values.append(Binary(body[at : at + length]))
-            at += length
         elif mark == 0x6E:  # n
             values.append(None)
         elif mark == 0x75:  # u
             values.append(UNCHANGED)
         else:
-            raise FormatError(f"a column's mark is {mark:#x}, expected t, b, n or u")
+            raise FormatError(f"a column's mark is {mark:#x}, expected t, n or u")
     return tuple(values), at
 
 

@@ -60,12 +60,6 @@ def _encoding(value: object) -> str:
     return str(value)
 
 
-def _flag(value: object) -> bool:
-    if str(value).lower() not in ("false", "true"):
-        raise ValueError(f"it is {value!r}; it takes false, true")
-    return str(value).lower() == "true"
-
-
 class PostgresOptions(SourceOptions):
     """The options of a PostgreSQL source, which the URL's query takes as well."""
 
@@ -79,8 +73,6 @@ class PostgresOptions(SourceOptions):
     """The publication; named as the slot."""
     special_values: Literal["error", "null", "text"] = "error"
     """What becomes of a value that its kind cannot hold."""
-    binary: Annotated[bool, BeforeValidator(_flag)] = False
-    """Ask for values in binary, where all types are known in that form."""
     discover_every: Seconds = 10.0
     """How often the relay compares publication and catalogue."""
     sql_ascii_encoding: Annotated[str, BeforeValidator(_encoding)] = "UTF8"
@@ -121,8 +113,7 @@ class PostgresSettings:
     table and names it, ``null`` carries NULL, ``text`` carries every value of such a type in
     PostgreSQL's text form.  ``hosts`` are the servers that may be the
     primary, ``host`` and ``port`` the one in use.  ``clock_name`` tells streams of one cluster
-    apart that have different histories.  ``binary`` asks for values in binary where all types
-    of the captured tables are known in that form.  ``sql_ascii_encoding`` is what the texts of a
+    apart that have different histories.  ``sql_ascii_encoding`` is what the texts of a
     database are taken for that has no encoding.  ``require_auth`` are the ways in which the
     server may ask for the password; ``password``, in clear, is for TLS alone.
     """
@@ -146,7 +137,6 @@ class PostgresSettings:
     require_auth: tuple[str, ...] = ("none", "md5", "scram-sha-256")
     keys: ConfiguredKeys = NO_KEYS
     clock_name: str = ""
-    binary: bool = False
     retained_wal_warning_bytes: int = 10 << 30
     sql_ascii_encoding: str = "UTF8"
 
@@ -225,7 +215,6 @@ def read_settings(config: DatabaseConfig) -> PostgresSettings:
         sslkey=options.sslkey,
         require_auth=options.require_auth,
         keys=ConfiguredKeys(config.keys),
-        binary=options.binary,
         clock_name=options.clock_name,
         sql_ascii_encoding=options.sql_ascii_encoding,
         retained_wal_warning_bytes=options.retained_wal_warning,

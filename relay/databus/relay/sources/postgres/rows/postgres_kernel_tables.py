@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from databus.common.compiled.kernels import I64Array
@@ -47,23 +45,16 @@ class PostgresKernelTables:
         """``encoding`` is that of the texts."""
         self._is_utf8 = encoding == text_encodings.UTF8
         self._schemas: dict[int, SourceSchema | None] = {}
-        self._forms: dict[int, Sequence[int]] = {}
         self._arrays: Arrays | None = None
 
-    def put(self, oid: int, schema: SourceSchema | None, forms: Sequence[int] = ()) -> None:
-        """The table has this schema from now on; with None its changes are skipped.
-
-        ``forms`` are those of ``binary_value_kernels``, one a column; with none of them all is
-        text.
-        """
+    def put(self, oid: int, schema: SourceSchema | None) -> None:
+        """The table has this schema from now on; with None its changes are skipped."""
         self._schemas[oid] = schema
-        self._forms[oid] = forms
         self._arrays = None
 
     def forget(self, oid: int) -> None:
         """The kernel stops at the table's changes."""
         self._schemas.pop(oid, None)
-        self._forms.pop(oid, None)
         self._arrays = None
 
     @property
@@ -79,7 +70,7 @@ class PostgresKernelTables:
             size *= 2
         index = np.full(size, -1, dtype=np.int64)
         relations = np.zeros((max(1, len(self._schemas)), 8), dtype=np.int64)
-        columns: list[tuple[int, int, int, int, int]] = []
+        columns: list[tuple[int, int, int, int]] = []
         keys: list[int] = []
         widest = 1
         for number, (oid, schema) in enumerate(self._schemas.items()):
@@ -96,32 +87,23 @@ class PostgresKernelTables:
                 len(schema.key), schema.source_id,
                 np.uint64(schema.fingerprint).astype(np.int64),
             )  # fmt: skip
-            forms = self._forms[oid] or [binary_value_kernels.TEXT] * len(names)
-            columns += [
-                _column(column, schema, form, is_utf8=self._is_utf8)
-                for column, form in zip(schema.columns, forms, strict=True)
-            ]
+            columns += [_column(column, is_utf8=self._is_utf8) for column in schema.columns]
             keys += [names.index(name) for name in schema.key]
             widest = max(widest, len(names))
         return (
             index,
             relations,
-            np.array(columns, dtype=np.int64).reshape(-1, 5),
+            np.array(columns, dtype=np.int64).reshape(-1, 4),
             np.array(keys, dtype=np.int64),
             np.zeros((4, widest), dtype=np.int64),
         )
 
 
-def _column(
-    column: Column, schema: SourceSchema, form: int, *, is_utf8: bool
-) -> tuple[int, int, int, int, int]:
+def _column(column: Column, *, is_utf8: bool) -> tuple[int, int, int, int]:
     kind = _KINDS[column.kind]
     if not is_utf8 and column.kind in (Kind.STRING, Kind.JSON):
         kind = text_value_kernels.ASCII
-    return (
-        kind, int(column.nullable), column.scale, int(column.name in schema.key),
-        form,
-    )  # fmt: skip
+    return kind, int(column.nullable), column.scale, binary_value_kernels.TEXT
 
 
 def warm_up() -> None:

@@ -60,15 +60,13 @@ class PostgresResumeState:
 
     ``timeline`` is the one that the stream was read on, ``stopped`` are the tables that are passed
     over, and ``announced`` are the schemas that consumers were told of last, as
-    ``AnnouncedSchemas`` encodes them.  Up to the scn ``as_text`` the stream has to be read in text
-    form. ``given`` is what the publication was when the tables in ``stopped`` were found to be all
-    that it does not give whole.
+    ``AnnouncedSchemas`` encodes them.  ``given`` is what the publication was when the tables in
+    ``stopped`` were found to be all that it does not give whole.
     """
 
     timeline: int
     stopped: Mapping[str, TableSuspension] = field(default_factory=dict)
     announced: str = ""
-    as_text: int = 0
     given: GivenTables = field(default_factory=GivenTables)
 
     def encode(self) -> str:
@@ -80,7 +78,6 @@ class PostgresResumeState:
                 "timeline": self.timeline,
                 "stopped": {name: [stop.since_scn, stop.why] for name, stop in stopped},
                 "announced": self.announced,
-                "as_text": self.as_text,
                 "given": self.given.to_json(),
             }
         )
@@ -101,7 +98,6 @@ def decode_resume_state(text: str) -> PostgresResumeState:
                 for name, (since_scn, why) in document.get("stopped", {}).items()
             },
             AnnouncedSchemas(document.get("announced", "")).encode(),
-            int(document.get("as_text", 0)),
             given_of(document.get("given")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:

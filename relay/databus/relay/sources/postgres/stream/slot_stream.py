@@ -32,7 +32,6 @@ from databus.relay.sources.postgres.stream.postgres_lineage import (
 from databus.relay.sources.postgres.stream.table_names import TableNames
 from databus.relay.sources.postgres.stream.window_assembler import (
     PART_BYTES,
-    StreamTextNeeded,
     WindowAssembler,
 )
 from databus.relay.sources.postgres.tables.postgres_catalogue import (
@@ -102,7 +101,6 @@ class SlotStream:
         *,
         given: Callable[[], GivenTables],
         redefined: Callable[[PostgresTable], Awaitable[DefinitionGap | None]],
-        binary: bool,
     ) -> None:
         self._settings = settings
         self._globs = globs
@@ -110,7 +108,7 @@ class SlotStream:
         self._discover = discover
         self._connection = ReplicationConnection(settings, replication=True)
         self._resume_state = resume_state
-        self._stopped, self._given, self._binary = stopped, given, binary
+        self._stopped, self._given = stopped, given
         self._redefined = redefined
         self._windows = self._assembler(0)
         self._received_lsn = 0
@@ -231,7 +229,7 @@ class SlotStream:
         return WindowAssembler(
             self._globs, self._settings.special_values, after_scn, keys=self._settings.keys,
             stopped=self._stopped, announced=AnnouncedSchemas(self._resume_state.announced),
-            binary=self._binary, encoding=self._connection.encoding,
+            encoding=self._connection.encoding,
             names=TableNames(self._given().oids),
         )  # fmt: skip
 
@@ -263,15 +261,7 @@ class SlotStream:
         while at < stop:
             at = windows.run(array, at)
             if at < stop and windows.pending_bytes < PART_BYTES:
-                try:
-                    at = await self._read_one(block, at)
-                except StreamTextNeeded as error:
-                    self._resume_state = replace(self._resume_state, as_text=windows.scn)
-                    yield replace(self._batch(), keep=True)
-                    raise SourceUnavailable(
-                        f"{error} comes in no binary form that is known; the stream begins again, "
-                        "in text form"
-                    ) from error
+                at = await self._read_one(block, at)
             if windows.pending_bytes >= PART_BYTES or windows.stops_changed:
                 yield self._batch()
 
@@ -403,7 +393,7 @@ class SlotStream:
     async def _start(self, after_scn: int) -> None:
         """Connect and start; the server may need a moment to end our last connection."""
         begin = format_lsn(flush_lsn(after_scn))
-        command = start_replication_command(self._settings, begin, binary=self._binary)
+        command = start_replication_command(self._settings, begin)
         for tries_left in reversed(range(_BUSY_TRIES)):
             try:
                 await self._connection.connect()

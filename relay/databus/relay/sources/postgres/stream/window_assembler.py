@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -37,19 +36,16 @@ from databus.relay.sources.postgres.protocol import pgoutput_messages
 from databus.relay.sources.postgres.protocol.lsn import scn_before
 from databus.relay.sources.postgres.protocol.pgoutput_messages import (
     UNCHANGED,
-    Binary,
     Change,
     Relation,
     Value,
 )
 from databus.relay.sources.postgres.protocol.text_encodings import UTF8
-from databus.relay.sources.postgres.rows.binary_values import FORMS, text_of
 from databus.relay.sources.postgres.rows.postgres_kernel_tables import PostgresKernelTables
 from databus.relay.sources.postgres.rows.row_codec import RowCodec
 from databus.relay.sources.postgres.stream.table_names import TableNames
 from databus.relay.sources.postgres.tables.postgres_tables import (
     PostgresTable,
-    base_oids,
     matches,
     schema_of,
 )
@@ -60,10 +56,6 @@ PART_BYTES = 1 << 20
 """Frames are handed on when so many are packed, whether their window has ended or not."""
 
 _log = logging.getLogger(__name__)
-
-
-class StreamTextNeeded(Exception):
-    """A table has a column of this type, which is only read in its text form."""
 
 
 class WindowAssembler:
@@ -101,7 +93,6 @@ class WindowAssembler:
         compiled: bool = common_kernels.COMPILED,
         stopped: SuspendedTables | None = None,
         announced: AnnouncedSchemas | None = None,
-        binary: bool = False,
         encoding: str = UTF8,
         names: TableNames | None = None,
     ) -> None:
@@ -110,8 +101,7 @@ class WindowAssembler:
         self._special_values = special_values
         self._keys = keys
         self._compiled = compiled
-        self._binary, self._encoding = binary, encoding
-        self._base_oids: dict[int, tuple[int, ...]] = {}
+        self._encoding = encoding
         self._codecs: dict[int, RowCodec | None] = {}
         self._partitions: dict[int, tuple[str, str]] = {}
         self._unlearnt: dict[int, tuple[Relation, PostgresTable | None]] = {}
@@ -215,11 +205,7 @@ class WindowAssembler:
             self._state[RESOLVED] = max(self.resolved, scn_before(wal_end))
 
     def learn(self, relation: Relation, table: PostgresTable | None) -> None:
-        """Go on with this table's new description, and what the catalogue adds to it.
-
-        Raises:
-            TextNeeded: its rows come in binary, and one of its types is not known in that form.
-        """
+        """Go on with this table's new description, and what the catalogue adds to it."""
         codec, source, oid = None, relation.source, relation.oid
         self._names.describe(oid, source)
         self._unlearnt.pop(oid, None)
@@ -237,9 +223,6 @@ class WindowAssembler:
             except UnsupportedChange as error:
                 # A description comes because a change of its table does, which is passed over.
                 self._stop(source, error.message)
-        if codec is not None and self._binary:
-            self._base_oids[oid] = oids = base_oids(relation, table)
-            require_forms(codec.schema, oids)
         self._use(oid, codec)
 
     def meet(self, oids: Mapping[str, int]) -> None:
@@ -389,13 +372,13 @@ class WindowAssembler:
         self.settle()
 
     def _on_insert(self, body: bytes) -> None:
-        change = self._in_text(pgoutput_messages.read_insert(body))
+        change = pgoutput_messages.read_insert(body)
         codec = self._codec(change.oid)
         if codec is not None and change.new is not None:
             self._event(Op.INSERT, change.oid, codec.key(change.new), after=change.new)
 
     def _on_update(self, body: bytes) -> None:
-        change = self._in_text(pgoutput_messages.read_update(body))
+        change = pgoutput_messages.read_update(body)
         codec = self._codec(change.oid)
         if codec is None or change.new is None:
             return
@@ -418,7 +401,7 @@ class WindowAssembler:
             self._event(Op.INSERT, change.oid, new_key, after=new)
 
     def _on_delete(self, body: bytes) -> None:
-        change = self._in_text(pgoutput_messages.read_delete(body))
+        change = pgoutput_messages.read_delete(body)
         codec = self._codec(change.oid)
         if codec is not None:
             before = change.old if change.old_kind == "O" else None
@@ -457,17 +440,6 @@ class WindowAssembler:
         relation, _ = self._unlearnt.get(oid, (None, None))
         return relation is not None and self._names.is_meant(relation.source, oid)
 
-    def _in_text(self, change: Change) -> Change:
-        """The change with every value in its text form."""
-        if not self._binary or self._codec(change.oid) is None:
-            return change
-        oids = self._base_oids[change.oid]
-        return replace(
-            change,
-            old=_texts(change.old, oids),
-            new=_texts(change.new, oids) if change.new is not None else None,
-        )
-
     def _steer_all(self) -> None:
         for oid in self._codecs.keys() - self._partitions.keys():
             self._steer(oid)
@@ -479,8 +451,7 @@ class WindowAssembler:
         codec = self._codec(oid)
         if codec is None:
             return self._tables.put(oid, None)
-        forms = require_forms(codec.schema, self._base_oids[oid]) if self._binary else ()
-        self._tables.put(oid, codec.schema, forms)
+        self._tables.put(oid, codec.schema)
 
     def _event(
         self,
@@ -562,28 +533,6 @@ def _filled(change: Change, codec: RowCodec) -> tuple[Value, ...]:
     return tuple(
         change.old[place] if value is UNCHANGED and place in known else value
         for place, value in enumerate(new)
-    )
-
-
-def require_forms(schema: SourceSchema, oids: Sequence[int]) -> list[int]:
-    """The binary forms of a table's columns, given the oids of their types.
-
-    Raises:
-        TextNeeded: one of them is only read as text.
-    """
-    forms = []
-    for column, oid in zip(schema.columns, oids, strict=True):
-        form = FORMS.get((oid, column.kind))
-        if form is None:
-            raise StreamTextNeeded(f"{schema.source}.{column.name} ({column.type_name})")
-        forms.append(form)
-    return forms
-
-
-def _texts(values: Sequence[Value], oids: Sequence[int]) -> tuple[Value, ...]:
-    return tuple(
-        text_of(oid, value) if isinstance(value, Binary) else value
-        for value, oid in zip(values, oids, strict=False)
     )
 
 

@@ -353,12 +353,12 @@ def extend_publication_sql(name: str, table: PostgresTable) -> str:
     return f"ALTER PUBLICATION {quote(name)} ADD TABLE {table.only}"
 
 
-def start_replication_command(settings: PostgresSettings, lsn: str, *, binary: bool = False) -> str:
+def start_replication_command(settings: PostgresSettings, lsn: str) -> str:
     """The command that starts our stream; tables come with protocol version 1."""
     names = literal(quote(settings.publication))
     return (
         f"START_REPLICATION SLOT {quote(settings.slot)} LOGICAL {lsn} "
-        f"(proto_version '1', publication_names {names}{', binary' if binary else ''})"
+        f"(proto_version '1', publication_names {names})"
     )
 
 

@@ -363,17 +363,6 @@ def schema_of(
     return SourceSchema(relation.source, tuple(columns), key, configured)
 
 
-def base_oids(relation: Relation, table: PostgresTable | None) -> tuple[int, ...]:
-    """The oids of the columns' types, of domains that of the base type as far as it is known."""
-    today = {column.name: column for column in table.columns} if table else {}
-    found = []
-    for column in relation.columns:
-        known = today.get(column.name)
-        same = known and (known.type_oid, known.modifier) == (column.type_oid, column.modifier)
-        found.append(known.base_oid if known and same else column.type_oid)
-    return tuple(found)
-
-
 def _stream_key(
     relation: Relation, table: PostgresTable | None, keys: ConfiguredKeys
 ) -> tuple[tuple[str, ...], bool]:
