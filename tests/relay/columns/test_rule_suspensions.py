@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -57,7 +57,8 @@ class Shop:
     def __init__(self, folder: Path) -> None:
         self.path, self.data_dir = folder / "shop.db", folder / "data"
         self.folder = self.data_dir / "shop"
-        self.execute = sqlite3.connect(self.path, isolation_level=None).execute
+        self.connection = sqlite3.connect(self.path, isolation_level=None)
+        self.execute = self.connection.execute
         self.execute("PRAGMA journal_mode = WAL")
         self.execute("CREATE TABLE item (id INTEGER PRIMARY KEY, name TEXT)")
         self.count = 0
@@ -89,9 +90,11 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     monkeypatch.setattr(sqlite_source, "_IDLE_S", 0.05)
-    return Shop(tmp_path)
+    shop = Shop(tmp_path)
+    yield shop
+    shop.connection.close()
 
 
 def stopped(fetcher: Fetcher) -> dict[str, Any]:
