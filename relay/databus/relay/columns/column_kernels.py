@@ -3,6 +3,10 @@
 ``edit_frames`` copies frames from one buffer to another; rows of tables that have a plan are
 walked value by value, and values are copied, replaced or left out.  record_edits.py is the
 reference, and tests compare the two.
+
+Values that are to be hashed take two calls.  The first has no ``hashes``: it writes to ``texts``
+what is to be hashed, one behind the other, their count to ``ends[0]`` and their ends behind it.
+The second has the hashes in their order.  ``ends[0]`` is 0 before each.
 """
 
 from __future__ import annotations
@@ -26,7 +30,6 @@ from databus.common.frame.header_layout import (
     seal,
     source_of,
 )
-from databus.relay.columns.sha256_kernels import SCRATCH_WORDS, put_hmac
 
 # tables: a line for each schema that has a plan.
 T_BEFORE, T_AFTER, T_COLUMN, T_COLUMNS, T_LEFT, T_KEY, T_KEYS, T_KEY_HASHED, T_FIELDS = range(9)
@@ -34,6 +37,8 @@ T_BEFORE, T_AFTER, T_COLUMN, T_COLUMNS, T_LEFT, T_KEY, T_KEYS, T_KEY_HASHED, T_F
 C_SHAPE, C_NULLABLE, C_ACTION, C_A, C_B, C_FIELDS = range(6)
 
 NUMBER_ROOM = 24
+HASH_BYTES = 64
+"""A hash is so many hexadecimal digits."""
 
 
 @jit
@@ -62,22 +67,24 @@ def _put_length(out: U8Array, at: int, length: int) -> int:
 
 
 @jit
-def _put_digits(digits: U8Array, value: int) -> int:
-    """A number in decimal digits at the end of ``digits``; where they begin."""
-    at = len(digits)
-    rest = value
+def _put_digits(out: U8Array, to: int, value: int) -> int:
+    """Write a number in decimal digits; where they end."""
+    if value < 0:
+        out[to] = 45
+        to += 1
+    # Without an absolute value: the smallest number has none.
+    rest, end = value, to
     while True:
-        # Towards zero, and without an absolute value: the smallest number has none.
-        digit = (10 - rest % 10) % 10 if value < 0 else rest % 10
-        rest = (rest + digit) // 10 if value < 0 else rest // 10
-        at -= 1
-        digits[at] = 48 + digit
+        end += 1
+        rest = (rest + (10 - rest % 10) % 10) // 10 if value < 0 else rest // 10
         if rest == 0:
             break
-    if value < 0:
-        at -= 1
-        digits[at] = 45
-    return at
+    rest = value
+    for place in range(end - 1, to - 1, -1):
+        digit = (10 - rest % 10) % 10 if value < 0 else rest % 10
+        rest = (rest + digit) // 10 if value < 0 else rest // 10
+        out[place] = 48 + digit
+    return end
 
 
 @jit
@@ -100,21 +107,32 @@ def _value_end(buf: U8Array, at: int, stop: int, shape: int) -> tuple[int, int]:
 @jit
 def _hash(
     buf: U8Array, begin: int, end: int, shape: int, out: U8Array, to: int,
-    states: I64Array, scratch: I64Array, digits: U8Array,
+    hashes: U8Array, texts: U8Array, ends: I64Array,
 ) -> int:  # fmt: skip
-    """Write a value's hash as an Avro string; where it ends."""
-    to = _put_length(out, to, 64)
+    """Write a value's hash as an Avro string; where it ends.
+
+    Without ``hashes`` room is left for it, and what is to be hashed goes to ``texts``.
+    """
+    to = _put_length(out, to, HASH_BYTES)
+    number = ends[0]
+    ends[0] = number + 1
+    if len(hashes):
+        copy(out, to, hashes, HASH_BYTES * number, HASH_BYTES)
+        return to + HASH_BYTES
+    at = ends[number] if number else i64(0)
     if shape == 0:
         value, _ = _number(buf, begin, end)
-        start = _put_digits(digits, value)
-        return put_hmac(states, digits, start, len(digits), scratch, out, to)
-    if shape == 1:
+        at = _put_digits(texts, at, value)
+    elif shape == 1:
         word = i64(0x65757274) if buf[begin] else i64(0x65736C6166)  # true, false
-        count = 4 if buf[begin] else 5
-        for index in range(count):
-            digits[index] = word >> 8 * index & 0xFF
-        return put_hmac(states, digits, 0, count, scratch, out, to)
-    return put_hmac(states, buf, begin, end, scratch, out, to)
+        for index in range(4 if buf[begin] else 5):
+            texts[at] = word >> 8 * index & 0xFF
+            at += 1
+    else:
+        copy(texts, at, buf, begin, end - begin)
+        at += end - begin
+    ends[number + 1] = at
+    return to + HASH_BYTES
 
 
 @jit
@@ -131,7 +149,7 @@ def _cut(buf: U8Array, begin: int, end: int, count: int) -> int:
 @jit
 def edit_record(
     buf: U8Array, at: int, stop: int, out: U8Array, to: int, columns: I64Array, first: int,
-    count: int, blob: U8Array, states: I64Array, scratch: I64Array, digits: U8Array,
+    count: int, blob: U8Array, hashes: U8Array, texts: U8Array, ends: I64Array,
 ) -> int:  # fmt: skip
     """Write the record ``buf[at:stop]`` as its columns' plans say; where it ends, or -1."""
     kept = at  # from here on nothing has been copied yet: what is kept goes out in runs
@@ -166,7 +184,7 @@ def edit_record(
             out[to] = 2
             to += 1
         if action == 2:
-            to = _hash(buf, begin, at, shape, out, to, states, scratch, digits)
+            to = _hash(buf, begin, at, shape, out, to, hashes, texts, ends)
         elif action == 3:
             copy(out, to, blob, columns[line, 3], columns[line, 4])
             to += columns[line, 4]
@@ -215,8 +233,8 @@ def _find(tables: I64Array, fingerprint: int, guess: int) -> int:
 @jit
 def _edit_frame(
     buf: U8Array, frame: int, out: U8Array, to: int, tables: I64Array,
-    table: int, columns: I64Array, blob: U8Array, states: I64Array, scratch: I64Array,
-    digits: U8Array,
+    table: int, columns: I64Array, blob: U8Array, hashes: U8Array, texts: U8Array,
+    ends: I64Array,
 ) -> int:  # fmt: skip
     """Write a row change as its table's plan says; where the frame ends, or -1."""
     key_len, before_len, after_len, absent_len = parts_of(buf, frame)
@@ -228,7 +246,7 @@ def _edit_frame(
     if key_len and tables[table, 7]:
         end = edit_record(
             buf, at, at + key_len, out, start, columns, tables[table, 5], tables[table, 6],
-            blob, states, scratch, digits,
+            blob, hashes, texts, ends,
         )  # fmt: skip
         if end < 0:
             return -1
@@ -241,8 +259,8 @@ def _edit_frame(
     for image, length in enumerate((before_len, after_len)):
         if flags >> image & 1:
             end = edit_record(
-                buf, at, at + length, out, end, columns, first, count, blob, states, scratch,
-                digits,
+                buf, at, at + length, out, end, columns, first, count, blob, hashes, texts,
+                ends,
             )  # fmt: skip
             if end < 0:
                 return -1
@@ -268,7 +286,7 @@ def _edit_frame(
 @jit
 def edit_frames(
     buf: U8Array, offsets: I64Array, out: U8Array, to: int, tables: I64Array,
-    columns: I64Array, blob: U8Array, states: I64Array, scratch: I64Array, digits: U8Array,
+    columns: I64Array, blob: U8Array, hashes: U8Array, texts: U8Array, ends: I64Array,
     dropped_ops: int,
 ) -> int:  # fmt: skip
     """Write the frames at ``offsets`` of ``buf`` to ``out`` from ``to`` on.
@@ -291,7 +309,7 @@ def edit_frames(
             to += length
             continue
         table = found
-        to = _edit_frame(buf, frame, out, to, tables, table, columns, blob, states, scratch, digits)
+        to = _edit_frame(buf, frame, out, to, tables, table, columns, blob, hashes, texts, ends)
         if to < 0:
             return -1 - index
     return to
@@ -300,7 +318,7 @@ def edit_frames(
 @jit
 def edit_rows(
     buf: U8Array, spans: I64Array, out: U8Array, edited: I64Array, tables: I64Array, table: int,
-    columns: I64Array, blob: U8Array, states: I64Array, scratch: I64Array, digits: U8Array,
+    columns: I64Array, blob: U8Array, hashes: U8Array, texts: U8Array, ends: I64Array,
 ) -> int:  # fmt: skip
     """Write the rows of a chunk that lie at ``spans`` of ``buf`` (row_buffers.py), all of one
     table.
@@ -315,7 +333,7 @@ def edit_rows(
         if tables[table, 7]:
             to = edit_record(
                 buf, start, stop, out, to, columns, tables[table, 5], tables[table, 6], blob,
-                states, scratch, digits,
+                hashes, texts, ends,
             )  # fmt: skip
         else:
             copy(out, to, buf, start, stop - start)
@@ -326,7 +344,7 @@ def edit_rows(
         edited[row, 2] = to
         to = edit_record(
             buf, spans[row, 2], spans[row, 3], out, to, columns, tables[table, 2],
-            tables[table, 3], blob, states, scratch, digits,
+            tables[table, 3], blob, hashes, texts, ends,
         )  # fmt: skip
         if to < 0:
             return -1 - row
@@ -339,12 +357,11 @@ def warm_up() -> None:
     out, buf = np.zeros(8, dtype=np.uint8), np.frombuffer(bytes(8), dtype=np.uint8)
     tables = np.zeros((1, T_FIELDS), dtype=np.int64)
     columns = np.zeros((1, C_FIELDS), dtype=np.int64)
-    states, scratch = np.zeros(16, dtype=np.int64), np.zeros(SCRATCH_WORDS, dtype=np.int64)
-    digits = np.zeros(NUMBER_ROOM, dtype=np.uint8)
+    ends = np.zeros(1, dtype=np.int64)
     edit_frames(
         buf, np.zeros(0, dtype=np.int64), out, 0, tables, columns, buf,
-        states, scratch, digits, 0,
+        buf, out, ends, 0,
     )  # fmt: skip
     spans = np.zeros((0, 4), dtype=np.int64)
     for data in (buf, out):
-        edit_rows(data, spans, out, spans, tables, 0, columns, buf, states, scratch, digits)
+        edit_rows(data, spans, out, spans, tables, 0, columns, buf, buf, out, ends)

@@ -7,8 +7,9 @@ passed on as they lie; a batch that has no other frames is not even copied.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,11 +37,12 @@ from databus.relay.columns.record_edits import (
     put_text,
     shape_of,
 )
-from databus.relay.columns.sha256_kernels import SCRATCH_WORDS, keyed_states
 from databus.relay.sources.contract import Batch, Chunk
 from databus.relay.sources.row_buffers import Row, Rows
 
 _HASH_GROWTH = 70
+_BLOCK_BYTES = 64
+_NOTHING: U8Array = np.frombuffer(b"", dtype=np.uint8)
 
 
 class Rules(Protocol):
@@ -255,9 +257,8 @@ class _KernelTables:
             -1, kernels.C_FIELDS
         )
         self.blob: U8Array = np.frombuffer(bytes(self._blob), dtype=np.uint8)
-        self._states = keyed_states(plans[0].salt if plans else b"")
-        self._scratch = np.zeros(SCRATCH_WORDS, dtype=np.int64)
-        self._digits = np.zeros(kernels.NUMBER_ROOM, dtype=np.uint8)
+        self._most_hashes = max(map(_hash_count, plans), default=0)
+        self._keyed = _keyed_sha256(plans[0].salt if plans else b"")
 
     def _add(self, columns: Iterable[tuple[Any, ColumnPlan]]) -> None:
         for column, plan in columns:
@@ -274,21 +275,70 @@ class _KernelTables:
         """See the kernel."""
         raw = np.frombuffer(data, dtype=np.uint8)
         raw.flags.writeable = False  # the kernel is compiled for such
-        return kernels.edit_frames(
-            raw, offsets, out, 0,
-            self.tables, self.columns, self.blob, self._states, self._scratch, self._digits,
-            dropped_ops,
-        )  # fmt: skip
+
+        def edit(hashes: U8Array, texts: U8Array, ends: I64Array) -> int:
+            return kernels.edit_frames(
+                raw, offsets, out, 0, self.tables, self.columns, self.blob, hashes, texts, ends,
+                dropped_ops,
+            )  # fmt: skip
+
+        return self._with_hashes(edit, len(offsets), len(out))
 
     def edit_rows(self, rows: Rows, plan: TablePlan) -> Rows | None:
         """The rows of a chunk as they leave; None where one of them is damaged."""
         out = np.empty(rows.size_bytes + len(rows) * _frame_growth(plan) + 1, dtype=np.uint8)
         spans = np.empty((len(rows), 4), dtype=np.int64)
-        end = kernels.edit_rows(
-            rows.data, rows.spans, out, spans, self.tables, self._numbers[plan.before.fingerprint],
-            self.columns, self.blob, self._states, self._scratch, self._digits,
-        )  # fmt: skip
-        return Rows.at(out, spans) if end >= 0 else None
+        table = self._numbers[plan.before.fingerprint]
+
+        def edit(hashes: U8Array, texts: U8Array, ends: I64Array) -> int:
+            return kernels.edit_rows(
+                rows.data, rows.spans, out, spans, self.tables, table, self.columns, self.blob,
+                hashes, texts, ends,
+            )  # fmt: skip
+
+        return Rows.at(out, spans) if self._with_hashes(edit, len(rows), len(out)) >= 0 else None
+
+    def _with_hashes(
+        self, edit: Callable[[U8Array, U8Array, I64Array], int], row_count: int, size_bytes: int
+    ) -> int:
+        """Run the kernel, once more if there is something to be hashed."""
+        most = row_count * self._most_hashes
+        texts = np.empty(size_bytes + most * kernels.NUMBER_ROOM if most else 0, dtype=np.uint8)
+        ends = np.zeros(1 + most, dtype=np.int64)
+        stop = edit(_NOTHING, texts, ends)
+        count = int(ends[0])
+        if stop < 0 or not count:
+            return stop
+        hashes = self._hashes(texts[: int(ends[count])].tobytes(), ends[1 : count + 1].tolist())
+        ends[0] = 0
+        return edit(np.frombuffer(hashes, dtype=np.uint8), texts, ends)
+
+    def _hashes(self, texts: bytes, ends: Iterable[int]) -> bytes:
+        """HMAC-SHA256 of each text, in hexadecimal digits, one behind the other."""
+        keyed_inner, keyed_outer = self._keyed
+        found, begin = [], 0
+        for end in ends:
+            inner, outer = keyed_inner.copy(), keyed_outer.copy()
+            inner.update(texts[begin:end])
+            outer.update(inner.digest())
+            found.append(outer.digest())
+            begin = end
+        return b"".join(found).hex().encode()
+
+
+def _hash_count(plan: TablePlan) -> int:
+    """How many hashes a frame can have: two images and the key."""
+    row = sum(one.action is Action.HASH for one in plan.columns)
+    return 2 * row + sum(one.action is Action.HASH for one in plan.key_plans())
+
+
+def _keyed_sha256(key: bytes) -> tuple[Any, Any]:
+    """HMAC's inner and outer hash after the key: ``hmac`` takes twice as long for each value."""
+    if len(key) > _BLOCK_BYTES:
+        key = hashlib.sha256(key).digest()
+    key = key.ljust(_BLOCK_BYTES, b"\0")
+    inner, outer = (bytes(byte ^ pad for byte in key) for pad in (0x36, 0x5C))
+    return hashlib.sha256(inner), hashlib.sha256(outer)
 
 
 def _signed(value: int) -> int:
