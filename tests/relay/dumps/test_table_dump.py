@@ -317,3 +317,24 @@ async def test_a_fault_in_a_dump_fails_the_dump_and_not_the_stream(
         again = await ended(await start(fetcher, chunk_rows=10))
     assert again.state == DumpState.COMPLETED
     assert read_ids(tmp_path) == list(range(30))
+
+
+async def test_the_dump_of_a_table_that_was_emptied_ends_where_the_stream_empties_it(
+    tmp_path: Path,
+) -> None:
+    database = rows_of(3)
+    database.held_after_batches = 0
+    async with running(database, tmp_path) as fetcher:
+        _, intake = await fetcher.connected()
+        emptied = database.commit(*((key, None) for key in range(3)))
+        dump = await start(fetcher)
+        await eventually(lambda: dump.tables is not None, 60)
+        assert not database.rows
+        assert dump.state in ACTIVE, "the stream has not come to where the rows were deleted"
+        await eventually(lambda: database.chunk_reads, 60)
+        assert dump.state in ACTIVE
+        database.release()
+        await ended(dump)
+    assert (dump.state, read_ids(tmp_path)) == (DumpState.COMPLETED, [])
+    assert dump.end is not None
+    assert dump.end.scn >= emptied

@@ -323,7 +323,7 @@ class SqliteGrammar(Grammar):
     def p_pragma(self) -> Iterator[str]:
         yield self.pick(
             "PRAGMA foreign_keys = OFF", "PRAGMA recursive_triggers = ON", "VACUUM", "ANALYZE",
-            "PRAGMA recursive_triggers = OFF", "PRAGMA wal_checkpoint(TRUNCATE)", "REINDEX",
+            "PRAGMA wal_checkpoint(TRUNCATE)", "REINDEX",
             "PRAGMA user_version = 7", "PRAGMA optimize",
             "PRAGMA defer_foreign_keys = ON", "PRAGMA legacy_alter_table = ON",
             "PRAGMA legacy_alter_table = OFF", "PRAGMA cache_size = 10", "PRAGMA temp_store = 2",

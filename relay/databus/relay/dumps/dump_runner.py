@@ -198,12 +198,11 @@ class DumpRunner:
                     raise
                 tables.append(TableProgress(name))  # It fails by itself, when its turn comes.
                 continue
-            # Empty when the dump began: whatever comes later is in the stream.
+            # One that is empty has a chunk too: the stream may not have come to where it was emptied.
             tables.append(
                 TableProgress(
                     name,
                     upto=upto,
-                    done=upto is None,
                     # How many rows fulfil a condition nobody knows.
                     estimated_rows=size.rows if dump.where is None else None,
                     row_bytes=size.row_bytes,
