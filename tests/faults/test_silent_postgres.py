@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,12 +13,14 @@ import pytest
 from databus.common.errors import SourceUnavailable
 from databus.relay.processes.fetcher_status import FetcherState
 from databus.relay.sources.postgres.protocol import replication_connection
-from databus.relay.sources.postgres.stream import slot_stream
+from databus.relay.sources.postgres.protocol.postgres_settings import read_settings
+from databus.relay.sources.postgres.protocol.replication_connection import ReplicationConnection
+from databus.relay.sources.postgres.stream import postgres_lineage, slot_stream
 from databus.relay.sources.postgres.tables import postgres_catalogue
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.fixtures import FreshDatabase
-from tests.support.postgres_follower import config_of, opened
+from tests.support.postgres_follower import config_of, opened, table_of
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.postgres, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -29,6 +33,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_stream, "_ASK_AFTER_S", 0.5)
     monkeypatch.setattr(slot_stream, "_SILENCE_S", 3.0)
     monkeypatch.setattr(postgres_catalogue, "_ANSWER_S", 3.0)
+    monkeypatch.setattr(replication_connection, "_ANSWER_S", 2.0)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -96,3 +101,61 @@ async def test_a_sender_that_is_busy_is_waited_for_and_one_that_waits_for_us_is_
             monkeypatch.setattr(kind, "server_process", 0)
             with pytest.raises(SourceUnavailable, match="is gone"):
                 await stream._require_sender()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_chunk_whose_server_hangs_is_given_up_and_read_again(
+    postgres_database: FreshDatabase,
+) -> None:
+    db = postgres_database
+    db.execute(ORDERS)
+    db.execute("INSERT INTO orders VALUES (1)")
+    parts = urlsplit(db.url)
+    assert parts.hostname and parts.port
+    async with FaultyProxy(parts.hostname, parts.port) as proxy:
+        url = db.url.replace(f":{parts.port}/", f":{proxy.port}/")
+        config = database_config("shop", url, "public.*", connect_timeout="2s")
+        async with opened(config) as source:
+            table = await source._table("public.orders")
+            assert await source._chunks.largest_key(table) == [1]  # Over a session that is open.
+            proxy.stall()
+            with pytest.raises(SourceUnavailable, match="has sent nothing for 2 s"):
+                await source._chunks.largest_key(table)
+            with pytest.raises(SourceUnavailable, match="did not answer within"):
+                await postgres_lineage.identify(source._settings)
+            proxy.resume()
+            assert list(await table_of(source, "public.orders")) == [(1,)]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_one_process_that_hangs_between_two_statements_is_given_up(
+    postgres_database: FreshDatabase,
+) -> None:
+    db = postgres_database
+    db.execute(ORDERS)
+    db.execute("INSERT INTO orders VALUES (1)")
+    async with opened(config_of(db)) as source:
+        table = await source._table("public.orders")
+        assert await source._chunks.largest_key(table) == [1]
+        (session,) = source._chunks._idle
+        os.kill(session.server_process, signal.SIGSTOP)
+        try:
+            with pytest.raises(SourceUnavailable, match="its process waits for us"):
+                await source._chunks.largest_key(table)
+        finally:
+            os.kill(session.server_process, signal.SIGCONT)
+        assert list(await table_of(source, "public.orders")) == [(1,)]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_statement_that_takes_long_is_waited_for(
+    postgres_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replication_connection, "_ANSWER_S", 1.0)
+    session = ReplicationConnection(read_settings(config_of(postgres_database)))
+    await session.connect()
+    try:
+        rows = await session.query("SELECT 1 FROM pg_sleep(4)")
+        assert rows == [(b"1",)]
+    finally:
+        session.close()

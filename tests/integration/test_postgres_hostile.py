@@ -13,8 +13,9 @@ import databus.relay.sources.postgres as package
 from databus.common.errors import BadRequest
 from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.postgres import PostgresSource
+from databus.relay.sources.postgres.protocol import replication_connection
 from databus.relay.sources.postgres.protocol.lsn import flush_lsn
-from databus.relay.sources.postgres.stream import postgres_lineage, slot_stream
+from databus.relay.sources.postgres.stream import postgres_lineage
 from tests.support.fixtures import FreshDatabase
 from tests.support.hostile_schema import MARK, occupy
 from tests.support.postgres_follower import config_of, follow_to, now_scn, opened, table_of
@@ -153,7 +154,9 @@ async def test_every_statement_runs_the_servers_own_functions_only(
         assert plain is not None
         assert not await known.is_empty(plain)
         assert await known.eventless([plain.oid]) == {}
-        assert await known.fetch(slot_stream._SENDER_SQL, 0) == []
+        assert await known.fetch(replication_connection.WORK_SQL.format(process=0)) == []
+        assert await known.has_rows_before(plain.oid, 3) is False  # No transaction is older.
+        assert await known.written_scn() >= start
         found = await postgres_lineage.commits_between(
             known, flush_lsn(start), flush_lsn(now_scn(db))
         )

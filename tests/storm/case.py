@@ -250,6 +250,8 @@ class Case:
         try:
             work()
         except Stalled as error:
+            if self.site.is_lost(error.code):
+                raise Ended from error
             if self.site.is_refused(str(error)):
                 return False
             if error.is_slow:

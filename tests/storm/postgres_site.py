@@ -13,6 +13,7 @@ from psycopg.pq import TransactionStatus
 
 from databus.cli.demo.private_servers import PostgresServer
 from databus.common.config import DatabaseConfig
+from databus.common.errors import SourcePositionLost
 from tests.storm.replica import Row
 from tests.storm.servers import number
 from tests.storm.site import Column, Session, Site, TableFacts
@@ -22,6 +23,22 @@ OUTSIDE = "outside"
 MARK = "storm_mark"
 PUBLICATION = "`storm_stream`"
 """What the first relay has made, as the grammar writes it."""
+SLOT = "storm_stream"
+RELAY = "storm_relay"
+"""The account of the first relay in some cases, with the rights of docs/managed-servers.md."""
+PASSWORD = "storm"
+_OF_RELAY = (
+    f"CREATE ROLE {RELAY} LOGIN REPLICATION BYPASSRLS PASSWORD '{PASSWORD}'",
+    *(f"GRANT USAGE ON SCHEMA {name} TO {RELAY}" for name in (*CAPTURED, MARK)),
+    *(f"GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO {RELAY}" for name in (*CAPTURED, MARK)),
+    f"ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO {RELAY}",
+)
+MAKE_RELAY = "; ".join(_OF_RELAY)
+_RESTORE_RELAY = "; ".join([f"ALTER ROLE {RELAY} LOGIN REPLICATION BYPASSRLS", *_OF_RELAY[1:]])
+_LACKING = ("the server refuses", "REPLICATION attribute", "may not read", "permission denied")
+_LOSES = re.compile(
+    r"drop\s+publication\s+\S?storm_stream|pg_drop_repl|slot_advance", re.IGNORECASE
+)
 LOADED = "1\tone\n2\ttwo, t1\n3\tTRUNCATE TABLE t1\n"
 _SESSION = "-c lock_timeout=5 -c statement_timeout=8000"
 _OWN = "-c lock_timeout=5"
@@ -97,6 +114,8 @@ class PostgresSession(Session):
                     copy.write(LOADED)
                 return
             cursor.execute(sql, prepare=False)
+        if _LOSES.search(sql):
+            self._site.may_be_lost = True
 
     @property
     def in_transaction(self) -> bool:
@@ -123,6 +142,7 @@ class PostgresSite(Site):
         self._server.create_database("storm")
         self._own = self.connect(_OWN)
         self._number = 0
+        self.may_be_lost = False
 
     def connect(self, options: str = "") -> Any:
         url = self._server.url("storm")
@@ -150,7 +170,10 @@ class PostgresSite(Site):
             ask("SELECT pg_drop_replication_slot(%s)", slot)
         for (name,) in ask("SELECT pubname FROM pg_publication"):
             ask(f'DROP PUBLICATION "{name}"')
-        for (name,) in ask("SELECT rolname FROM pg_roles WHERE rolname LIKE 'app%'"):
+        self.may_be_lost = False
+        for (name,) in ask(
+            "SELECT rolname FROM pg_roles WHERE rolname LIKE 'app%%' OR rolname = %s", RELAY
+        ):
             ask(f'DROP OWNED BY "{name}"; DROP ROLE "{name}"')
         for name in (*CAPTURED, OUTSIDE):
             ask(f"DROP SCHEMA IF EXISTS {name} CASCADE; CREATE SCHEMA {name}")
@@ -162,7 +185,7 @@ class PostgresSite(Site):
         return DatabaseConfig.model_validate(
             {
                 "name": "shop",
-                "url": self._server.url("storm"),
+                "url": self._url_of(name),
                 "sources": [f"{schema}.*" for schema in (*CAPTURED, MARK)],
                 "ring_bytes": "8MiB",
                 "sync_every": 0.1,
@@ -173,6 +196,15 @@ class PostgresSite(Site):
                 },
             }
         )
+
+    def _url_of(self, name: str) -> str:
+        url = self._server.url("storm")
+        if name != "stream" or not self._has_relay():
+            return url
+        return re.sub(r"//.*@", f"//{RELAY}:{PASSWORD}@", url)
+
+    def _has_relay(self) -> bool:
+        return bool(self._ask("SELECT 1 FROM pg_roles WHERE rolname = %s", RELAY))
 
     def session(self) -> PostgresSession:
         return PostgresSession(self)
@@ -193,8 +225,20 @@ class PostgresSite(Site):
         is_new = number(self.version) >= (15,)
         return sql.format(by_schema=_BY_SCHEMA if is_new else "", cut=_CUT if is_new else "")
 
+    def is_refused(self, error: str) -> bool:
+        """A relay that connects while it lacks a right."""
+        return self._has_relay() and any(words in error for words in _LACKING)
+
+    def is_lost(self, code: str) -> bool:
+        """The slot or the publication was dropped: what was written meanwhile cannot come."""
+        return self.may_be_lost and code == SourcePositionLost.code
+
     def settle(self) -> None:
         """What the reasons of suspensions name as the cure."""
+        if self._has_relay():
+            self._ask(_RESTORE_RELAY)
+            with contextlib.suppress(psycopg.errors.DuplicateObject):
+                self._ask(f"CREATE PUBLICATION {SLOT} WITH (publish_via_partition_root = true)")
         for (name,) in self._ask(_NARROWED):
             self._ask(
                 f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate', "

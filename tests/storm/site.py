@@ -109,6 +109,10 @@ class Site(ABC):
         """Whether a relay stops with this error because of what the case has taken from it."""
         return False
 
+    def is_lost(self, code: str) -> bool:
+        """Whether a relay must stop with an error of this code because of what the case did."""
+        return False
+
     def settle(self) -> None:  # noqa: B027  # most servers have nothing to undo
         """Undo what a case has left altered for the relays."""
 

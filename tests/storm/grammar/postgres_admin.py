@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tests.storm.generator import production
 from tests.storm.grammar.postgres import PostgresRows, ticked
-from tests.storm.postgres_site import PUBLICATION
+from tests.storm.postgres_site import PUBLICATION, RELAY, SLOT
 
 
 class PostgresAdministration(PostgresRows):
@@ -43,6 +43,52 @@ class PostgresAdministration(PostgresRows):
         yield "SELECT pg_terminate_backend(pid) FROM pg_stat_replication"
         if table := self.some_table():
             yield self.any_dml(table)
+
+    @production(0.15)
+    def p_own_publication_dropped(self) -> Iterator[str]:
+        """The stream ends by name, or the tables are suspended (PostgreSQL 18)."""
+        yield f"DROP PUBLICATION {PUBLICATION}"
+        if (table := self.some_table(with_key=True)) and self.chance(0.6):
+            yield self.any_dml(table)
+        if self.chance(0.7):
+            yield f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES"
+
+    @production(0.1)
+    def p_own_slot_lost(self) -> Iterator[str]:
+        """By somebody who ends the relay's session first."""
+        lose = self.pick(
+            f"pg_drop_replication_slot('{SLOT}')",
+            f"pg_replication_slot_advance('{SLOT}', pg_current_wal_lsn())",
+        )
+        yield (
+            "DO $do$ BEGIN PERFORM pg_terminate_backend(active_pid) FROM pg_replication_slots "
+            f"WHERE slot_name = '{SLOT}' AND active_pid IS NOT NULL; PERFORM pg_sleep(0.005); "
+            f"PERFORM {lose}; END $do$"
+        )
+
+    @production(1.5)
+    def p_rights_of_the_relay(self) -> Iterator[str]:
+        """In the cases in which it has an account of its own."""
+        if table := self.some_table(with_key=True):
+            full = self.full(table)
+            taken, given = self.rng.choice(
+                [
+                    (f"REVOKE SELECT ON {full} FROM `{RELAY}`",
+                     f"GRANT SELECT ON {full} TO `{RELAY}`"),
+                    (f"REVOKE USAGE ON SCHEMA `{table.schema}` FROM `{RELAY}`",
+                     f"GRANT USAGE ON SCHEMA `{table.schema}` TO `{RELAY}`"),
+                    (f"ALTER ROLE `{RELAY}` NOREPLICATION", f"ALTER ROLE `{RELAY}` REPLICATION"),
+                    (f"ALTER ROLE `{RELAY}` NOBYPASSRLS", f"ALTER ROLE `{RELAY}` BYPASSRLS"),
+                    (f"ALTER ROLE `{RELAY}` NOLOGIN", f"ALTER ROLE `{RELAY}` LOGIN"),
+                ]
+            )  # fmt: skip
+            yield taken
+            yield self.any_dml(table)
+            if self.chance(0.3):
+                yield "SELECT pg_terminate_backend(pid) FROM pg_stat_replication"
+            if self.chance(0.3):
+                yield f"ALTER TABLE {full} ADD `r{self.next_number()}` int DEFAULT 3"
+            yield given
 
     # -- definitions
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tests.storm.generator import production
 from tests.storm.grammar.postgres import TYPES, ticked
 from tests.storm.grammar.postgres_admin import PostgresAdministration
-from tests.storm.postgres_site import CAPTURED, MARK, OUTSIDE, PUBLICATION
+from tests.storm.postgres_site import CAPTURED, MAKE_RELAY, MARK, OUTSIDE, PUBLICATION
 from tests.storm.site import TableFacts
 
 
@@ -19,16 +19,22 @@ class PostgresGrammar(PostgresAdministration):
         made = [self.created(ticked(name)) for name in names]
         made.append(self.created(f"`{OUTSIDE}`.`t1`"))
         filled = [f"INSERT INTO {ticked(n)} (`id`) VALUES (1), (2), (3), (4)" for n in names]
-        return [*self.given_publication(), *made, *filled]
+        relay = [MAKE_RELAY] if self.chance(0.4) else []
+        given = self.given_publication(names, always=bool(relay))
+        return [*made, *relay, *given, *filled]
 
-    def given_publication(self) -> list[str]:
+    def given_publication(self, names: Sequence[str], *, always: bool) -> list[str]:
         """One that an administrator has made for the first relay; mostly it makes its own."""
-        if self.chance(0.6):
+        if not always and self.chance(0.6):
             return []
         schemas = ", ".join(f"`{name}`" for name in (*CAPTURED, MARK))
-        of = f"TABLES IN SCHEMA {schemas}" if self.has(15) and self.chance(0.5) else "ALL TABLES"
+        kinds = ["ALL TABLES"]
+        if self.has(15):
+            kinds.append(f"TABLES IN SCHEMA {schemas}")
+        if always:  # The relay cannot add a table.
+            kinds.append(f"TABLE {', '.join(ticked(name) for name in names)}, `{MARK}`.`mark`")
         root = "publish_via_partition_root = true"
-        return [f"CREATE PUBLICATION {PUBLICATION} FOR {of} WITH ({root})"]
+        return [f"CREATE PUBLICATION {PUBLICATION} FOR {self.pick(*kinds)} WITH ({root})"]
 
     def created(self, name: str) -> str:
         columns = [f"`{c}` {self.rng.choice(TYPES)}" for c in "abcd"[: self.rng.randint(1, 4)]]
@@ -327,6 +333,16 @@ class PostgresGrammar(PostgresAdministration):
         yield f"CREATE SCHEMA `{name}`"
         yield self.created(f"`{name}`.`t1`")
         yield f"INSERT INTO `{name}`.`t1` (`id`) VALUES (1), (2)"
+
+    @production(1.2)
+    def p_unlogged_for_a_while(self) -> Iterator[str]:
+        """Refused for a table that a publication names."""
+        if table := self.some_table(with_key=True):
+            yield f"ALTER TABLE {self.full(table)} SET UNLOGGED"
+            yield self.any_dml(table)
+            yield f"ALTER TABLE {self.full(table)} SET LOGGED"
+            if self.chance(0.5):
+                yield self.pick(f"VACUUM FULL {self.full(table)}", self.any_dml(table))
 
     @production(0.5)
     def p_rights(self) -> Iterator[str]:

@@ -39,12 +39,16 @@ from databus.relay.sources.postgres.protocol.postgres_settings import read_setti
 from databus.relay.sources.postgres.protocol.replication_connection import PostgresError
 from databus.relay.sources.postgres.rows.postgres_kernel_tables import warm_up
 from databus.relay.sources.postgres.stream import postgres_lineage, wal_retention
+from databus.relay.sources.postgres.stream.moved_files import MovedFiles
 from databus.relay.sources.postgres.stream.postgres_lineage import (
     PostgresResumeState,
     decode_resume_state,
 )
 from databus.relay.sources.postgres.stream.slot_stream import SlotStream
-from databus.relay.sources.postgres.tables.postgres_catalogue import Catalogue
+from databus.relay.sources.postgres.tables.postgres_catalogue import (
+    Catalogue,
+    create_publication_sql,
+)
 from databus.relay.sources.postgres.tables.postgres_tables import PostgresTable, key_remedy, matches
 from databus.relay.sources.postgres.tables.publications import (
     FORGOTTEN,
@@ -93,6 +97,7 @@ class PostgresSource:
         self._at_first: list[SourceSchema] = []
         self._stream: SlotStream | None = None
         self._given = GivenTables()
+        self._moved = MovedFiles(self._catalogue)
         self._stop_first: dict[str, DefinitionGap] = {}
         self._met: set[str] = set()
         self._unpublished: dict[str, str] = {}
@@ -126,6 +131,7 @@ class PostgresSource:
         await self._catalogue.close()
         self._settings = self._settings.at(host)
         self._catalogue = Catalogue(self._settings)
+        self._moved = MovedFiles(self._catalogue)
         self._chunks = PostgresChunkReader(self._settings, self._catalogue)
 
     async def open(self) -> None:
@@ -338,6 +344,10 @@ class PostgresSource:
         ]
         if self._stream is not None:
             status["encrypted"] = self._stream.encrypted
+            if self._stream.look_error:
+                status["warnings"].append(
+                    f"the catalogue could not be compared: {self._stream.look_error}"
+                )
         if slot is not None:
             status["retained_bytes"] = slot.retained_bytes
             status["wal_status"] = slot.wal_status
@@ -396,7 +406,11 @@ class PostgresSource:
         self._unpublished = {**before, **unpublished}
         publication = await self._catalogue.publication()
         if publication is None:
-            await self._catalogue.create_publication()
+            try:
+                await self._catalogue.create_publication()
+            except asyncpg.InsufficientPrivilegeError as error:
+                self._suspend_all(f"the publication {self._settings.publication} is gone: {error}")
+                raise
             publication = await self._required_publication()
         if self._goes_on and self._given.tables is None:  # An earlier version did not look.
             whole = [table for table in wanted if publication.problem(table) is None]
@@ -473,6 +487,17 @@ class PostgresSource:
                 self._given = self._given.lost([name])
                 self._suspend(name, DefinitionGap(_RETURNED, keeps_rows=False))
 
+    def _suspend_all(self, why: str) -> None:
+        """No change comes of any table, until a look finds what is missing."""
+        cure = create_publication_sql(self._settings.publication, [])
+        gone = {
+            source: f"{why}; {cure}" for source in self._given.oids
+            if not (self._given.is_gone(source) or self._given.is_forgotten(source))
+        }  # fmt: skip
+        for source in gone.keys() - self._unpublished.keys():
+            self._suspend(source, DefinitionGap(why, keeps_rows=False, waits_for=cure))
+        self._unpublished = {**self._unpublished, **gone}
+
     async def _required_publication(self) -> Publication:
         publication = await self._catalogue.publication()
         if publication is None:
@@ -512,16 +537,22 @@ class PostgresSource:
                 unpublished.setdefault(table.source, str(problem))
                 self._suspend(table.source, DefinitionGap(str(problem), keeps_rows=False))
                 continue
-            whole.append(table)
             self._stopped.wait_for(table.source, "")
             # The stream may have met a later definition meanwhile.
             definition = None if table.source in self._met else definitions.get(table.oid)
-            gap = None if is_new else self._given.gap(table, publication, definition)
+            moved = await self._moved.other_rows(
+                table, self._given, publication, definition, self._stream
+            )
+            if moved is None:
+                continue  # A later look examines it.
+            whole.append(table)
+            gap = None if is_new else self._given.gap(table, publication, definition, moved)
             known = (self._given.tables or {}).get(table.source)
             if gap and (known is not None or not await self._is_empty(table)):
                 self._suspend(table.source, gap)
         later = {table.oid for table in whole if table.source in self._met}
         found = {oid: found for oid, found in definitions.items() if oid not in later}
+        self._moved.seen(whole, found)
         after = self._given.after(whole, publication, found)
         if after != self._given:
             self._given = after

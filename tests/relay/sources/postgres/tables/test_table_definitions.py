@@ -108,7 +108,7 @@ def test_the_memo_keeps_definitions_and_one_of_an_earlier_version_has_none() -> 
 
 
 def test_the_memo_of_an_earlier_version_does_not_tell_whether_a_table_was_renamed() -> None:
-    *earlier, naming = definition(column(), naming="800").to_json()
+    *earlier, naming, _, _ = definition(column(), naming="800").to_json()
     assert naming == "800"
     known = stored_definition(earlier)
     assert not known.is_renamed(definition(column(), naming="801"))
@@ -123,3 +123,19 @@ def test_a_definition_that_the_stream_meets_leaves_the_name_to_the_next_look() -
     known = (given.redefined(table, later).tables or {})["public.t"].definition  # type: ignore[arg-type]  # what it reads of a table
     assert known is not None and known.columns == later.columns
     assert known.is_renamed(later)
+
+
+def test_alter_table_moves_rows_and_vacuum_full_leaves_the_table_of_large_values() -> None:
+    known = definition(column(), toast=5, horizon=70)
+    assert not known.is_moved(definition(column(), toast=5, file=2))
+    assert known.is_moved(definition(column(), toast=6, file=2))
+    assert not known.is_moved(definition(column(), toast=6))
+    bare = definition(column())
+    assert bare.is_moved(definition(column(), file=2))  # Its rows have to be looked at.
+
+
+def test_the_memo_keeps_since_when_a_file_is_known_which_makes_no_other_definition() -> None:
+    known = definition(column(), toast=5, horizon=70)
+    stored = stored_definition(json.loads(json.dumps(known.to_json())))
+    assert (stored, stored.horizon) == (known, 70)
+    assert known == definition(column(), toast=5, horizon=71)

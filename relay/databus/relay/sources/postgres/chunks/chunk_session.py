@@ -288,7 +288,7 @@ class ChunkSession(ReplicationConnection):
         while True:
             stop = self._whole_messages()
             if stop == inbox.start:
-                await self._more(None)
+                await self._answer()
                 continue
             block, at = memoryview(inbox.data)[inbox.start : stop], 0
             while at < len(block):

@@ -20,10 +20,10 @@ from databus.relay.sources.postgres.chunks.chunk_session import (
     texts_of,
 )
 from databus.relay.sources.postgres.protocol.lsn import (
-    parse_lsn,
+    END_SQL,
+    end_of_log,
     parse_snapshot,
     scn_before,
-    written_end,
 )
 from databus.relay.sources.postgres.protocol.postgres_settings import PostgresSettings
 from databus.relay.sources.postgres.protocol.replication_connection import PostgresError
@@ -48,10 +48,6 @@ _BEGIN = "START TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 # what is left of the table would read all of it for each chunk.
 _BY_INDEX = "; ".join(f"SET LOCAL enable_{way} = off" for way in ("sort", "seqscan", "bitmapscan"))
 _SNAPSHOT = "SELECT pg_catalog.pg_current_snapshot()"
-_END = """
-SELECT pg_catalog.pg_current_wal_insert_lsn(), pg_catalog.current_setting('wal_block_size'),
-       (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size')
-"""
 
 _TextRow = tuple[bytes | None, ...]
 
@@ -198,10 +194,7 @@ class PostgresChunkReader:
         missing: list[list[Any]] = []
         if request.keys is not None and request.after is None:
             missing = await self._missing(session, table, request.keys[:asked])
-        insert_lsn, page_bytes, segment_bytes = (await session.query(_END))[0]
-        written = written_end(
-            parse_lsn((insert_lsn or b"").decode()), int(page_bytes or 0), int(segment_bytes or 0)
-        )
+        written = end_of_log((await session.query(END_SQL))[0])
         last = None
         if rows.space.count and request.keys is None:
             texts = texts_of(rows.last)

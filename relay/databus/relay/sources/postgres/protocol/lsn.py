@@ -5,7 +5,14 @@ The scn of a commit is the LSN where its commit record starts (docs/decisions/00
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+END_SQL = """
+SELECT pg_catalog.pg_current_wal_insert_lsn()::text, pg_catalog.current_setting('wal_block_size'),
+       (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size')
+"""
+"""For ``end_of_log``."""
 
 _ALIGN = 8
 _SHORT_PAGE_HEADER_BYTES = 24
@@ -39,6 +46,12 @@ def scn_before(lsn: int) -> int:
     ``lsn - 1`` is left free for the schema changes of a commit at ``lsn``.
     """
     return lsn - 2
+
+
+def end_of_log(row: Iterable[str | bytes | None]) -> int:
+    """Where the last record ends, in the row of END_SQL."""
+    lsn, page, segment = (each.decode() if isinstance(each, bytes) else each or "" for each in row)
+    return written_end(parse_lsn(lsn), int(page), int(segment))
 
 
 def written_end(insert_lsn: int, page_bytes: int, segment_bytes: int) -> int:

@@ -53,6 +53,14 @@ _WINDOW_BYTES = 512 << 10
 # acknowledge: our status each second, or, in the middle of a question, the kernel's own probes.
 _GONE_MS = 20_000
 _PROBED_AFTER_S, _PROBED_EVERY_S = 10, 5
+# A server that hangs acknowledges, and answers nothing.
+_ANSWER_S = 60.0
+_LATE_S = 1.0
+WORK_SQL = """
+SELECT a.wait_event_type AS waits FROM pg_catalog.pg_stat_activity a WHERE a.pid = {process}::int
+"""
+WAITING = ("Client", "Activity")
+"""What a process of the server waits for that has nothing to do: for us."""
 _POSTGRES_EPOCH_US = 946_684_800_000_000
 # Values come in the same text form from the stream and from a SELECT, on every server.
 _SESSION = {
@@ -427,6 +435,42 @@ class ReplicationConnection:
 
     # -- messages
 
+    async def _answer(self, missing: int = 0) -> None:
+        """Receive once: the server may work on its answer for long.
+
+        Raises:
+            SourceUnavailable: it has sent nothing for a minute, and does not work on anything.
+        """
+        while not await self._more(_ANSWER_S, missing):
+            # Until it has a key ``connect`` has a time limit.
+            idle = await self._is_idle() if self._cancel_key else ""
+            if not idle:
+                continue
+            if await self._more(_LATE_S, missing):  # It came meanwhile.
+                return
+            raise SourceUnavailable(
+                f"{self._settings.address} has sent nothing for {_ANSWER_S:g} s: {idle}"
+            )
+
+    async def _is_idle(self) -> str:
+        """Why no answer is to be expected; "" if the server works on it.  It is asked over a
+        connection of its own."""
+        other = ReplicationConnection(self._settings)
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await other.connect()
+                rows = await other.query(WORK_SQL.format(process=self.server_process))
+        except PostgresError:
+            return ""  # It refuses the question: so it is there.
+        except (TimeoutError, SourceUnavailable) as error:
+            return str(error) or "it does not answer over another connection either"
+        finally:
+            other.close()
+        if rows and (rows[0][0] or b"").decode() not in WAITING:
+            return ""
+        state = "waits for us" if rows else "is gone"
+        return f"its process {state}, and the connection is broken somewhere between"
+
     @property
     def _transport(self) -> asyncio.Transport:
         if self._inbox.transport is None:
@@ -452,7 +496,7 @@ class ReplicationConnection:
     async def _exactly(self, count: int) -> bytes:
         inbox = self._inbox
         while (missing := count - (inbox.end - inbox.start)) > 0:
-            await self._more(None, missing)
+            await self._answer(missing)
         taken = bytes(memoryview(inbox.data)[inbox.start : inbox.start + count])
         inbox.start += count
         return taken

@@ -20,6 +20,8 @@ from databus.relay.sources.postgres.protocol import pgoutput_messages
 from databus.relay.sources.postgres.protocol.lsn import flush_lsn, format_lsn
 from databus.relay.sources.postgres.protocol.postgres_settings import PostgresSettings
 from databus.relay.sources.postgres.protocol.replication_connection import (
+    WAITING,
+    WORK_SQL,
     PostgresError,
     ReplicationConnection,
     error_of,
@@ -62,11 +64,6 @@ _LOST_STATES = {
 _length = struct.Struct("!I").unpack_from
 _DATA, _XLOG, _KEEPALIVE, _ERROR = ord("d"), ord("w"), ord("k"), ord("E")
 _IGNORED = frozenset(b"SN")
-_SENDER_SQL = """
-SELECT a.wait_event_type AS waits FROM pg_catalog.pg_stat_activity a WHERE a.pid = $1::int
-"""
-_WAITING = ("Client", "Activity")
-"""What a sender waits for that has nothing to do: for us."""
 _BODY = 6
 """Where a CopyData message's content begins: type, length, and the content's own type."""
 _CHANGE = _BODY + pgoutput_messages.XLOG_HEADER_BYTES
@@ -84,7 +81,8 @@ class SlotStream:
             in which it did.
 
     ``resume_state`` is what is remembered of the stream so far; the tables in ``stopped`` are those
-    of it that have stopped before.
+    of it that have stopped before.  ``look_error`` is why the last look at the catalogue failed;
+    "": it did not.
 
     Owner: one task iterates ``batches``; the rest is called in the same loop.
     Raises: SourcePositionLost, SourceUnavailable, FormatError.
@@ -115,6 +113,7 @@ class SlotStream:
         self._acked_lsn = 0
         self._with_leaves = (0, 0, GivenTables())
         self._tasks: list[asyncio.Task[None]] = []
+        self.look_error = ""
 
     @property
     def encrypted(self) -> bool:
@@ -129,6 +128,15 @@ class SlotStream:
     def meet(self, oids: Mapping[str, int]) -> None:
         """A look at the catalogue has found these tables."""
         self._windows.meet(oids)
+
+    def truncated_by(self, oid: int) -> int | None:
+        """The transaction of the table's last TRUNCATE that has come."""
+        return self._windows.truncated_by.get(oid)
+
+    @property
+    def resolved(self) -> int:
+        """An scn up to which every commit has come."""
+        return self._windows.resolved
 
     def take_leaves(self) -> dict[int, int]:
         """The partitions that rows of their roots have come to since the last call."""
@@ -171,6 +179,9 @@ class SlotStream:
         told, told_at = after_scn, clock()
         try:
             while True:
+                for task in self._tasks:
+                    if task.done():
+                        task.result()  # What it did not expect ends the stream.
                 waiting = self._windows.resolved > told
                 block = await self._connection.receive(
                     _RESOLVED_S if waiting else _QUIET_S, is_behind=self._is_behind()
@@ -215,8 +226,9 @@ class SlotStream:
         Raises:
             SourceUnavailable: it does not answer at all, or its sender waits for us.
         """
-        rows = await self._catalogue.fetch(_SENDER_SQL, self._connection.server_process)
-        if rows and rows[0]["waits"] not in _WAITING:
+        sql = WORK_SQL.format(process=self._connection.server_process)
+        rows = await self._catalogue.fetch(sql)
+        if rows and rows[0]["waits"] not in WAITING:
             self._connection.silent_s = 0.0
             return
         state = "waits for us" if rows else "is gone"
@@ -321,7 +333,9 @@ class SlotStream:
             await asyncio.sleep(self._settings.discover_every_s)
             try:
                 await self._discover()
+                self.look_error = ""
             except (DatabusError, asyncpg.PostgresError) as error:
+                self.look_error = str(error)
                 _log.warning("database %s: looking for new tables: %s", self._settings.name, error)
 
     # -- start

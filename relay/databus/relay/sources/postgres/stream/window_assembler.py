@@ -78,6 +78,7 @@ class WindowAssembler:
     ``stopped`` are the tables that have stopped before ``resolved``, ``announced`` the
     schemas that consumers were told of last, ``names`` the tables that a look at the catalogue
     has found: what comes of another one under such a name is older, and was never asked for.
+    ``truncated_by`` are the transactions of the tables' last TRUNCATEs, by oid.
 
     Owner: the task that reads the stream.
     Raises: FormatError; the assembler is of no use after.
@@ -113,6 +114,7 @@ class WindowAssembler:
         self._by_source: dict[str, int] = {}
         self._told: set[int] = set()
         self._changed_after: dict[str, SourceSchema] = {}
+        self.truncated_by: dict[int, int] = {}
         self._before_next = (0, 0)
         self._schemas: list[SourceSchema] = []
         self._ready: list[bytes] = []
@@ -334,9 +336,7 @@ class WindowAssembler:
         """The frames packed so far, and the schemas first used in them."""
         data = self._ready[0] if len(self._ready) == 1 else b"".join(self._ready)
         schemas = tuple(self._schemas)
-        self._ready.clear()
-        self._ready_bytes = 0
-        self._schemas.clear()
+        self._ready, self._ready_bytes, self._schemas = [], 0, []
         return data, schemas
 
     # -- messages
@@ -357,7 +357,7 @@ class WindowAssembler:
         commit, scn = pgoutput_messages.read_commit(body), self._scn()
         if commit.commit_lsn != scn:
             raise FormatError(f"the commit at {commit.commit_lsn} ends a transaction of {scn}")
-        seq, commit_us = int(self._state[SEQ]), int(self._state[COMMIT_US])
+        seq, commit_us = int(self._state[SEQ]), self.commit_us
         if seq:
             self._put(end_of_window(scn, seq, commit_us, seq, str(self._state[XID])))
         if self._changed_after:
@@ -409,6 +409,7 @@ class WindowAssembler:
 
     def _on_truncate(self, body: bytes) -> None:
         for oid in pgoutput_messages.read_truncate(body).oids:
+            self.truncated_by[oid] = int(self._state[XID])
             if self._codec(oid) is not None:
                 self._event(Op.TRUNCATE, oid, b"")
 

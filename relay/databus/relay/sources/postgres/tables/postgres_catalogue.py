@@ -15,7 +15,12 @@ import asyncpg
 from databus.common.errors import PreflightFailed, SourceUnavailable
 from databus.common.schema.source_names import join_source, split_source
 from databus.relay.sources.postgres.protocol.clear_guard import ClearGuardLoop
-from databus.relay.sources.postgres.protocol.lsn import parse_lsn
+from databus.relay.sources.postgres.protocol.lsn import (
+    END_SQL,
+    end_of_log,
+    parse_lsn,
+    scn_before,
+)
 from databus.relay.sources.postgres.protocol.postgres_settings import (
     JIT,
     LOCK_TIMEOUT,
@@ -100,6 +105,21 @@ _EVENTLESS_SQL = """
 SELECT n.nspname AS schema_name, c.relname AS table_name, c.relispartition AS is_partition
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY ($1::bigint[]::oid[]) AND (c.relispartition OR c.relpersistence <> 'p')
+"""
+
+_NAME_SQL = """
+SELECT n.nspname AS schema_name, c.relname AS table_name
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = $1::bigint::oid
+"""
+
+# Rows that are copied by VACUUM FULL and CLUSTER keep the transaction that wrote them; those that
+# ALTER TABLE writes have its own.  The first rows will do: they are the oldest.
+_OLD_ROWS_SQL = """
+SELECT EXISTS (
+    SELECT FROM (SELECT t.xmin AS version FROM ONLY {table} AS t
+                 WHERE t.tableoid = $1::bigint::oid LIMIT 1000) AS r
+    WHERE pg_catalog.age(r.version) > pg_catalog.age($2::text::xid)) AS found
 """
 
 _ROOT_SQL = """
@@ -296,6 +316,23 @@ class Catalogue:
                 else ("it is unlogged: its rows have no events", f"ALTER TABLE {quoted} SET LOGGED")
             )
         return found
+
+    async def has_rows_before(self, oid: int, horizon: int) -> bool:
+        """Whether some of the first rows of this table are older than this transaction."""
+        for names in await self.fetch(_NAME_SQL, oid):
+            table = ".".join(quote(name) for name in names.values())
+            xid = str(horizon & 0xFFFFFFFF)
+            try:
+                (row,) = await self.fetch(_OLD_ROWS_SQL.format(table=table), oid, xid)
+            except asyncpg.PostgresError:
+                return False
+            return bool(row["found"])
+        return False
+
+    async def written_scn(self) -> int:
+        """An scn below every commit that is still to come."""
+        (row,) = await self.fetch(END_SQL)
+        return scn_before(end_of_log(row.values()))
 
     async def drop_slot(self) -> None:
         """Give up our slot: the server need keep nothing for us."""

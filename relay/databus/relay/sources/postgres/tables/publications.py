@@ -8,7 +8,7 @@ ones.  Pure; ``postgres_catalogue`` asks the server.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -256,10 +256,32 @@ class GivenTables:
         """Which table each source is."""
         return {source: given.oid for source, given in (self.tables or {}).items()}
 
+    def moved(
+        self, table: PostgresTable, publication: Publication, definition: Definition | None
+    ) -> dict[int, str]:
+        """The files of this very table that may hold other rows than the last look's did: by the
+        oids of the table or its partitions the versions of their rows in pg_class."""
+        known = (self.tables or {}).get(table.source)
+        if known is None or known.oid != table.oid:
+            return {}
+        parts = publication.partitions.get(table.oid, {})
+        found = {oid: parts[oid].version for oid in _other_files(known.files, parts)}
+        # The server refuses SET UNLOGGED of a table that a publication names.
+        may_be_unlogged = not (table.is_partitioned or table.oid in publication.members)
+        before = known.definition if may_be_unlogged else None
+        if before and definition and before.horizon and before.is_moved(definition):
+            found[table.oid] = definition.version
+        return found
+
     def gap(
-        self, table: PostgresTable, publication: Publication, definition: Definition | None = None
+        self,
+        table: PostgresTable,
+        publication: Publication,
+        definition: Definition | None = None,
+        moved: Collection[int] = (),
     ) -> DefinitionGap | None:
-        """What may be missing of a table that comes whole now; None if nothing is."""
+        """What may be missing of a table that comes whole now; None if nothing is.  ``moved``: its
+        files, by oid, that may hold other rows than before."""
         if self.tables is None:
             return None
         known, name = self.tables.get(table.source), publication.name
@@ -278,7 +300,12 @@ class GivenTables:
         if known is None or why:
             return DefinitionGap(why, keeps_rows=False)
         change = self.change(table, definition)
-        why = _moved(known.files, publication.partitions.get(table.oid, {}))
+        why = _moved(known.files, publication.partitions.get(table.oid, {}), moved)
+        if table.oid in moved:
+            why = (
+                "ALTER TABLE has written it to another file: what was written to it while it was "
+                "UNLOGGED has no events"
+            )
         if change is None:
             return DefinitionGap(why, keeps_rows=False) if why else None
         return DefinitionGap(change.why, keeps_rows=change.keeps_rows and not why)
@@ -316,8 +343,12 @@ class GivenTables:
         """The same, with another definition of this table, and the files that came with it."""
         known = (self.tables or {})[table.source]
         files = {oid: definition.files.get(oid, file) for oid, file in known.files.items()}
-        if known.definition is not None:  # Whether it was renamed is for a look to find.
-            definition = replace(definition, naming=known.definition.naming)
+        before = known.definition
+        if before is not None:  # Whether it was renamed, or unlogged, is for a look to find.
+            definition = replace(
+                definition, naming=before.naming, toast=before.toast, horizon=before.horizon,
+                files=definition.files if definition.is_partitioned else before.files,
+            )  # fmt: skip
         given = replace(known, files=files, definition=definition)
         return replace(self, tables={**(self.tables or {}), table.source: given})
 
@@ -365,7 +396,13 @@ def _is_renamed(known: Definition | None, now: Definition | None) -> bool:
     return known is not None and now is not None and known.is_renamed(now)
 
 
-def _moved(known: Mapping[int, int], now: Mapping[int, Partition]) -> str:
+def _other_files(known: Mapping[int, int], now: Mapping[int, Partition]) -> list[int]:
+    """The partitions whose rows are in another file than before, by oid."""
+    # A table's first file has the number that is its oid.
+    return [oid for oid, part in now.items() if part.file != known.get(oid, oid)]
+
+
+def _moved(known: Mapping[int, int], now: Mapping[int, Partition], moved: Collection[int]) -> str:
     """Which rows have come or gone with a partition, without events; "" if none have."""
     gone = known.keys() - now.keys()
     if gone:
@@ -373,14 +410,12 @@ def _moved(known: Mapping[int, int], now: Mapping[int, Partition]) -> str:
     for oid in now.keys() - known.keys():
         if now[oid].was_attached:
             return f"its partition {now[oid].source} was attached, whose rows have no events"
-    # A table's first file has the number that is its oid.
-    other = {oid: part for oid, part in now.items() if part.file != known.get(oid, oid)}
-    # A TRUNCATE of the whole table has an event, and is one transaction.
-    is_one = len({part.version for part in other.values()}) == 1
-    whole = len(known) > 1 and known.keys() <= other.keys() and is_one
-    if other and not whole:
-        first = next(iter(other.values())).source
-        return f"its partition {first} was truncated or rewritten, of which there is no event"
+    for oid in moved:
+        if oid in now:
+            return (
+                f"its partition {now[oid].source} was truncated or rewritten, of which there is no "
+                "event"
+            )
     return ""
 
 

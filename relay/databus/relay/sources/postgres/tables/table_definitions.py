@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 # One statement, and so one moment: a column that is new is met together with the file that its
@@ -19,6 +19,8 @@ from typing import Any
 # past the statement's snapshot.  What a column's type is made of are the types that it depends on.
 DEFINITIONS_SQL = """
 SELECT c.oid::bigint AS oid, c.relkind = 'p' AS is_partitioned,
+       c.reltoastrelid::bigint AS toast, c.xmin::text AS version,
+       pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::bigint AS horizon,
        (SELECT r.xmin::text FROM pg_catalog.pg_type r WHERE r.oid = c.reltype) AS naming,
        (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(
                    a.attnum, a.attname, a.atttypid::bigint, a.xmin::text, a.attgenerated <> '',
@@ -112,6 +114,9 @@ class Definition:
     the columns of partitions whose older rows have their value in the catalogue.  ``types`` are
     the labels of enums, and the members' types of composites, that its columns are made of.
     ``naming`` is the version of its row type, which each other name, schema and owner changes.
+    ``toast`` is the table of its large values (0: it has none), ``version`` that of its row in
+    pg_class.  Every transaction before ``horizon`` had ended when the definition was read (0: not
+    known).
     """
 
     columns: str
@@ -121,18 +126,26 @@ class Definition:
     types: str = ""
     is_partitioned: bool = False
     naming: str = ""
+    toast: int = 0
+    horizon: int = field(default=0, compare=False)
+    version: str = field(default="", compare=False)
 
     def to_json(self) -> list[Any]:
         """For the memo."""
         files = {str(oid): file for oid, file in self.files.items()}
         return [
             self.columns, self.key, files, self.filled, self.types, self.is_partitioned,
-            self.naming,
+            self.naming, self.toast, self.horizon,
         ]  # fmt: skip
 
     def is_renamed(self, later: Definition) -> bool:
         """Whether the table may have had another name or schema before it had ``later``."""
         return "" != self.naming != later.naming
+
+    def is_moved(self, later: Definition) -> bool:
+        """Whether the rows are in another file, which ALTER TABLE may have written.  That makes
+        another table of large values too; VACUUM FULL, CLUSTER and TRUNCATE do not."""
+        return self.files != later.files and not 0 != self.toast == later.toast
 
 
 def definition_of(row: Mapping[str, Any], key: Collection[str]) -> Definition | None:
@@ -148,6 +161,9 @@ def definition_of(row: Mapping[str, Any], key: Collection[str]) -> Definition | 
         row["types"] or "",
         row["is_partitioned"],
         row["naming"] or "",
+        row["toast"],
+        row["horizon"],
+        row["version"],
     )
 
 
@@ -157,10 +173,12 @@ def stored_definition(document: Any) -> Definition:
     Raises:
         ValueError, TypeError, AttributeError: it is something else.
     """
-    columns, key, files, filled, types, is_partitioned, *naming = document
+    stored: list[Any] = list(document)
+    stored += ["", 0, 0][len(stored) - 6 :]  # Earlier versions have stored less.
+    columns, key, files, filled, types, is_partitioned, naming, toast, horizon = stored
     return Definition(
         str(columns), tuple(map(int, key)), _files(files), str(filled), str(types),
-        bool(is_partitioned), *map(str, naming),  # Without it from earlier versions.
+        bool(is_partitioned), str(naming), int(toast), int(horizon),
     )  # fmt: skip
 
 

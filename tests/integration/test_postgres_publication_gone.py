@@ -1,0 +1,77 @@
+"""A publication that somebody drops while a relay without the right to make it again reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from databus.relay.processes.fetcher import Fetcher
+from tests.support.capture import capturing, database_config, ring_state, streaming
+from tests.support.fixtures import FreshDatabase
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+CREATE = "CREATE PUBLICATION given FOR ALL TABLES WITH (publish_via_partition_root = true)"
+
+
+@pytest.fixture
+def reader(postgres_database: FreshDatabase) -> Iterator[str]:
+    """The URL of an account with the rights of docs/managed-servers.md."""
+    db = postgres_database
+    name = f"reader_{db.name}"
+    db.execute(f"CREATE ROLE {name} LOGIN REPLICATION PASSWORD 'pw'")
+    db.execute(f"ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO {name}")
+    host = db.url.rpartition("@")[2]
+    yield f"postgresql://{name}:pw@{host}"
+    db.execute(f"DROP OWNED BY {name}")
+    db.execute(f"DROP ROLE {name}")
+
+
+def stopped(fetcher: Fetcher) -> dict[str, str]:
+    return {source: stop.why for source, stop in (fetcher.suspended() or {}).items()}
+
+
+async def test_every_table_is_suspended_until_the_publication_is_there_again(
+    postgres_database: FreshDatabase, reader: str, tmp_path: Path
+) -> None:
+    """Before PostgreSQL 18 the stream fails at the next change; since then it is silent."""
+    db, folder = postgres_database, tmp_path / "shop"
+    db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    db.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    db.execute(CREATE)
+    config = database_config(
+        "shop", reader, "public.*", publication="given", discover_every="200ms"
+    ).model_copy(update={"resync": "auto"})
+    is_silent = int(db.execute("SHOW server_version_num")[0][0]) >= 18_00_00
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        db.execute("INSERT INTO t VALUES (1)")
+        await eventually(lambda: ring_state(folder).letters == "c", 30, "followed")
+        db.execute("DROP PUBLICATION given")
+        await eventually(
+            lambda: stopped(fetcher).keys() >= {"public.t", "public.other"}, 30, "named"
+        )
+        for source in ("public.t", "public.other"):
+            assert "the publication given is gone" in stopped(fetcher)[source]
+            assert "CREATE PUBLICATION" in (fetcher.suspended() or {})[source].waits_for
+        await eventually(
+            lambda: any("could not be compared" in w for w in warnings(fetcher)), 30, "warned"
+        )
+        if is_silent:
+            db.execute("INSERT INTO t VALUES (2)")
+        db.execute(CREATE)
+        await eventually(lambda: not stopped(fetcher), 60, "resynchronised")
+        db.execute("INSERT INTO t VALUES (3)")
+        wanted = {(number,) for (number,) in db.execute("SELECT id FROM t")}
+        await eventually(lambda: set(ring_state(folder).tables["public.t"]) == wanted, 30, "equal")
+        await eventually(
+            lambda: not any("could not be compared" in w for w in warnings(fetcher)), 30, "well"
+        )
+
+
+def warnings(fetcher: Fetcher) -> list[str]:
+    found = fetcher.status_document()["source"].get("warnings") or []
+    return [str(warning) for warning in found]
