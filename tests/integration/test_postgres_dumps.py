@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from databus.relay.sources.contract import MAX_CHUNK_BYTES, ChunkRequest
+from databus.relay.sources.postgres.protocol.replication_connection import ReplicationConnection
 from tests.integration.test_stopped_tables import dump, rows_of
+from tests.storm.replica import RingReplica
 from tests.support.capture import capturing, database_config, streaming
 from tests.support.fixtures import FreshDatabase
 from tests.support.postgres_follower import config_of, opened
@@ -96,3 +100,46 @@ async def test_a_chunk_of_large_rows_ends_at_its_bound_and_the_next_one_continue
     assert counts["public.wide"] == [5016, 16, 16, 16, 16, 0]
     assert counts["public.heap"] in ([16, 14], [16, 14, 0])
     assert peak_bytes < 6 * MAX_CHUNK_BYTES, "two chunks, and one whose buffer grows"
+
+
+async def test_a_suspended_table_that_is_empty_is_followed_where_the_stream_has_emptied_it(
+    postgres_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deletes of rows that no consumer has any more come while it is resynchronised."""
+    db, held, waits = postgres_database, asyncio.Event(), asyncio.Event()
+    receive = ReplicationConnection.receive
+
+    async def receiving(*arguments: Any, **named: Any) -> Any:
+        if held.is_set():
+            waits.set()
+            return await asyncio.sleep(0.02)
+        return await receive(*arguments, **named)
+
+    monkeypatch.setattr(ReplicationConnection, "receive", receiving)
+    db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    config = database_config(
+        "shop", db.url, "public.*", discover_every="200ms", publication="given", slot="given"
+    ).model_copy(update={"resync": "auto"})
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        db.execute("INSERT INTO t VALUES (1), (2)")
+        replica = RingReplica(tmp_path / "shop")
+        await eventually(lambda: bool(replica.read() or replica.tables), 30, "followed")
+        held.set()
+        await waits.wait()
+        db.execute("DELETE FROM t")
+        db.execute("ALTER PUBLICATION given SET (publish = 'insert')")
+        db.execute("ALTER PUBLICATION given SET (publish = 'insert, update, delete, truncate')")
+        await eventually(
+            lambda: any(dump.tables is not None for dump in fetcher.book), 60, "it is being dumped"
+        )
+        await asyncio.sleep(1.0)
+        assert fetcher.tables.document(), "the stream has not come to where it was emptied"
+        held.clear()
+        await eventually(lambda: not fetcher.tables.document(), 60, "followed again")
+        db.execute("INSERT INTO t VALUES (3)")
+        await eventually(
+            lambda: bool(replica.read()) or list(replica.tables["public.t"].rows) == [(3,)], 30, "3"
+        )
+    assert not replica.faults
+    replica.close()
