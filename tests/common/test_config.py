@@ -156,7 +156,7 @@ def test_a_rule_that_is_none_is_named(line: str, told: str) -> None:
 )  # fmt: skip
 def test_a_database_cannot_be_blocked_by_a_consumer(url: str) -> None:
     text = f'[relay]\n[[database]]\nname = "a"\nurl = "{url}"\noptions = {{ block = true }}\n'
-    with pytest.raises(ConfigError, match=r"database a: .*keeps its log.*relay\+http://") as caught:
+    with pytest.raises(ConfigError, match=r"database a: .*retains its.*relay\+http://") as caught:
         parse(text)
     assert "hidden" not in str(caught.value)
 

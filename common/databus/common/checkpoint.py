@@ -2,7 +2,7 @@
 
 A ``Position`` is a point in the order of one stream.  A ``Checkpoint`` is what a consumer has
 durably finished: a position with the database and the clock that it belongs to, and for a
-consumer in the middle of a bootstrap also the place in it.
+consumer in the middle of a bootstrap also its progress in that bootstrap.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ORIGIN = Position(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Oldest:
-    """Start with the oldest event that is still kept."""
+    """Start with the oldest retained event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Latest:
 class AtTime:
     """Start with the first window that was committed at ``commit_us`` or later.
 
-    Only a server knows where that is; it becomes a position there.
+    The server resolves the time to a position.
     """
 
     commit_us: int
@@ -90,8 +90,8 @@ class BootstrapCheckpoint:
 
     It had everything up to ``since`` before; the bootstrap goes up to ``target``, and every
     run before ``run`` and the first ``row`` rows of ``run`` are finished.  ``position`` is
-    where its state is known to be consistent, so that any other bootstrap server can go on
-    from there if ``run`` is gone.
+    where its state is known to be consistent, so that any other bootstrap server can resume
+    there if ``run`` is gone.
     """
 
     database: str

@@ -1,9 +1,9 @@
 """The configuration: one TOML file for any mix of the processes.
 
 Each section is one frozen model.  The text under a key is its description: the configuration
-reference of the manual is made of these texts, and the line that begins with ``Example:`` is
-TOML.  Unknown keys are refused with the nearest right name, sizes and durations are written with
-their units ("256MiB", "30s"), and secrets never print.
+reference of the manual is generated from these texts, and the line that begins with ``Example:``
+is TOML.  An error about an unknown key names the nearest known one.  Sizes and durations have
+units ("256MiB", "30s"), and secrets never print.
 """
 
 from __future__ import annotations
@@ -170,11 +170,11 @@ class DatabaseConfig(_Model):
 
     @property
     def is_relayed(self) -> bool:
-        """Whether another relay is read and not a database."""
+        """Whether the relay reads another relay and not a database."""
         return self.url.reveal.partition("://")[0] in RELAY_SCHEMES
 
     def captures(self, source: str) -> bool:
-        """Whether ``sources`` takes a table and ``exclude_sources`` does not."""
+        """Whether ``sources`` selects a table and ``exclude_sources`` does not."""
         return _matches(source, self.sources) and not _matches(source, self.exclude_sources)
 
     @property
@@ -208,8 +208,8 @@ class DatabaseConfig(_Model):
         if self.options.get("block") and not self.is_relayed:
             raise ValueError(
                 f"database {self.name}: block = true would stop reading {self.url} until a "
-                "consumer releases, while the database keeps its log for the relay; only what "
-                "is read from another relay, relay+http://, may block: take block out"
+                "consumer releases, while the database retains its log for the relay. Only a "
+                "database that is read from another relay, relay+http://, may block. Remove block"
             )
         return self
 
@@ -217,8 +217,8 @@ class DatabaseConfig(_Model):
 class S3Options(_Model):
     """``[bootstrap.s3]`` and ``[export.s3]``: how an S3 store is reached.
 
-    A value that is empty comes from the environment (``AWS_*``) or from the machine's role. This
-    holds for the writer and the server here, and for the tasks of Spark where they run.
+    An empty value comes from the environment (``AWS_*``) or from the machine's role. The log
+    writer and the server use those of their machine, and Spark's tasks those of theirs.
     """
 
     endpoint: str = ""

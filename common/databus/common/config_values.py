@@ -77,7 +77,7 @@ def _source_url(value: Any) -> SourceUrl:
 
 
 def _require_plain_authority(url: str) -> None:
-    """Refuse a URL whose password ends its authority: it would be cut in the wrong place."""
+    """Refuse a URL whose password ends its authority: it would be split at the wrong character."""
     rest = url.partition("://")[2]
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if "@" in rest and "@" not in authority:
@@ -86,7 +86,7 @@ def _require_plain_authority(url: str) -> None:
             "write %2F, %3F and %23 (and %40 for @, %3A for :, %25 for %)"
         )
     if re.search(r"%(?![0-9A-Fa-f]{2})", authority.rpartition("@")[0]):
-        raise ValueError("the URL's user or password has a % that begins no %XX; write %25 for it")
+        raise ValueError("the URL's user or password has a % without two hex digits; write %25")
 
 
 def _relay_url(value: Any) -> HiddenUrl:
@@ -132,7 +132,7 @@ def _secret(value: Any) -> Secret:
 
 
 def _key_columns(value: Any) -> tuple[str, ...]:
-    """The columns of a configured key: "*" is a list of one, and so is a single name."""
+    """The columns of a configured key; "*" or a single name is a list of one."""
     names = [value] if isinstance(value, str) else list(value)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError('a key is a list of columns, or "*" for all of them')

@@ -1,9 +1,9 @@
 """Every error that Databus raises, as one tree.
 
-Each class says three things besides its message: ``code``, the stable name that travels on
-the wire and in logs; ``retry``, whether the same call may succeed later without anybody
-changing anything; and ``hint``, what the operator does.  On the wire an error is a problem
-document (RFC 9457) whose ``code`` picks the class again on the other side.
+Each class has three attributes besides its message: ``code``, the stable name on the wire and in
+logs; ``retry``, whether the same call may succeed later without any change; and ``hint``, what
+the operator does.  On the wire an error is a problem document (RFC 9457), and the other side
+finds the class by its ``code``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from databus.common.private import without_passwords
 
 
 class DatabusError(Exception):
-    """Root of the tree.  ``details`` are numbers and names that a program may want."""
+    """Root of the tree.  ``details`` are numbers and names that a program may use."""
 
     code: ClassVar[str] = "internal_error"
     status: ClassVar[int] = 500
     retry: ClassVar[bool] = False
-    hint: ClassVar[str] = "Look at the log of the process that answered."
+    hint: ClassVar[str] = "Check the log of the process that answered."
 
     def __init__(self, message: str, **details: Any) -> None:
         message = without_passwords(message)
@@ -30,7 +30,7 @@ class DatabusError(Exception):
 
 
 class BadRequest(DatabusError):
-    """A parameter is missing, unknown or not of its form."""
+    """A parameter is missing, unknown or malformed."""
 
     code = "bad_request"
     status = 400
@@ -149,7 +149,7 @@ class ReaderOvertaken(ScnTooOld):
     """The writer overwrote the range while it was being read."""
 
     code = "reader_overtaken"
-    hint = "Ask again from the last checkpoint; if it happens often, enlarge ring_bytes."
+    hint = "Resume at the last checkpoint. If it happens often, enlarge ring_bytes."
 
 
 class LogTooYoung(DatabusError):
@@ -190,10 +190,10 @@ class SourcePositionLost(DatabusError):
 
 
 class UnsupportedChange(DatabusError):
-    """The source sent something that cannot be carried without guessing."""
+    """The source sent a change that the stream cannot represent exactly."""
 
     code = "unsupported_change"
-    hint = "The message names the table and what it cannot carry."
+    hint = "The message names the table and the change."
 
 
 class PreflightFailed(DatabusError):
@@ -218,7 +218,7 @@ class ConfigError(DatabusError):
 
 
 class FormatError(DatabusError):
-    """Bytes are not what the format says.  Nothing of them has been used."""
+    """Bytes do not match the format.  None of them has been used."""
 
     code = "format_error"
     hint = "The bytes are damaged or of another version. Read them again from their origin."
@@ -256,8 +256,8 @@ class BucketError(StoreError):
     code = "bucket_error"
     retry = True
     hint = (
-        "The message has the answer of S3. Check the bucket, the rights of the credentials, the "
-        "network, and [bootstrap.s3] or [export.s3]."
+        "The message contains the answer of S3. Check the bucket, the rights of the credentials, "
+        "the network, and [bootstrap.s3] or [export.s3]."
     )
 
 
@@ -277,7 +277,7 @@ class FrameTooLarge(DatabusError):
 
 
 class RingFull(DatabusError):
-    """A ring in block mode has no room until its readers move on."""
+    """A ring in block mode has no room until its readers advance."""
 
     code = "ring_full"
     retry = True
@@ -294,27 +294,27 @@ class ServerUnavailable(DatabusError):
 
 
 class ConsumerFailed(DatabusError):
-    """A callback failed until its retries were used up."""
+    """A callback failed, and so did all its retries."""
 
     code = "consumer_failed"
     hint = "Fix the consumer (the cause is chained), and start it again from its checkpoint."
 
 
 class DumpFailed(DatabusError):
-    """A dump stopped before its end; it can be resumed."""
+    """A dump failed before its end; it can be resumed."""
 
     code = "dump_failed"
     hint = "Remove the cause that the message names, then resume: databus dump --resume ID."
 
 
 class WindowMissing(DatabusError):
-    """A window of the stream is missing: the end of a later one names its end."""
+    """A window of the stream is missing: the end of the next one refers to it."""
 
     code = "window_missing"
     status = 500
     retry = True
     hint = (
-        "The reader asks again from its last good position, at another server if there is one. "
+        "The reader retries from its last good position, at another server if there is one. "
         "If the error repeats, check the ring of the relay: databus inspect ring FOLDER."
     )
 
@@ -323,7 +323,7 @@ class UsageError(DatabusError):
     """The application calls the library in a way that cannot work."""
 
     code = "usage_error"
-    hint = "Change the calling code as the message says."
+    hint = "Change the calling code as the message describes."
 
 
 class InternalError(DatabusError):
@@ -359,10 +359,10 @@ _PROBLEM_KEYS = frozenset({"type", "title", "status", "detail", "code", "retry",
 
 
 def from_problem(problem: dict[str, Any]) -> DatabusError:
-    """The error that a problem document stands for; an unknown code gives the root class."""
+    """The error in a problem document; an unknown code gives the root class."""
     cls = registry().get(str(problem.get("code")), DatabusError)
     error = cls(str(problem.get("detail", problem.get("title", "no detail given"))))
-    # Not as arguments: a key may be called like one of theirs.
+    # Set here and not passed: a key may have the name of a parameter.
     error.details = {key: value for key, value in problem.items() if key not in _PROBLEM_KEYS}
     return error
 
@@ -386,11 +386,10 @@ def _document(body: bytes) -> dict[str, Any] | None:
 def from_answer(
     url: str, status: int, body: bytes, otherwise: type[DatabusError] | None = None
 ) -> DatabusError:
-    """The error that an HTTP answer stands for: its problem, or its status where it has none.
+    """The error for an HTTP answer: that of its problem document, or else by its status.
 
-    A status of 5xx, or 429, may pass; what any other one refuses is the request.  A document
-    with a ``code`` that is none of ours may be anybody's: a proxy's, say.  ``otherwise`` is what
-    the refusal of a stranger means to the caller.
+    A status of 5xx or 429 gives ServerUnavailable, any other one ``otherwise`` or BadRequest.  A
+    document whose ``code`` is unknown may come from a proxy: then the status counts.
     """
     problem = _document(body)
     if problem is not None and str(problem.get("code")) in registry():
@@ -399,7 +398,7 @@ def from_answer(
         return ServerUnavailable(
             f"{url} answered {status}, a redirect, which is not followed; give the server's own URL"
         )
-    said = f"{url} answered {status}: {body[:200].decode(errors='replace')}"
+    message = f"{url} answered {status}: {body[:200].decode(errors='replace')}"
     if status >= 500 or status == 429:
-        return ServerUnavailable(said)
-    return (otherwise or BadRequest)(said)
+        return ServerUnavailable(message)
+    return (otherwise or BadRequest)(message)

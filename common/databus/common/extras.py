@@ -1,6 +1,6 @@
 """Whether the packages of an extra are installed, by the package's own metadata.
 
-What belongs here: the question, and the error that names the extra.  What does not: which module
+What belongs here: the check, and the error that names the extra.  What does not: which module
 needs which package; pyproject.toml lists the packages of each extra.
 """
 
@@ -38,7 +38,7 @@ def require_extra(extra: str) -> None:
 
 
 def missing_extra(extra: str, packages: list[str]) -> MissingDependency:
-    """The error for an extra of which these packages are not installed."""
+    """The error for an extra some of whose packages, these, are not installed."""
     are = "is" if len(packages) == 1 else "are"
     return MissingDependency(
         f"{', '.join(packages)} {are} not installed. "
@@ -62,13 +62,13 @@ def packages_of(extra: str) -> Iterator[str]:
 
 
 def _requirements() -> Iterator[tuple[str, str | None]]:
-    """Each requirement as (package, the extra of ours that asks for it).
+    """Each requirement as (package, the extra of ours that requires it).
 
-    The metadata of a wheel has the extras that an extra includes replaced by their packages.
+    In a wheel's metadata, the packages of included extras replace their names.
     """
     try:
         lines = metadata.requires(DISTRIBUTION) or []
-    except metadata.PackageNotFoundError:  # A tree that is not installed: nothing is known.
+    except metadata.PackageNotFoundError:  # A tree that is not installed has no metadata.
         return
     for line in lines:
         found, of = _REQUIREMENT.match(line), _OF_EXTRA.search(line)

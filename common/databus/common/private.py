@@ -1,7 +1,7 @@
-"""What nobody else is to see: passwords in URLs, and the files that we write.
+"""Hides passwords in URLs, and makes files that only their user can read.
 
-A URL's password is everything between the first colon behind ``://`` and the last ``@``, whatever
-is in it: a raw ``/``, ``?`` or ``#`` makes a URL that cannot be used, but must not show it either.
+A URL's password is everything between the first colon after ``://`` and the last ``@``.  A raw
+``/``, ``?`` or ``#`` in it makes the URL unusable, but must not reveal it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ FILE_MODE, FOLDER_MODE = 0o600, 0o700
 class HiddenUrl(str):
     """A URL that does not show its password when printed, logged or formatted.
 
-    What other methods of ``str`` give, and ``+``, is a plain text with the password.
+    Other methods of ``str``, and ``+``, give a plain text with the password.
     """
 
     __slots__ = ()
 
     def __new__(cls, text: str) -> Self:
-        """A URL that is one already keeps its password."""
+        """A ``HiddenUrl`` as ``text`` retains its password."""
         return super().__new__(cls, text.reveal if isinstance(text, HiddenUrl) else text)
 
     @property

@@ -1,4 +1,4 @@
-"""What a captured table may be: followed, suspended or resynchronising.
+"""The states of a captured table: followed, suspended, resynchronising.
 
 The content of a TABLE_STATE frame, and of every document that shows tables.
 """
@@ -29,7 +29,7 @@ class TableState:
     """The state of one table.
 
     ``since_scn`` is the transaction since which the stream does not give its content, ``reason``
-    what happened there, ``cure`` what ends it.  A table that is followed has neither.
+    what happened there, ``cure`` what the operator can do.  A followed table has none of them.
     """
 
     source: str
@@ -39,7 +39,7 @@ class TableState:
     cure: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As it is shown, and stands in the frame."""
+        """The JSON object of the frame, and of documents that show it."""
         return {
             "source": self.source,
             "state": str(self.state),

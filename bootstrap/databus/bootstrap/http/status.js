@@ -8,9 +8,9 @@ function about(status) {
 function log(database) {
   return element("div", { class: "range" },
     element("div", { class: "ends" },
-      element("span", {}, "oldest " + place(database.prev)),
-      element("span", {}, "snapshot " + place(database.snapshot)),
-      element("span", {}, "newest " + place(database.max))));
+      element("span", {}, "oldest " + positionText(database.prev)),
+      element("span", {}, "snapshot " + positionText(database.snapshot)),
+      element("span", {}, "newest " + positionText(database.max))));
 }
 function applier(one) {
   if (one.state !== "merging" && one.state !== "down") return null;
@@ -33,7 +33,7 @@ function seeding(sources, now_us) {
 }
 function gaps(list, now_us) {
   return table(["lost after", "up to", "seen", "repaired"], list.map((gap) => [
-    place(gap.from), place(gap.to), ago(now_us, gap.at_us),
+    positionText(gap.from), positionText(gap.to), ago(now_us, gap.at_us),
     gap.repaired_us ? ago(now_us, gap.repaired_us)
       : gap.bridged ? element("span", { class: "warn" }, "being compared with the database")
         : "dumped again"]));
@@ -41,13 +41,13 @@ function gaps(list, now_us) {
 function runs(list, now_us) {
   const newest = list.slice().reverse();
   return [table(["run", "from", "to", "rows", "files", "size", "made"],
-    newest.slice(0, RUNS_SHOWN).map((run) => [run.kind, place(run.start), place(run.stop),
+    newest.slice(0, RUNS_SHOWN).map((run) => [run.kind, positionText(run.start), positionText(run.stop),
       count(run.rows), count(run.files), size(run.file_bytes), ago(now_us, run.created_us)])),
     shown(newest, RUNS_SHOWN, "runs")];
 }
 function applies(list, now_us) {
   return table(["merged", "into a", "up to", "runs", "rows", "size", "in"],
-    list.slice().reverse().map((one) => [ago(now_us, one.finished_us), one.kind, place(one.stop),
+    list.slice().reverse().map((one) => [ago(now_us, one.finished_us), one.kind, positionText(one.stop),
       count(one.tier), count(one.rows_in) + " → " + count(one.rows_out),
       size(one.bytes_in) + " → " + size(one.bytes_out), duration(one.seconds)]));
 }

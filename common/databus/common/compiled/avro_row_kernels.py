@@ -1,7 +1,7 @@
 """Avro records into columns: the loops that cut many rows into numbers and byte ranges at once.
 
-What belongs here: walking records by a table of column codes.  What the numbers mean, and the
-Arrow arrays made of them, is the client's business (``databus.client.tables.arrow_rows``).
+What belongs here: walking records by a table of column codes.  What does not: the meaning of the
+numbers, and the Arrow arrays made of them (``databus.client.tables.arrow_rows``).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def _two_words(buf: U8Array, start: int, stop: int) -> tuple[int, int]:
     middle = max(start, stop - 8)
     high = i64(-1) if buf[start] & 0x80 else i64(0)
     low = high if stop - middle < 8 else i64(0)
-    for place in range(middle, stop):
-        low = low << 8 | i64(buf[place])
-    for place in range(start, middle):
-        high = high << 8 | i64(buf[place])
+    for index in range(middle, stop):
+        low = low << 8 | i64(buf[index])
+    for index in range(start, middle):
+        high = high << 8 | i64(buf[index])
     return low, high
 
 
@@ -61,7 +61,7 @@ def decode_rows(
     Column c has the type ``codes[c]`` and goes to row ``slots[c]`` of the outputs, or nowhere if
     that is negative.  ``first`` gets the number, the bits of a double, the low word of a decimal
     or the start of bytes in ``buf``; ``second`` the high word or the length; ``valid`` 1 where
-    there is a value.  Returns -1, or the index of the first record that is not one.
+    there is a value.  Returns -1, or the index of the first damaged record.
     """
     for row in range(len(starts)):
         at = starts[row]

@@ -1,7 +1,7 @@
-"""What numba has no word for: memcpy, CRC-32C in hardware, and stores of packed records.
+"""Operations that numba does not offer: memcpy, CRC-32C in hardware, stores of packed records.
 
-Compiled code alone may call these; ``kernels`` decides whether it does.  ``HAS_CRC`` is False
-where numba is absent or the processor is not an x86 with SSE 4.2.
+Only compiled code may call these; ``kernels`` decides whether it does.  ``HAS_CRC`` is False
+if numba is absent or the processor is not an x86 with SSE 4.2.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The compiled kernels on disk: whether they are there, and compiling all of them at once.
 
-Numba keeps what it compiled beside the source, or in the user's cache where that is read-only.  A
-module with compiled loops has a function ``warm_up`` that calls each of them on next to nothing;
-``compile_all`` calls them all.  ``python -m databus.common.compiled.kernel_cache`` is that as a
-process.
+Numba stores compiled code beside the source, or in the user's cache if that folder is read-only.
+Each module with kernels has a function ``warm_up`` that calls every one of them with minimal
+input; ``compile_all`` calls all of these functions.  ``python -m
+databus.common.compiled.kernel_cache`` runs ``compile_all`` in a process of its own.
 
-Numba looks at the file of a function alone.  A function that uses another module's functions or
-constants would keep what those were.  So ``compile_all`` deletes everything that numba has kept
-when any of these modules has changed.
+Numba's cache checks only the file of the function itself.  It would reuse a function although
+another module's functions or constants that it uses have changed.  So ``compile_all`` deletes
+numba's cache files when any of these modules has changed.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def compile_all() -> None:
 
 
 def forget_stale(folders: Iterable[Path]) -> None:
-    """Delete what numba has kept, unless the kernels and what they import are as they were then.
+    """Delete numba's cache files if the kernels, or the modules that they import, have changed.
 
-    ``folders`` are those that hold the rooms' packages: relay/databus and so on, or one of all.
+    ``folders`` hold the rooms' packages: relay/databus and so on, or one folder for all.
     Files that only an administrator may delete stay: numba does not write there either.
     """
     folders = tuple(folders)
@@ -69,8 +69,8 @@ def forget_stale(folders: Iterable[Path]) -> None:
         return
     with contextlib.suppress(PermissionError):
         for folder in folders:
-            for kept in folder.rglob("__pycache__/*.nb[ic]"):
-                kept.unlink()
+            for cached in folder.rglob("__pycache__/*.nb[ic]"):
+                cached.unlink()
         noted.parent.mkdir(parents=True, exist_ok=True)
         noted.write_text(content)
 
@@ -80,7 +80,7 @@ def _folders() -> list[Path]:
 
 
 def _texts(folders: Iterable[Path]) -> dict[str, str]:
-    """The text of each module of ours, by the name that an import calls it."""
+    """The text of each module of ours, by its import name."""
     return {
         ".".join(("databus", *path.relative_to(folder).with_suffix("").parts)): path.read_text()
         for folder in folders
@@ -90,7 +90,7 @@ def _texts(folders: Iterable[Path]) -> dict[str, str]:
 
 def _content(texts: dict[str, str]) -> str:
     """A hash of the modules that have kernels, and of those that they import."""
-    # The words first: searching for line beginnings takes ten times as long.
+    # A substring search first: searching for line beginnings takes ten times as long.
     named = [name for name, text in texts.items() if "jit" in text or "@intrinsic" in text]
     used = {name for name in named if _KERNEL.search(texts[name])}
     for name in tuple(used):
@@ -104,7 +104,7 @@ def _content(texts: dict[str, str]) -> str:
 
 
 def _stamp(content: str) -> Path:
-    """The file that says that these kernels are compiled for this installation.
+    """The file that marks these kernels as compiled for this installation.
 
     Raises:
         PackageNotFoundError: numba is not installed.
@@ -123,7 +123,7 @@ def _processor() -> list[str]:
 
 
 def main() -> int:
-    """``PARENT_PID``: compile, and end with the parent.  ``--check``: 1 if there is a need."""
+    """``PARENT_PID``: compile, and end with the parent.  ``--check``: 1 if not yet compiled."""
     arguments = sys.argv[1:]
     if arguments == ["--check"]:
         return 0 if is_compiled() else 1

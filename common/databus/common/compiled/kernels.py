@@ -57,14 +57,14 @@ else:
             pass
         else:
 
-            class _Told(event.Listener):
-                """Says once why a first start takes so long."""
+            class _CompileNotice(event.Listener):
+                """Logs once why a first start takes so long."""
 
-                is_told = False
+                is_logged = False
 
                 def on_start(self, _):
-                    if not self.is_told:
-                        self.is_told = True
+                    if not self.is_logged:
+                        self.is_logged = True
                         logging.getLogger("databus").warning(
                             "compiling loops for this processor: once after an installation, "
                             "up to a minute"
@@ -73,7 +73,7 @@ else:
                 def on_end(self, _):
                     pass
 
-            event.register("numba:compile", _Told())
+            event.register("numba:compile", _CompileNotice())
 
     def jit(function):
         """Compile ``function`` (nopython, no GIL, cached on disk) if numba is there."""

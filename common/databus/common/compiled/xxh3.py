@@ -1,6 +1,6 @@
 """XXH3 (64 bits, seed 0) as a kernel: the key hash for loops that hold no Python objects.
 
-Where numba is not there the xxhash package does the same; the tests compare the two over all
+Without numba the xxhash package does the same; the tests compare the two over all
 length classes.  Source: the xxHash specification, chapter "XXH3 algorithm overview".
 """
 
@@ -182,9 +182,9 @@ def _long(buf: U8Array, start: int, length: int) -> np.uint64:
     sums = _ACCUMULATORS.copy()
     stripes = (length - 1) // _STRIPE_BYTES
     for stripe in range(stripes):
-        place = stripe % _STRIPES
-        _accumulate(sums, buf, start + stripe * _STRIPE_BYTES, 8 * place)
-        if place == _STRIPES - 1:
+        index = stripe % _STRIPES
+        _accumulate(sums, buf, start + stripe * _STRIPE_BYTES, 8 * index)
+        if index == _STRIPES - 1:
             for lane in range(8):
                 sums[lane] ^= sums[lane] >> _47
                 sums[lane] ^= _WORDS[_LAST_SECRET + 8 * lane]

@@ -1,7 +1,7 @@
-"""Cutting the frames that a reader wants out of a block, window by window.
+"""Selects the frames of a block that pass a filter, window by window.
 
-A window of which anything is taken keeps its end, so that the reader sees it closed; a window
-of which nothing is taken leaves no byte.
+A window with such a frame retains its end, so that the reader sees it closed.  A window without
+one leaves no byte.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from databus.common.frame.header_layout import (
 def close_windows(columns: FrameColumns, taken: Mask, *, in_window: bool) -> tuple[Mask, bool]:
     """``taken`` with the end of each window of which a frame is taken.
 
-    ``in_window`` says that the window in which the block begins has been taken from before;
-    the same is returned for the window in which the block ends.
+    ``in_window``: an earlier block has a taken frame of the window in which this block begins.
+    The second result is the same for the window in which this block ends.
     """
     ends = (columns.op == END_OF_WINDOW).nonzero()[0]
     if not len(ends):
@@ -46,12 +46,12 @@ def close_windows(columns: FrameColumns, taken: Mask, *, in_window: bool) -> tup
 class HeaderFilter:
     """A filter that looks at headers alone, and the ends of windows, in one pass.
 
-    It decides as ``StreamFilter.mask`` and ``close_windows`` do together, for a tenth of what
-    those cost where a block has a few frames: at the tail that is every block.
+    It gives what ``StreamFilter.mask`` and ``close_windows`` give together, at a tenth of their
+    cost for a block of a few frames.  At the tail every block is one.
     """
 
     def __init__(self, wanted: StreamFilter) -> None:
-        """``wanted`` has no partition but by hash."""
+        """``wanted`` has no partition, or one by hash."""
         partition = wanted.partition
         if partition is not None and not isinstance(partition, ModPartition):
             raise TypeError(f"{partition} looks at keys")
@@ -138,7 +138,7 @@ def _choose(
 def gather(
     block: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> bytes | memoryview:
-    """The frames at ``starts``, ascending, back to back; a view where they lie so already."""
+    """The frames at ``starts``, ascending, back to back; a view if they are adjacent already."""
     total = int(lengths.sum())
     if not total:
         return b""

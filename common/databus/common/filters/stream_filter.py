@@ -1,4 +1,4 @@
-"""Server-side filters: which frames of a block a reader has asked for.
+"""Server-side filters: which frames of a block a reader requests.
 
 A filter looks at columns (source, op, key hash, key), never at decoded events, so that the
 relay and the bootstrap server select with the same code at the speed of numpy.
@@ -50,8 +50,8 @@ class ModPartition:
 class RangePartition:
     """Keys whose first column, a number, divided by ``size`` is in ``first`` .. ``last``.
 
-    Meant for tables whose key begins with an integer; other keys give whatever their first
-    bytes mean as one.
+    Meant for tables whose key begins with an integer.  For another key the number is what its
+    first bytes are as one.
     """
 
     size: int
@@ -94,7 +94,7 @@ def _first_numbers(
 
 @dataclass(frozen=True, slots=True)
 class StreamFilter:
-    """What a reader has asked for; the empty filter takes everything.
+    """What a reader requests; the empty filter takes everything.
 
     ``sources`` are globs over source names, ``ops`` the letters' ops.
     """
@@ -147,17 +147,17 @@ class StreamFilter:
 def is_among(values: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> Mask:
     """Which values are in ``wanted``, which ascends.
 
-    As ``np.isin``, whose overhead is a hundred times that of a look-up where a block holds a
-    few frames only.
+    As ``np.isin``, whose overhead for a block of a few frames is a hundred times that of a
+    look-up.
     """
     if not len(wanted):
         return np.zeros(len(values), dtype=np.bool_)
     if len(wanted) == 1:
         single: Mask = values == wanted[0]
         return single
-    places = wanted.searchsorted(values)
-    places[places == len(wanted)] = 0
-    found: Mask = wanted[places] == values
+    indexes = wanted.searchsorted(values)
+    indexes[indexes == len(wanted)] = 0
+    found: Mask = wanted[indexes] == values
     return found
 
 
@@ -180,7 +180,7 @@ def matching_ids(names: Iterable[str], stream_filter: StreamFilter) -> npt.NDArr
 _MOD = re.compile(r"mod:(\d{1,9}):([\d,-]+)")
 _BUCKETS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 MAX_BUCKETS = 1 << 16
-"""How many a reader may list: a set of them is made before the first event is looked at."""
+"""Most buckets that a request may list: the server makes a set of them before the first event."""
 _RANGE = re.compile(r"range:(\d{1,18}):(-?\d{1,18})(?:-(-?\d{1,18}))?")
 
 

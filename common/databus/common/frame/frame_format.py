@@ -4,7 +4,7 @@ A frame is packed once, where the change is read, and never re-encoded: the same
 the ring, travel over HTTP, and lie in the bootstrap's log and runs.  FORMAT.md beside this
 file is the specification; ``header_layout`` has its table of header fields in code.
 
-Reading is total: any bytes give frames or a ``FormatError`` that says where and why.
+Reading is total: any bytes give frames or a ``FormatError`` with the offset and the cause.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def source_id(name: str) -> int:
 
 
 def key_hash(key: Buffer) -> int:
-    """xxh3_64 of the key bytes, what partitions are cut by."""
+    """xxh3_64 of the key bytes; partitions are defined by it."""
     return xxhash.xxh3_64_intdigest(bytes(key))
 
 
@@ -115,7 +115,7 @@ def pack_frame(
     absent: bytes = b"",
     extra_flags: int = 0,
 ) -> bytes:
-    """One frame.  ``before`` and ``after`` of None are absent, which b"" is not.
+    """One frame.  None for ``before`` or ``after`` means absent, b"" means present and empty.
 
     ``absent`` is the bitmap of columns that ``after`` does not really hold, bit i of byte
     i // 8 for column i.
@@ -188,7 +188,7 @@ def iter_frames(buf: Buffer) -> Iterator[FrameView]:
     """All frames of a buffer that holds whole frames only.
 
     Raises:
-        FormatError: there is something else in it.
+        FormatError: it holds anything else.
     """
     view = memoryview(buf)
     offset = 0
@@ -202,8 +202,8 @@ def iter_frames(buf: Buffer) -> Iterator[FrameView]:
 class FrameColumns:
     """The headers of a block of frames as columns, one entry a frame.
 
-    ``offset`` is int64, in bytes from the block's start; the fields are gathered when asked
-    for, as numpy arrays of their own width.  ``stop`` is where the last whole frame ends.
+    ``offset`` is int64, in bytes from the block's start.  Each access gathers a field, as a numpy
+    array of the field's width.  ``stop`` is where the last whole frame ends.
     """
 
     words: npt.NDArray[np.uint64]
@@ -298,10 +298,10 @@ def _first_bad(buf: kernels.U8Array, offsets: kernels.I64Array) -> int:
 
 
 def scan(buf: Buffer | npt.NDArray[np.uint8], *, verify: bool = True) -> FrameColumns:
-    """The columns of all whole frames at the start of ``buf``; a cut-off last one is left.
+    """The columns of all whole frames at the start of ``buf``, without a cut-off last one.
 
-    ``buf`` must begin with a frame.  With ``verify`` every frame is checked as ``read_frame``
-    does; without, only what is needed to walk from one to the next.
+    ``buf`` must begin with a frame.  With ``verify`` every frame is checked as by ``read_frame``.
+    Without it, only the fields that lead from one frame to the next are checked.
 
     Raises:
         FormatError: the bytes are not frames.
@@ -370,8 +370,8 @@ class FrameSplitter:
         return block
 
     def _missing(self, view: memoryview) -> int:
-        """How many bytes of ``view`` belong to the frame that was cut off: more than there are
-        if it stays so."""
+        """How many bytes of ``view`` belong to the frame that was cut off; more than ``view`` has
+        if that is still not whole."""
         have = len(self._pending)
         if not have:
             return 0

@@ -1,4 +1,4 @@
-"""The header of a frame: its fields, and every piece of code that knows where they lie.
+"""The header of a frame: its fields, and all code that depends on their offsets.
 
 FORMAT.md beside this file is the specification, and ``FIELDS`` is its table in code.  Structs,
 offsets, numpy types and the compiled writer of headers are made from ``FIELDS``.  Kernels of all
@@ -29,7 +29,7 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 
 class Op(enum.IntEnum):
-    """What a frame says.  Below 64 it is a row; from 64 on it steers the stream."""
+    """The type of a frame.  Below 64 it is a row change; from 64 on it controls the stream."""
 
     INSERT = 1
     UPDATE = 2
@@ -54,7 +54,7 @@ class Flag(enum.IntFlag):
     DUMP = 8
 
 
-# The same numbers for kernels, which know no enums.
+# The same numbers for kernels, which cannot use enums.
 INSERT, UPDATE, DELETE, READ, TRUNCATE = 1, 2, 3, 4, 5
 END_OF_WINDOW = FIRST_CONTROL_OP = 64
 HAS_BEFORE, HAS_AFTER, PARTIAL = 1, 2, 4
@@ -74,7 +74,7 @@ FIELDS: tuple[FrameField, ...] = (
     FrameField("length", "I", "bytes of the whole frame, a multiple of 8"),
     FrameField("magic", "H", "0xDB05"),
     FrameField("version", "B", "1"),
-    FrameField("op", "B", "what the frame says"),
+    FrameField("op", "B", "type of the frame"),
     FrameField("flags", "H", "HAS_BEFORE 1, HAS_AFTER 2, PARTIAL 4, DUMP 8"),
     FrameField("reserved", "H", "0"),
     FrameField("scn", "Q", "commit clock of the source"),
@@ -200,7 +200,7 @@ class FrameView:
 
     @property
     def is_control(self) -> bool:
-        """Whether the frame steers the stream and holds no row."""
+        """Whether the frame controls the stream and holds no row."""
         return bool(self.op >= FIRST_CONTROL_OP)
 
     @property
@@ -285,7 +285,7 @@ def length_of(buf: U8Array, at: int) -> int:
 
 @kernels.jit_uncounted
 def op_of(buf: U8Array, at: int) -> int:
-    """What the frame at ``at`` says."""
+    """The op of the frame at ``at``."""
     return i64(buf[at + _OP])
 
 

@@ -1,8 +1,8 @@
-"""Spans: stretches of a body that a server sends without having copied them first.
+"""Spans: parts of a body that a server sends without having copied them first.
 
-The writer of a ring may overwrite bytes while they are being sent.  A torn frame shows by its
-CRC; a whole newer frame in the old one's place shows by its position, because the SPAN frame
-before the bytes, which is a copy, names the last one that may come (FORMAT.md).
+The writer of a ring may overwrite bytes while they are being sent.  The CRC reveals a torn frame.
+The position reveals a whole newer frame at the old one's offset: the SPAN frame before the bytes
+is a copy, and states the last position that may follow (FORMAT.md).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class SpanSplitter:
         return pieces
 
     def _check(self, columns: FrameColumns, start: int, stop: int) -> None:
-        """Check the frames between two offsets against the span, as far as it goes on."""
+        """Check the frames between two offsets against the span, as far as it reaches."""
         if not self._left:
             return
         end = min(stop, start + self._left)

@@ -10,13 +10,13 @@ from databus.common.frame.frame_format import EVENT_COUNT, Flag, FrameColumns, O
 
 
 def require_chain(columns: FrameColumns, before: Position) -> None:
-    """No window is missing among all frames of a stream after ``before``.
+    """Check that no window is missing among all frames of a stream after ``before``.
 
-    For a reader that leaves nothing out.  An end of a window that does not state the one before
-    it (frames of earlier releases) is taken as it is.
+    For a reader without a filter.  An end of a window that does not state the one before it
+    (frames of earlier releases) is accepted.
 
     Raises:
-        WindowMissing: the end of a window names one that has not come.
+        WindowMissing: the end of a window refers to one that has not arrived.
     """
     ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
     if not len(ends):
@@ -32,8 +32,8 @@ def require_chain(columns: FrameColumns, before: Position) -> None:
         known = Position(int(known_scn[at]), int(known_seq[at]))
         end = Position(int(scn[at]), int(seq[at]))
         raise WindowMissing(
-            f"the window that ends at {end} follows one that ended at {stated}, and everything "
-            f"after {known} up to there has not come",
+            f"the window that ends at {end} follows one that ended at {stated}, but everything "
+            f"after {known} up to there is missing",
             after=known.to_json(),
             stated=stated.to_json(),
         )
@@ -95,7 +95,7 @@ class WindowBuilder:
         self.event_count += event_count
 
     def control(self, op: Op, *, source: int = 0, schema_fp: int = 0, after: bytes) -> None:
-        """Add a control frame that stands among the window's events."""
+        """Add a control frame among the window's events."""
         self._out += pack_frame(
             op=op,
             scn=self.scn,
@@ -114,7 +114,7 @@ class WindowBuilder:
         return out
 
     def end(self, txid: str = "", *, dump: bool = False) -> bytes:
-        """The remaining frames with the end of window behind them."""
+        """The remaining frames, and the end of window after them."""
         self._out += end_of_window(
             self.scn, self.seq, self.commit_us, self.event_count, txid, dump=dump
         )

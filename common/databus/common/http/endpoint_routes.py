@@ -48,9 +48,9 @@ def _answering(endpoint: Endpoint, handler: Handler) -> Handler:
 class Operations:
     """The handlers of ``openapi_document.operations`` that are the same for every server.
 
-    ``missing`` lists what keeps the server from being ready, in words; nothing if it is.
+    ``missing`` lists the reasons why the server is not ready, in words; nothing if it is.
     ``page`` is the status page, for browsers.  With ``metrics_in_thread`` the registry's
-    collectors may wait for something.
+    collectors may block.
 
     Owner: the server's event loop.
     """

@@ -1,8 +1,8 @@
-"""What the relay's and the bootstrap server's HTTP have in common; aiohttp is met here alone.
+"""The aiohttp application that the relay's and the bootstrap server's HTTP share.
 
 Every error leaves as a problem document with a stable ``code``, the ones of aiohttp itself
-included.  ``serve`` runs an application until it is told to stop; answers that are still open
-then see ``STOPPING`` and end by themselves within ``SHUTDOWN_S``.
+included.  ``serve`` runs an application until its ``stop`` event is set.  Answers that are still
+open then see ``STOPPING`` and end by themselves within ``SHUTDOWN_S``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _log = logging.getLogger("databus.http")
 
 
 def json_response(document: Any, *, status: int = 200) -> web.Response:
-    """A JSON answer that no cache keeps."""
+    """A JSON answer that no cache stores."""
     return web.Response(
         body=to_line(document).encode(errors="replace"),
         status=status,
@@ -108,10 +108,10 @@ def _aiohttp_problem(request: web.Request, error: web.HTTPException) -> web.Stre
 
 
 def query_of(request: web.Request) -> Mapping[str, str]:
-    """The request's query, once its names are all among those of the endpoint, each at most once.
+    """The request's query.  Each name must be a parameter of the endpoint, and given once.
 
     Raises:
-        BadRequest: they are not; the message has the nearest right name.
+        BadRequest: a name is unknown, and the message has the nearest known one, or given twice.
     """
     check_names(request.query, getattr(request.match_info.handler, PARAMETERS, ()))
     for name in request.query:
@@ -187,7 +187,7 @@ async def serve(
     started: Callable[[], None] = lambda: None,
     max_connections: int = MAX_CONNECTIONS,
 ) -> None:
-    """Run ``app`` on ``listener`` until ``stop`` is set, then end what is open and return.
+    """Run ``app`` on ``listener`` until ``stop`` is set, then end open answers and return.
 
     ``started`` is called once connections are accepted.
     """

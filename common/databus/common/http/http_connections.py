@@ -1,4 +1,4 @@
-"""Accepts HTTP connections, within bounds, and answers what is no HTTP.
+"""Accepts HTTP connections, within bounds, and answers bytes that are not HTTP.
 
 aiohttp and the event loops accept without a bound, and at the descriptor limit they spin or drop
 connections in silence.  What is here: how many connections there may be, how long a silent one
@@ -30,8 +30,8 @@ from databus.common.errors import (
 SILENCE_S = 60.0
 """How long a connection may take for the headers of a request, and may idle before it."""
 STALLED_S = 900.0
-"""How long a reader may take no byte of what is sent to it.  The client library reads on while
-its buffer has room; it resumes at its position."""
+"""How long a reader may accept no byte before its connection ends.  The client library reads
+while its buffer has room, and resumes at its position."""
 MAX_CONNECTIONS = 20_000
 _SPARE_DESCRIPTORS = 64
 _ACCEPTED_AT_ONCE = 100
@@ -53,8 +53,8 @@ class Acceptor:
 
     Invariants:
         I1. There are at most ``most`` connections; a further one gets a 503 and is closed.
-        I2. At the descriptor limit it waits ``_RETRY_S`` before it tries again, and the log says
-            so once in ``_LOG_EVERY_S``.
+        I2. At the descriptor limit it waits ``_RETRY_S`` before it tries again, and logs that
+            once per ``_LOG_EVERY_S``.
 
     Owner: one event loop.  It closes the listener.
     """
@@ -103,7 +103,7 @@ class Acceptor:
                 connection.setblocking(False)
                 if connection.family != socket.AF_UNIX:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    # Whoever writes to the socket: aiohttp, or a thread of ours.
+                    # For all writers to the socket: aiohttp, and threads of ours.
                     connection.setsockopt(
                         socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALLED_S * 1000)
                     )
@@ -117,25 +117,25 @@ class Acceptor:
         except OSError as error:
             connection.close()
             if error.errno in _NO_ROOM:
-                self._say(f"a connection was dropped: {error.strerror}")
+                self._warn(f"a connection was dropped: {error.strerror}")
 
     def _refuse(self, connection: socket.socket) -> None:
-        self._say(f"there are {self._most} connections, the most allowed; more are refused")
+        self._warn(f"there are {self._most} connections, the most allowed; more are refused")
         with contextlib.suppress(OSError), connection:
             connection.setblocking(False)
             connection.send(self._refusal)
 
     def _pause(self, error: OSError) -> None:
-        """The connections that wait stay in the kernel's queue, and open ones are served."""
+        """Waiting connections stay in the kernel's queue, and open ones are still served."""
         self._loop.remove_reader(self._listener.fileno())
         self._retry = self._loop.call_later(_RETRY_S, self._listen)
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._say(
+        self._warn(
             f"no connection can be accepted: {error.strerror} (the limit is {limit} descriptors, "
             f"and {len(self._server.connections)} connections are open); raise it with ulimit -n"
         )
 
-    def _say(self, what: str) -> None:
+    def _warn(self, what: str) -> None:
         now_s, kind = time.monotonic(), what[:20]
         if now_s >= self._logged_s.get(kind, -_LOG_EVERY_S) + _LOG_EVERY_S:
             self._logged_s[kind] = now_s
@@ -143,13 +143,13 @@ class Acceptor:
 
 
 def most_connections(configured: int = MAX_CONNECTIONS) -> int:
-    """As configured, but no more than the process may have descriptors, a few of which are ours."""
+    """The configured number, but no more than the descriptor limit minus a few for other files."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, min(configured, limit - _SPARE_DESCRIPTORS))
 
 
 def bounded_server(server: web.Server, respond: Respond) -> web.Server:
-    """``server``, whose connections are ``_Connection``s: the one place that meets its insides."""
+    """``server``, whose connections are ``_Connection``s; only this uses aiohttp's internals."""
     server.__class__ = _Server
     assert isinstance(server, _Server)
     server.respond = respond
@@ -164,7 +164,7 @@ class _Server(web.Server):
 
 
 class _Connection(RequestHandler):
-    """aiohttp's, but what it refuses is one line of log and a problem document."""
+    """aiohttp's, but a request that it refuses gives one log line and a problem document."""
 
     __slots__ = ("_respond",)
 
@@ -179,13 +179,13 @@ class _Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what never came to a handler, or came out of one against the rules."""
+        """The answer to a request that reached no handler, or whose handler failed."""
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun; there can be no other")
         if status < 500:
-            said = " ".join((message or str(exc)).split())[:200]
-            _log.info("no HTTP request from %s: %r", request.remote, said)
-            response = self._respond(BadRequest(f"this is no HTTP request: {said!r}"))
+            reason = " ".join((message or str(exc)).split())[:200]
+            _log.info("no HTTP request from %s: %r", request.remote, reason)
+            response = self._respond(BadRequest(f"this is no HTTP request: {reason!r}"))
         elif status == 504:
             response = self._respond(ServerUnavailable("the request was not answered in time"))
         else:
@@ -197,7 +197,7 @@ class _Connection(RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """What aiohttp refuses before a handler is asked is a problem document too."""
+        """A refusal by aiohttp before it calls a handler is a problem document too."""
         if isinstance(resp, web.HTTPException) and resp.status >= 400:
             resp = self._respond(BadRequest(f"{request.method} {request.path}: {resp.reason}"))
             resp.force_close()
@@ -206,5 +206,5 @@ class _Connection(RequestHandler):
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """One line."""
         error = kw.get("exc_info")
-        said = " ".join(str(error).split())[:200]
-        _log.warning("a connection ended: %s: %s", type(error).__name__, said)
+        reason = " ".join(str(error).split())[:200]
+        _log.warning("a connection ended: %s: %s", type(error).__name__, reason)

@@ -1,8 +1,8 @@
 """Frames as JSON: what NDJSON, server-sent events and the command line show.
 
 One object an event, ``{"database","source","op","scn","seq","ts_us","txid","key","before",
-"after"}`` in this order, and control objects ``{"control": ...}``.  ``txid`` is told by the
-window's end, so it is null where that lies in another block than the event.  Columns that a
+"after"}`` in this order, and control objects ``{"control": ...}``.  ``txid`` comes from the
+window's end, so it is null if that is in another block than the event.  Columns that a
 partial frame does not hold are left out of ``after``.
 """
 
@@ -61,7 +61,7 @@ class Renderer:
     ) -> Iterator[tuple[FrameView, dict[str, Any]]]:
         """Each frame of a block of whole frames with its object.
 
-        Pass ``verify`` for bytes that nobody has checked yet.
+        Pass ``verify`` for bytes that are not checked yet.
         """
         columns = scan(block, verify=verify)
         view = memoryview(block)
@@ -113,7 +113,7 @@ class Renderer:
     def control(self, frame: FrameView) -> dict[str, Any]:
         """The object of a control frame."""
         name = CONTROL_NAMES[frame.op]
-        place = {"scn": frame.scn, "seq": frame.seq, "ts_us": frame.commit_us}
+        position = {"scn": frame.scn, "seq": frame.seq, "ts_us": frame.commit_us}
         if frame.op == Op.END_OF_WINDOW:
             return {
                 "control": name,
@@ -124,15 +124,15 @@ class Renderer:
                 **_window_before(frame),
             }
         if frame.op in (Op.HEARTBEAT, Op.SPAN):
-            return {"control": name, **place}
+            return {"control": name, **position}
         content = json.loads(bytes(frame.after or b"null"))
         if frame.op == Op.ERROR:
             return {"control": name, **content}
         if frame.op == Op.CHECKPOINT:
             return {"control": name, "checkpoint": content}
         if frame.op == Op.TABLE_STATE:
-            return {"control": name, **content, **place}
-        return {"control": name, "source": content["source"], **place, "schema": content}
+            return {"control": name, **content, **position}
+        return {"control": name, "source": content["source"], **position, "schema": content}
 
 
 def _window_before(frame: FrameView) -> dict[str, Any]:

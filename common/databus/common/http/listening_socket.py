@@ -1,4 +1,4 @@
-"""A socket that listens, apart from what serves on it: who only binds imports no server."""
+"""A listening socket, without the server: code that only binds one imports no server."""
 
 from __future__ import annotations
 

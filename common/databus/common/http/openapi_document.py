@@ -46,7 +46,7 @@ class Endpoint:
 
     The method ``answer_<name>`` of a handlers' object answers it, or the one that ``handler``
     names.  ``answer`` is the JSON schema of a JSON answer; ``produces`` the types of any other.
-    ``errors`` are those that are particular to it; 400 and 500 go without saying.
+    ``errors`` are those besides 400 and 500, which every endpoint has.
     """
 
     method: str
@@ -64,12 +64,12 @@ class Endpoint:
 
     @property
     def is_stream(self) -> bool:
-        """Whether the answer has no end that is known before; such a one has no HEAD."""
+        """Whether the answer's length is unknown in advance; such an endpoint has no HEAD."""
         return FRAMES_TYPE in self.produces
 
 
 def operations(server: str, ready_when: str) -> tuple[Endpoint, ...]:
-    """What an operator asks any server for: its state, its health, its metrics."""
+    """The endpoints of every server for operators: state, health, metrics."""
     return (
         Endpoint("GET", "/v1/status", "status", f"The whole state of the {server}."),
         Endpoint(

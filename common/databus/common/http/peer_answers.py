@@ -1,4 +1,4 @@
-"""Answers of a peer, which may be anybody: bounded, and a value or one clear error.
+"""Answers of a peer that is not trusted: bounded, and a value or one clear error.
 
 What the clients with an event loop (``peer_client``) and without (``peer_calls``) share.
 """
@@ -12,15 +12,15 @@ from typing import Any, Protocol
 from databus.common.errors import BadRequest, DatabusError, ServerUnavailable
 
 MAX_JSON_BYTES = 64 << 20
-"""What a server of ours answers in JSON is far smaller; a list of all schemas is the largest."""
+"""JSON answers of our servers are far smaller; the list of all schemas is the largest."""
 MAX_JSON_MARKS = 8 << 20
-"""As many of ``[``, ``{``, ``:`` and ``,``: three bytes of JSON can become 72 of objects."""
+"""Most ``[``, ``{``, ``:`` and ``,`` of an answer: three bytes of JSON can become 72 of objects."""
 MAX_BODY_BYTES = 1 << 30
 """A chunk of rows for a comparison."""
 PROBLEM_BYTES = 1 << 16
-"""As much of an error's document is read."""
+"""Most bytes of an error's document that are read."""
 PLAIN = {"Accept-Encoding": "identity"}
-"""What our clients ask for; what is coded all the same is refused, and not decoded."""
+"""Our clients request plain answers.  They refuse an encoded one, and do not decode it."""
 _PIECE_BYTES = 1 << 16
 
 
@@ -32,11 +32,11 @@ class PeerContent(Protocol):
 
 
 def read_json(body: bytes, what: str, error: type[DatabusError] = BadRequest) -> Any:
-    """The JSON value in ``body``; ``what`` is what the error calls it.
+    """The JSON value in ``body``; ``what`` names it in the error.
 
     Raises:
-        DatabusError: of the class ``error``: it is none, nested too deep, or of more values than
-            ``MAX_JSON_MARKS`` lets there be.
+        DatabusError: of the class ``error``: it is not JSON, nested too deep, or has more than
+            ``MAX_JSON_MARKS`` marks.
     """
     marks = sum(map(body.count, (b"[", b"{", b":", b",")))
     if marks > MAX_JSON_MARKS:
@@ -50,28 +50,30 @@ def read_json(body: bytes, what: str, error: type[DatabusError] = BadRequest) ->
 
 
 def require_plain(url: str, headers: Mapping[str, str]) -> None:
-    """Refuse an answer that is coded, which nobody has asked for: it may unpack to anything.
+    """Refuse an encoded answer: no client requests one, and it may unpack to any size.
 
     Raises:
-        ServerUnavailable: it is.
+        ServerUnavailable: it is encoded.
     """
     coding = headers.get("Content-Encoding", "identity").strip().lower()
     if coding not in ("", "identity"):
-        raise ServerUnavailable(f"{url} answered in Content-Encoding {coding[:40]!r}, unasked")
+        raise ServerUnavailable(
+            f"{url} answered in Content-Encoding {coding[:40]!r}, which was not requested"
+        )
 
 
 def no_answer(server: str, error: BaseException) -> ServerUnavailable:
-    """The error for a server that could not be asked."""
+    """The error for a server that does not answer."""
     return ServerUnavailable(f"{server} does not answer: {_reason(error)}")
 
 
 def broke_off(server: str, error: BaseException) -> ServerUnavailable:
-    """The error for an answer that has begun and will not end."""
+    """The error for an answer that has begun and breaks off."""
     return ServerUnavailable(f"{server} broke off in the middle of an answer: {_reason(error)}")
 
 
 def broken_problem(url: str, status: int, error: BaseException) -> ServerUnavailable:
-    """The error for an error that did not come whole."""
+    """The error for an error's document that breaks off."""
     return ServerUnavailable(f"{url} answered {status} and broke off: {_reason(error)}")
 
 
@@ -80,7 +82,7 @@ def _reason(error: BaseException) -> str:
 
 
 def too_long(url: str, limit_bytes: int) -> ServerUnavailable:
-    """The error for an answer that is not read to its end."""
+    """The error for an answer that is longer than the limit."""
     return ServerUnavailable(f"{url} answered more than {limit_bytes} bytes")
 
 
@@ -90,7 +92,7 @@ async def read_bounded(
     """The whole body of an answer of bounded size.
 
     Raises:
-        ServerUnavailable: it is longer, or coded.
+        ServerUnavailable: it is longer, or encoded.
     """
     require_plain(url, headers)
     parts, size = list[bytes](), 0

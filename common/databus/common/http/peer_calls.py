@@ -1,6 +1,6 @@
 """The HTTP client for programs without an event loop; its rules are those of ``peer_client``.
 
-What is not here: many answers at once, and connections that are used again.
+What is not here: concurrent answers, and reused connections.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OPENER = urllib.request.build_opener(_NoRedirects)
 class CallAnswer:
     """An answer whose head has come.
 
-    Raises: ServerUnavailable where the connection breaks, or the server falls silent.
+    Raises: ServerUnavailable if the connection breaks, or the server sends nothing for too long.
     """
 
     def __init__(self, server: str, url: str, answer: Any) -> None:
@@ -59,7 +59,7 @@ class CallAnswer:
         return piece
 
     def body(self, limit_bytes: int = MAX_JSON_BYTES) -> bytes:
-        """The whole body, which may have ``limit_bytes``."""
+        """The whole body, of ``limit_bytes`` at most."""
         try:
             body = _read(self._answer, limit_bytes + 1)
         except _FAILURES as error:
@@ -71,7 +71,7 @@ class CallAnswer:
     def json_object(self, error: type[DatabusError] = ServerUnavailable) -> dict[str, Any]:
         """The body, a JSON object, or {} for an empty one.
 
-        One that is none is an error of the class ``error``.
+        Anything else raises ``error``.
         """
         body = self.body()
         document = read_json(body, f"the answer of {self.url}", error) if body else {}
@@ -94,8 +94,8 @@ def peer_call(
     """The answer of ``server`` for ``path``.  No pause in it is longer than ``silence_s``.
 
     Raises:
-        ServerUnavailable: the server does not answer, breaks off, or answers in a coding.
-        BadRequest: there is no such URL.
+        ServerUnavailable: the server does not answer, breaks off, or encodes the answer.
+        BadRequest: the URL is not valid.
         DatabusError: the problem that it answered.
     """
     url = f"{server}{path}"
@@ -130,7 +130,7 @@ def _problem(url: str, error: urllib.error.HTTPError) -> DatabusError:
 
 
 def _read(answer: Any, most_bytes: int) -> bytes:
-    """The body, or as much of it."""
+    """The body, or its first ``most_bytes``."""
     body: bytes = answer.read(most_bytes)
     promised = answer.headers.get("Content-Length", "")
     if promised.isdigit() and len(body) < min(int(promised), most_bytes):

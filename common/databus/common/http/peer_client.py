@@ -1,4 +1,4 @@
-"""The HTTP client of all rooms: requests to servers of ours, with errors of the tree only.
+"""The HTTP client of all rooms: requests to Databus servers, with errors of the tree only.
 
 Every answer is bounded in bytes and in time, none is unpacked, and no redirect is followed:
 an answer must not send us to another server.  Programs that cannot run an event loop use
@@ -29,10 +29,10 @@ MAX_CONNECTIONS = 8
 
 
 class PeerAnswer:
-    """An answer whose head has come; ``async with`` lets go of its connection.
+    """An answer whose head has arrived; the end of ``async with`` releases its connection.
 
-    Owner: the task that asked.
-    Raises: ServerUnavailable where the connection breaks, or the server falls silent.
+    Owner: the task that sent the request.
+    Raises: ServerUnavailable if the connection breaks, or the server sends nothing for too long.
     """
 
     def __init__(self, server: str, url: str, response: aiohttp.ClientResponse) -> None:
@@ -49,7 +49,7 @@ class PeerAnswer:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection; it is used again if the body was read to its end."""
+        """Release the connection; it is reused if the body was read to its end."""
         self._response.close()
 
     async def read(self) -> bytes:
@@ -60,25 +60,25 @@ class PeerAnswer:
             raise broke_off(self.server, error) from error
 
     async def body(self, limit_bytes: int = MAX_JSON_BYTES) -> bytes:
-        """The whole body, which may have ``limit_bytes``."""
+        """The whole body, of ``limit_bytes`` at most."""
         try:
             return await read_bounded(self.url, self.headers, self._response.content, limit_bytes)
         except (aiohttp.ClientError, OSError) as error:
             raise broke_off(self.server, error) from error
 
     async def json(self, error: type[DatabusError] = ServerUnavailable) -> Any:
-        """The body as JSON.  One that is none is an error of the class ``error``."""
+        """The body as JSON.  Anything else raises ``error``."""
         return read_json(await self.body(), f"the answer of {self.url}", error)
 
     async def json_object(self, error: type[DatabusError] = ServerUnavailable) -> dict[str, Any]:
-        """The body, a JSON object.  One that is none is an error of the class ``error``."""
+        """The body, a JSON object.  Anything else raises ``error``."""
         document = await self.json(error)
         if not isinstance(document, dict):
             raise error(f"{self.url} answered {str(document)[:100]}, which is no object")
         return document
 
     async def problem(self, otherwise: type[DatabusError] | None) -> DatabusError:
-        """The error that the answer is: as its code says, or else of the class ``otherwise``."""
+        """The error in the answer: of the class of its code, or else of ``otherwise``."""
         require_plain(self.url, self.headers)
         body = b""
         try:
@@ -90,10 +90,10 @@ class PeerAnswer:
 
 
 class PeerClient:
-    """One pool of connections to servers of ours.
+    """One pool of connections to Databus servers.
 
     ``connect_s`` bounds a connection's start, ``answer_s`` a whole answer.  ``socket_path`` is a
-    unix socket, and stands for the host of every server.
+    unix socket that every request uses, whatever its host is.
 
     Invariants:
         I1. No connection is left open after ``close``.
@@ -113,7 +113,7 @@ class PeerClient:
         self._connect_s = connect_s
         self._answer_s = answer_s
         self._read_bytes = read_bytes
-        # Frames go from the ring to the socket as they lie; coding them costs the server.
+        # The server sends frames from the ring without a copy; encoding would cost it one.
         self._headers = {**PLAIN, **(headers or {})}
         self._socket_path = socket_path
         self._is_open = False
@@ -153,15 +153,15 @@ class PeerClient:
     ) -> PeerAnswer:
         """The answer of ``server`` for ``path``, to be closed.
 
-        With ``silence_s`` the answer may take for ever, but no pause in it longer than that.
-        A status that is no success is raised: the error that the code of its problem names, or one
-        of the class ``otherwise``.  ``is_any_status_fine`` leaves out this, but for redirects.
+        With ``silence_s`` the answer has no time limit, but no pause in it may be longer.
+        A status that is no success is raised: as the error that the code of its problem names, or
+        as one of the class ``otherwise``.  With ``is_any_status_fine`` only redirects are raised.
 
         Raises:
-            ServerUnavailable: the server does not answer, breaks off, or answers in a coding.
-            BadRequest: there is no such URL.
+            ServerUnavailable: the server does not answer, breaks off, or encodes the answer.
+            BadRequest: the URL is not valid.
         """
-        url = f"{server}{path}"  # for errors: a URL that hides its password does so here
+        url = f"{server}{path}"  # for errors: formatting a HiddenUrl hides its password
         try:
             response = await self._connections().request(
                 method,
@@ -180,7 +180,7 @@ class PeerClient:
         except (aiohttp.ClientError, OSError) as error:
             raise no_answer(server, error) from error
         except ValueError as error:
-            raise BadRequest(f"{url} is not a URL to ask: {error}") from error
+            raise BadRequest(f"{url} is not a valid URL: {error}") from error
         answer = PeerAnswer(server, url, response)
         try:
             is_fine = 200 <= answer.status < 300

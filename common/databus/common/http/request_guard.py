@@ -1,9 +1,10 @@
-"""Keeps web pages of strangers from changing anything through a browser that can reach us.
+"""Refuses changes that a foreign web page requests through a browser that can reach the server.
 
-A page may send a browser's request to any address.  Until there is authentication, what changes
-something must come with ``Content-Type: application/json``, which a page cannot send to another
-origin unasked; must not have the ``Origin`` of another site; and must name us in ``Host``, so
-that no name of a stranger that resolves to our address (DNS rebinding) makes a page of his ours.
+A page can make a browser send a request to any address.  Until there is authentication, a request
+that changes something must meet three conditions.  It has ``Content-Type: application/json``,
+which a page cannot send to another origin without a CORS preflight.  It does not have the
+``Origin`` of another site.  It names this server in ``Host``: DNS rebinding, a foreign name that
+resolves to our address, would otherwise make a foreign page one of ours.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class RequestGuard:
-    """Which requests may change something.
+    """Decides which requests may change something.
 
     Invariants:
         I1. A request of another method than HARMLESS passes only with a Host that is known, an
@@ -40,7 +41,7 @@ class RequestGuard:
         self._allowed = tuple(pattern.lower() for pattern in allowed_hosts)
 
     async def check(self, request: web.BaseRequest) -> None:
-        """Refuse a request that may not change anything."""
+        """Raise if the request would change something and may not."""
         if request.method in HARMLESS:
             return
         host = request.headers.get("Host", "")
@@ -74,8 +75,8 @@ class RequestGuard:
                 authority == host.lower() or self._is_allowed(_name_of(authority))
             ):
                 raise ForeignOrigin(
-                    f"a page of {origin!r} asks to change something at {host!r}; only this "
-                    f"server's own pages may",
+                    f"a page of {origin!r} requests a change at {host!r}; only this server's own "
+                    f"pages may do that",
                     origin=origin,
                 )
 
@@ -100,7 +101,7 @@ def _name_of(authority: str) -> str:
 
 
 def _is_address(name: str) -> bool:
-    """An address in numbers cannot be made to resolve to another one."""
+    """Whether it is an IP address, which needs no name server and so allows no DNS rebinding."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -116,5 +117,5 @@ def _short_names() -> frozenset[str]:
 
 @functools.cache
 def _full_name() -> str:
-    """May ask a name server, so it is asked once, and only for a name that is not known yet."""
+    """May query a name server, so it runs once, and only for a name that is not known yet."""
     return socket.getfqdn().lower()

@@ -1,8 +1,8 @@
 """Request parameters of the streaming endpoints, as values: start point, filter, limits.
 
 The relay's ``/stream`` and the bootstrap server's ``/bootstrap`` read the same names with the
-same meaning.  ``Parameter`` describes one for the reader of the OpenAPI document and for the
-refusal of unknown names.  What is not here: HTTP itself.
+same meaning.  ``Parameter`` describes one for the OpenAPI document and for errors about unknown
+names.  What is not here: HTTP itself.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ FORMAT = Parameter(
     {"type": "string", "enum": ["frames", "ndjson", "sse"]},
 )
 CLIENT_HEADER = "Databus-Client"
-"""The header by which a reader says who it is, for the server's counts alone."""
+"""The header with a reader's name; the server uses it for its counters alone."""
 START_PARAMETERS = (CHECKPOINT, SCN, START, START_TIME)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -166,8 +166,7 @@ def parse_start(query: Mapping[str, str], database: str) -> StartPoint | AtTime:
 
     Raises:
         BadRequest: two of them are given, or one is not of its form.
-        BadCheckpoint: the checkpoint is damaged, of another database, or one that only a
-            bootstrap server understands.
+        BadCheckpoint: the checkpoint is damaged, of another database, or one of a bootstrap.
     """
     given = [parameter.name for parameter in START_PARAMETERS if parameter.name in query]
     if len(given) > 1:
@@ -177,7 +176,7 @@ def parse_start(query: Mapping[str, str], database: str) -> StartPoint | AtTime:
         return After(checkpoint.position, checkpoint.clock)
     if checkpoint is not None:
         raise BadCheckpoint(
-            "the checkpoint stands in the middle of a bootstrap; send it to a bootstrap server"
+            "the checkpoint is in the middle of a bootstrap; send it to a bootstrap server"
         )
     if "scn" in query:
         return After(parse_position(query["scn"]))

@@ -1,7 +1,7 @@
 """The forms in which a stream of frames goes over HTTP: frames, NDJSON, server-sent events.
 
-A ``Format`` turns blocks of whole frames into bytes of the body.  It knows nothing of the
-connection; which one a request wants is decided by ``choose_format``.
+A ``Format`` turns blocks of whole frames into bytes of the body.  It does not depend on the
+connection.  ``choose_format`` selects it for a request.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ RENDERED_BLOCK_BYTES = 64 << 10
 class Format(Protocol):
     """How frames become the bytes of a body.
 
-    ``block_bytes`` is how much is worth converting at once: rendering JSON holds the event
-    loop, so that its blocks are small.
+    ``block_bytes`` is how much to convert at once: rendering JSON blocks the event loop, so
+    its blocks are small.
     """
 
     content_type: str
@@ -101,7 +101,7 @@ def make_format(name: str, renderer: Renderer) -> Format:
 def choose_format(accept: str, wanted: str | None) -> str:
     """A name in ``CONTENT_TYPES`` for an Accept header and the ``format`` parameter.
 
-    Whoever takes anything gets NDJSON, so that a bare curl shows something to read; the
+    A client that accepts anything gets NDJSON, so that plain curl shows readable text; the
     client library names its type.
 
     Raises:
@@ -131,7 +131,7 @@ def choose_format(accept: str, wanted: str | None) -> str:
 
 
 def takes_spans(accept: str) -> bool:
-    """Whether an Accept header says that its sender knows SPAN frames."""
+    """Whether an Accept header states that the client reads SPAN frames."""
     for part in accept.lower().split(","):
         media, *parameters = (piece.strip() for piece in part.split(";"))
         if media == FRAMES_TYPE and "spans=1" in parameters:

@@ -1,4 +1,4 @@
-"""What a TCP connection is told once it is known how far its other end is."""
+"""Options of a TCP connection that depend on how far its peer is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INFO_BYTES, _INFO_RTT = 104, 68
 def is_near(connection: socket.socket) -> bool:
     """Whether an answer takes less than two milliseconds, by the kernel's own measure.
 
-    False where the system does not tell, or the connection is none of TCP.
+    False if the system does not report it, or the connection is not TCP.
     """
     if connection.family == socket.AF_UNIX or not hasattr(socket, "TCP_INFO"):
         return False
@@ -22,11 +22,11 @@ def is_near(connection: socket.socket) -> bool:
 
 
 def limit_sending(connection: socket.socket, size_bytes: int) -> None:
-    """Keep no more than so much on the way to a peer that is near.
+    """Limit the kernel's send buffer for a peer that is near.
 
-    What waits in the kernel's buffers by the megabyte has left the processor's cache when it is
-    received: with less a pair of processes on one machine is twice as fast.  A distance, though,
-    must be filled, so that a peer that is not near keeps what the kernel gives it.
+    Megabytes in the kernel's buffers have left the processor's cache before the peer receives
+    them: with less, two processes on one machine are twice as fast.  A distant peer needs the
+    buffer to fill the connection, so its size is left to the kernel.
     """
     if is_near(connection):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size_bytes)

@@ -1,4 +1,4 @@
-"""How a process of ours begins and ends.
+"""Start and end of a process of ours.
 
 ``parent_process`` ends a child with its parent; ``loading`` imports modules without the garbage
 collector.

@@ -1,7 +1,6 @@
-"""Loading what a process is made of, before it begins its work.
+"""Imports a process's modules quickly, before it begins its work.
 
-What belongs here: what makes a start quick, whatever is loaded.  What does not: which modules
-those are.
+What does not belong here: which modules those are.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Load modules in here: the collector neither runs meanwhile nor looks at them ever again.
+    """Import modules in this block: the collector does not run meanwhile, and never scans them.
 
-    A server's modules are some 250,000 objects that live as long as it does.  Walked over again
-    and again while they came, they took a tenth of its start; and later each full collection
-    would walk over them while readers wait.
+    A server's modules are some 250,000 objects that live as long as it does.  Scanning them
+    repeatedly during the imports took a tenth of its start.  Each later full collection would
+    scan them while readers wait.
     """
     gc.disable()
     try:

@@ -12,7 +12,8 @@ _PR_SET_PDEATHSIG = 1
 def end_with(parent_pid: int) -> bool:
     """Let the kernel kill this process when the thread that started it ends.
 
-    It stays so over ``exec``, and ends with ``fork``.  False where the parent has ended already.
+    The setting survives ``exec``; a forked child does not inherit it.  False if the parent has
+    ended already.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""The names of sources: ``schema.table``, made and split in one place.
+"""The names of sources: ``schema.table``, joined and split.
 
 A part that holds a dot or a double quote is written between double quotes, as SQL writes it, with
 its own double quotes doubled: the table ``t`` of the schema ``shop.eu`` is ``"shop.eu".t``, and
@@ -29,7 +29,7 @@ def _written(part: str) -> str:
 
 
 def _first_part(name: str) -> tuple[str, str]:
-    """The part before the first dot outside of quotes, and what follows on the dot."""
+    """The part before the first dot outside of quotes, and what follows the dot."""
     if not name.startswith('"'):
         head, _, rest = name.partition(".")
         return head, rest
@@ -37,6 +37,6 @@ def _first_part(name: str) -> tuple[str, str]:
     while (end := name.find('"', at)) >= 0 and name[end : end + 2] == '""':
         at = end + 2
     if end < 0 or name[end + 1 : end + 2] not in ("", "."):
-        head, _, rest = name.partition(".")  # no name of ours, but somebody's glob
+        head, _, rest = name.partition(".")  # not a name of ours, but a user's glob
         return head, rest
     return name[1:end].replace('""', '"'), name[end + 2 :]

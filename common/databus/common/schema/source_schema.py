@@ -1,7 +1,7 @@
 """What a table looks like at one point of its life, and the Avro bytes of its rows.
 
 A ``SourceSchema`` is immutable and known by its fingerprint, which every frame of the table
-carries; a ``SchemaSet`` holds all the versions that have been seen.  Nothing here knows a
+carries; a ``SchemaSet`` holds all the versions that have been seen.  Nothing here depends on a
 database: the sources translate their catalogue types into ``Kind``.
 """
 
@@ -25,7 +25,7 @@ from databus.common.schema.column_values import from_avro, to_avro
 
 
 class Kind(enum.StrEnum):
-    """The type of a column as consumers see it; the Python type stands behind it."""
+    """The type of a column as consumers see it; the comment after it is the Python type."""
 
     BOOL = "bool"  # bool
     INT = "int"  # int, -2**63 .. 2**63 - 1
@@ -164,7 +164,7 @@ class SourceSchema:
         """The row by column name.
 
         With ``reader``, in that version's columns: those that this version does not have are
-        None, and a value keeps the type and scale that it was written with.
+        None, and a value has the type and scale that it was written with.
         """
         row = self.row_codec.decode(data)
         if reader is None or reader is self:
@@ -181,7 +181,7 @@ class SourceSchema:
 
     def to_json(self) -> dict[str, Any]:
         """The schema as plain JSON; ``from_json`` reads it back."""
-        # Left out where it is false: schemas of before have their fingerprints still.
+        # Left out if it is false, so that older schemas retain their fingerprints.
         nullable = {"nullable_key": True} if self.nullable_key else {}
         return {
             "source": self.source,
@@ -236,7 +236,7 @@ class RecordCodec:
 
     Invariants:
         I1. ``avro`` is a valid Avro record whose fields stand in column order; a column whose
-            name Avro does not allow has another field name and keeps its own outside.
+            name Avro does not allow has another field name, in Avro only.
     """
 
     def __init__(self, name: str, columns: tuple[Column, ...]) -> None:
@@ -428,7 +428,7 @@ class SchemaSet:
         """The version that frames with this fingerprint were written with.
 
         Raises:
-            UnknownSchema: nobody has added it.
+            UnknownSchema: it was never added.
         """
         try:
             return self._by_fingerprint[fingerprint]

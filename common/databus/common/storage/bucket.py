@@ -1,11 +1,10 @@
-"""One bucket of S3, or of anything that speaks its protocol: for the client's exports and the
-bootstrap's runs.
+"""One bucket of S3 or of a compatible store: for the client's exports and the bootstrap's runs.
 
 Data goes through ``pyarrow.fs``; what needs a condition and what is a list goes through boto3,
 because Arrow's file system has no conditional write.  Both come with the extra ``s3`` and with
 that of the room, and are imported where a bucket is opened.
 
-Everybody is told the same endpoint, region and credentials: those of the options, else what the
+Both get the same endpoint, region and credentials: those of the options, else what the
 environment or the machine's role gives.
 """
 
@@ -40,9 +39,9 @@ _REFUSED = (
 
 
 def arrow_settings(options: S3Options) -> dict[str, Any]:
-    """How ``pyarrow.fs.S3FileSystem`` is opened, here and in Spark's tasks.
+    """The arguments for ``pyarrow.fs.S3FileSystem``, here and in Spark's tasks.
 
-    Only what was given is in it: tasks take the rest from where they run.
+    They hold only what the options give: tasks take the rest from the machine that runs them.
     """
     endpoint = options.endpoint or _first_variable(ENDPOINT_VARIABLES)
     settings: dict[str, Any] = {
@@ -114,7 +113,7 @@ def _client(options: S3Options) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """A small object: its content, the tag by which it is replaced, and what was noted with it.
+    """A small object: its content, its entity tag for a conditional write, and its note.
 
     ``age_s`` is by the server's clock.
     """
@@ -140,7 +139,7 @@ class Bucket:
         self.filesystem = _filesystem(self.settings)
 
     @contextlib.contextmanager
-    def _asking(self, what: str) -> Iterator[None]:
+    def _request(self, what: str) -> Iterator[None]:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -149,34 +148,34 @@ class Bucket:
             raise BucketError(f"s3://{self.name}/{what}: {error}") from error
 
     def check(self, prefix: str) -> None:
-        """Make sure that the bucket is there and lets us in.
+        """Check that the bucket exists and that the credentials can list it.
 
         Raises:
-            ConfigError: it is not, or does not.
-            ServerUnavailable: nobody answers.
+            ConfigError: it does not exist, or they cannot.
+            ServerUnavailable: the endpoint does not answer.
         """
         from botocore import exceptions as aws
 
-        place = f"s3://{self.name}/{prefix}".rstrip("/")
+        url = f"s3://{self.name}/{prefix}".rstrip("/")
         where = f" at {self.endpoint}" if self.endpoint else ""
         try:
-            with self._asking(prefix):
+            with self._request(prefix):
                 self._client.list_objects_v2(Bucket=self.name, Prefix=prefix, MaxKeys=1)
         except BucketError as error:
             cause = error.__cause__
             if isinstance(cause, (aws.NoCredentialsError, aws.PartialCredentialsError)):
                 raise ConfigError(
-                    f"{place}: there are no credentials for S3: give access_key and secret_key, "
+                    f"{url}: there are no credentials for S3: give access_key and secret_key, "
                     "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, or a role"
                 ) from error
             if isinstance(cause, (aws.ConnectionError, aws.HTTPClientError)):
-                raise ServerUnavailable(f"{place}: {cause}") from error
+                raise ServerUnavailable(f"{url}: {cause}") from error
             found = cause.response.get("Error", {}) if isinstance(cause, aws.ClientError) else {}
             if found.get("Code") == "NoSuchBucket":
-                raise ConfigError(f"{place}: there is no bucket {self.name!r}{where}") from error
+                raise ConfigError(f"{url}: there is no bucket {self.name!r}{where}") from error
             if found.get("Code") in _REFUSED:
                 raise ConfigError(
-                    f"{place}: S3{where} refuses the credentials: {found['Code']}, "
+                    f"{url}: S3{where} refuses the credentials: {found['Code']}, "
                     f"{found.get('Message')}"
                 ) from error
             raise
@@ -185,7 +184,7 @@ class Bucket:
         """A small object; None if it is not there."""
         from botocore.exceptions import ClientError
 
-        with self._asking(key):
+        with self._request(key):
             try:
                 answer = self._client.get_object(Bucket=self.name, Key=key)
             except ClientError as error:
@@ -203,7 +202,7 @@ class Bucket:
         )
 
     def put(self, key: str, content: bytes, tag: str | None, note: str = "") -> str | None:
-        """Write an object in the place of what has the tag, or of nothing; its new tag.
+        """Write an object if the present one has ``tag`` (None: if there is none); its new tag.
 
         ``note`` is ASCII of at most 2,000 letters that changes with the content.
         None if something else is there: then nothing was written, or it was written by an
@@ -213,7 +212,7 @@ class Bucket:
 
         condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
         metadata = {"Metadata": {"databus": note}} if note else {}
-        with self._asking(key):
+        with self._request(key):
             try:
                 answer = self._client.put_object(
                     Bucket=self.name, Key=key, Body=content, **condition, **metadata
@@ -227,7 +226,7 @@ class Bucket:
         return str(answer["ETag"])
 
     def commit(self, key: str, content: bytes, tag: str | None, note: str = "") -> str | None:
-        """As ``put``, for content or a note that nobody else writes: a lost answer is no loss."""
+        """As ``put``, for content or a note unique to this call: a lost answer is no loss."""
         written = self.put(key, content, tag, note)
         if written is not None:
             return written
@@ -237,14 +236,14 @@ class Bucket:
 
     def replace(self, key: str, content: bytes) -> None:
         """Write an object, whatever is there."""
-        with self._asking(key):
+        with self._request(key):
             self._client.put_object(Bucket=self.name, Key=key, Body=content)
 
     def keys(self, prefix: str, *, folders: bool = False) -> list[str]:
         """What follows ``prefix`` in the keys, in order; with ``folders`` the next part alone."""
         found: list[str] = []
         extra = {"Delimiter": "/"} if folders else {}
-        with self._asking(prefix):
+        with self._request(prefix):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.name, Prefix=prefix, **extra
             )
@@ -261,7 +260,7 @@ class Bucket:
         """Delete objects; those that are not there already count as deleted."""
         for at in range(0, len(keys), _PAGE):
             page = [{"Key": key} for key in keys[at : at + _PAGE]]
-            with self._asking(keys[at]):
+            with self._request(keys[at]):
                 answer = self._client.delete_objects(
                     Bucket=self.name, Delete={"Objects": page, "Quiet": True}
                 )
@@ -275,7 +274,7 @@ class Bucket:
 
     @property
     def region(self) -> str:
-        """The region that was given, or the environment's; empty where neither says."""
+        """The region of the options, or the environment's; empty if neither is set."""
         return self.settings.get("region") or _first_variable(REGION_VARIABLES)
 
 

@@ -22,7 +22,7 @@ BIG_DATA, SUB_DATA = 1, 2
 INTEGER_KEYS = 8
 NO_PAGE = 2**64 - 1
 HEAD_BYTES = 2 * PAGE_SIZES[-1]
-WHOLE_BYTES = 64 << 20  # what is looked at in less than a second
+WHOLE_BYTES = 64 << 20  # a walk over it takes less than a second
 BUSY_ATTEMPTS = 5
 CREATION_S = 0.5  # a file that another process is creating is empty for a moment
 CURE = "Restore it from a copy, or move its folder away to start from the beginning."
@@ -39,10 +39,10 @@ META_BYTES = PAGE.size + META_HEAD.size + 2 * TREE.size + META_TAIL.size
 def check_lmdb(folder: Path, *, whole: bool = False) -> int:
     """Check ``data.mdb`` in ``folder`` and return its size; 0 for a file that does not exist.
 
-    A file larger than WHOLE_BYTES that holds every page up to its last one is taken as it is,
-    unless ``whole`` asks for a look at each page of its trees.  A shorter one is valid too: LMDB
-    counts pages that a transaction took and returned, and does not write them.  Its trees then
-    show whether a used page is missing.
+    A file larger than WHOLE_BYTES that holds every page up to its last one is accepted without
+    walking its trees, unless ``whole`` is set.  A shorter one is valid too: LMDB counts pages
+    that a transaction took and returned, and does not write them.  Its trees then show whether a
+    used page is missing.
 
     Raises: FormatError naming the file, the page and the cure; OSError.
     """
@@ -64,7 +64,7 @@ def _check(path: Path, descriptor: int, *, whole: bool) -> int:
     while True:
         head = os.pread(descriptor, HEAD_BYTES, 0)
         attempts += 1
-        # Beside a writer that commits all the time a walk never sees one commit's pages.
+        # While a writer commits all the time, a walk never sees one commit's pages.
         whole_bytes = WHOLE_BYTES if attempts <= BUSY_ATTEMPTS else 0
         try:
             return _File(path, descriptor, head).check(2**63 if whole else whole_bytes)
@@ -91,7 +91,7 @@ class SizeGuard:
 
     def check(self) -> None:
         """Call before each transaction."""
-        # Before the size: another thread may see a later one meanwhile, and note it.
+        # Read before the size: another thread may store a larger one meanwhile.
         known_bytes = self._known_bytes
         try:
             size_bytes = self._path.stat().st_size

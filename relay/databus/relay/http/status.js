@@ -8,9 +8,9 @@ function ring(database) {
   return element("div", { class: "range" },
     bar(used, Math.round(used * 100) + " percent of the ring is used"),
     element("div", { class: "ends" },
-      element("span", {}, "oldest " + place(database.min) + " (serves after "
-                          + place(database.prev) + ")"),
-      element("span", {}, "newest " + place(database.max))));
+      element("span", {}, "oldest " + positionText(database.min) + " (serves after "
+                          + positionText(database.prev) + ")"),
+      element("span", {}, "newest " + positionText(database.max))));
 }
 function dumps(list) {
   return table(["dump", "state", "sources", "rows", "chunks"], list.map((dump) => [dump.id,
