@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import secrets
 import sys
@@ -32,6 +33,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--without", default="", help="productions, with commas between them")
     parser.add_argument("--replay", type=Path, help="run a script that was kept")
     options = parser.parse_args(arguments)
+    faulthandler.enable()  # A signal leaves the stack of each thread.
     logging.basicConfig(level=logging.CRITICAL if not options.replay else logging.WARNING)
     sys.setswitchinterval(0.0005)
     with tempfile.TemporaryDirectory(prefix="storm-") as folder:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from databus.common.errors import SourcePositionLost
+from databus.common.errors import SourcePositionLost, SourceUnavailable
 from tests.storm import script
 from tests.storm.bootstrapped import Bootstrapped
 from tests.storm.kinds import kind_of
@@ -76,6 +76,10 @@ class Difference(Exception):
 
 class TooSlow(Exception):
     """The machine is too slow for the case: nothing is known of the rest."""
+
+
+class ServerLost(Exception):
+    """The server does not come up again: nothing is known of the rest."""
 
 
 class Ended(Exception):
@@ -193,7 +197,10 @@ class Case:
         elif action == script.RESET_LOGS:
             self._reset_logs()
         else:
-            self.site.restart(kill=action == script.KILL_SERVER)
+            try:
+                self.site.restart(kill=action == script.KILL_SERVER)
+            except SourceUnavailable as error:
+                raise ServerLost(error.message) from error
 
     def _start(self) -> None:
         self.fetchers["stream"] = self._fetcher("stream")

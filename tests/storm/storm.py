@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import random
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from tests.storm import script
-from tests.storm.case import Case, Difference, Ended, Tally, TooSlow
+from tests.storm.case import NAMED_WITHIN_S, Case, Difference, Ended, ServerLost, Tally, TooSlow
 from tests.storm.generator import Generator, Grammar
 from tests.storm.grammar.mysql_tables import MySqlGrammar
 from tests.storm.grammar.postgres_tables import PostgresGrammar
@@ -74,6 +76,7 @@ class Storm:
         self.seeds: list[int] = []
         self.seconds = 0.0
         self._folder, self._keep = folder, keep
+        self._is_lost = False
         self._known = KnownFaults()
         self._spark: SparkSession | None = None
         self._loop = Loop()
@@ -122,7 +125,7 @@ class Storm:
                 self._keep_failure(failure)
 
     def _one(self, seed: int, statements: int, deadline_s: float) -> Failure | None:
-        case = Case(self.site, self._loop, self._folder / "case", self._known, spark=self._spark)
+        case = self._case("case")
         rng = random.Random(seed)
         grammar = make_grammar(rng, self.site)
         grammar.leave_out(self.without)
@@ -141,10 +144,26 @@ class Storm:
             case.tally.slow.append(f"seed {seed}, step {len(case.steps)}: {error}")
             waits = [f"    {line}" for line in self._loop.waits()]
             print(f"TOO SLOW {case.tally.slow[-1]}", *waits, sep="\n", flush=True)
+        except ServerLost as error:
+            case.tally.slow.append(f"seed {seed}, step {len(case.steps)}: {error}"[:400])
+            self._is_lost = True
         finally:
             case.close()
             self.tally.add(case.tally)
         return None
+
+    def _case(self, name: str, named_within_s: float = NAMED_WITHIN_S) -> Case:
+        """A fresh world; with another server where the last one did not come up again."""
+        if self._is_lost:
+            with contextlib.suppress(Exception):
+                self.site.close()
+            folder = Path(tempfile.mkdtemp(prefix="site-", dir=self._folder))
+            folder.chmod(0o755)
+            self.site, self._is_lost = make_site(self.site.product, folder), False
+        return Case(
+            self.site, self._loop, self._folder / name, self._known,
+            named_within_s=named_within_s, spark=self._spark,
+        )  # fmt: skip
 
     def _keep_failure(self, failure: Failure) -> None:
         kind = failure.found.kind
@@ -180,10 +199,7 @@ class Storm:
 
     def replay(self, steps: list[Step], *, is_finished: bool = False) -> Difference | None:
         """What a script gives; ``is_finished``: suspended tables come back at its end."""
-        case = Case(
-            self.site, self._loop, self._folder / "replay", self._known,
-            named_within_s=3.0, spark=self._spark,
-        )  # fmt: skip
+        case = self._case("replay", named_within_s=3.0)
         try:
             for step in steps:
                 case.run(step)
@@ -192,6 +208,9 @@ class Storm:
         except Difference as error:
             return error
         except (TooSlow, Ended):
+            return None
+        except ServerLost:
+            self._is_lost = True
             return None
         finally:
             case.close()

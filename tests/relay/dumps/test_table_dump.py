@@ -325,7 +325,6 @@ async def test_the_dump_of_a_table_that_was_emptied_ends_where_the_stream_emptie
     database = rows_of(3)
     database.held_after_batches = 0
     async with running(database, tmp_path) as fetcher:
-        _, intake = await fetcher.connected()
         emptied = database.commit(*((key, None) for key in range(3)))
         dump = await start(fetcher)
         await eventually(lambda: dump.tables is not None, 60)

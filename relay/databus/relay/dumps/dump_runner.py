@@ -198,7 +198,7 @@ class DumpRunner:
                     raise
                 tables.append(TableProgress(name))  # It fails by itself, when its turn comes.
                 continue
-            # One that is empty has a chunk too: the stream may not have come to where it was emptied.
+            # An empty one has a chunk too: the stream may not have come to where it was emptied.
             tables.append(
                 TableProgress(
                     name,
