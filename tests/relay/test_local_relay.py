@@ -13,7 +13,7 @@ from databus.common.config import Config, parse
 from databus.common.errors import ServerUnavailable, StoreError
 from databus.relay.dumps import dump_records
 from databus.relay.local_relay import LocalRelay
-from databus.relay.processes import fetcher as fetcher_module
+from databus.relay.processes import fetcher_durability
 from databus.relay.ring.data_folder import read_document
 from tests.support.waiting import PATIENCE, eventually
 
@@ -92,7 +92,7 @@ async def test_what_the_disk_does_not_take_at_a_sync_is_written_at_a_later_one(
 ) -> None:
     refused: list[Path] = []
     has_room = False
-    write = fetcher_module.keep_document
+    write = fetcher_durability.keep_document
 
     def refuse(path: Path, content: bytes) -> None:
         if has_room:
@@ -101,7 +101,7 @@ async def test_what_the_disk_does_not_take_at_a_sync_is_written_at_a_later_one(
         refused.append(path)
         raise StoreError(f"{path} cannot be written: No space left on device")
 
-    monkeypatch.setattr(fetcher_module, "keep_document", refuse)
+    monkeypatch.setattr(fetcher_durability, "keep_document", refuse)
     # The fetcher remembers the rules for columns beside the ring.
     text = f'{TEXT}exclude_columns = ["gen.events.payload"]\n'
     async with LocalRelay(config(tmp_path, text)) as relay:
@@ -113,7 +113,7 @@ async def test_what_the_disk_does_not_take_at_a_sync_is_written_at_a_later_one(
         assert not resume_state.exists()
         has_room = True
         await eventually(resume_state.exists)
-        kept = fetcher._resume_state
+        kept = fetcher._durability.resume_state
         assert kept is not None
         assert read_document(resume_state) == kept.encode().encode()
 

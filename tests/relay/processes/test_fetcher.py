@@ -242,7 +242,7 @@ async def test_the_open_part_of_a_large_window_is_not_acknowledged(
         intake = opened(fetcher)
         await eventually(lambda: intake.ring.state.max.scn == scn)
         synced = intake.ring.state.tail
-        await eventually(lambda: fetcher._synced_tail >= synced)
+        await eventually(lambda: fetcher._durability.synced_tail >= synced)
         assert max(database.acks) == 1
 
 

@@ -3,8 +3,9 @@
 In reading order: ``supervisor`` (the parent), ``child_process`` (the first code of a child),
 ``process_handover`` (what a child takes over), ``wakeup`` (a commit wakes the workers),
 ``worker_channel`` and ``reload`` (a changed configuration); ``fetcher`` (the process that writes
-one database's folder), ``fetcher_process``, ``fetcher_status``, ``fetcher_api`` (its unix
-socket).  The worker's process is ``http/relay_server``.
+one database's folder) with ``source_link`` (its source) and ``fetcher_durability`` (what is on
+disk), ``fetcher_process``, ``fetcher_status``, ``fetcher_api`` (its unix socket).  The worker's
+process is ``http/relay_server``.
 
 Imported by ``serving``, ``http`` and ``local_relay``.  It imports ``dumps``, ``capture`` and below.
 """

@@ -30,7 +30,6 @@ from databus.common.errors import (
     ServerUnavailable,
     SourceUnavailable,
     StoreError,
-    SyncFailed,
 )
 from databus.common.private import make_folder
 from databus.relay.capture.commit_coalescing import CommitCoalescing
@@ -38,17 +37,18 @@ from databus.relay.capture.intake import Intake, first_position
 from databus.relay.capture.reader_release import release
 from databus.relay.capture.recent_batches import RecentBatches
 from databus.relay.capture.source_catalogue import create_source
-from databus.relay.columns.ruled_source import within_limits
 from databus.relay.dumps.dump_records import ACTIVE, Dump, DumpBook
 from databus.relay.dumps.dump_runner import DumpRunner
 from databus.relay.dumps.resync import Resync, ResyncPace
 from databus.relay.dumps.resync_requests import states_of
 from databus.relay.processes.fetcher_api import FetcherApi
+from databus.relay.processes.fetcher_durability import FetcherDurability
 from databus.relay.processes.fetcher_process import serve_until_told
 from databus.relay.processes.fetcher_status import FetcherState, FetcherStatus
 from databus.relay.processes.process_handover import take_over
+from databus.relay.processes.source_link import SourceLink
 from databus.relay.processes.wakeup import WakeupSender
-from databus.relay.ring.data_folder import DatabaseFolder, keep_document, naming, read_document
+from databus.relay.ring.data_folder import DatabaseFolder, naming, read_document
 from databus.relay.ring.ring import Ring
 from databus.relay.ring.ring_format import RING_NAME
 from databus.relay.ring.schema_registry import Registry
@@ -77,13 +77,12 @@ class Fetcher:
     """Keeps one database's ring up to date.
 
     Invariants:
-        I1. The source is acknowledged only up to a window that is on disk.
+        I1. The source is acknowledged only up to a window that is on disk (``FetcherDurability``).
         I2. Nothing ends it but ``stop`` and a sync that failed: what can pass is tried again with
             back-off, what cannot is shown as state ``failed`` and tried again slowly.
         I3. It never holds more than one batch of the source, besides ``RecentBatches``.
         I4. No reader holds back a database: only what another relay sends may be blocked.
-        I5. After a failed sync of the ring nothing more is synced, recorded or acknowledged, for
-            the kernel reports it once.  ``run`` ends; opening the ring again verifies the rest.
+        I5. After a failed sync of the ring ``run`` ends; opening the ring again verifies the rest.
 
     Owner: one event loop; its ring's lock keeps a second fetcher away.
     Durability: at most ``sync_every`` after a window was appended it is on disk.
@@ -108,24 +107,15 @@ class Fetcher:
         self.book, self.tables = self._open_books()
         self.dumps = DumpRunner(self.book, self)
         self._wakeup = wakeup or WakeupSender()
-        self._make_source = make_source
+        self._link = SourceLink(config, make_source)
+        self._durability = FetcherDurability(
+            self.folder, self._link, self.tables, self.dumps, self.stop
+        )
         self._jitter = jitter or random.Random()
         self._registry: Registry | None = None
-        self._source: contract.Source | None = None
-        self._is_relaying = False
-        self._streaming = asyncio.Event()
         self._released = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._sync_lock = asyncio.Lock()
-        self._sync_failure: SyncFailed | None = None
-        self._unsaved_dumps = False
-        self._synced_tail = -1
-        self._durable: Position | None = None
-        self._acked_scn = -1
-        self._resume_state: contract.ResumeState | None = None
-        self._stored_resume_state = ""
         self._appended_s = time.monotonic()
-        self._attempt = 0
         self._recent = RecentBatches()
         self._asked_scn = -1
         self._status_due = asyncio.Event()
@@ -174,8 +164,8 @@ class Fetcher:
             except (DatabusError, OSError) as error:
                 _log.warning("%s: what came last is not on disk: %s", self.config.name, error)
             await self._close()
-        if self._sync_failure is not None:
-            raise self._sync_failure
+        if self._durability.failure is not None:
+            raise self._durability.failure
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -184,13 +174,13 @@ class Fetcher:
         await self._stopping.wait()
 
     async def _close(self) -> None:
-        async with self._sync_lock:
+        async with self._durability.lock:
             if self.intake is not None:
                 self.intake.ring.close()
             if self._registry is not None:
                 self._registry.close()
         self._wakeup.close()
-        failure = self._sync_failure
+        failure = self._durability.failure
         self.status.enter(FetcherState.FAILED if failure else FetcherState.STOPPED, failure)
         # Its folder may be what failed.
         with contextlib.suppress(StoreError) if failure else contextlib.nullcontext():
@@ -218,8 +208,10 @@ class Fetcher:
         pace = self._pace
         self.status.reconnect_count += 1
         if error.retry:
-            delay_s = min(pace.backoff_most_s, pace.backoff_first_s * 2.0 ** min(self._attempt, 20))
-            self._attempt += 1
+            delay_s = min(
+                pace.backoff_most_s, pace.backoff_first_s * 2.0 ** min(self._link.attempt, 20)
+            )
+            self._link.attempt += 1
             state = FetcherState.RECONNECTING
         else:
             delay_s = pace.failed_retry_s
@@ -238,8 +230,7 @@ class Fetcher:
         """Connect and stream until something goes wrong."""
         if self.intake is None and (self.folder.path / RING_NAME).exists():
             self._open_intake(None, Position(0, 0))
-        source = within_limits(self._make_source(self.config), self.config)
-        self._is_relaying = isinstance(source, contract.RelayingSource)
+        source = self._link.make()
         try:
             self._recall(source)
             await source.open()
@@ -253,7 +244,7 @@ class Fetcher:
             intake.registry.add(await source.schemas())
             if isinstance(source, contract.RelayingSource):
                 self.tables.parents(await states_of(source))
-            self._source, self._acked_scn = source, -1
+            self._link.connected(source)
             coalescing = CommitCoalescing()
             async with contextlib.aclosing(intake.stream(source)) as batches:
                 async for batch in batches:
@@ -269,11 +260,8 @@ class Fetcher:
                         coalescing.coalescing_delay_s(intake.window_count, len(batch.data), now_s)
                     )
         finally:
-            self._streaming.clear()
-            self._source = None
             self.status.caught_up = False
-            with contextlib.suppress(Exception):
-                await source.close()
+            await self._link.close(source)
 
     def _recall(self, source: contract.Source) -> None:
         """Give the source its memo back if the stream goes on where that was kept."""
@@ -312,8 +300,8 @@ class Fetcher:
             self._recent.add(batch.data)
             self._appended_s = time.monotonic()
         took = intake.take(batch)
-        self._resume_state = batch.resume_state or self._resume_state
-        if self._is_relaying:
+        self._durability.resume_state = batch.resume_state or self._durability.resume_state
+        if self._link.is_relaying:
             self.tables.relayed(batch.data)
         took |= self.tables.took(intake, batch)
         if took:
@@ -324,9 +312,7 @@ class Fetcher:
                 self._wakeup.wake()
         self.status.batch_count += 1
         self.status.caught_up = not batch.data
-        if not self._streaming.is_set():
-            self._streaming.set()
-            self._attempt = 0
+        if self._link.has_begun():
             self.status.enter(FetcherState.STREAMING)
             self._write_status()
 
@@ -383,69 +369,16 @@ class Fetcher:
 
     async def make_durable(self) -> None:
         """Sync the ring if it is dirty, record the dumps' progress, acknowledge the source."""
-        # Not to be cut short: the ring must not be closed under the syncing thread.
-        await asyncio.shield(asyncio.ensure_future(self._make_durable()))
-
-    async def _make_durable(self) -> None:
-        async with self._sync_lock:
-            intake, emitted = self.intake, self.dumps.emitted
-            resume_state = (
-                self._resume_state.encode()
-                if self._resume_state is not None
-                else self._stored_resume_state
-            )
-            tables = self.tables.unwritten()
-            if intake is None:
-                return
-            tail, complete = intake.ring.state.tail, intake.complete
-            if tail != self._synced_tail:
-                try:
-                    self._durable = await asyncio.to_thread(intake.ring.sync)
-                except SyncFailed as error:
-                    self._sync_failure = error
-                    self.stop()
-                    raise
-                self._synced_tail = tail
-            if tables is not None:
-                # Before the memo: a table that the source reads again is still named in here.
-                await asyncio.to_thread(self.tables.book.keep, tables)
-                self.tables.written(tables)
-            if resume_state != self._stored_resume_state:
-                # Not before the ring: the memo must not be ahead of it.
-                await asyncio.to_thread(
-                    keep_document, self.folder.resume_state, resume_state.encode()
-                )
-                self._stored_resume_state = resume_state
-            self._unsaved_dumps |= self.dumps.settle(emitted)
-            if self._unsaved_dumps:
-                await asyncio.to_thread(self.book.keep, self.book.content())
-                self._unsaved_dumps = False
-        source = self._source
-        await self._tell_durable(source)
-        if source is not None and complete.scn > self._acked_scn:
-            try:
-                await source.ack(complete.scn)
-                self._acked_scn = complete.scn
-            except (DatabusError, OSError) as error:
-                _log.info("%s: not acknowledged: %s", self.config.name, error)
-
-    async def _tell_durable(self, source: object) -> None:
-        """Let the parent of a relayed stream know how far it is on disk here."""
-        if self._durable is None or not isinstance(source, contract.RelayingSource):
-            return
-        try:
-            await source.release(self._durable)
-        except (DatabusError, OSError) as error:
-            _log.info("%s: not released: %s", self.config.name, error)
+        await self._durability.make(self.intake)
 
     # -- for the dumps --
 
     async def connected(self) -> tuple[contract.Source, Intake]:
         """The source, once it is streaming."""
         while True:
-            await self._streaming.wait()
-            if self._source is not None and self.intake is not None:
-                return self._source, self.intake
+            await self._link.streaming.wait()
+            if self._link.source is not None and self.intake is not None:
+                return self._link.source, self.intake
 
     async def read_chunk(self, request: contract.ChunkRequest) -> tuple[Position, contract.Chunk]:
         """A chunk for somebody who compares, and the end of the last window that it shows.
@@ -453,8 +386,8 @@ class Fetcher:
         Raises:
             ServerUnavailable: the source is not connected now.
         """
-        source, intake = self._source, self.intake
-        if source is None or intake is None or not self._streaming.is_set():
+        source, intake = self._link.source, self.intake
+        if source is None or intake is None or not self._link.streaming.is_set():
             raise ServerUnavailable(f"the source of {self.config.name} is not connected now")
         low = intake.complete
         self.tables.touch(request.source)
@@ -481,8 +414,7 @@ class Fetcher:
 
     async def save_dumps(self) -> None:
         """Put the dumps' records on disk."""
-        async with self._sync_lock:
-            await asyncio.to_thread(self.book.keep, self.book.content())
+        await self._durability.save_dumps()
 
     def dump_reader_moved(self) -> None:
         """Let the runner look at the dumps; what is on disk of the reader is older, and will do."""
@@ -495,10 +427,7 @@ class Fetcher:
 
     def suspended(self) -> Mapping[str, TableSuspension] | None:
         """The tables that the source suspends now; None while it is not connected."""
-        source = self._source
-        if source is None:
-            return None
-        return source.suspended() if isinstance(source, contract.SuspendingSource) else {}
+        return self._link.suspended()
 
     async def start_dump(self, dump: Dump) -> None:
         """Put a dump into the queue."""
@@ -507,15 +436,7 @@ class Fetcher:
 
     def origin(self) -> contract.RelayingSource | None:
         """Who runs this database's dumps instead of us; None where they are run here."""
-        if not self._is_relaying:
-            return None
-        source = self._source
-        if source is not None and isinstance(source, contract.RelayingSource):
-            return source
-        raise ServerUnavailable(
-            f"{self.config.name} is read from {self.config.url}, which runs its dumps and does "
-            f"not answer now"
-        )
+        return self._link.origin()
 
     # -- status --
 
@@ -531,7 +452,7 @@ class Fetcher:
     def dump_document(self, dump: Dump) -> dict[str, Any]:
         """A dump as it is served, and what it waits for while the stream is off."""
         document, error = self.dumps.document(dump), self.status.error
-        if error is not None and dump.state in ACTIVE and not self._streaming.is_set():
+        if error is not None and dump.state in ACTIVE and not self._link.streaming.is_set():
             document["progress"]["waits_for"] = error.message
         return document
 
@@ -557,7 +478,7 @@ class Fetcher:
     async def _ask_loop(self) -> None:
         """Ask the source how it is, every now and then."""
         while True:
-            source = self._source
+            source = self._link.source
             if source is None:
                 await asyncio.sleep(self._pace.status_s)
                 continue

@@ -1,0 +1,112 @@
+"""What a fetcher's restart relies on, written in the order in which it relies on it.
+
+What belongs here: syncing the ring, the records beside it, and what is acknowledged after.  When
+that is done is the fetcher's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from databus.common.checkpoint import Position
+from databus.common.errors import SyncFailed
+from databus.relay.capture.intake import Intake
+from databus.relay.dumps.dump_runner import DumpRunner
+from databus.relay.dumps.resync import Resync
+from databus.relay.processes.source_link import SourceLink
+from databus.relay.ring.data_folder import DatabaseFolder, keep_document
+from databus.relay.sources import contract
+
+
+class FetcherDurability:
+    """Puts on disk what was captured, then acknowledges it.
+
+    Invariants:
+        I1. The source is acknowledged only up to a window that is on disk.
+        I2. No record on disk is ahead of the ring on disk, and the resume state is not ahead of
+            the suspended tables.
+        I3. After a failed sync of the ring nothing more is synced, recorded or acknowledged, for
+            the kernel reports it once; ``stop`` is called, and ``failure`` says why.
+
+    ``lock`` is held while something is written: the ring must not be closed meanwhile.
+
+    Owner: the fetcher's event loop.
+    Raises: SyncFailed; StoreError for the records, with which the next call tries again.
+    """
+
+    def __init__(
+        self,
+        folder: DatabaseFolder,
+        link: SourceLink,
+        tables: Resync,
+        dumps: DumpRunner,
+        stop: Callable[[], None],
+    ) -> None:
+        self.lock = asyncio.Lock()
+        self.failure: SyncFailed | None = None
+        self.resume_state: contract.ResumeState | None = None
+        self.synced_tail = -1
+        self._folder = folder
+        self._link = link
+        self._tables = tables
+        self._dumps = dumps
+        self._stop = stop
+        self._stored_resume_state = ""
+        self._unsaved_dumps = False
+        self._durable: Position | None = None
+
+    async def make(self, intake: Intake | None) -> None:
+        """Sync the ring if it is dirty, record the dumps' progress, acknowledge the source."""
+        # Not to be cut short: the ring must not be closed under the syncing thread.
+        await asyncio.shield(asyncio.ensure_future(self._make(intake)))
+
+    async def _make(self, intake: Intake | None) -> None:
+        async with self.lock:
+            emitted = self._dumps.emitted
+            resume_state = (
+                self.resume_state.encode()
+                if self.resume_state is not None
+                else self._stored_resume_state
+            )
+            tables = self._tables.unwritten()
+            if intake is None:
+                return
+            complete = intake.complete
+            await self._sync(intake)
+            if tables is not None:
+                # Before the memo: a table that the source reads again is still named in here.
+                await asyncio.to_thread(self._tables.book.keep, tables)
+                self._tables.written(tables)
+            if resume_state != self._stored_resume_state:
+                # Not before the ring: the memo must not be ahead of it.
+                await asyncio.to_thread(
+                    keep_document, self._folder.resume_state, resume_state.encode()
+                )
+                self._stored_resume_state = resume_state
+            self._unsaved_dumps |= self._dumps.settle(emitted)
+            if self._unsaved_dumps:
+                await self._keep_dumps()
+                self._unsaved_dumps = False
+        await self._link.acknowledge(complete.scn, self._durable)
+
+    async def _sync(self, intake: Intake) -> None:
+        tail = intake.ring.state.tail
+        if tail == self.synced_tail:
+            return
+        try:
+            self._durable = await asyncio.to_thread(intake.ring.sync)
+        except SyncFailed as error:
+            self.failure = error
+            self._stop()
+            raise
+        self.synced_tail = tail
+
+    async def save_dumps(self) -> None:
+        """Put the dumps' records on disk."""
+        async with self.lock:
+            await self._keep_dumps()
+
+    async def _keep_dumps(self) -> None:
+        book = self._dumps.book
+        await asyncio.to_thread(book.keep, book.content())
