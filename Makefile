@@ -99,6 +99,7 @@ CASES ?= 20000
 MINUTES ?= 1
 .PHONY: storm
 storm: setup-test ## Random statements against a real server, compared: DB=mariadb|mysql|postgres|sqlite SEED=0 MINUTES=1
+	@scripts/compile.sh kernels
 	@$(BIN)/python -m tests.storm --db $(if $(filter command environment,$(origin DB)),$(DB),mariadb) --seed $(SEED) --minutes $(MINUTES)
 
 .PHONY: storm-files
@@ -107,6 +108,7 @@ storm-files: setup-test ## Every file of every store flipped and cut: SEED=0 CAS
 
 .PHONY: storm-ci
 storm-ci: setup-test ## Five minutes of random statements with fresh seeds; tests/storm/ci.py lists the servers
+	@scripts/compile.sh kernels
 	@$(BIN)/python -m tests.storm.ci
 
 .PHONY: coverage

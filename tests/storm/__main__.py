@@ -47,11 +47,13 @@ def main(arguments: list[str]) -> int:
             storm.most_failures, storm.shrink_s = options.failures, options.shrink_s
             storm.without = {name.strip() for name in options.without.split(",")}
             storm.restarts = not options.no_restarts
+            if options.server:
+                storm.server = f"--server {options.server}"
             if options.spark:
                 storm.use_spark()
             storm.run(seed, options.minutes * 60, options.statements, options.cases)
             print(storm.report())
-            return 1 if storm.failures else 0
+            return 0 if storm.is_clean else 1
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from databus.common.checkpoint import ORIGIN, Position
 from databus.common.config import BootstrapConfig
 from databus.common.errors import DatabusError
 from databus.common.filters.stream_filter import StreamFilter
-from tests.storm.live import PATIENCE_S, LiveFetcher, Loop, Stalled
+from tests.storm.live import LiveFetcher, Loop, Patience, Stalled
 from tests.storm.replica import Replica
 
 if TYPE_CHECKING:
@@ -87,16 +87,15 @@ class Bootstrapped:
         Raises:
             Stalled: it does not come; the message has the log writer's error.
         """
-        began_s = time.monotonic()
+        patience = Patience(self._loop)
         while self._end() < position:
-            waited_s = time.monotonic() - began_s
-            if waited_s > PATIENCE_S or self._task.done():
-                word = self.served().writer_document()
+            if patience.is_over or self._task.done():
+                word, waited_s = self.served().writer_document(), patience.waited_s
                 raise Stalled(
                     str(word.get("state", "")),
                     f"the log is at {self._end()} after {waited_s:.1f} s, not at {position}; "
                     f"its writer says: {word}",
-                    is_slow="error" not in word and not self._task.done(),
+                    is_slow=patience.is_slow and "error" not in word and not self._task.done(),
                 )
             time.sleep(0.002)
 

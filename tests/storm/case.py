@@ -16,7 +16,7 @@ from tests.storm import script
 from tests.storm.bootstrapped import Bootstrapped
 from tests.storm.kinds import kind_of
 from tests.storm.known import KnownFaults
-from tests.storm.live import MANY_TRIES, Latecomer, LiveFetcher, Loop, Stalled
+from tests.storm.live import MANY_TRIES, Latecomer, LiveFetcher, Loop, Patience, Stalled
 from tests.storm.replica import Replica, Row, differences
 from tests.storm.script import Step
 from tests.storm.site import Session, Site, TableFacts
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAMED_WITHIN_S = 10.0
-HEALED_WITHIN_S = LOST_WITHIN_S = 60.0
 SESSIONS = 3
 COPY_EVERY = 3
 """At each so manieth comparison, what a bootstrap gives is compared too."""
@@ -235,8 +234,8 @@ class Case:
         if is_open or not self.site.reset_logs():
             return
         self.tally.successes[script.RESET_LOGS] += 1
-        deadline_s = time.monotonic() + LOST_WITHIN_S
-        while time.monotonic() < deadline_s:
+        patience = Patience(self._loop)
+        while not patience.is_over:
             self.site.put_mark()
             error = self.stream.fetcher.status.error
             if error is not None and error.code == SourcePositionLost.code:
@@ -395,10 +394,10 @@ class Case:
         """Tables that are suspended are followed again, after a while.
 
         Raises:
-            Difference: one is not, after many attempts.
-            TooSlow: the attempts did not come to an end.
+            Difference: one is not, after many attempts, or though the machine had time for it.
+            TooSlow: it had not.
         """
-        deadline_s = time.monotonic() + HEALED_WITHIN_S
+        patience = Patience(self._loop)
         # A table without a key is reported as long as it has none.
         there = {table.source: table for table in self._captured() if table.key}
         before = {record.source for record in fetcher.unfollowed()} & there.keys()
@@ -425,18 +424,22 @@ class Case:
                 self.tally.undumped += len(undumped)
                 self.tally.healed += len(before - known.keys() - undumped)
                 return
-            if time.monotonic() > deadline_s:
-                raise TooSlow(f"not within {HEALED_WITHIN_S} s: {left}")
+            if patience.is_over:
+                if patience.is_slow:
+                    raise TooSlow(f"not within {patience.waited_s:.0f} s: {left}")
+                raise Difference(
+                    "unhealed", left[0].partition(" (")[0], [*left, *self._loop.waits()]
+                )
             time.sleep(0.01)
 
     def _wait_seeded(self, copy: Bootstrapped) -> None:
         """The bootstrap server serves every table that its relay follows.
 
         Raises:
-            Difference: it says that it cannot.
-            TooSlow: it does not come to an end.
+            Difference: it says that it cannot, or the machine had time for it.
+            TooSlow: it had not.
         """
-        deadline_s = time.monotonic() + HEALED_WITHIN_S
+        patience = Patience(self._loop)
         followed = copy.relay.fetcher.known_sources()
         # A table that lost its key is gone for the bootstrap server, and reported by the relay.
         there = [table for table in self._captured() if table.source in followed and table.key]
@@ -445,10 +448,11 @@ class Case:
             for table in there
             if (why := copy.unseeded(table.source)) and not self.site.is_undumped(table, why)
         ]:
-            if time.monotonic() > deadline_s:
-                if any(not why.startswith("dumping") for _, why in left):
-                    raise Difference("unseeded", left[0][0], [f"{n}: {why}" for n, why in left])
-                raise TooSlow(f"not seeded within {HEALED_WITHIN_S} s: {left}")
+            if patience.is_over:
+                if patience.is_slow:
+                    raise TooSlow(f"not seeded within {patience.waited_s:.0f} s: {left}")
+                words = [f"{name}: {why}" for name, why in left]
+                raise Difference("unseeded", left[0][0], [*words, *self._loop.waits()])
             time.sleep(0.02)
 
 

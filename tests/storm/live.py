@@ -21,6 +21,9 @@ from databus.relay.processes.fetcher_status import FetcherState
 from tests.storm.replica import RingReplica
 
 PATIENCE_S = 60.0
+TURN_S = 0.01
+ENOUGH_TURNS = 50 * PATIENCE_S
+"""So often the loop turns within ``PATIENCE_S`` on a machine that has half of its time for it."""
 MANY_RECONNECTS = 12
 MANY_TRIES = 7
 """After so many failed attempts a table does not come back by itself."""
@@ -39,7 +42,7 @@ _T = TypeVar("_T")
 class Stalled(Exception):
     """The stream does not come to where the source is; ``code`` is that of the relay's error.
 
-    ``is_slow``: the relay has no error, so that the machine may be too slow.
+    ``is_slow``: the relay has no error, and the machine is too slow to say more.
     """
 
     def __init__(self, code: str, message: str, *, is_slow: bool) -> None:
@@ -51,9 +54,17 @@ class Loop:
     """An event loop in a thread, for all relays of a process."""
 
     def __init__(self) -> None:
+        self.turns = 0
+        """How often the loop has slept for ``TURN_S``: what a busy machine does less often."""
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
+        self._turning = asyncio.run_coroutine_threadsafe(self._turn(), self.loop)
+
+    async def _turn(self) -> None:
+        while True:
+            await asyncio.sleep(TURN_S)
+            self.turns += 1
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S * 4)
@@ -67,9 +78,36 @@ class Loop:
         return self.run(look())
 
     def close(self) -> None:
+        self._turning.cancel()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+
+class Patience:
+    """How long something is waited for: by the clock, and by what the machine did meanwhile.
+
+    It is over after ``PATIENCE_S`` in which the loop had ENOUGH_TURNS: then more time would not
+    help.  A loop that turned less often belongs to a machine that is busy with something else: it
+    is over after four times as long, and ``is_slow``.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._began_s, self._turns = time.monotonic(), loop.turns
+
+    @property
+    def waited_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the machine has done too little to say that there is a fault."""
+        return self._loop.turns - self._turns < ENOUGH_TURNS
+
+    @property
+    def is_over(self) -> bool:
+        return self.waited_s > (4 * PATIENCE_S if self.is_slow else PATIENCE_S)
 
 
 def waiting_at(task: asyncio.Task[Any]) -> str:
@@ -201,20 +239,19 @@ class LiveFetcher:
         Raises:
             Stalled: it does not come; the message has the relay's error.
         """
-        began_s, reconnects = time.monotonic(), self.fetcher.status.reconnect_count
+        patience, reconnects = Patience(self._loop), self.fetcher.status.reconnect_count
         while not condition():
             status = self.fetcher.status
             tries = status.reconnect_count - reconnects
-            waited_s = time.monotonic() - began_s
             is_lost = status.state == FetcherState.FAILED and tries > 1
-            if is_lost or tries > MANY_RECONNECTS or waited_s > PATIENCE_S:
-                error = status.error
+            if is_lost or tries > MANY_RECONNECTS or patience.is_over:
+                error, waited_s = status.error, patience.waited_s
                 raise Stalled(
                     error.code if error is not None else "",
                     f"not within {waited_s:.1f} s: {what}; the relay is {status.state} after "
                     f"{tries} attempts: {error.message if error else 'no error'}; "
                     f"{self._left()}",
-                    is_slow=error is None,
+                    is_slow=error is None and patience.is_slow,
                 )
             time.sleep(0.0005)
 

@@ -128,7 +128,8 @@ class MySqlSite(Site):
         ask = self._ask
         ask("SET lock_wait_timeout = 2")
         for kind, length, _, data in ask("XA RECOVER"):
-            ask(f"XA ROLLBACK '{data[:length]}','{data[length:]}',{kind}")
+            id_ = data if isinstance(data, bytes) else data.encode()
+            ask(f"XA ROLLBACK X'{id_[:length].hex()}',X'{id_[length:].hex()}',{kind}")
         kept = _SYSTEM | {MARK}
         ask("SET foreign_key_checks = 0")
         for (name,) in ask("SHOW DATABASES"):

@@ -60,6 +60,7 @@ def make_grammar(rng: random.Random, site: Site) -> Grammar:
 
 
 PRODUCTS = ("mariadb", "mysql", "postgres", "sqlite")
+AGAIN = "python -m tests.storm"
 
 
 class Storm:
@@ -71,6 +72,8 @@ class Storm:
     def __init__(self, product: str, folder: Path, keep: Path) -> None:
         self.most_failures, self.shrink_s, self.restarts = 1000, 60.0, True
         self.without: set[str] = set()
+        self.server = f"--db {product}"
+        """The options with which the same server is chosen again."""
         self.failures: list[Failure] = []
         self.tally = Tally()
         self.seeds: list[int] = []
@@ -169,7 +172,11 @@ class Storm:
         kind = failure.found.kind
         last: list[Difference] = []
 
+        deadline_s = time.monotonic() + self.shrink_s
+
         def fails(steps: list[Step]) -> bool:
+            if time.monotonic() > deadline_s:
+                return False  # One that stalls takes a minute each time.
             found = self.replay(steps, is_finished=kind in ("unhealed", "unseeded"))
             if found is not None and found.kind == kind:
                 last.append(found)
@@ -195,7 +202,7 @@ class Storm:
             self.tally.known[why] += 1
             return
         self.failures.append(failure)
-        print(told(failure), flush=True)
+        print(told(failure, self.server), flush=True)
 
     def replay(self, steps: list[Step], *, is_finished: bool = False) -> Difference | None:
         """What a script gives; ``is_finished``: suspended tables come back at its end."""
@@ -215,6 +222,11 @@ class Storm:
         finally:
             case.close()
         return None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether something was compared and nothing failed."""
+        return not self.failures and self.tally.comparisons.total() > 0
 
     def report(self) -> str:
         """Numbers and coverage, for people."""
@@ -251,14 +263,15 @@ def told_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {n}" for name, n in sorted(counts.items())) or "none"
 
 
-def told(failure: Failure) -> str:
-    """A failure for people."""
+def told(failure: Failure, server: str) -> str:
+    """A failure for people: one line that says all, and what belongs to it."""
     steps = "\n".join(f"    {step}" for step in failure.steps)
     found = failure.found
     details = "\n".join(f"    {line}" for line in [*found.details[:4], *found.history])
     return (
-        f"FAILED seed {failure.seed}, step {failure.number}: {failure.found.kind}: "
-        f"{failure.found.table}\n{details}\n  {failure.signature}\n{steps}\n  in {failure.path}"
+        f"FAILED {server} seed {failure.seed}, step {failure.number}: {found.kind}: {found.table}; "
+        f"script {failure.path}; again: {AGAIN} {server} --seed {failure.seed} --cases 1 "
+        f"--minutes 10, or --replay {failure.path}\n{details}\n  {failure.signature}\n{steps}"
     )
 
 
