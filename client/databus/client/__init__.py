@@ -1,4 +1,4 @@
-"""The client library: read the committed changes of a database, from wherever they are held."""
+"""The client library: read the committed changes of a database, at whichever server holds them."""
 
 from __future__ import annotations
 

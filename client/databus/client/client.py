@@ -1,4 +1,4 @@
-"""The client: one subscription to one database, wherever its events are to be read."""
+"""The client: one subscription to one database, at whichever server holds its events."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Status:
     mode: str
     """Where frames come from: ``starting``, ``relay`` or ``bootstrap``."""
     server: str
-    """URL of the server that is read."""
+    """URL of the server that the client reads."""
     position: Position | None
     """Position of the last window that was delivered."""
     checkpoint: Checkpoint | None
@@ -76,7 +76,7 @@ class Status:
     buffered_bytes: int
     """Bytes that are received and not yet delivered."""
     is_flowing: bool
-    """Whether an answer of a relay is open; silence then means that nothing has happened."""
+    """Whether an answer of a relay is open; no data then means that there are no new events."""
     is_ahead: bool
     """Whether the relay has not yet reached the position of the client."""
 
@@ -127,9 +127,9 @@ class DatabusClient:
             checkpoints, ApplicationCheckpoints
         ):
             raise ConfigError(
-                "dispatch='across_windows' plays events behind the checkpoint before it is taken: "
-                "what the application commits with it would hold more than it says; with "
-                "ApplicationCheckpoints use 'within_window' or 'serial'"
+                "dispatch='across_windows' delivers events after a checkpoint before the "
+                "checkpoint is stored, so the application would commit more than the checkpoint "
+                "covers; with ApplicationCheckpoints use 'within_window' or 'serial'"
             )
         self._start = start
         first_resume(start, bool(self._bootstraps))
@@ -147,17 +147,17 @@ class DatabusClient:
 
     @property
     def database(self) -> str:
-        """The database that is read."""
+        """The database that the client reads."""
         return self._subscription.database
 
     @property
     def clock(self) -> str | None:
-        """The identity of the stream's clock, once a server has named it."""
+        """The identity of the stream's clock, once a server has reported it."""
         return self._pull.machine.clock if self._pull else None
 
     @property
     def status(self) -> Status:
-        """How it is doing now."""
+        """The client's present state."""
         pull, dispatcher = self._pull, self._dispatcher
         stats = pull.stats if pull else PullStats()
         delivery, buffer = self._delivery, self._buffer
@@ -186,7 +186,7 @@ class DatabusClient:
         KeyboardInterrupt.
 
         Raises:
-            DatabusError: what ``onError`` was given.
+            DatabusError: the error that ``onError`` received.
         """
         try:
             asyncio.get_running_loop()
@@ -219,7 +219,7 @@ class DatabusClient:
         """Serve the consumer until ``stop`` or until the task is cancelled.
 
         Raises:
-            DatabusError: what ``onError`` was given.
+            DatabusError: the error that ``onError`` received.
         """
         if self.consumer is None:
             raise ConfigError("no consumer was given: DatabusClient(consumer=MyConsumer())")
@@ -255,7 +255,7 @@ class DatabusClient:
     async def awindows(self, *, idle_s: float | None = None) -> AsyncGenerator[PulledWindow, None]:
         """The windows one after another; ``await window.acommit()`` when done with one.
 
-        Ends at ``stop``, or when a relay had nothing for ``idle_s``.
+        Ends at ``stop``, or when a relay has sent nothing for ``idle_s``.
 
         Raises:
             DatabusError: the stream cannot be continued.
@@ -284,14 +284,14 @@ class DatabusClient:
     ) -> AsyncGenerator[RawWindows, None]:
         """The frames as they are, in whole windows; no checkpoint is read or stored.
 
-        ``start`` overrides the client's own.  The schemas of all rows handed out are in
-        ``schemas``.  Every frame comes once: after a failure it goes on where it was.  Leave it
-        early only within ``contextlib.aclosing``, which closes its connection.
+        ``start`` overrides the client's own.  The schemas of all returned rows are in
+        ``schemas``.  Every frame comes once: after a failure the client resumes at the next one.
+        Leave it early only within ``contextlib.aclosing``, which closes its connection.
 
         Raises:
             ScnTooOld: the relays do not reach back to ``start`` and no bootstrap server is
                 configured.
-            DatabusError: a failure that repeating does not mend.
+            DatabusError: a failure that a retry does not repair.
         """
         resume = first_resume(self._start if start is None else start, bool(self._bootstraps))
         sink = RawSink(self.options.buffer_bytes, part_bytes)
@@ -317,7 +317,7 @@ class DatabusClient:
 
     @contextlib.asynccontextmanager
     async def _reading(self) -> AsyncIterator[tuple[Dispatcher, ReplayBuffer, Pull]]:
-        """The stored checkpoint, and a puller and a dispatcher that begin there."""
+        """A dispatcher, its buffer, and a pull that begin at the stored checkpoint."""
         try:
             checkpoint = await self._load()
             buffer = self._buffer = ReplayBuffer(self.options.buffer_bytes)
@@ -347,7 +347,7 @@ class DatabusClient:
         if checkpoint is not None and checkpoint.database != self.database:
             raise BadCheckpoint(
                 f"the stored checkpoint is of database {checkpoint.database}, this client reads "
-                f"{self.database}: give each its own store"
+                f"{self.database}: use one store for each database"
             )
         return checkpoint
 

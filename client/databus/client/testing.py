@@ -1,4 +1,4 @@
-"""For tests of consumers, ours and yours: a recorder, the grammar of callbacks, a mirror."""
+"""For tests of any consumer: a recorder, the grammar of callbacks, a mirror."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from databus.common.table_state import TableState
 
 
 class Step(NamedTuple):
-    """One callback as it was made; ``what`` is its subject in short.
+    """One callback; ``what`` is its subject in short.
 
     ``is_online`` is False for the checkpoints of a bootstrap, which count rows and not positions.
     """
@@ -29,10 +29,10 @@ Trouble = Callable[[Step], "Result | None"]
 
 
 class Recorder(Consumer):
-    """Writes down every callback, with its subject copied out of the buffer.
+    """Records every callback, with its subject copied out of the buffer.
 
-    ``trouble`` is asked about each step before it is recorded as a success; what it returns
-    is the callback's result, and it may raise.
+    ``trouble`` is called after each recorded step; its return value is the callback's result,
+    and it may raise.
     """
 
     def __init__(self, trouble: Trouble | None = None) -> None:
@@ -59,7 +59,7 @@ class Recorder(Consumer):
         return self.trouble(step) if self.trouble else None
 
     async def until(self, condition: Callable[[Recorder], bool], timeout_s: float = 10.0) -> None:
-        """Return when ``condition`` holds, looking after each callback."""
+        """Return when ``condition`` holds; it is checked after each callback."""
         async with asyncio.timeout(timeout_s):
             while not condition(self):
                 self.changed.clear()
@@ -150,8 +150,8 @@ class Grammar:
         G2. Sequences, sources and events nest; sources and sequences end as they began.
         G3. Within a run all events are of the source that was opened.
         G4. onCheckpoint comes between sequences only, its position never moves back, and no
-            online event that was given out lies behind it.
-        G5. After onRollback a sequence begins anew; events behind the checkpoint come again in
+            delivered online event lies after it.
+        G5. After onRollback a new sequence begins; events after the checkpoint come again in
             the same order: without the replays, positions of online events only grow.
     """
 
@@ -213,7 +213,7 @@ Key = tuple[Any, ...]
 
 
 class Mirror(Consumer):
-    """Keeps the tables in memory, as a copy of the source: ``tables[source][key] = row``.
+    """Holds the tables in memory, as a copy of the source: ``tables[source][key] = row``.
 
     Invariants:
         M1. After an online checkpoint the tables are as the source had them at that position.
@@ -235,13 +235,13 @@ class Mirror(Consumer):
         return None
 
     def onRollback(self, checkpoint: Checkpoint | None) -> Answer:
-        """What comes again may be older than what is here."""
+        """Events that come again may be older than the rows here."""
         self.rollback_count += 1
         self._newest.clear()
         return None
 
     def onCheckpoint(self, checkpoint: Checkpoint) -> Answer:
-        """Remember it."""
+        """Store it."""
         self.checkpoint = checkpoint
         return None
 
@@ -251,7 +251,7 @@ class Mirror(Consumer):
         return self.checkpoint is not None and not isinstance(self.checkpoint, BootstrapCheckpoint)
 
     def apply(self, event: Event) -> None:
-        """Put one change into the tables: upsert, delete, merge or empty."""
+        """Apply one change to the tables: upsert, delete, merge or empty."""
         table = self.tables.setdefault(event.source, {})
         if event.op == "t":
             table.clear()

@@ -72,7 +72,7 @@ def test_no_cut_of_the_file_gives_a_checkpoint_that_was_not_saved(tmp_path: Path
         try:
             assert store.load() in (at(1), at(2))
         except BadCheckpoint as error:
-            assert "delete it to start over" in str(error)
+            assert "delete it to start as a new consumer" in str(error)
         store.close()
 
 

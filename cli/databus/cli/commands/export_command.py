@@ -84,7 +84,7 @@ def export(
             begin = None if since in ("auto", "0") else _position(reader, since)
             table = lake.table(name, one, reader.clock)
             with lake.writing(name, one):
-                outcome = export_table(reader, table, until, anew=since == "0", since=begin)
+                outcome = export_table(reader, table, until, rewrite=since == "0", since=begin)
             found += 1
             print(
                 f"{name}/{one}: {outcome.kind}, {outcome.upserted} rows written, "

@@ -1,4 +1,4 @@
-"""What an application writes: a ``Consumer``, and the results that its callbacks may give."""
+"""What an application writes: a ``Consumer``, and the results that its callbacks may return."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from databus.common.table_state import TableState
 
 
 class Result(enum.Enum):
-    """What a callback says about its work; None is SUCCESS."""
+    """What a callback returns; None is SUCCESS."""
 
     SUCCESS = "success"
     CHECKPOINT = "checkpoint"
@@ -48,9 +48,9 @@ class Consumer:
                     onCheckpoint ...
                 onStopConsumption
 
-            One sequence is one window: all events of one source transaction that the filters
-            let through, in commit order, in runs of one source each.  (A source may open again
-            within the window: commit order is kept rather than grouped.)
+            One sequence is one window: all events of one source transaction that pass the
+            filters, in commit order, in runs of one source each.  (A source may open again
+            within the window: events stay in commit order and are not grouped.)
         O2. Windows come in commit order, whole or, after a failure, again from their start.
         O3. One callback runs at a time with ``dispatch="serial"``.  With ``"within_window"``
             the data events of one run go to several workers by key; with
@@ -62,33 +62,32 @@ class Consumer:
             with ``mode`` online on.
 
     Tables:
-        T1. A table is followed until ``onTableState`` says otherwise.  While it is suspended or
-            resynchronising, what you have been given is not its content.  When it is followed
-            again your copy is equal again, by the rows, deletions and truncates between.  The
-            call comes between sequences, at least once for each change, and at the start for
-            each table that is not followed then.
+        T1. A table is followed until ``onTableState`` reports another state.  While it is
+            suspended or resynchronising, your copy may differ from it.  When it is followed
+            again, the rows, deletions and truncates delivered in between have made your copy
+            equal again.  The call comes between sequences, at least once for each change, and at
+            the start for each table that is not followed then.
 
     Durability:
-        D1. ``onCheckpoint(checkpoint)`` asks for a recovery point: make durable what you have
-            been given, and return.  Only then is the checkpoint stored; after a crash
-            consumption begins just behind the stored one.
+        D1. ``onCheckpoint(checkpoint)`` requests a recovery point: make durable what was
+            delivered so far, and return.  Only then is the checkpoint stored; after a crash
+            consumption resumes just after the stored one.
         D2. A checkpoint lies between windows (or at a bootstrap's checkpoint), never inside,
-            and nothing behind it has been given to you yet; only with ``"across_windows"`` are
+            and nothing after it has been delivered yet; only with ``"across_windows"`` are
             workers ahead of it.
         D3. A checkpoint that you skip, or that fails, is not stored.
 
     Duplicates:
         U1. Every committed change arrives at least once.  After a rollback or a crash
-            everything behind the last stored checkpoint arrives again, in the same order, with
+            everything after the last stored checkpoint arrives again, in the same order, with
             the same ``position``.
         U2. Effectively once: write ``encode_checkpoint(checkpoint)`` in the transaction that
             makes the events durable, and use ``ApplicationCheckpoints`` (not with
             ``"across_windows"``, whose workers are ahead of the checkpoint).
-        U3. For one key you never see an older state after a newer one, but in a replay that
-            ``onRollback`` has announced or that follows a restart.  A bootstrap sends rows as
-            they were at some time up to its target; nothing is remembered for each key to
-            suppress a repetition, so apply rows as upserts and deletes of absent keys as
-            nothing.
+        U3. For one key an older state follows a newer one only in a replay: after
+            ``onRollback`` or a restart.  A bootstrap sends rows as they were at some time up to
+            its target, and the client stores nothing per key to suppress repetitions.  So apply
+            rows as upserts, and ignore deletes of absent keys.
 
     Failure:
         F1. An exception, ``Result.ERROR`` or a callback over ``callback_budget_s`` is
@@ -101,8 +100,8 @@ class Consumer:
             with that error.
         F3. ``onStopConsumption`` is the last callback, whatever happened.
 
-    Threads: callbacks run in the event loop's thread, and a plain one that blocks holds it
-    up.  With the parallel modes a plain ``onDataEvent`` runs on worker threads;
+    Threads: callbacks run in the event loop's thread, and a plain one that blocks also blocks
+    the loop.  With the parallel modes a plain ``onDataEvent`` runs on worker threads;
     ``dispatch="within_window", workers=1`` moves it off the loop without any parallelism.  A
     thread cannot be interrupted: a plain callback that has not returned when its budget is
     over stops the client (on a worker), or fails when it returns (on the loop).
@@ -137,15 +136,15 @@ class Consumer:
         return None
 
     def onCheckpoint(self, checkpoint: Checkpoint) -> Answer:
-        """Everything up to ``checkpoint`` has been given to you: make it durable."""
+        """Everything up to ``checkpoint`` has been delivered: make it durable."""
         return None
 
     def onRollback(self, checkpoint: Checkpoint | None) -> Answer:
-        """Events after ``checkpoint`` (None: the start) will come again: forget them."""
+        """Events after ``checkpoint`` (None: the start) will come again: discard them."""
         return None
 
     def onError(self, error: DatabusError) -> Answer:
-        """Consumption cannot go on, and stops."""
+        """Consumption cannot continue, and stops."""
         return None
 
     def onStopConsumption(self) -> Answer:

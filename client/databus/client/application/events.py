@@ -1,7 +1,6 @@
-"""Events and windows as an application sees them: names over frames, decoded when asked.
+"""Events and windows as an application sees them: names over frames, decoded on access.
 
-An ``Event`` is two references and a number; nothing of its row is touched before somebody
-asks for it.
+An ``Event`` is two references and a number; its row is decoded when the application reads it.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ class Decoding:
     """How rows become values: all schema versions, and the versions that values come in.
 
     Invariants:
-        I1. A reader that the application chose is used always.  Otherwise values of a bootstrap
-            come in the current version of their source; values of a relay in the current one if
-            it has all columns of the version that they were written with.  In all other cases,
-            and where Avro cannot resolve one into the other, they come as they were written.
+        I1. A reader schema that the application chose is always used.  Otherwise values of a
+            bootstrap come in the current version of their source; values of a relay in the
+            current one if it has all columns of the version that they were written with.  In all
+            other cases, and if Avro cannot resolve one into the other, they come as written.
 
     Owner: the client; one for all events.
     """
@@ -111,7 +110,7 @@ class Window:
         self._end: tuple[Block, int] | None = None
 
     def ended_by(self, block: Block, index: int) -> None:
-        """The end-of-window frame has come."""
+        """The end-of-window frame has arrived."""
         self._end = (block, index)
 
     @property
@@ -137,7 +136,7 @@ class Window:
 
     @property
     def is_dump(self) -> bool:
-        """Whether a dump's rows lie in it, as far as its end has been received."""
+        """Whether it holds rows of a dump; False until its end has been received."""
         frame = self._end_frame
         return frame is not None and bool(frame.flags & Flag.DUMP)
 
@@ -159,7 +158,8 @@ class Event:
     """One row change.
 
     Invariants:
-        I1. The event holds its block of bytes, so it may be kept; ``frame`` is a view of it.
+        I1. The event holds its block of bytes, so the application may store the event; ``frame``
+            is a view of the block.
 
     Raises:
         FormatError: the bytes of ``key``, ``value`` or ``before`` are not of their schema.
@@ -190,12 +190,12 @@ class Event:
 
     @property
     def scn(self) -> int:
-        """The commit's place on the source's clock."""
+        """The commit's number on the source's clock."""
         return self._block.scns[self._index]
 
     @property
     def seq(self) -> int:
-        """The event's place within the scn, counting unfiltered events."""
+        """The event's index within the scn, counting unfiltered events."""
         return self._block.seqs[self._index]
 
     @property
@@ -222,7 +222,7 @@ class Event:
 
     @property
     def key_hash(self) -> int:
-        """xxh3 of the key bytes, what partitions are cut by."""
+        """xxh3 of the key bytes; partitions are defined by it."""
         return self._block.key_hashes[self._index]
 
     @property

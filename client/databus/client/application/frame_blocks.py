@@ -1,7 +1,7 @@
-"""A block of whole frames as it came from the wire, with its headers as columns.
+"""A block of whole frames as it was received, with its headers as columns.
 
-The columns are plain lists, because the dispatcher walks them frame by frame; the parts of
-frames stay where they are until somebody decodes them.
+The columns are plain lists, because the dispatcher walks them frame by frame.  The parts of
+frames stay in the block until they are decoded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Block:
 
     Invariants:
         I1. ``data`` holds exactly ``count`` whole frames; frame i begins at ``offsets[i]``.
-        I2. ``first`` is how many frames the reader was given before this block.
+        I2. ``first`` is how many frames the reader got before this block.
         I3. In a block of a relay positions grow (those of heartbeats may repeat).
 
     Owner: made by the puller, then read only.
@@ -142,10 +142,10 @@ class Block:
         return found
 
     def require_chain(self, before: Position) -> None:
-        """No window is missing among all frames of the stream after ``before``.
+        """Check that no window is missing among all frames of the stream after ``before``.
 
         Raises:
-            WindowMissing: one is.
+            WindowMissing: one is missing.
         """
         if self._window_ends:
             require_chain(self._columns, before)

@@ -1,6 +1,6 @@
 """JSON documents and PostgreSQL's arrays as Python objects, for ``Event.value``.
 
-Frames carry both as text.  What cannot be read as what it should be stays the text that it is.
+Frames carry both as text.  A text that cannot be parsed stays text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DEEPEST = 6
 def parse_document(text: str) -> Any:
     """A JSON document: numbers with a point or an exponent as ``Decimal``, all others as int.
 
-    Of a key that occurs twice the last value is taken, as PostgreSQL's jsonb does.
+    If a key occurs twice, the last value counts, as in PostgreSQL's jsonb.
     """
     try:
         return json.loads(text, parse_float=decimal.Decimal)
@@ -123,6 +123,6 @@ def _of_column(column: Column) -> Convert | None:
 
 
 def converters(schema: SourceSchema) -> tuple[tuple[str, Convert], ...]:
-    """The columns of a schema whose text stands for an object, with what reads it."""
+    """The columns of a schema whose text is parsed into an object, each with its parser."""
     found = ((column.name, _of_column(column)) for column in schema.columns)
     return tuple((name, convert) for name, convert in found if convert is not None)

@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: a file, LMDB, or the application's own database."""
+"""Stores of checkpoints: a file, LMDB, or the application's own database."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class CheckpointStore(Protocol):
     """
 
     def load(self) -> Checkpoint | Awaitable[Checkpoint | None] | None:
-        """The newest checkpoint, or None where none was ever saved.
+        """The newest checkpoint, or None if none was ever saved.
 
         Raises:
-            BadCheckpoint: there was one, and it cannot be read.
+            BadCheckpoint: there is one, and it cannot be read.
         """
 
     def save(self, checkpoint: Checkpoint) -> Awaitable[None] | None:
-        """Keep ``checkpoint`` as the newest.
+        """Store ``checkpoint`` as the newest.
 
         Raises:
             StoreError: it could not be made durable.
@@ -58,18 +58,17 @@ class NoCheckpoints:
 class FileCheckpoints:
     """Stores the last ``history`` checkpoints in one small text file, the newest last.
 
-    A line is the CRC-32C of the JSON behind it, eight hex digits, a blank, the JSON.
+    A line is the CRC-32C of the JSON as eight hex digits, a space, and the JSON.
 
     Invariants:
-        I1. The file at ``path`` is always one that was written as a whole: it is replaced by
-            rename.
+        I1. The file at ``path`` is always a complete one: it is replaced by rename.
         I2. A damaged line is never used; the newest undamaged one is, with a warning.
-        I3. A file without an undamaged line raises, and never looks like a new consumer.
+        I3. A file without an undamaged line raises; it never counts as a new consumer.
 
     Owner: one process at a time, by a lock on ``path`` + ".lock".
     Durability: the file and its folder are synced when ``save`` returns (unless
         ``sync=False``, which survives a crash of the process but not of the machine).
-    Raises: StoreBusy where another process has the file, StoreError, BadCheckpoint.
+    Raises: StoreBusy if another process uses the file, StoreError, BadCheckpoint.
     """
 
     def __init__(self, path: str | Path, *, history: int = 5, sync: bool = True) -> None:
@@ -80,7 +79,7 @@ class FileCheckpoints:
         self._unlock: weakref.finalize[[int], FileCheckpoints] | None = None
 
     def load(self) -> Checkpoint | None:
-        """The newest checkpoint that is undamaged; None where there is no file."""
+        """The newest undamaged checkpoint; None if there is no file."""
         self._acquire()
         try:
             data = self.path.read_bytes()
@@ -95,7 +94,7 @@ class FileCheckpoints:
             if checkpoint is not None:
                 if skipped:
                     log.warning(
-                        "%s: the newest %d of %d checkpoints are damaged; going on from %s",
+                        "%s: the newest %d of %d checkpoints are damaged; resuming at %s",
                         self.path,
                         skipped,
                         len(lines),
@@ -105,7 +104,7 @@ class FileCheckpoints:
                 return checkpoint
         raise BadCheckpoint(
             f"{self.path} holds {len(lines)} lines in {len(data)} bytes and none of them is an "
-            "undamaged checkpoint; restore the file, or delete it to start over"
+            "undamaged checkpoint; restore the file, or delete it to start as a new consumer"
         )
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -135,7 +134,7 @@ class FileCheckpoints:
         self._lines = lines
 
     def close(self) -> None:
-        """Let another process have the file."""
+        """Unlock the file for other processes."""
         if self._unlock is not None:
             self._unlock()
             self._unlock = None
@@ -217,7 +216,7 @@ class LmdbCheckpoints:
         self._open()
 
     def load(self) -> Checkpoint | None:
-        """The checkpoint under our name."""
+        """The checkpoint of this name."""
         try:
             with self._open().begin() as transaction:
                 found = dict(transaction.cursor())
@@ -225,7 +224,7 @@ class LmdbCheckpoints:
             raise StoreError(f"{self._folder / 'data.mdb'} cannot be read: {error}") from error
         if self._name in found:
             return decode(self._verified(self._name, found[self._name]))
-        for name, value in found.items():  # a damaged name must not make us a new consumer
+        for name, value in found.items():  # a damaged name must not look like a new consumer
             self._verified(name, value)
         return None
 
@@ -243,7 +242,7 @@ class LmdbCheckpoints:
         return text
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Put the checkpoint under our name."""
+        """Store the checkpoint under this name."""
         try:
             text = encode(checkpoint).encode()
             with self._open().begin(write=True) as transaction:

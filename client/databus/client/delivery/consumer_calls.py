@@ -1,4 +1,4 @@
-"""Calls the consumer: does what the dispatcher finds due, and tells it how that went."""
+"""Calls the consumer: makes the calls that the dispatcher finds due, and reports their results."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _ANNOUNCEMENTS = (
     Call.TABLE_STATE,
 )
 _YIELD_S = 0.02
-_MOST_FLYING = 10_000
+_MOST_IN_FLIGHT = 10_000
 Pulling = asyncio.Task[None]
 
 
 class CallbackFailed(Exception):
-    """A callback said ERROR, gave no result, or outran its budget."""
+    """A callback returned ERROR or no result, or exceeded its budget."""
 
     def __init__(self, message: str, *, is_fatal: bool = False) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class CallbackFailed(Exception):
 
 
 class _Stopped(Exception):
-    """The client was asked to stop while events were being delivered."""
+    """``stop`` was called while events were being delivered."""
 
 
 class _NotStored(Exception):
@@ -64,7 +64,7 @@ class _NotStored(Exception):
 
 
 _HALTING = (_Stopped, _NotStored, Stuck)
-"""What ends the delivery at once; every other exception is a callback's and is retried."""
+"""Exceptions that end the delivery at once; every other one is a callback's and is retried."""
 
 
 class Delivery:
@@ -72,12 +72,12 @@ class Delivery:
 
     Invariants:
         I1. A checkpoint is stored only after ``onCheckpoint`` accepted it, and with parallel
-            dispatch only after every event before it has been played.
-        I2. After a failure nothing is called before ``onRollback`` but, with parallel dispatch,
-            ``onCheckpoint`` for what had been played whole before it.
+            dispatch only after every event before it has been delivered.
+        I2. After a failure ``onRollback`` is the next call.  With parallel dispatch
+            ``onCheckpoint`` may come before it, for windows that were delivered whole.
 
     Owner: one task, that runs ``run``.
-    Raises: from ``run``: the error that ``onError`` was given.
+    Raises: from ``run``: the error that ``onError`` received.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Delivery:
         self._buffer.wake.set()
 
     async def run(self, pulling: Pulling) -> None:
-        """Deliver until stopped or until it cannot go on."""
+        """Deliver until ``stop`` or until delivery cannot continue."""
         try:
             try:
                 await self._begin()
@@ -158,28 +158,30 @@ class Delivery:
         function = self._consumer.onDataEvent
         if inspect.iscoroutinefunction(function):
 
-            async def play_async(event: Event) -> None:
+            async def deliver_async(event: Event) -> None:
                 await self._call(function, event)
 
-            return TaskKeyWorker(play_async, abandoned, name)
+            return TaskKeyWorker(deliver_async, abandoned, name)
 
-        def play(event: Event) -> None:
+        def deliver(event: Event) -> None:
             began_s = time.monotonic()
             answer = function(event)
             if answer is not None:
-                _judge("onDataEvent", answer)
+                _checked_result("onDataEvent", answer)
             self._check_budget("onDataEvent", began_s)
 
-        return ThreadKeyWorker(play, abandoned, name)
+        return ThreadKeyWorker(deliver, abandoned, name)
 
     async def _deliver(self, pulling: Pulling) -> None:
         dispatcher = self._dispatcher
         while not self._is_stopping:
             if time.monotonic() - self._yielded_s > _YIELD_S:
                 await self._yield()
-            if (self._deferred or self._key_workers.failure is not None) and await self._land():
+            if (
+                self._deferred or self._key_workers.failure is not None
+            ) and await self._settle_deferred():
                 continue
-            # No await from here to the call: no event can fail unseen before a checkpoint.
+            # No await from here to the call: otherwise an event could fail before a checkpoint.
             due = dispatcher.next(time.monotonic())
             if due is None:
                 await self._wait(pulling)
@@ -198,8 +200,8 @@ class Delivery:
             if due.call is Call.EVENTS:
                 result = await self._events(due)
             elif due.call is Call.CHECKPOINT:
-                if self._key_workers.flying:
-                    self._deferred.append((due, set(self._key_workers.flying)))
+                if self._key_workers.in_flight:
+                    self._deferred.append((due, set(self._key_workers.in_flight)))
                     self._dispatcher.defer(due, time.monotonic())
                     return
                 result = await self._take_checkpoint(due)
@@ -215,7 +217,7 @@ class Delivery:
         self._dispatcher.done(due, time.monotonic(), result)
 
     async def _failed(self, error: BaseException) -> None:
-        """Let what is in flight land, keep the progress that is whole, and roll back."""
+        """Wait for events in flight, store the checkpoint that is complete, and roll back."""
         await self._key_workers.abandon()
         ready: Due | None = None
         while self._deferred and all(map(_succeeded, self._deferred[0][1])):
@@ -250,12 +252,12 @@ class Delivery:
     async def _events(self, due: Due) -> Result:
         if self._options.dispatch == "serial":
             try:
-                return await self._play(due)
+                return await self._deliver_run(due)
             except asyncio.CancelledError as error:
                 _raise_as_failure("onDataEvent", error)
         key_workers, events = self._key_workers, due.events()
         if any(event.op == "t" for event in events):
-            # A truncate concerns every key: nothing may be in flight beside it.
+            # A truncate concerns every key: no other event may be in flight.
             await key_workers.drain()
             key_workers.submit_in_order(events)
             await key_workers.drain()
@@ -264,13 +266,13 @@ class Delivery:
             if self._options.dispatch == "within_window":
                 await key_workers.drain()
             else:
-                await key_workers.wait_below(_MOST_FLYING)
+                await key_workers.wait_below(_MOST_IN_FLIGHT)
         if key_workers.failure is not None:
             raise key_workers.failure
         return Result.SUCCESS
 
-    async def _play(self, due: Due) -> Result:
-        """The events of one run, one after another, on the loop."""
+    async def _deliver_run(self, due: Due) -> Result:
+        """Deliver the events of one run, one after another, on the loop."""
         function, budget_s = self._consumer.onDataEvent, self._budget_s
         strongest = Result.SUCCESS
         now_s = time.monotonic
@@ -280,7 +282,7 @@ class Delivery:
             if answer is not None and answer is not Result.SUCCESS:
                 if inspect.isawaitable(answer):
                     answer = await self._in_budget("onDataEvent", answer)
-                result = _judge("onDataEvent", answer)
+                result = _checked_result("onDataEvent", answer)
                 if result is not Result.SUCCESS:
                     strongest = result
             ended_s = now_s()
@@ -317,17 +319,17 @@ class Delivery:
             raise _NotStored(refusal) from error
         self.checkpoint = checkpoint
 
-    async def _land(self) -> bool:
-        """Take the checkpoints whose events have all been played; notice a failure.
+    async def _settle_deferred(self) -> bool:
+        """Take the checkpoints whose events have all been delivered, or handle a failure.
 
-        False, and nothing was awaited, if there was neither.
+        False, without any await, if there was neither.
         """
         self._key_workers.check_budget()
         if self._key_workers.failure is not None:
             await self._failed(self._key_workers.failure)
             return True
         ready: Due | None = None
-        while self._deferred and not self._deferred[0][1] & self._key_workers.flying.keys():
+        while self._deferred and not self._deferred[0][1] & self._key_workers.in_flight.keys():
             ready = self._deferred.popleft()[0]
         if ready is None:
             return False
@@ -349,8 +351,8 @@ class Delivery:
         assert due.mark is not None
         cause, attempt = due.cause, self._dispatcher.attempt
         if cause is None:
-            # A server was lost within a window.  Nothing failed here, but what is in flight
-            # must have landed before the rollback is announced.
+            # A server was lost within a window.  No callback failed, but the events in flight
+            # must have ended before ``onRollback``.
             await self._key_workers.abandon()
             self._deferred.clear()
         if isinstance(cause, CallbackFailed) and cause.is_fatal:
@@ -386,7 +388,7 @@ class Delivery:
         if pulling.done():
             await self._key_workers.drain()
             if self._deferred or self._key_workers.failure is not None:
-                await self._land()
+                await self._settle_deferred()
                 return
             error = pulling.exception()
             if isinstance(error, DatabusError):
@@ -394,19 +396,19 @@ class Delivery:
             raise InternalError(f"the puller ended with {error!r}") from error
         due_s = self._dispatcher.checkpoint_due_s()
         timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
-        if self._key_workers.flying and self._budget_s is not None:
+        if self._key_workers.in_flight and self._budget_s is not None:
             timeout_s = self._budget_s if timeout_s is None else min(timeout_s, self._budget_s)
         await wait_for_either(self._buffer.wake, pulling, timeout_s)
         self._yielded_s = time.monotonic()
         self._key_workers.check_budget()
 
     async def _end_in_order(self) -> None:
-        """Stopping: let what is in flight land and take the last checkpoint that is due."""
+        """Stopping: wait for events in flight and take the last checkpoint that is due."""
         await self._key_workers.drain()
         if self._key_workers.failure is not None:
             return
         if self._deferred:
-            await self._land()
+            await self._settle_deferred()
         due = self._dispatcher.final_checkpoint()
         if due is not None:
             try:
@@ -437,7 +439,7 @@ class Delivery:
                 answer = await self._in_budget(function.__name__, answer)
         except asyncio.CancelledError as error:
             _raise_as_failure(function.__name__, error)
-        result = _judge(function.__name__, answer)
+        result = _checked_result(function.__name__, answer)
         self._check_budget(function.__name__, began_s)
         return result
 
@@ -460,16 +462,16 @@ class Delivery:
             )
 
     async def _yield(self) -> None:
-        """Let the puller and everybody else on the loop have a turn."""
+        """Let the puller and other tasks of the loop run."""
         await asyncio.sleep(0)
         self._yielded_s = time.monotonic()
 
 
-def _judge(name: str, answer: Any) -> Result:
-    """The result that a callback gave, if it is a good one.
+def _checked_result(name: str, answer: Any) -> Result:
+    """The result that a callback returned, if it is no error.
 
     Raises:
-        CallbackFailed: it is ERROR, ERROR_FATAL or no result at all.
+        CallbackFailed: it is ERROR, ERROR_FATAL or not a result.
     """
     if answer is None:
         return Result.SUCCESS
@@ -483,11 +485,11 @@ def _judge(name: str, answer: Any) -> Result:
 
 
 def _raise_as_failure(name: str, error: asyncio.CancelledError) -> NoReturn:
-    """Raise a callback's own CancelledError as its failure, and as it is if we are cancelled."""
+    """Raise a callback's own CancelledError as its failure; unchanged if the task is cancelled."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise error
-    raise CallbackFailed(f"{name} raised {error!r}, and nobody has cancelled the client") from error
+    raise CallbackFailed(f"{name} raised {error!r}, but the client was not cancelled") from error
 
 
 def _succeeded(future: asyncio.Future[None]) -> bool:

@@ -1,7 +1,7 @@
 """What to call next: the pure core of delivery.
 
-It walks the frames of the buffer and says which callback is due; it is told how that went.
-It calls nothing, waits for nothing and knows no clock but the time it is given.
+It walks the frames of the buffer and returns the callback that is due; the caller reports the
+result.  It calls nothing, waits for nothing, and gets the time as an argument.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Call(enum.Enum):
     ROLLBACK = "onRollback"
     TABLE_STATE = "onTableState"
     RESTREAM = "restream"
-    """Nothing to call: the frames after the checkpoint are gone here, read them again."""
+    """Not a callback: the buffer no longer has the frames after the checkpoint; read them again."""
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchMark:
-    """A point to which one can go back: a checkpoint, and how many frames lie before it."""
+    """A point for a rollback: a checkpoint, and how many frames lie before it."""
 
     frame_count: int
     checkpoint: Checkpoint | None
@@ -53,11 +53,11 @@ class DispatchMark:
 
 @dataclass(slots=True)
 class Due:
-    """One thing that is due, with what it needs.
+    """One call that is due, with its arguments.
 
     For EVENTS: the rows ``start`` .. ``stop`` - 1 of ``block``.  For CHECKPOINT, ROLLBACK and
-    RESTREAM: ``mark``; for ROLLBACK also the cause, None where only a server was lost.  For
-    TABLE_STATE: ``table_state``, and ``block`` where a frame of the stream has it.
+    RESTREAM: ``mark``; for ROLLBACK also the cause, None if only a server was lost.  For
+    TABLE_STATE: ``table_state``, and ``block`` if a frame of the stream has it.
     """
 
     call: Call
@@ -83,16 +83,16 @@ class Dispatcher:
     """Turns frames into the sequence of callbacks of the paper's section 3.6.
 
     Invariants:
-        I1. What ``next`` gives, together, obeys the grammar of ``testing.Grammar``.
+        I1. The sequence of calls that ``next`` returns obeys ``testing.Grammar``.
         I2. A checkpoint is due only between windows, after every event before it was given
-            out and before any behind it is: what the application has is what it covers.
-        I3. ``mark`` is the last accepted checkpoint; after a rollback the events behind it
-            are given out again, none is left out.
+            out and before any after it is: it covers exactly what the application has.
+        I3. ``mark`` is the last accepted checkpoint; after a rollback all events after it
+            are given out again.
         I4. ``attempt`` counts the failures since ``mark`` moved.
         I5. A table's state is due between windows, once unless it changes; after a rollback
             again.
 
-    Owner: one task.  ``next`` and then one of ``done`` and ``failed``, in turn.
+    Owner: one task.  Each ``next`` is followed by one ``done`` or ``failed``.
     Raises: BadCheckpoint, UnknownSchema and FormatError for frames that make no sense.
     """
 
@@ -123,7 +123,7 @@ class Dispatcher:
         self._source_id: int | None = None
         self._source = ""
         self._schema: SourceSchema | None = None
-        # Frames before it, its position, and its checkpoint where it is not an online one.
+        # Frames before it, its position, and its checkpoint unless it is an online one.
         self._candidate: tuple[int, Position, Checkpoint | None] | None = None
         self._bootstrap_at = checkpoint
         self._is_progress_only = True
@@ -139,7 +139,7 @@ class Dispatcher:
         return self._window is not None
 
     def next(self, now_s: float) -> Due | None:
-        """What is due now, None until more frames come or ``checkpoint_due_s`` is reached."""
+        """What is due now; None until more frames come or ``checkpoint_due_s`` is reached."""
         if self._failure is not None:
             return self._failure
         if self._restream:
@@ -169,7 +169,7 @@ class Dispatcher:
                 return due
 
     def checkpoint_due_s(self) -> float | None:
-        """When ``next`` will want a checkpoint though no frame comes; None for never."""
+        """When ``next`` will return a checkpoint without a further frame; None for never."""
         if self._candidate is None:
             return None
         options = self._options
@@ -179,7 +179,7 @@ class Dispatcher:
         return self._last_checkpoint_s + every_s
 
     def done(self, due: Due, now_s: float, result: Result = Result.SUCCESS) -> None:
-        """``due`` went well."""
+        """``due`` succeeded."""
         if result is Result.CHECKPOINT:
             self._forced = True
         elif result is Result.SKIP_CHECKPOINT and due.call is not Call.CHECKPOINT:
@@ -234,7 +234,7 @@ class Dispatcher:
         self._roll_back(cause)
 
     def restreamed(self, frame_count: int) -> None:
-        """Frames behind the mark come again, counted on from ``frame_count``."""
+        """Frames after the mark come again, counted from ``frame_count``."""
         self.mark = DispatchMark(frame_count, self.mark.checkpoint)
         self._restream = False
 
@@ -261,7 +261,7 @@ class Dispatcher:
         if window is None:
             return Due(Call.START_SEQUENCE, window=self._open(block, index))
         if not block.bootstrap and window.scn != block.scns[index]:
-            # The end of the window was filtered out together with its rest.
+            # The filter has left out the end of the window.
             return self._close(window)
         if block.source_ids[index] == self._source_id:
             stop = block.run_end(index)
@@ -306,7 +306,7 @@ class Dispatcher:
         return Due(Call.END_SOURCE, window=window, source=self._source, schema=self._schema)
 
     def _control(self, block: Block, index: int) -> Due | None:
-        """What a control frame makes due; None if it was passed over."""
+        """The call that a control frame makes due; None if it makes none."""
         op, window = block.ops[index], self._window
         if op == Op.TABLE_STATE:
             return self._table_state(block, index)
@@ -343,7 +343,7 @@ class Dispatcher:
         return Due(Call.TABLE_STATE, table_state=state, block=block)
 
     def _compare_reported(self, reported: Sequence[TableState]) -> None:
-        """A server has said which tables are not followed: note what is new to the consumer."""
+        """A server has reported the tables that are not followed: queue what has changed."""
         named = {state.source for state in reported}
         self._unreported.extend(s for s in reported if self._states.get(s.source) != s)
         self._unreported.extend(
@@ -353,7 +353,7 @@ class Dispatcher:
         )
 
     def _pass_end(self) -> None:
-        """Go over the end of the window that was closed: who stops now has its checkpoint."""
+        """Skip the end of the window that was closed: a stop now includes its checkpoint."""
         here = None if self._buffer.is_cut else self._buffer.here()
         if here is not None and not here[0].bootstrap and here[0].ops[here[1]] == Op.END_OF_WINDOW:
             self._control(*here)
@@ -364,9 +364,9 @@ class Dispatcher:
         checkpoint = decode(bytes(block.frame(index).after or b""))
         before = self._bootstrap_at
         if before is not None and _goes_back(before, checkpoint):
-            # The server's runs were replaced under us, and it begins again at the position
-            # where our state was consistent.  What came until here stays; it is made durable
-            # before the consumer is told that older states may follow.
+            # A merge has replaced the server's runs, and the server restarts at the position
+            # where our state was consistent.  Rows delivered until here stay.  They are made
+            # durable before ``onRollback`` announces that older states may follow.
             if self._candidate is not None and not self._forced:
                 self._forced = True
                 return None
@@ -376,7 +376,7 @@ class Dispatcher:
             return self._roll_back(None)
         self._bootstrap_at = checkpoint
         self._buffer.advance(1)
-        # The deletions before another base come under the checkpoint that the reader has.
+        # The deletions before another base come at the checkpoint that the reader has.
         if checkpoint != self.mark.checkpoint or self._has_events:
             self._passed(checkpoint.position, is_progress_only=False, checkpoint=checkpoint)
             self._forced = self._forced or isinstance(checkpoint, OnlineCheckpoint)
@@ -385,7 +385,7 @@ class Dispatcher:
     def _passed(
         self, position: Position, *, is_progress_only: bool, checkpoint: Checkpoint | None = None
     ) -> None:
-        """Everything up to ``position`` has been given out."""
+        """Everything up to ``position`` has been delivered."""
         self.position = position
         # A filter may leave a heartbeat as the only end of a window.
         is_progress_only = is_progress_only and not self._has_events
@@ -446,7 +446,7 @@ def _mode(bootstrap: bool) -> Mode:
 
 
 def _goes_back(before: Checkpoint, after: Checkpoint) -> bool:
-    """Whether a bootstrap that was at ``before`` has begun again somewhere at ``after``."""
+    """Whether a bootstrap that was at ``before`` has restarted at ``after``."""
     if not isinstance(before, BootstrapCheckpoint) or not isinstance(after, BootstrapCheckpoint):
         return False
     if after.position != before.position:

@@ -12,53 +12,53 @@ from typing import Any, Protocol
 
 from databus.client.application.events import Event
 
-Play = Callable[[Event], Any]
+Deliver = Callable[[Event], Any]
 _Job = tuple[list[Event], "asyncio.Future[None]"]
 
 
 class Stuck(Exception):
-    """A callback on a thread has not returned within its budget; nothing can be done."""
+    """A callback on a thread has not returned within its budget; it cannot be interrupted."""
 
 
 class Dropped(Exception):
-    """Events were not played, for what is queued is being abandoned."""
+    """Events were not delivered, because the queue is being abandoned."""
 
 
 class KeyWorker(Protocol):
-    """One worker: plays lists of events one after another."""
+    """One worker: delivers lists of events one after another."""
 
     busy_since_s: float | None
 
     def submit(self, events: list[Event]) -> asyncio.Future[None]:
-        """Play ``events`` after all that were submitted before."""
+        """Deliver ``events`` after all that were submitted before."""
 
     def close(self) -> None:
-        """End the worker; a callback that hangs is left behind."""
+        """End the worker, without waiting for a callback that hangs."""
 
 
 class ThreadKeyWorker:
     """A worker thread for a plain callback.
 
-    Owner: the event loop submits, the thread plays.
+    Owner: the event loop submits, the thread delivers.
     """
 
-    def __init__(self, play: Play, abandoned: Callable[[], bool], name: str) -> None:
-        self._play = play
+    def __init__(self, deliver: Deliver, abandoned: Callable[[], bool], name: str) -> None:
+        self._deliver = deliver
         self._abandoned = abandoned
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.busy_since_s: float | None = None
-        # A daemon, so that a callback that never returns cannot keep the process alive.
+        # A daemon, so that the process can end although a callback never returns.
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def submit(self, events: list[Event]) -> asyncio.Future[None]:
-        """Play ``events`` after all that were submitted before."""
+        """Deliver ``events`` after all that were submitted before."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._jobs.put((events, future))
         return future
 
     def close(self) -> None:
-        """End the thread after what it is doing."""
+        """End the thread after its present job."""
         self._jobs.put(None)
 
     def _work(self) -> None:
@@ -70,7 +70,7 @@ class ThreadKeyWorker:
                     if self._abandoned():
                         raise Dropped
                     self.busy_since_s = time.monotonic()
-                    self._play(event)
+                    self._deliver(event)
             except BaseException as error:
                 failure = error
             self.busy_since_s = None
@@ -82,16 +82,16 @@ class TaskKeyWorker:
     """A worker task for an ``async`` callback."""
 
     def __init__(
-        self, play: Callable[[Event], Awaitable[None]], abandoned: Callable[[], bool], name: str
+        self, deliver: Callable[[Event], Awaitable[None]], abandoned: Callable[[], bool], name: str
     ) -> None:
-        self._play = play
+        self._deliver = deliver
         self._abandoned = abandoned
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self.busy_since_s: float | None = None
         self._task = asyncio.create_task(self._work(), name=name)
 
     def submit(self, events: list[Event]) -> asyncio.Future[None]:
-        """Play ``events`` after all that were submitted before."""
+        """Deliver ``events`` after all that were submitted before."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._jobs.put_nowait((events, future))
         return future
@@ -108,7 +108,7 @@ class TaskKeyWorker:
                 for event in events:
                     if self._abandoned():
                         raise Dropped
-                    await self._play(event)
+                    await self._deliver(event)
             except Exception as error:
                 failure = error
             _settle(future, failure)
@@ -122,7 +122,7 @@ def _settle(future: asyncio.Future[None], failure: BaseException | None) -> None
     elif isinstance(failure, Dropped):
         future.cancel()
     elif isinstance(failure, StopIteration | asyncio.CancelledError):
-        # A future refuses the one, and who waits for it takes the other for its own end.
+        # A future refuses StopIteration, and awaiting it with CancelledError ends the awaiter.
         refusal = RuntimeError(f"the callback raised {failure!r}")
         refusal.__cause__ = failure
         future.set_exception(refusal)
@@ -131,14 +131,14 @@ def _settle(future: asyncio.Future[None], failure: BaseException | None) -> None
 
 
 class KeyWorkers:
-    """All workers, and what is in flight on them.
+    """All workers, and the events in flight on them.
 
     Invariants:
-        I1. Events of one key are played in the order of submission, one at a time.
+        I1. Events of one key are delivered in the order of submission, one at a time.
         I2. After ``drain`` nothing is in flight.
 
     Owner: one task.
-    Raises: Stuck where a callback on a thread outruns its budget without returning.
+    Raises: Stuck if a callback on a thread exceeds its budget without returning.
     """
 
     def __init__(
@@ -148,13 +148,13 @@ class KeyWorkers:
         self._budget_s = budget_s
         self._wake = wake
         self._abandoned = False
-        self.flying: dict[asyncio.Future[None], int] = {}
-        self.flying_events = 0
+        self.in_flight: dict[asyncio.Future[None], int] = {}
+        self.in_flight_events = 0
         self.failure: BaseException | None = None
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether what is still queued is to be dropped."""
+        """Whether the workers drop their queued events."""
         return self._abandoned
 
     def use(self, key_workers: Sequence[KeyWorker]) -> None:
@@ -165,36 +165,36 @@ class KeyWorkers:
         """Give each event to its key's worker."""
         key_workers = self._key_workers
         if len(key_workers) == 1:
-            self._launch(key_workers[0], events)
+            self._start(key_workers[0], events)
             return
         shares: list[list[Event]] = [[] for _ in key_workers]
         for event in events:
             shares[event.key_hash % len(key_workers)].append(event)
         for key_worker, share in zip(key_workers, shares, strict=True):
             if share:
-                self._launch(key_worker, share)
+                self._start(key_worker, share)
 
     def submit_in_order(self, events: list[Event]) -> None:
         """Give all events to one worker."""
-        self._launch(self._key_workers[0], events)
+        self._start(self._key_workers[0], events)
 
     async def wait_below(self, event_count: int) -> None:
         """Wait until fewer events are in flight, or one has failed."""
-        while self.flying_events >= event_count and self.failure is None:
+        while self.in_flight_events >= event_count and self.failure is None:
             await self._wait_some()
 
     async def drain(self) -> None:
         """Wait until nothing is in flight, or one has failed."""
-        while self.flying and self.failure is None:
+        while self.in_flight and self.failure is None:
             await self._wait_some()
 
     async def abandon(self) -> BaseException | None:
-        """Drop what is queued, wait for what is being played; returns the first failure.
+        """Drop queued events, wait for running callbacks; returns the first failure.
 
-        The futures of what was dropped are cancelled.
+        The futures of dropped events are cancelled.
         """
         self._abandoned = True
-        while self.flying:
+        while self.in_flight:
             await self._wait_some()
         self._abandoned = False
         failure, self.failure = self.failure, None
@@ -211,29 +211,31 @@ class KeyWorkers:
                 raise Stuck(
                     f"onDataEvent has not returned for {now_s - since_s:.1f} s on a worker "
                     f"thread (callback_budget_s={self._budget_s:g}); it cannot be interrupted, "
-                    "and replaying beside it would give its rows twice at once"
+                    "and a replay beside it would deliver its rows twice at once"
                 )
 
     def close(self) -> None:
-        """End the workers; what is queued is dropped."""
+        """End the workers; queued events are dropped."""
         self._abandoned = True
         for key_worker in self._key_workers:
             key_worker.close()
 
-    def _launch(self, key_worker: KeyWorker, events: list[Event]) -> None:
+    def _start(self, key_worker: KeyWorker, events: list[Event]) -> None:
         future = key_worker.submit(events)
-        self.flying[future] = len(events)
-        self.flying_events += len(events)
-        future.add_done_callback(self._landed)
+        self.in_flight[future] = len(events)
+        self.in_flight_events += len(events)
+        future.add_done_callback(self._finished)
 
-    def _landed(self, future: asyncio.Future[None]) -> None:
-        self.flying_events -= self.flying.pop(future, 0)
+    def _finished(self, future: asyncio.Future[None]) -> None:
+        self.in_flight_events -= self.in_flight.pop(future, 0)
         failure = None if future.cancelled() else future.exception()
         self.failure = self.failure or failure
         self._wake.set()
 
     async def _wait_some(self) -> None:
-        await asyncio.wait(self.flying, timeout=self._budget_s, return_when=asyncio.FIRST_COMPLETED)
-        # The callbacks of finished futures run in the next turn of the loop.
+        await asyncio.wait(
+            self.in_flight, timeout=self._budget_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        # The callbacks of finished futures run in the loop's next iteration.
         await asyncio.sleep(0)
         self.check_budget()

@@ -1,4 +1,4 @@
-"""The iterator form of consumption: windows are asked for, and committed when done with."""
+"""The iterator form of consumption: the application takes windows, and commits them when done."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ T = TypeVar("T")
 _BATCH_EVENTS = 4096
 _LOOK_AGAIN_S = 0.05
 _ENDED = (
-    "the iteration has ended: what was not in memory of its last window cannot be read, and "
-    "nothing be committed; commit a window within the loop"
+    "the iteration has ended: the events of its last window that were not in memory cannot be "
+    "read, and no window can be committed; commit a window within the loop"
 )
 
 
@@ -33,13 +33,13 @@ class PulledWindow:
     """One window from ``windows()`` or ``awindows()``.
 
     Iterate over it for its events.  A window too large for the buffer is read from the network
-    while it is iterated.  What is left of a window when the next one is asked for is skipped.
-    ``commit`` stores the checkpoint behind the window: the next start begins after it.  To
-    commit a window commits all windows before it.  A window that ``stop`` met before its end has
-    no more events and commits nothing: the next start begins before it.
+    while it is iterated.  Taking the next window skips the remaining events of this one.
+    ``commit`` stores the checkpoint after the window: the next start begins after it.  To
+    commit a window commits all windows before it.  If ``stop`` comes before a window's end, the
+    window has no more events and commits nothing: the next start begins before it.
 
-    A window may be kept when the iteration has ended: events in memory can still be read.  More
-    of it is not to be had then, and ``commit`` is too late: either is an InternalError.
+    After the iteration has ended, a window's events in memory can still be read.  Reading
+    further events, or a ``commit``, is an InternalError then.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PulledWindow:
 
     @property
     def scn(self) -> int:
-        """The commit's place on the source's clock."""
+        """The commit's number on the source's clock."""
         return self._window.scn
 
     @property
@@ -75,7 +75,7 @@ class PulledWindow:
 
     @property
     def window(self) -> Window:
-        """What callbacks get: commit time, number of events and so on."""
+        """The window that callbacks get: commit time, number of events and so on."""
         return self._window
 
     @property
@@ -84,7 +84,7 @@ class PulledWindow:
         return list(self._events())
 
     def __iter__(self) -> Iterator[Event]:
-        # Not only where events are missing: what works with small windows has to work with all.
+        # Checked although no event is missing: small and large windows must behave the same.
         self._reader.require_thread()
         return self._events()
 
@@ -102,11 +102,11 @@ class PulledWindow:
                 yield event
 
     def commit(self) -> None:
-        """Store the checkpoint behind this window (for ``windows()``)."""
+        """Store the checkpoint after this window (for ``windows()``)."""
         self._reader.wait(self._reader.commit(self))
 
     async def acommit(self) -> None:
-        """Store the checkpoint behind this window (for ``awindows()``)."""
+        """Store the checkpoint after this window (for ``awindows()``)."""
         await self._reader.commit(self)
 
     def add(self, run: list[Event]) -> None:
@@ -121,13 +121,13 @@ class WindowReader:
     """Gives windows out of a buffer, many small ones at once.
 
     Invariants:
-        I1. Windows come in order and are loaded whole where they are in the buffer whole.
-        I2. A checkpoint is stored only by ``commit``, or, when nothing uncommitted was handed
-            out, for progress without events.
+        I1. Windows come in order, and are loaded whole if the buffer has all of them.
+        I2. A checkpoint is stored only by ``commit``, or for progress without events while no
+            window is uncommitted.
 
-    Owner: one event loop; a ``LoopThread`` may stand between it and its caller.
-    Raises: from ``batch`` and ``run_of``: the error with which pulling ended, once everything
-        before it was handed out.
+    Owner: one event loop; callers without one use a ``LoopThread``.
+    Raises: from ``batch`` and ``run_of``: the error with which pulling ended, after everything
+        before it was returned.
     """
 
     def __init__(
@@ -168,10 +168,10 @@ class WindowReader:
         return result
 
     def require_thread(self) -> None:
-        """The windows are read without an event loop.
+        """Check that the windows are read without an event loop.
 
         Raises:
-            UsageError: they came from ``awindows``.
+            UsageError: they come from ``awindows``.
         """
         if self._wait is None:
             raise UsageError(
@@ -180,10 +180,10 @@ class WindowReader:
             )
 
     async def batch(self, idle_s: float | None = None) -> list[PulledWindow]:
-        """The next windows; empty when stopped, or when none came for ``idle_s`` though a
-        relay's answer was open.
+        """The next windows; empty after ``stop``, or if none came for ``idle_s`` while a relay's
+        answer was open.
 
-        All are whole but perhaps the last.
+        All are whole, except perhaps the last.
         """
         while self._open is not None and not self._is_stopping:
             await self._step(None)
@@ -203,7 +203,7 @@ class WindowReader:
             if moved:
                 continue
             if not self._is_flowing():
-                # Connecting, or in a bootstrap: that is not idleness.
+                # Connecting, or in a bootstrap: that does not count as idle.
                 idle_since_s = time.monotonic()
             if found or not await self._more(None if idle_s is None else idle_since_s + idle_s):
                 break
@@ -218,10 +218,10 @@ class WindowReader:
         return None
 
     async def commit(self, window: PulledWindow) -> None:
-        """Store the checkpoint behind ``window``, reading over what is left of it."""
+        """Store the checkpoint after ``window``, skipping its remaining events."""
         while self._open is window:
             if self._is_stopping:
-                return  # whoever iterated over it has not seen all of it
+                return  # the application has not read all of it
             await self._step(None)
         if window.checkpoint is not None:
             await self._save(window.checkpoint)
@@ -239,13 +239,13 @@ class WindowReader:
                 return None
 
     async def _try_step(self) -> tuple[bool, list[Event] | None]:
-        """One step if there is one: whether there was, and the events that it gave."""
+        """One step if one is due: whether one was, and the events that it returned."""
         now_s = time.monotonic()
         dispatcher = self._dispatcher
         due = dispatcher.next(now_s)
         if due is None:
             return False, None
-        # Whatever the cadence: who commits a window wants its checkpoint.
+        # Whatever the cadence: the commit of a window needs its checkpoint.
         is_end = due.call is Call.END_SEQUENCE
         dispatcher.done(due, now_s, Result.CHECKPOINT if is_end else Result.SUCCESS)
         if due.call is Call.START_SEQUENCE:
@@ -266,7 +266,7 @@ class WindowReader:
         return True, None
 
     async def _ended(self) -> None:
-        """Close the open window and note its checkpoint, which is due right behind it."""
+        """Close the open window and store its checkpoint in it, which is due right after it."""
         window, self._open = self._open, None
         assert window is not None
         window.is_whole = True
@@ -278,7 +278,7 @@ class WindowReader:
             self._dispatcher.done(due, now_s)
 
     async def _more(self, deadline_s: float | None) -> bool:
-        """Wait for frames; False when the time is over or the client was stopped."""
+        """Wait for frames; False when the time is over or after ``stop``."""
         if self._is_stopping:
             return False
         if self._pulling.cancelled():

@@ -15,13 +15,13 @@ from databus.common.checkpoint import Position
 from databus.common.storage.bucket import Bucket
 
 ERRORS = (OSError, DeltaError)
-"""What reading and writing raises beside ours."""
+"""Errors of reading and writing, besides ours."""
 
 
 def options_of(bucket: Bucket) -> dict[str, str]:
-    """A bucket in the words of ``deltalake``.
+    """A bucket as options of ``deltalake``.
 
-    A commit is an object that must not be there yet: that is the condition ``etag``.
+    With ``etag``, a commit fails if its object exists already.
     """
     settings, endpoint = bucket.settings, bucket.endpoint
     given = {
@@ -48,25 +48,25 @@ class DeltaLakeTable:
     Invariants:
         I1. Rows and position change in one Delta commit.
 
-    Owner: one export at a time; Delta refuses a second that wrote in between.
+    Owner: one export at a time; Delta refuses the commit if another one wrote in between.
     """
 
     def __init__(
         self,
-        place: str,
+        location: str,
         key: Sequence[str],
         clock: str,
         options: Mapping[str, str] | None = None,
         reached: Callable[[str], None] = lambda step: None,
     ) -> None:
-        self._place = place
+        self._location = location
         self._options = dict(options) if options else None
         self._key = list(key)
         self._clock = clock
         self._reached = reached
 
     def _table(self) -> DeltaTable:
-        return DeltaTable(self._place, storage_options=self._options)
+        return DeltaTable(self._location, storage_options=self._options)
 
     def _commit(self, mark: ExportMark) -> CommitProperties:
         scn, seq = mark.position
@@ -83,7 +83,7 @@ class DeltaLakeTable:
         )
 
     def mark(self) -> ExportMark | None:
-        """Where the table stands."""
+        """The table's position."""
         try:
             table = self._table()
         except TableNotFoundError:
@@ -114,9 +114,9 @@ class DeltaLakeTable:
             self._reached("written")
 
         if self._options is None:
-            Path(self._place).mkdir(parents=True, exist_ok=True)
+            Path(self._location).mkdir(parents=True, exist_ok=True)
         write_deltalake(
-            self._place,
+            self._location,
             pa.RecordBatchReader.from_batches(schema, counted()),
             mode="overwrite",
             schema_mode="overwrite",

@@ -1,4 +1,4 @@
-"""Which table of which format lies where: in a folder, or on S3.
+"""Opens the tables of each format at their locations: in a folder, or on S3.
 
 A table of a database is ``<to>/<database>/<schema.table>``, with Iceberg the table of that name
 in the catalog of ``<to>/<database>``, or ``<database>_<schema>.<table>`` in one of the user's.
@@ -22,11 +22,11 @@ FORMATS = ("parquet", "delta", "iceberg")
 
 
 class Lake:
-    """All tables of a format at one place, ``DIR`` or ``s3://bucket/prefix``.
+    """All tables of a format at one location, ``DIR`` or ``s3://bucket/prefix``.
 
     Raises:
-        BadRequest: the place is of another form.
-        ConfigError: the bucket is not there, or refuses the credentials.
+        BadRequest: the location is of another form.
+        ConfigError: the bucket does not exist, or refuses the credentials.
         MissingDependency: boto3 is not installed.
     """
 
@@ -44,7 +44,7 @@ class Lake:
         self._bucket.check(self._prefix)
 
     def table(self, database: str, source: str, clock: str) -> Callable[[Sequence[str]], OpenTable]:
-        """What opens a table, when its key is known."""
+        """A function that opens a table, given its key."""
         if self._form == "parquet":
             return lambda key: self._parquet(f"{database}/{source}", key)
         if self._form == "delta":
@@ -78,15 +78,15 @@ class Lake:
 
         parts = tuple(part for part in split_source(source) if part)
         if self._catalog:
-            catalog = load_own(self._at_place(database) | self._catalog)
+            catalog = load_own(self._warehouse_properties(database) | self._catalog)
             return IcebergTable(catalog, ("_".join((database, *parts[:-1])), parts[-1]), key)
         if self._bucket is None:
             return IcebergTable(open_catalog(Path(self._to) / database), parts, key)
         shared = CatalogOnS3(self._bucket, f"{self._prefix}{database}/")
         return IcebergTable(shared.catalog, parts, key, shared.publish)
 
-    def _at_place(self, database: str) -> dict[str, str]:
-        """What a catalog of the user's has to be told of the place."""
+    def _warehouse_properties(self, database: str) -> dict[str, str]:
+        """The location as properties of the user's catalog."""
         if self._bucket is None:
             return {"warehouse": (Path(self._to) / database).resolve().as_uri()}
         from databus.client.exports.iceberg_table import properties_of
@@ -96,10 +96,10 @@ class Lake:
 
     @contextlib.contextmanager
     def writing(self, database: str, source: str) -> Iterator[None]:
-        """What the format's library raises within the block, as one line that names the table.
+        """Convert the errors of the format's library in this block, adding the table's name.
 
         Raises:
-            BucketError, StoreError: it raised something, on S3 or in a folder.
+            BucketError, StoreError: the library raised an error, on S3 or in a folder.
         """
         try:
             yield
@@ -121,6 +121,6 @@ def _errors(form: str) -> tuple[type[Exception], ...]:
 
 
 def _in_a_line(error: Exception) -> str:
-    """Without the colours and the tree that deltalake draws."""
+    """The message without the colours and the tree characters of deltalake."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).replace("↳", " ")
     return " ".join(plain.split())[:600] or repr(error)

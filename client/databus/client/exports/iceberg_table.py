@@ -1,8 +1,8 @@
 """A table in Apache Iceberg, written by ``pyiceberg``; the mark is in the table's properties.
 
 The catalog is an SQLite file, ``<to>/catalog.db``, in the form that every Iceberg client with an
-SQL catalog reads; on S3 that file is an object, which each commit replaces.  Or it is a catalog
-of the user's, whatever ``pyiceberg`` knows.
+SQL catalog reads; on S3 that file is an object, which each commit replaces.  Or it is the user's
+own catalog, of any kind that ``pyiceberg`` supports.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from databus.common.errors import ConfigError, StoreBusy
 from databus.common.storage.bucket import Bucket
 
 APPEND_ROWS = 1_000_000
-"""Rows of one data file, and what is held in memory."""
+"""Rows of one data file, and most rows in memory."""
 
 
 ERRORS = (OSError, CommitFailedException)
-"""What reading and writing raises beside ours."""
+"""Errors of reading and writing, besides ours."""
 
 CATALOG_NAME = "catalog.db"
-_TOLD = ("type", "warehouse")
-"""What messages may say of a catalog's properties."""
+_SHOWN = ("type", "warehouse")
+"""The properties of a catalog that messages may contain."""
 
 
 def open_catalog(folder: Path) -> SqlCatalog:
-    """The catalog over a folder, made if there is none."""
+    """The catalog of a folder; made if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     return SqlCatalog(
         "databus", uri=f"sqlite:///{folder}/{CATALOG_NAME}", warehouse=folder.resolve().as_uri()
@@ -50,27 +50,27 @@ def open_catalog(folder: Path) -> SqlCatalog:
 
 
 def load_own(properties: Mapping[str, str]) -> Catalog:
-    """A catalog of the user's, by ``pyiceberg``'s properties.
+    """The user's own catalog, by ``pyiceberg``'s properties.
 
     Raises:
-        ConfigError: they are not enough, or wrong, or nobody answers there.
+        ConfigError: they are incomplete or wrong, or the catalog does not answer.
     """
     try:
         return load_catalog("databus", **properties)
     except (ValueError, KeyError, ImportError, OSError, SQLAlchemyError) as error:
-        told = (str(error).splitlines() or [repr(error)])[0]
+        reason = (str(error).splitlines() or [repr(error)])[0]
         for name, value in properties.items():
-            if name not in _TOLD:
-                told = told.replace(value, "***")
-        raise ConfigError(f"[export.catalog]: {told}") from error
+            if name not in _SHOWN:
+                reason = reason.replace(value, "***")
+        raise ConfigError(f"[export.catalog]: {reason}") from error
 
 
 def properties_of(bucket: Bucket) -> dict[str, str]:
-    """A bucket in the words of ``pyiceberg``."""
+    """A bucket as properties of ``pyiceberg``."""
     settings, endpoint = bucket.settings, bucket.endpoint
     given = {
         "s3.endpoint": endpoint,
-        # Without a region it asks Amazon for the bucket's, wherever the endpoint is.
+        # Without a region, pyiceberg requests the bucket's from Amazon, whatever the endpoint is.
         "s3.region": bucket.region or ("us-east-1" if endpoint else ""),
         "s3.access-key-id": settings.get("access_key"),
         "s3.secret-access-key": settings.get("secret_key"),
@@ -85,10 +85,10 @@ class CatalogOnS3:
     """The SQLite file as an object: read into memory, and written back after a commit.
 
     Invariants:
-        I1. The object is replaced on the condition that it is still the one that was read; so
-            what a commit did is there for others in full, or not at all.
+        I1. The object is replaced only if it is still the one that was read.  So other clients
+            see all of a commit, or nothing of it.
 
-    Owner: one export; a second that commits in between makes ``publish`` fail.
+    Owner: one export; ``publish`` fails if another one commits in between.
     """
 
     def __init__(self, bucket: Bucket, prefix: str) -> None:
@@ -103,7 +103,7 @@ class CatalogOnS3:
             self._database().deserialize(found.content)
 
     def _database(self) -> Any:
-        """The ``sqlite3`` connection: a thread has one, and its database is gone with it."""
+        """The ``sqlite3`` connection: each thread has one, and its database ends with it."""
         with self.catalog.engine.connect() as connection:
             return connection.connection.driver_connection
 
@@ -111,7 +111,7 @@ class CatalogOnS3:
         """Write it back.
 
         Raises:
-            StoreBusy: somebody else has written it.
+            StoreBusy: another export has written it.
         """
         written = self._bucket.commit(self._key, bytes(self._database().serialize()), self._tag)
         if written is None:
@@ -126,10 +126,10 @@ class IcebergTable:
     """One table.
 
     Invariants:
-        I1. Rows and position change in one commit of the catalog.  ``publish`` comes after it,
-            where others see a commit no sooner.
+        I1. Rows and position change in one commit of the catalog.  ``publish`` follows it, if
+            other clients do not see the commit by itself.
 
-    Owner: one export at a time; the catalog refuses a second that wrote in between.
+    Owner: one export at a time; the catalog refuses the commit if another one wrote in between.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class IcebergTable:
             return None
 
     def mark(self) -> ExportMark | None:
-        """Where the table stands."""
+        """The table's position."""
         table = self._table()
         if table is None or "databus.clock" not in table.properties:
             return None
@@ -162,7 +162,7 @@ class IcebergTable:
         return ExportMark(found["databus.clock"], position)
 
     def schema(self) -> Any:
-        """Its schema, in the types that we write."""
+        """Its schema, in the types of our rows."""
         found = self._table().schema().as_arrow()
         return pa.schema([(field.name, _ours(field.type)) for field in found])
 
@@ -195,7 +195,7 @@ class IcebergTable:
         return count
 
     def apply(self, schema: Any, changes: TableChanges, mark: ExportMark) -> None:
-        """One commit that deletes all keys that are touched and appends their rows."""
+        """One commit that deletes all changed keys and appends their rows."""
         table = self._table()
         with table.transaction() as transaction:
             if set(schema.names) - set(self.schema().names):
@@ -212,7 +212,7 @@ class IcebergTable:
 
 
 def _reshape(transaction: Any, table: Any, schema: Any) -> None:
-    """Make the columns those of ``schema``: what went or has another type is dropped."""
+    """Make the columns those of ``schema``: a missing one or one of another type is dropped."""
     had = {field.name: _ours(field.type) for field in table.schema().as_arrow()}
     dropped = [n for n, t in had.items() if n not in schema.names or schema.field(n).type != t]
     if dropped:

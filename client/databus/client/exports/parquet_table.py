@@ -1,7 +1,7 @@
-"""A table as Parquet files, of which every export makes a version.
+"""A table as Parquet files; every export makes a new version.
 
 In a folder the newest is ``<table>/current/*.parquet``; on S3 ``<table>/current/files.txt`` has
-the URLs of its files, one a line.  Files that no change touches are taken over as they are.
+the URLs of its files, one a line.  A version reuses the files whose rows have not changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SMALL_ROWS = 50_000
 MOST_SMALL_FILES = 16
 
 ERRORS = (OSError,)
-"""What reading and writing raises beside ours."""
+"""Errors of reading and writing, besides ours."""
 
 
 class ParquetTable:
@@ -49,9 +49,9 @@ class ParquetTable:
         self._reached = reached
 
     def mark(self) -> ExportMark | None:
-        """Where the table stands."""
+        """The table's position."""
         note = self._versions.current().note
-        # Exports of earlier versions noted the names themselves.
+        # Exports of earlier releases have the column names themselves in the note.
         if note is None or note["key"] not in (_digest(self._key), self._key):
             return None
         return ExportMark(note["clock"], decode_position(note))
@@ -88,7 +88,7 @@ class ParquetTable:
         return count
 
     def apply(self, schema: Any, changes: TableChanges, mark: ExportMark) -> None:
-        """A version with the files that stay, those that lose rows anew, and the new rows."""
+        """A version with the unchanged files, rewritten files that lose rows, and the new rows."""
         version = self._versions.begin()
         keys = changes.keys
         fresh = [changes.rows.select(schema.names)]
@@ -99,7 +99,7 @@ class ParquetTable:
             touched = among(self._read(path, self._key), keys).num_rows
             is_merged = len(small) > MOST_SMALL_FILES and path in small
             if not touched and not is_merged and found.schema.to_arrow_schema().equals(schema):
-                version.keep(path)
+                version.reuse(path)
                 is_empty = False
                 continue
             rows = _as(without(self._read(path), keys) if touched else self._read(path), schema)
@@ -138,12 +138,12 @@ class ParquetTable:
 
 
 def _digest(key: list[str]) -> str:
-    """The key's columns in few letters: notes are short."""
+    """A short hash of the key's columns: a note has little room."""
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
 
 
 def _stem(path: str) -> str:
-    """The name without the versions that it went through."""
+    """The name without its version labels."""
     return "-".join(Path(path).stem.split("-")[:1])
 
 

@@ -1,6 +1,6 @@
-"""Where the versions of a Parquet table lie: in a local folder, or on S3.
+"""The versions of a Parquet table, in a local folder or on S3.
 
-What a version holds is not for here; see ``parquet_table``.
+What is not here: the content of a version; see ``parquet_table``.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ LIST_NAME = "current/files.txt"
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One that is complete: its files as ``filesystem`` names them, and what was noted."""
+    """A complete version: its files as ``filesystem`` names them, and its note."""
 
     files: tuple[str, ...] = ()
     note: Mapping[str, Any] | None = None
 
 
 class NewVersion(Protocol):
-    """One that is being written.
+    """A version that is being written.
 
     Invariants:
-        I1. Nobody sees it before ``commit``, and all of it from then on, note and files.
+        I1. Readers see nothing of it before ``commit``, and all of it afterwards, with the note.
     """
 
     @property
@@ -50,17 +50,17 @@ class NewVersion(Protocol):
     def path(self, name: str) -> str:
         """Where a new file of this name is written."""
 
-    def keep(self, path: str) -> None:
-        """Take over a file of the version before as it is."""
+    def reuse(self, path: str) -> None:
+        """Include an unchanged file of the version before."""
 
     def settle(self, note: Mapping[str, Any]) -> None:
         """Everything is written: make it durable."""
 
     def commit(self) -> None:
-        """Make it the current one.
+        """Make it the current version.
 
         Raises:
-            StoreBusy: another one was made so in between.
+            StoreBusy: another version became the current one in between.
         """
 
 
@@ -72,7 +72,7 @@ class Versions(Protocol):
         """Arrow's file system of the paths."""
 
     def current(self) -> Version:
-        """The newest; one of nothing if there is none."""
+        """The newest; an empty one if there is none."""
 
     def begin(self) -> NewVersion:
         """Begin the next one."""
@@ -81,8 +81,8 @@ class Versions(Protocol):
 class LocalVersions:
     """A folder a version, ``v-N``; ``current`` is a symbolic link that a rename replaces.
 
-    Files that are kept are hard links.  Whoever makes a version holds a lock on the folder, which
-    goes with the version or with the process.
+    Reused files are hard links.  The export that makes a version holds a lock on the folder,
+    which ends with the version or the process.
     """
 
     filesystem: Any = LocalFileSystem()
@@ -92,7 +92,7 @@ class LocalVersions:
         self._link = folder / "current"
 
     def current(self) -> Version:
-        """What the link names."""
+        """The version that the link names."""
         try:
             note = json.loads((self._link / NOTE_NAME).read_text())
         except FileNotFoundError:
@@ -100,7 +100,7 @@ class LocalVersions:
         return Version(tuple(str(path) for path in sorted(self._link.glob("*.parquet"))), note)
 
     def begin(self) -> NewVersion:
-        """An empty folder; what an export that was killed left behind goes.
+        """An empty folder; folders of killed exports are deleted.
 
         Raises:
             StoreBusy: another export is making a version.
@@ -128,7 +128,7 @@ class _NewFolder:
     def path(self, name: str) -> str:
         return str(self._folder / name)
 
-    def keep(self, path: str) -> None:
+    def reuse(self, path: str) -> None:
         os.link(path, self._folder / Path(path).name)
 
     def settle(self, note: Mapping[str, Any]) -> None:
@@ -146,7 +146,7 @@ class _NewFolder:
 
 
 class _Lock:
-    """The right to write a folder, until it is released, forgotten, or the process ends."""
+    """The right to write a folder, until ``release``, garbage collection, or the process's end."""
 
     def __init__(self, folder: Path) -> None:
         descriptor = os.open(folder / LOCK_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -172,11 +172,11 @@ class S3Versions:
     """Files below ``data/``; ``current/files.txt`` has the URLs of the current version's.
 
     Invariants:
-        I1. The list and its note are one object, which is replaced on the condition that it is
-            still the one that the version began with.
-        I2. A file goes when the version after next is committed, after that commit, and none
-            of a version that is later: so whoever has read a list has an export's time to read
-            the files, and one export deletes nothing that another is writing.
+        I1. The list and its note are one object, which is replaced only if it is still the one
+            that the version began with.
+        I2. An export deletes files after its commit: those that neither its version nor the one
+            before lists, but none of a later version.  So a reader of a list has the time of
+            one export to read the files, and no export deletes what another one is writing.
 
     Raises: BucketError with what S3 answered.
     """
@@ -190,7 +190,7 @@ class S3Versions:
         return self._bucket.filesystem
 
     def current(self) -> Version:
-        """What the list names."""
+        """The version that the list names."""
         return self._read()[0]
 
     def _read(self) -> tuple[Version, str | None]:
@@ -203,8 +203,8 @@ class S3Versions:
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(
                 f"s3://{self._bucket.name}/{self._prefix}{LIST_NAME} has no note of an export "
-                "(x-amz-meta-databus): it was written or copied by somebody else; delete it, "
-                "and the table is written whole"
+                "(x-amz-meta-databus): another program has written or copied it; delete it, and "
+                "the next export writes the whole table"
             ) from error
         files = tuple(url.removeprefix("s3://") for url in found.content.decode().splitlines())
         return Version(files, note), found.tag
@@ -228,11 +228,11 @@ class _NewList:
         self._files.append(f"{self._bucket.name}/{self._prefix}data/{name}")
         return self._files[-1]
 
-    def keep(self, path: str) -> None:
+    def reuse(self, path: str) -> None:
         self._files.append(path)
 
     def settle(self, note: Mapping[str, Any]) -> None:
-        # The label makes it a note that nobody else can have written.
+        # The label makes the note unique to this version.
         self._note = {**note, "version": self._number, "label": self.label}
 
     def commit(self) -> None:
@@ -243,7 +243,7 @@ class _NewList:
                 f"another export has written s3://{self._bucket.name}/{key} since this one "
                 "began; there can be only one at a time: run it again"
             )
-        with contextlib.suppress(StoreError):  # the next one does what this cannot
+        with contextlib.suppress(StoreError):  # the next export deletes the rest
             self._collect()
 
     def _collect(self) -> None:

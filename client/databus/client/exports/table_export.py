@@ -1,7 +1,7 @@
-"""Brings an open table up to the stream: everything at first, then what changed.
+"""Brings an open table up to the stream: everything at first, then the changes.
 
-The position that a table stands at lies in the table's own metadata and changes in the same
-commit as its rows; so an export that is killed leaves the table as it was, or as it should be.
+A table's position is in the table's own metadata and changes in the same commit as its rows.  So
+an export that is killed leaves the table either unchanged or complete.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GONE = "_databus_gone"
 
 @dataclass(frozen=True, slots=True)
 class ExportMark:
-    """Up to where a table has the stream of a clock."""
+    """The position up to which a table has the stream of a clock."""
 
     clock: str
     position: Position
@@ -31,14 +31,14 @@ class ExportMark:
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """The rows to put in place of those with their keys, and the keys of rows that are gone."""
+    """The rows that replace those with their keys, and the keys of deleted rows."""
 
     rows: Any
     gone: Any
 
     @property
     def keys(self) -> Any:
-        """All keys that are touched."""
+        """All changed keys."""
         return pa.concat_tables([self.rows.select(self.gone.column_names), self.gone])
 
 
@@ -50,7 +50,7 @@ class OpenTable(Protocol):
     """
 
     def mark(self) -> ExportMark | None:
-        """Where the table stands; None if it is none of ours, or not there."""
+        """The table's position; None if no export made it, or it does not exist."""
 
     def schema(self) -> Any:
         """Its Arrow schema."""
@@ -59,10 +59,10 @@ class OpenTable(Protocol):
         """The rows that have one of these keys, an Arrow table of key columns."""
 
     def replace(self, schema: Any, batches: Iterator[Any], mark: ExportMark) -> int:
-        """Put these rows in the place of everything; returns how many."""
+        """Replace all rows by these; returns how many."""
 
     def apply(self, schema: Any, changes: TableChanges, mark: ExportMark) -> None:
-        """Put changes in; ``schema`` may have columns that the table does not have yet."""
+        """Apply changes; ``schema`` may have columns that the table does not have yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +80,20 @@ def export(
     open_table: Callable[[Sequence[str]], OpenTable],
     until: Position,
     *,
-    anew: bool = False,
+    rewrite: bool = False,
     since: Position | None = None,
 ) -> ExportOutcome:
     """Bring one table up to ``until``; ``open_table`` gives it for key columns.
 
-    With ``since`` the changes after that position are put in (again), though the table may stand
-    after it.
+    With ``since`` the changes after that position are applied, again if the table has them.
 
-    It is written whole if it is not there, if its clock is another one, if a column went or
-    changed its type, after a truncate, and where the changes since are no longer kept.
+    The table is written whole if it does not exist, if its clock is another one, if a column was
+    dropped or changed its type, after a truncate, if the changes are no longer retained, and
+    with ``rewrite``.
 
     Raises:
         UnsupportedChange: the table's key may be null.
-        BadRequest: the table stands before ``since``: what lies between would be missing.
+        BadRequest: the table's position is before ``since``: changes would be missing.
     """
     source = reader.schema()
     if source.nullable_key:
@@ -103,12 +103,12 @@ def export(
         )
     decoder = RowDecoder(source, reader.schema_of)
     table = open_table(source.key)
-    mark = None if anew else table.mark()
+    mark = None if rewrite else table.mark()
     new_mark = ExportMark(reader.clock, until)
     if mark is not None and mark.clock == reader.clock and _fits(table.schema(), decoder.schema):
         if since is not None and since > mark.position:
             raise BadRequest(
-                f"{source.source} stands at {mark.position}: without the changes from there to "
+                f"{source.source} is at {mark.position}: without the changes from there to "
                 f"{since} it would be no state of the source; use --since auto"
             )
         begin = mark.position if since is None else since
@@ -123,8 +123,8 @@ def export(
                 return ExportOutcome("nothing", 0, 0, mark.position)
             table.apply(decoder.schema, changes, new_mark)
             return ExportOutcome("changes", changes.rows.num_rows, changes.gone.num_rows, until)
-    asked = Range("state", None, until, reader.clock)
-    count = table.replace(decoder.schema, reader.batches(asked, decoder), new_mark)
+    state = Range("state", None, until, reader.clock)
+    count = table.replace(decoder.schema, reader.batches(state, decoder), new_mark)
     return ExportOutcome("whole", count, 0, until)
 
 
@@ -141,16 +141,16 @@ def _changes(
     """The net changes; None if the table was truncated."""
     source = reader.schema()
     decoder = RowDecoder(source, reader.schema_of, metadata=["_op", "_absent"])
-    asked = Range("net", since, until, reader.clock)
-    found = pa.Table.from_batches(reader.batches(asked, decoder), schema=decoder.schema)
+    changed = Range("net", since, until, reader.clock)
+    found = pa.Table.from_batches(reader.batches(changed, decoder), schema=decoder.schema)
     ops = found.column("_op").to_pylist()
     if "t" in ops:
         return None
     is_gone = pa.array([op == "d" for op in ops], type=pa.bool_())
     gone = found.filter(is_gone).select(list(source.key))
-    kept = found.filter(pa.compute.invert(is_gone))
-    partial = kept.filter(pa.compute.is_valid(kept.column("_absent")))
-    rows = kept.filter(pa.compute.is_null(kept.column("_absent")))
+    present = found.filter(pa.compute.invert(is_gone))
+    partial = present.filter(pa.compute.is_valid(present.column("_absent")))
+    rows = present.filter(pa.compute.is_null(present.column("_absent")))
     plain = rows.drop_columns(["_op", "_absent"])
     if partial.num_rows:
         filled = _filled(partial.to_pylist(), table, partial.select(list(source.key)), source.key)
@@ -161,7 +161,7 @@ def _changes(
 def _filled(
     rows: list[dict[str, Any]], table: OpenTable, keys: Any, key: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Partial rows with what the table has of them."""
+    """Partial rows, their absent columns filled from the table."""
     had = {tuple(row[name] for name in key): row for row in table.rows_of(keys)}
     for row in rows:
         before = had.get(tuple(row[name] for name in key), {})

@@ -1,8 +1,8 @@
 """Where to read next: the pure state machine between relays and bootstrap servers.
 
-It is asked what to do, and told how that went; it never does anything itself.  The rule is
-the paper's figure 3: a position that a relay still holds is read there, an older one is read
-from a bootstrap server up to its target, and the relay takes over at the target.
+The puller takes each step from ``next`` and reports its outcome; the machine itself does no I/O.
+The rule is the paper's figure 3: a position that a relay still holds is read there, an older one
+is read from a bootstrap server up to its target, and the relay takes over at the target.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from databus.common.errors import (
 )
 
 Resume = StartPoint | AtTime | OnlineCheckpoint | BootstrapCheckpoint
-Unplaced = Oldest | Latest | AtTime
-"""Starts of which only a server knows the position."""
+UnresolvedStart = Oldest | Latest | AtTime
+"""Starts that a server resolves to a position."""
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class State(enum.StrEnum):
-    """What is being done."""
+    """The machine's present step."""
 
     REGISTER = "register"
     STREAM = "stream"
@@ -57,16 +57,16 @@ class State(enum.StrEnum):
 
 
 class PullOutcome(enum.StrEnum):
-    """How it went."""
+    """How a step ended."""
 
     OK = "ok"
     """The registration was answered."""
     ENDED = "ended"
     """The answer ended in order; there may be more."""
     QUIET = "quiet"
-    """A long poll ended in order, and nothing had happened."""
+    """A long poll ended in order without an event."""
     TARGET = "target"
-    """The bootstrap is complete: its online checkpoint came."""
+    """The bootstrap is complete: its online checkpoint has arrived."""
     UNREACHABLE = "unreachable"
     """No connection, a broken one, damaged bytes, or a failing server."""
     TOO_OLD = "too_old"
@@ -79,7 +79,7 @@ class PullOutcome(enum.StrEnum):
 
 
 class Verb(enum.StrEnum):
-    """What follows."""
+    """The reaction to an outcome."""
 
     PROCEED = "proceed"
     AGAIN = "again"
@@ -110,7 +110,7 @@ TABLE: dict[tuple[State, PullOutcome], Verb] = {
     (State.STREAM, PullOutcome.TARGET): Verb.STOP,
     (State.STREAM, PullOutcome.UNREACHABLE): Verb.FAIL_OVER,
     (State.STREAM, PullOutcome.TOO_OLD): Verb.LEAVE_RELAY,
-    # The next answer says whether our position, which may be newer, is gone as well.
+    # The next answer shows whether the relay still has our position, which may be newer.
     (State.STREAM, PullOutcome.OVERTAKEN): Verb.AGAIN,
     (State.STREAM, PullOutcome.TOO_YOUNG): Verb.STOP,
     (State.STREAM, PullOutcome.NOT_SEEDED): Verb.FAIL_OVER,
@@ -153,7 +153,7 @@ _OUTCOMES: tuple[tuple[type[DatabusError], PullOutcome], ...] = (
 
 
 def outcome_of(error: DatabusError) -> PullOutcome:
-    """Which outcome an error is."""
+    """The outcome that an error stands for."""
     for cls, outcome in _OUTCOMES:
         if isinstance(error, cls):
             return outcome
@@ -188,13 +188,13 @@ class Machine:
     """Decides at which server to read, and from where.
 
     Invariants:
-        I1. ``resume`` moves backwards only by ``go_back`` and ``restart``, and over events
+        I1. ``resume`` moves backwards only by ``go_back`` and ``restart``, and skips events
             only at a gap that ``on_gap`` allows; ``gap_count`` counts those.
         I2. Once a clock is known no server of another clock is read.
-        I3. A server that failed is asked again only after all others of its kind.
+        I3. After a failure, all other servers of the kind come before the failed one again.
 
     Owner: one puller.
-    Raises: ConfigError for no relay, or a start that needs what is not configured.
+    Raises: ConfigError without a relay.
     """
 
     def __init__(
@@ -223,8 +223,8 @@ class Machine:
         self.resume: Resume = resume
         self.error: DatabusError | None = None
         self.gap_count = 0
-        self._turn = {State.REGISTER: self._rng.randrange(len(self._relays))}
-        self._turn[State.REGISTER_BOOTSTRAP] = 0
+        self._server_index = {State.REGISTER: self._rng.randrange(len(self._relays))}
+        self._server_index[State.REGISTER_BOOTSTRAP] = 0
         self._failures = 0
         self._too_old_count = 0
         self._returned_at: Position | None = None
@@ -268,7 +268,7 @@ class Machine:
         if isinstance(resume, OnlineCheckpoint | BootstrapCheckpoint):
             self.clock = resume.clock
         if isinstance(resume, BootstrapCheckpoint) and not self._bootstraps:
-            # Nobody can finish that bootstrap, but a relay may reach back to where our state
+            # No server can finish that bootstrap, but a relay may reach back to where our state
             # was consistent.
             resume = OnlineCheckpoint(resume.database, resume.clock, resume.position)
         self.resume = resume
@@ -281,24 +281,24 @@ class Machine:
                 self.resume = Oldest()
 
     def pin(self, resume: Resume) -> None:
-        """Put a known position in the place of oldest, latest or a commit time."""
+        """Replace oldest, latest or a commit time by its position."""
         self.resume = resume
 
     def go_back(self, resume: Resume) -> None:
-        """The window or sequence that was being read begins again at ``resume``."""
+        """Read the present window or sequence again, from ``resume``."""
         self.resume = resume
 
     def advanced(self, resume: Resume) -> None:
-        """Frames came: ``resume`` is where the next request begins."""
+        """Frames have arrived: ``resume`` is where the next request begins."""
         self.resume = resume
         self._failures = 0
         self._too_old_count = 0
 
     def met_clock(self, clock: str) -> None:
-        """A server named its clock.
+        """A server has reported its clock.
 
         Raises:
-            ClockMismatch: it is not the one that we have been reading.
+            ClockMismatch: it is not the clock of the stream so far.
         """
         if self.clock is not None and clock != self.clock:
             raise ClockMismatch(
@@ -308,7 +308,7 @@ class Machine:
         self.clock = clock
 
     def report(self, outcome: PullOutcome, error: DatabusError | None = None) -> Verb:
-        """How the last step went; returns what follows from it."""
+        """Report the outcome of the last step; returns the reaction to it."""
         verb = TABLE[self.state, outcome]
         cause = error or InternalError(f"{outcome} was reported in the state {self.state}")
         if verb is Verb.PROCEED:
@@ -342,16 +342,16 @@ class Machine:
     @property
     def _server(self) -> str:
         servers = self._servers
-        return servers[self._turn[self._kind] % len(servers)] if servers else ""
+        return servers[self._server_index[self._kind] % len(servers)] if servers else ""
 
     def _again(self, cause: DatabusError) -> None:
-        """The same server once more; with back-off if it has given nothing since the last time."""
+        """The same server once more; with back-off if it has sent nothing since the last time."""
         self._failures += 1
         if self._failures > 1:
             self._delay(self._failures - 1, cause)
 
     def _poll(self) -> None:
-        """The same server once more; the pause is for one that answers at once."""
+        """The same server once more; the pause limits the rate if it answers at once."""
         self._failures = 0
         self._wait_s = self._backoff.delay_s(1, self._rng)
 
@@ -359,7 +359,7 @@ class Machine:
         """The next server of the kind; a pause after each full round."""
         self._failures += 1
         kind = self._kind
-        self._turn[kind] += 1
+        self._server_index[kind] += 1
         self.state = kind
         rounds, rest = divmod(self._failures, len(self._servers))
         if rest == 0:
@@ -372,17 +372,17 @@ class Machine:
             self._wait_s = self._backoff.delay_s(attempt, self._rng)
 
     def _leave_relay(self, cause: DatabusError) -> None:
-        """Too old here: ask the other relays, which may hold more, then a bootstrap server."""
+        """Too old here: try the other relays, which may hold more, then a bootstrap server."""
         self._too_old_count += 1
         if self._too_old_count < len(self._relays):
-            self._turn[State.REGISTER] += 1
+            self._server_index[State.REGISTER] += 1
             self.state = State.REGISTER
         elif self._bootstraps:
             self._too_old_count = 0
             self.state = State.REGISTER_BOOTSTRAP
             self.bootstrap_count += 1
             if self._returned_at is not None and self._returned_at == self._position:
-                # The last bootstrap brought us to this very point: its log is behind the ring.
+                # The last bootstrap ended at this very position: its log is behind the ring.
                 self._failures += 1
                 self._delay(self._failures, cause)
         else:
@@ -391,7 +391,7 @@ class Machine:
     @property
     def _position(self) -> Position | None:
         resume = self.resume
-        return None if isinstance(resume, Unplaced) else resume.position
+        return None if isinstance(resume, UnresolvedStart) else resume.position
 
     def _return(self) -> None:
         self.state = State.REGISTER
@@ -443,8 +443,8 @@ def first_resume(
 def _commit_us(time: dt.datetime) -> int:
     if time.utcoffset() is None:
         raise ConfigError(
-            f"start is the time {time.isoformat(' ')} without a zone, which may be any of a day's "
-            "moments; give it its zone, such as tzinfo=datetime.UTC"
+            f"start is the time {time.isoformat(' ')} without a zone, which is ambiguous by up to "
+            "a day; give it its zone, such as tzinfo=datetime.UTC"
         )
-    # Nothing is committed before the epoch: every earlier time means everything.
+    # There is no commit before the epoch, so every earlier time means everything.
     return max(0, (time - _EPOCH) // dt.timedelta(microseconds=1))

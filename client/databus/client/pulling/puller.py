@@ -1,4 +1,4 @@
-"""The task that pulls frames: does what the machine decides and hands blocks to a sink."""
+"""The task that pulls frames: makes the machine's steps and passes blocks to a sink."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from databus.client.pulling.pull_machine import (
     PullStep,
     Resume,
     State,
-    Unplaced,
+    UnresolvedStart,
     outcome_of,
 )
 from databus.client.pulling.transport import ResponseBody, Transport
@@ -60,11 +60,11 @@ class Subscription:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is left out, so that each window must come."""
+        """Whether it has no filter, so that every window must arrive."""
         return not (self.sources or self.ops or self.partition)
 
     def query(self) -> dict[str, str]:
-        """The request parameters that say so."""
+        """The subscription as request parameters."""
         query = {}
         if self.sources:
             query["sources"] = ",".join(self.sources)
@@ -80,32 +80,32 @@ class Sink(Protocol):
 
     @property
     def replays(self) -> bool:
-        """Whether a window that broke off is begun again when another server takes over.
+        """Whether an incomplete window is replayed from its start when another server takes over.
 
-        Otherwise it is continued in the middle, which needs servers with the same sources.
+        Otherwise it continues in the middle, which needs servers with the same sources.
         """
 
     async def put(self, block: Block) -> None:
         """Take a block, waiting until there is room."""
 
     def report(self, states: Sequence[TableState]) -> None:
-        """A server says which tables are not followed."""
+        """A server has reported the tables that are not followed."""
 
     def cut(self, frame_count: int) -> None:
-        """Forget all frames but the first ``frame_count``: they will come again."""
+        """Discard all frames but the first ``frame_count``: they will come again."""
 
 
 @dataclass(slots=True)
 class PullStats:
-    """Counters and gauges of one puller, for people."""
+    """Counters and gauges of one puller."""
 
     mode: str = "starting"
     server: str = ""
     newest: Position | None = None
     is_ahead: bool = False
-    """The relay has not come as far as we have been: silence now means that it lags."""
+    """The relay has not reached our position: no data now means that the relay lags."""
     is_flowing: bool = False
-    """An answer of a relay is open: silence means that nothing new to us has happened."""
+    """An answer of a relay is open: no data means that there are no new events."""
     bytes_count: int = 0
     frame_count: int = 0
     request_count: int = 0
@@ -114,13 +114,13 @@ class PullStats:
 
 
 class Puller:
-    """Reads one stream, wherever it is to be read, into a sink.
+    """Reads one stream into a sink, from the servers that the machine chooses.
 
     Invariants:
         I1. Frames of a relay reach the sink with growing positions, each once; after a
             ``cut`` they begin again just after it.
         I2. Every row's schema is in ``schemas`` before the row reaches the sink.
-        I3. What the machine is told to resume from is never ahead of what the sink has.
+        I3. The machine's resume position is never ahead of what the sink has.
 
     Owner: one task, that runs ``run``.
     Raises: from ``run``: the error with which the machine stopped.
@@ -145,11 +145,11 @@ class Puller:
         self._schemas = schemas
         self._options = options
         self._frame_count = first_frame
-        # The point to go back to when the window that is being read breaks off.
+        # The point for a replay if the window that is being read breaks off.
         self._mark = first_frame
         self._mark_resume: Resume = machine.resume
         self.origin: Resume = machine.resume
-        """Where this stream began: a position, once a relay has said what "latest" is."""
+        """Where this stream began: a position, once a relay has resolved "latest"."""
         self._in_window = False
         self._window_server = ""
         self.stats = stats
@@ -176,7 +176,7 @@ class Puller:
                 log.warning("%s at %s: %s; %s", step.state, step.server, error.message, verb)
 
     def _note_end(self, outcome: PullOutcome) -> None:
-        # A relay that answers in pieces is asked again at once, so it flows on.
+        # After an answer in pieces the next request follows at once, so the stream still flows.
         self.stats.is_flowing = self.stats.mode == "relay" and outcome in (
             PullOutcome.ENDED,
             PullOutcome.QUIET,
@@ -217,7 +217,7 @@ class Puller:
             self._opened(body)
             self.stats.is_flowing = True
             self._note_ahead(step.server, body)
-            if isinstance(resume, Unplaced):
+            if isinstance(resume, UnresolvedStart):
                 self._pin(resume, body)
             before = self._machine.resume
             splitter = SpanSplitter()
@@ -245,7 +245,7 @@ class Puller:
         return PullOutcome.ENDED
 
     def _begin(self, step: PullStep) -> Resume:
-        """Where to ask from; goes back to the window's start if another server goes on."""
+        """Where the request starts; at the window's start if another server continues."""
         bootstrap = step.state is State.BOOTSTRAP
         moved = step.server != self._window_server
         if self._in_window and (bootstrap or (moved and self._sink.replays)):
@@ -261,7 +261,7 @@ class Puller:
         self._in_window = False
 
     def _dated(self, resume: Resume) -> Resume:
-        """A bare position with the clock that the server has just named."""
+        """A bare position with the clock that the server has just reported."""
         clock = self._machine.clock
         if isinstance(resume, After) and clock is not None and resume.position.scn:
             return OnlineCheckpoint(self._subscription.database, clock, resume.position)
@@ -275,15 +275,15 @@ class Puller:
     def _note_ahead(self, server: str, body: ResponseBody) -> None:
         if body.is_ahead and not self.stats.is_ahead:
             log.warning(
-                "%s has the stream up to %s only, and we have been further: waiting for what is "
-                "new to us",
+                "%s has the stream up to %s only, and our position is after that: waiting for "
+                "newer events",
                 server,
                 body.newest,
             )
         self.stats.is_ahead = body.is_ahead
 
-    def _pin(self, resume: Unplaced, body: ResponseBody) -> None:
-        """Replace the start by the position that it is now, for the next request."""
+    def _pin(self, resume: UnresolvedStart, body: ResponseBody) -> None:
+        """Replace the start by its present position, for the next request."""
         if isinstance(resume, AtTime):
             position = body.start
         else:
@@ -296,22 +296,22 @@ class Puller:
         return OnlineCheckpoint(self._subscription.database, self._machine.clock or "", position)
 
     async def _take(self, server: str, data: memoryview) -> None:
-        """Hand on what is new in some frames of a relay."""
+        """Pass the new frames among some frames of a relay to the sink."""
         block = Block(data, first=self._frame_count, bootstrap=False)
         block.raise_error_frame()
         resume = self._machine.resume
-        if self._subscription.is_whole and not isinstance(resume, Unplaced):
+        if self._subscription.is_whole and not isinstance(resume, UnresolvedStart):
             try:
                 block.require_chain(resume.position)
             except WindowMissing as error:
-                # What came before the hole is good.
+                # The frames before the gap are good.
                 count = block.index_after(decode_position(error.details["after"]))
                 if 0 < count < block.count:
                     await self._take(server, data[: block.offsets[count]])
                 raise
         if self.stats.is_ahead and _is_behind(resume, block.position(block.count - 1)):
             self.stats.is_ahead = False
-        if not isinstance(resume, Unplaced) and block.position(0) <= resume.position:
+        if not isinstance(resume, UnresolvedStart) and block.position(0) <= resume.position:
             fresh = block.index_after(resume.position)
             if fresh == block.count and not self._is_first_sign(block, resume.position):
                 return
@@ -323,15 +323,15 @@ class Puller:
         if self.stats.newest is None or last > self.stats.newest:
             self.stats.newest = last
         await self._hand_on(block)
-        # Only now: were this cancelled while waiting for room, the block would come again.
+        # After the sink has it: if this is cancelled while it waits, the block comes again.
         self._machine.advanced(self._online(last))
         self._note_window_end(block)
 
     def _is_first_sign(self, block: Block, position: Position) -> bool:
-        """Whether the block says, as the first that comes, that we are where we began.
+        """Whether the block is the first one and only confirms the start position.
 
-        It lets the consumer take a checkpoint of its start, without which a start at the latest
-        event would be another one after a crash.
+        It lets the consumer take a checkpoint of its start.  Without one, a start at the latest
+        event would be at another position after a crash.
         """
         last = block.count - 1
         is_here = block.ops[last] == Op.HEARTBEAT and block.position(last) == position
@@ -353,7 +353,7 @@ class Puller:
             self._mark_resume = self._online(block.position(end))
 
     async def _take_bootstrap(self, server: str, data: bytes) -> bool:
-        """Hand on frames of a bootstrap; True when its target has come."""
+        """Pass frames of a bootstrap to the sink; True when its target has arrived."""
         block = Block(data, first=self._frame_count, bootstrap=True)
         block.raise_error_frame()
         await self._learn_schemas(server, block)
@@ -419,8 +419,8 @@ def _start_query(resume: Resume) -> dict[str, str]:
 
 
 def _is_behind(resume: Resume, position: Position) -> bool:
-    """Whether a frame at ``position`` is new to whoever resumes there."""
-    return isinstance(resume, Unplaced) or position > resume.position
+    """Whether a frame at ``position`` is new to a reader that resumes at ``resume``."""
+    return isinstance(resume, UnresolvedStart) or position > resume.position
 
 
 def _check_whole(server: str, splitter: FrameSplitter | SpanSplitter) -> None:
@@ -431,7 +431,7 @@ def _check_whole(server: str, splitter: FrameSplitter | SpanSplitter) -> None:
 
 
 class Pull:
-    """A puller as a task that can be ended and begun again elsewhere, over one transport.
+    """A puller as a task that can be ended and restarted at another position, over one transport.
 
     Owner: the event loop that entered it.
     """
@@ -470,7 +470,7 @@ class Pull:
 
     @property
     def pulling(self) -> asyncio.Task[None]:
-        """The task at work."""
+        """The running task."""
         assert self._task is not None
         return self._task
 

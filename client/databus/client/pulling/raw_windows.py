@@ -1,4 +1,4 @@
-"""Whole windows as the bytes that they are, for consumers that store frames undecoded."""
+"""Whole windows as bytes, for consumers that store frames undecoded."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ class RawWindows:
     """Frames back to back, in stream order, as they came: rows, schema changes, window ends.
 
     ``position`` is that of the last frame, or of a heartbeat if only the clock moved (then
-    ``data`` is empty).  ``complete`` says that ``data`` ends with a window; windows that are
-    larger than ``part_bytes`` come in parts, of which the last one is complete.
-    ``window_count`` is how many windows end in ``data``, and ``window_end`` where the last of
-    them does.
+    ``data`` is empty).  ``complete``: ``data`` ends with a window.  Windows that are larger than
+    ``part_bytes`` come in parts, and only the last part is complete.  ``window_count`` is how
+    many windows end in ``data``, and ``window_end`` where the last of them ends.
     """
 
     data: bytes
@@ -32,11 +31,11 @@ class RawWindows:
 
 
 class RawSink:
-    """Puts blocks together to whole windows.
+    """Combines blocks into whole windows.
 
     Invariants:
-        I1. Every frame that was put comes out once, in order, but heartbeats.
-        I2. At most ``buffer_bytes`` and one block wait here.
+        I1. Every frame that was put comes out once, in order, except heartbeats.
+        I2. The sink holds ``buffer_bytes`` and one block at most.
 
     Owner: the puller puts, one task takes; both on one event loop.
     """
@@ -53,15 +52,15 @@ class RawSink:
 
     @property
     def replays(self) -> bool:
-        """Frames are stored as they come, so a window is continued where it broke off."""
+        """Frames are stored as they come, so an incomplete window continues in the middle."""
         return False
 
     def report(self, states: Sequence[TableState]) -> None:
-        """Nobody here is notified: the frames are."""
+        """Nothing: the frames carry the states."""
 
     def cut(self, frame_count: int) -> None:
         """Never called, because nothing is replayed."""
-        raise AssertionError(f"a raw reader cannot forget frames (asked for {frame_count})")
+        raise AssertionError(f"a raw reader cannot discard frames (cut at {frame_count})")
 
     async def put(self, block: Block) -> None:
         """Take a block of frames."""
@@ -71,7 +70,7 @@ class RawSink:
         self._split(block)
 
     def pop(self) -> RawWindows | None:
-        """The next windows if they are here."""
+        """The next windows, or None."""
         if not self._ready:
             self.arrived.clear()
             return None

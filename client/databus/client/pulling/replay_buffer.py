@@ -1,4 +1,4 @@
-"""The frames between the puller and the dispatcher, kept until a checkpoint covers them."""
+"""The frames between the puller and the dispatcher, held until a checkpoint covers them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from databus.common.table_state import TableState
 class ReplayBuffer:
     """Blocks in the order of arrival, with a cursor that can go back.
 
-    Frames are counted from the first that ever came: ``first`` and ``end`` bound what is
-    held, ``cursor`` is the next one to dispatch.  Those before ``given`` are dispatched or
-    with a callback right now, which may let the puller cut them away meanwhile.
+    Frames are counted from the first that ever arrived: ``first`` and ``end`` bound the held
+    ones, ``cursor`` is the next one to dispatch.  Those before ``given`` are dispatched, or
+    passed to a running callback; the puller may cut them meanwhile.
 
     Invariants:
         I1. first <= end, and all frames between are held; first <= cursor unless frames were
             cut away below it.
         I2. ``held_bytes`` exceeds ``budget_bytes`` by one block at most.
-        I3. Dispatched frames are given up, oldest block first, only when a checkpoint covers
-            them or their room is needed.
+        I3. Dispatched frames are dropped, oldest block first, only when a checkpoint covers
+            them or new frames need their room.
 
     Owner: the puller puts and cuts, the dispatcher does the rest; both on one event loop.
     """
@@ -38,31 +38,31 @@ class ReplayBuffer:
         self.held_bytes = 0
         self.peak_bytes = 0
         self.wake = asyncio.Event()
-        """Set when ``here`` may give something that it did not give before."""
+        """Set when ``here`` may return something that it did not return before."""
         self._room = asyncio.Event()
         self.reported: Sequence[TableState] | None = None
-        """What a server has said at last of tables that are not followed; the dispatcher's."""
+        """The last report of tables that are not followed; the dispatcher takes it."""
         self._replays = True
         self.is_cut = False
-        """Frames that were dispatched come again: the dispatcher has to go back."""
+        """Frames that were dispatched come again: the dispatcher must roll back."""
 
     @property
     def replays(self) -> bool:
-        """Whether a window is begun again when another server takes over."""
+        """Whether a window is replayed from its start when another server takes over."""
         return self._replays
 
     def never_replay(self) -> None:
-        """Continue broken windows in the middle instead."""
+        """Continue incomplete windows in the middle instead."""
         self._replays = False
 
     def report(self, states: Sequence[TableState]) -> None:
-        """A server says which tables are not followed."""
+        """A server has reported the tables that are not followed."""
         self.reported = states
         self.wake.set()
 
     async def put(self, block: Block) -> None:
         """Append a block, waiting until there is room."""
-        while self.held_bytes >= self._budget_bytes and not self._give_up_one():
+        while self.held_bytes >= self._budget_bytes and not self._drop_oldest():
             self._room.clear()
             await self._room.wait()
         self._blocks.append(block)
@@ -72,14 +72,14 @@ class ReplayBuffer:
         self.wake.set()
 
     def cut(self, frame_count: int) -> None:
-        """Forget all frames from number ``frame_count`` on; they come again."""
+        """Discard all frames from number ``frame_count`` on; they come again."""
         while self._blocks and self._blocks[-1].first >= frame_count:
             self._drop(self._blocks.pop())
         if self._blocks and self._blocks[-1].first + self._blocks[-1].count > frame_count:
             last = self._blocks.pop()
             self._drop(last)
-            kept = last.data[: last.offsets[frame_count - last.first]]
-            head = Block(kept, first=last.first, bootstrap=last.bootstrap)
+            data = last.data[: last.offsets[frame_count - last.first]]
+            head = Block(data, first=last.first, bootstrap=last.bootstrap)
             self._blocks.append(head)
             self.held_bytes += head.size_bytes
         self.end = frame_count
@@ -90,7 +90,7 @@ class ReplayBuffer:
         self.wake.set()
 
     def here(self) -> tuple[Block, int] | None:
-        """The next frame to dispatch, as its block and index; None if it has not come."""
+        """The next frame to dispatch, as its block and index; None if it has not arrived."""
         while self._at < len(self._blocks):
             block = self._blocks[self._at]
             index = self.cursor - block.first
@@ -116,7 +116,7 @@ class ReplayBuffer:
         while self._blocks and self._blocks[0].first + self._blocks[0].count <= frame_count:
             if self._at == 0:
                 break
-            self._give_up_one()
+            self._drop_oldest()
         self._room.set()
 
     def rewind(self, frame_count: int) -> bool:
@@ -129,7 +129,7 @@ class ReplayBuffer:
         return True
 
     def clear(self) -> None:
-        """Forget everything; frames go on with the number after the last."""
+        """Discard everything; the next frame has the number after the last."""
         self._blocks.clear()
         self.held_bytes = 0
         self._at = 0
@@ -137,7 +137,7 @@ class ReplayBuffer:
         self.is_cut = False
         self._room.set()
 
-    def _give_up_one(self) -> bool:
+    def _drop_oldest(self) -> bool:
         """Drop the oldest block if all of it was dispatched."""
         if self._at == 0 or not self._blocks:
             return False

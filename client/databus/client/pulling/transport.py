@@ -1,7 +1,7 @@
-"""The wire: HTTP requests to relays and bootstrap servers, and nothing about what to ask.
+"""The wire: HTTP requests to relays and bootstrap servers.
 
-Every failure comes out as an error of the tree: a problem document as the class that its code
-names, a lost connection or a silence as ``ServerUnavailable``.
+What is not here: which server to read, and from where.  Every failure is an error of the tree: a
+problem document is the class of its code, a lost or silent connection is ``ServerUnavailable``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FRAMES_TYPE = "application/vnd.databus.frames;spans=1"
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a server said about a database: its clock and its schemas in order of version."""
+    """A server's registration answer: the clock, and the schemas in order of version."""
 
     clock: str
     schemas: tuple[SourceSchema, ...]
     tables: tuple[TableState, ...] | None = None
-    """Those that are not followed; None where the server does not say."""
+    """Those that are not followed; None if the server does not report them."""
 
 
 class ResponseBody:
@@ -36,7 +36,7 @@ class ResponseBody:
 
     ``clock`` is the stream's identity; ``prev`` and ``newest`` bound what the server held
     when it answered.  ``start`` is the position of the requested commit time.  Each is None
-    where the server does not give it.  ``is_ahead``: the requested start is ahead of the server's
+    if the server does not give it.  ``is_ahead``: the requested start is ahead of the server's
     stream, and the server waits for it.
 
     Owner: the task that opened it.
@@ -130,4 +130,4 @@ def _position(text: str | None) -> Position | None:
     try:
         return Position(int(scn), int(seq)) if seq not in ("", "end") else Position(int(scn))
     except ValueError as error:
-        raise FormatError(f"the header says {text!r}, which is not scn:seq") from error
+        raise FormatError(f"the header has {text!r}, which is not scn:seq") from error

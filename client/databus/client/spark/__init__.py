@@ -1,6 +1,6 @@
 """``spark.read`` and ``spark.readStream`` of the format ``databus``.
 
-``data_source`` is the data source; ``register`` makes it known to a Spark session.
+``data_source`` is the data source; ``register`` adds it to a Spark session.
 
 """
 

@@ -5,9 +5,9 @@
     orders = (spark.read.format("databus").option("database", "shop")
         .option("source", "shop.orders").option("bootstraps", "http://bootstrap:8701").load())
 
-The driver asks where a read ends and fixes that; every task pulls its own part of the keys over
-HTTP, all parts of the same position.  docs/spark.md lists the options and the types.  Executors
-need this package with its extra ``spark``.
+The driver requests the position where a read ends.  Every task then pulls its own part of the
+keys over HTTP, all parts up to that position.  docs/spark.md lists the options and the types.
+Executors need this package with its extra ``spark``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 FORMAT = "databus"
 PARTITIONS = 4
 MAX_KEYS = 256
-"""Up to this many keys are asked for one by one; more are left to Spark."""
+"""Most keys that become a request's filter; for more, Spark filters alone."""
 
 _HASH_BUCKETS = 999_999_937
 _OPTIONS = frozenset(
@@ -63,13 +63,13 @@ _KEY_KINDS_OF_RANGE = frozenset({Kind.INT})
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format ``databus`` known to a session, and let Spark push filters down to it."""
+    """Add the format ``databus`` to a session, and let Spark push filters down to it."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(DatabusDataSource)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReadOptions:
     """The options of one read, parsed."""
 
     address: TableAddress
@@ -83,11 +83,11 @@ class Asked:
     pushdown: bool
 
 
-def parse_options(options: Mapping[str, str]) -> Asked:
+def parse_options(options: Mapping[str, str]) -> ReadOptions:
     """The options as values.
 
     Raises:
-        BadRequest: one is missing, unknown, not of its form, or two exclude one another.
+        BadRequest: one is missing, unknown, malformed, or two exclude one another.
     """
     given = {name.lower(): value for name, value in options.items()}
     if unknown := sorted(set(given) - _OPTIONS):
@@ -114,7 +114,7 @@ def parse_options(options: Mapping[str, str]) -> Asked:
         raise BadRequest(f"partitions and give_up_s are numbers: {error}") from None
     if partitions < 1:
         raise BadRequest("partitions is 1 or more", parameter="partitions")
-    return Asked(
+    return ReadOptions(
         TableAddress(given["database"], given["source"], relays, bootstraps, give_up_s),
         mode,
         given.get("since"),
@@ -147,7 +147,7 @@ class DatabusDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._asked = parse_options(dict(options))
+        self._read_options = parse_options(dict(options))
 
     @classmethod
     def name(cls) -> str:
@@ -155,38 +155,38 @@ class DatabusDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """The table's columns as they are now, then the stream's own where they are wanted."""
-        asked = self._asked
-        schema = TableReader(asked.address).schema()
-        if missing := set(asked.columns) - {c.name for c in schema.columns} - set(METADATA.names):
+        """The table's present columns, then the stream's own if the options request them."""
+        options = self._read_options
+        schema = TableReader(options.address).schema()
+        if missing := set(options.columns) - {c.name for c in schema.columns} - set(METADATA.names):
             raise BadRequest(f"{schema.source} has no columns {sorted(missing)}")
         rows = table_schema(schema)
-        fields = [*rows, *(METADATA if asked.metadata else [])]
-        if asked.columns:
+        fields = [*rows, *(METADATA if options.metadata else [])]
+        if options.columns:
             every = {f.name: f for f in (*METADATA, *rows)}
-            fields = [every[name] for name in asked.columns]
+            fields = [every[name] for name in options.columns]
         return from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For ``spark.read``."""
-        kind = PushingReader if self._asked.pushdown else DatabusReader
-        return kind(self._asked, schema)
+        kind = PushingReader if self._read_options.pushdown else DatabusReader
+        return kind(self._read_options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For ``spark.readStream``."""
-        return DatabusStreamReader(self._asked, schema)
+        return DatabusStreamReader(self._read_options, schema)
 
 
 class _Rows:
-    """What both readers do in a task: frames of a part, as Arrow batches of Spark's schema."""
+    """A task's work for both readers: frames of a part, as Arrow batches of Spark's schema."""
 
-    def __init__(self, asked: Asked, schema: StructType) -> None:
-        self.asked = asked
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self.options = options
         self.schema = schema
 
     def batches(self, part: Range) -> Iterator[Any]:
         """The rows of a part."""
-        reader = TableReader(self.asked.address)
+        reader = TableReader(self.options.address)
         wanted = to_arrow_schema(self.schema, timezone="UTC")
         table = reader.schema()
         own = {column.name for column in table.columns}
@@ -197,10 +197,10 @@ class _Rows:
             metadata=[name for name in wanted.names if name not in own and name in METADATA.names],
         )
         for batch in reader.batches(part, decoder):
-            yield _as_spark_has_it(batch, wanted)
+            yield _as_spark_batch(batch, wanted)
 
 
-def _as_spark_has_it(batch: Any, wanted: Any) -> Any:
+def _as_spark_batch(batch: Any, wanted: Any) -> Any:
     columns = []
     for field in wanted:
         at = batch.schema.get_field_index(field.name)
@@ -217,9 +217,9 @@ def _as_spark_has_it(batch: Any, wanted: Any) -> Any:
 class DatabusReader(DataSourceReader):
     """A read of a state or of changes; Spark evaluates the filters."""
 
-    def __init__(self, asked: Asked, schema: StructType) -> None:
-        self._rows = _Rows(asked, schema)
-        self._asked = asked
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._rows = _Rows(options, schema)
+        self._read_options = options
         self._keys: str | None = None
         self._ops: str | None = None
         self._low: Position | None = None
@@ -227,22 +227,22 @@ class DatabusReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """One part a task, all up to the same position."""
-        asked = self._asked
-        reader = TableReader(asked.address)
+        options = self._read_options
+        reader = TableReader(options.address)
         reader.schema()
-        newest = reader.target() if asked.address.bootstraps else reader.newest()
-        until = reader.position_of(asked.until) if asked.until else newest
+        newest = reader.target() if options.address.bootstraps else reader.newest()
+        until = reader.position_of(options.until) if options.until else newest
         if until.seq == SEQ_END:
             until = min(until, newest)
-        since = reader.position_of(asked.since) if asked.since else None
+        since = reader.position_of(options.since) if options.since else None
         if self._low is not None:
             since = max(since or ORIGIN, self._low)
         if self._high is not None:
             until = min(until, self._high)
         if since is not None and since >= until:
             return []
-        whole = Range(asked.mode, since, until, reader.clock, self._keys, self._ops)
-        return [SparkPartition(whole)] if self._keys else _parts(whole, asked.partitions)
+        whole = Range(options.mode, since, until, reader.clock, self._keys, self._ops)
+        return [SparkPartition(whole)] if self._keys else _parts(whole, options.partitions)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a part, in a task."""
@@ -255,16 +255,16 @@ class PushingReader(DatabusReader):
 
     Conditions on the whole key become the hash buckets of those keys, a range of a numeric key
     a range partition, and with ``mode=all`` conditions on ``_op`` and ``_scn`` the server's own.
-    Spark evaluates all of them again.  Spark keeps what was pushed with the DataFrame, for later
-    queries over it too: so this is for DataFrames of one query, and has to be asked for.
+    Spark evaluates all of them again.  Spark stores pushed filters with the DataFrame, and applies
+    them to later queries over it.  So this is for DataFrames of one query, and is off by default.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what makes the request smaller; everything is left to Spark as well."""
+        """Use the filters that make the request smaller; Spark evaluates all of them as well."""
         if filters:
-            table = TableReader(self._asked.address).schema()
+            table = TableReader(self._read_options.address).schema()
             self._keys = _key_partition(table, filters)
-            if self._asked.mode == "all":
+            if self._read_options.mode == "all":
                 self._push_stream_filters(filters)
         return filters
 
@@ -293,27 +293,27 @@ class DatabusStreamReader(DataSourceStreamReader):
 
     Invariants:
         I1. An offset is a position of the stream with its clock; a batch is (start, end] and is
-            the same however often it is read, as long as every change of it is kept.
-        I2. Where they are not (relay and log have moved on), the batch holds the last state of
+            the same at each read, as long as all its changes are retained.
+        I2. If they are not (relay and log have dropped them), the batch holds the last state of
             each key instead; a key that changed again after ``end`` comes with a later batch.
             So a sink that replaces rows by key ends with the source's state.
 
     Owner: the driver plans, tasks read.
     """
 
-    def __init__(self, asked: Asked, schema: StructType) -> None:
-        if asked.until is not None:
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        if options.until is not None:
             raise BadRequest("a stream has no end: leave until, scn and timestamp out")
-        self._asked = asked
-        self._rows = _Rows(asked, schema)
+        self._read_options = options
+        self._rows = _Rows(options, schema)
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins, by the option ``start``."""
-        reader = TableReader(self._asked.address)
+        reader = TableReader(self._read_options.address)
         reader.schema()
-        start = self._asked.start
+        start = self._read_options.start
         if start == "snapshot":
-            if not self._asked.address.bootstraps:
+            if not self._read_options.address.bootstraps:
                 raise BadRequest("start=snapshot needs the option bootstraps")
             return _offset(ORIGIN, reader.clock)
         if start == "oldest":
@@ -326,7 +326,7 @@ class DatabusStreamReader(DataSourceStreamReader):
         self, start: dict[str, Any] | None = None, limit: Any = None
     ) -> dict[str, Any]:
         """The newest position; for a first batch that is a snapshot, the bootstrap's."""
-        reader = TableReader(self._asked.address)
+        reader = TableReader(self._read_options.address)
         reader.schema()
         is_first = start is not None and decode_position(start) == ORIGIN
         newest = reader.target() if is_first else reader.newest()
@@ -339,10 +339,10 @@ class DatabusStreamReader(DataSourceStreamReader):
         since, until = decode_position(start), decode_position(end)
         if since >= until:
             return []
-        asked = self._asked
-        mode = "state" if since == ORIGIN else "auto" if asked.mode == "state" else asked.mode
+        options = self._read_options
+        mode = "state" if since == ORIGIN else "auto" if options.mode == "state" else options.mode
         whole = Range(mode, since, until, str(end["clock"]), later=mode != "all")
-        return _parts(whole, asked.partitions)
+        return _parts(whole, options.partitions)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a part, in a task."""
@@ -361,7 +361,7 @@ def _parts(whole: Range, count: int) -> list[InputPartition]:
 
 
 def _key_partition(table: SourceSchema, filters: Sequence[Filter]) -> str | None:
-    """The servers' partition filter that holds every key the filters allow, if there is one."""
+    """A partition filter for the servers that includes every key the filters allow, or None."""
     allowed: dict[str, list[Any]] = {}
     bounds: dict[str, list[int | None]] = {}
     for one in filters:

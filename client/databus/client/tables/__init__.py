@@ -1,7 +1,7 @@
-"""One table read over HTTP into Arrow.
+"""Reads one table over HTTP into Arrow.
 
-``table_reader`` reads a table's state or its changes, ``arrow_rows`` makes Arrow columns of
-frames.
+``table_reader`` reads a table's state or its changes, ``arrow_rows`` converts frames to Arrow
+columns.
 
 Imported by ``spark`` and ``exports``.  It imports ``pulling/transport``.
 """

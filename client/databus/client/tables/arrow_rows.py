@@ -1,7 +1,7 @@
-"""Frames as Arrow columns: the rows of one table, typed by its schema, without an object a row.
+"""Frames as Arrow columns: the rows of one table, typed by its schema, without an object per row.
 
-This is what Spark, the exports and any reader of Arrow get.  docs/spark.md lists the
-types.  Needs pyarrow (extra ``bootstrap`` or ``export``).
+For Spark, the exports and any reader of Arrow.  docs/spark.md lists the types.  Needs pyarrow
+(extra ``bootstrap`` or ``export``).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ METADATA = pa.schema(
         ("_absent", pa.list_(pa.string())),
     ]
 )
-"""What is said of a row beside its columns: the change, its position and time, and which
-columns a partial update does not hold."""
+"""The columns about a row's change: its op, its position and time, and the columns that a
+partial update does not hold."""
 
 _MAX_DIGITS = 38
 _PLAIN: dict[Kind, tuple[int, Any]] = {
@@ -69,7 +69,7 @@ def _code_and_type(column: Column) -> tuple[int, Any]:
         return _PLAIN[column.kind]
     if 0 < column.precision <= _MAX_DIGITS and 0 <= column.scale <= column.precision:
         return rk.DECIMAL, pa.decimal128(column.precision, column.scale)
-    # More digits than Arrow, Spark and the table formats have: exact as text.
+    # More digits than Arrow, Spark and the table formats support: exact as text.
     return rk.BYTES, pa.string()
 
 
@@ -100,17 +100,17 @@ class RowDecoder:
     """Turns frames of one table into record batches.
 
     Rows of older and newer schema versions are read by column name into the columns of
-    ``reader``: a column that a version does not have is null.  A delete gives the row as it was
-    where the source says that, otherwise its key and nulls.
+    ``reader``: a column that a version does not have is null.  A delete gives the old row if the
+    source has it, otherwise its key and nulls.
 
     Invariants:
-        I1. A batch has one row for each frame asked for, in their order, and the columns of
+        I1. A batch has one row for each requested frame, in their order, and the columns of
             ``schema``.
         I2. Its values are those of ``SourceSchema.decode_row``.
 
     Owner: any thread, one at a time.
-    Raises: FormatError for bytes that are no such row; UnsupportedChange where a column's type
-        has changed and its values do not fit; what ``schema_of`` raises.
+    Raises: FormatError for bytes that are no such row; UnsupportedChange if a column's type
+        has changed and its values do not fit; the errors of ``schema_of``.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class RowDecoder:
         clash = {field.name for field in self._metadata} & set(self._rows.names)
         if clash:
             raise UnsupportedChange(
-                f"{reader.source} has columns named {sorted(clash)}, which the stream's own have"
+                f"{reader.source} has columns named {sorted(clash)}, as the stream's own columns"
             )
         self.schema = pa.schema([*self._rows, *self._metadata])
 
@@ -154,7 +154,7 @@ class RowDecoder:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def batch_of(self, rows: Sequence[Mapping[str, Any]]) -> Any:
-        """Rows that were put together from several frames, by column name."""
+        """Rows that combine several frames, by column name."""
         return pa.RecordBatch.from_pylist(list(rows), schema=self.schema)
 
     def absent_names(self, one: FrameView) -> tuple[str, ...]:
@@ -231,7 +231,7 @@ class RowDecoder:
         return arrays
 
     def _fitted(self, found: Any, column: Column, field: Any) -> Any:
-        """A column as the reader's version of it has it."""
+        """A column in the type of the reader's version."""
         if found.type == field.type:
             return found
         try:
@@ -288,7 +288,7 @@ def _array(
     second: npt.NDArray[np.int64],
     valid: npt.NDArray[np.uint8],
 ) -> Any:
-    """An Arrow array of what the kernel found for one column."""
+    """An Arrow array of the kernel's results for one column."""
     code, type_ = _code_and_type(column)
     count = len(valid)
     bits = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
@@ -357,7 +357,7 @@ def _time_texts(us: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     texts[:, 8] = ord(".")
     parts = ((us // 3_600_000_000, 0, 2), (us // 60_000_000 % 60, 3, 2))
     for number, at, width in (*parts, (us // 1_000_000 % 60, 6, 2), (us % 1_000_000, 9, 6)):
-        for place in range(width):
-            digit = number // 10 ** (width - 1 - place) % 10
-            texts[:, at + place] = ord("0") + digit
+        for index in range(width):
+            digit = number // 10 ** (width - 1 - index) % 10
+            texts[:, at + index] = ord("0") + digit
     return texts.reshape(-1)

@@ -1,9 +1,9 @@
-"""One table read over HTTP into Arrow batches: its state as of a position, or its changes.
+"""Reads one table over HTTP into Arrow batches: its state as of a position, or its changes.
 
-What Spark tasks and the exports use.  It decides where a range is read (at the relay while that
-has it, otherwise at a bootstrap server) and puts partial updates together with the rows that
-they change.  An answer is spooled to a temporary file and checked to be whole before the first
-row of it is handed out, so that a connection that breaks is asked again and nobody sees half.
+Spark tasks and the exports use it.  It reads a range at a relay that has it, otherwise at a
+bootstrap server, and combines partial updates with the rows that they change.  It spools an
+answer to a temporary file and checks that it is whole before it returns the first row.  So after
+a broken connection it can request the answer again, and no caller sees half of one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class TableAddress:
-    """A table and the servers to ask; ``give_up_s`` bounds how long silence is put up with."""
+    """A table and its servers; ``give_up_s`` is the longest time without an answer."""
 
     database: str
     source: str
@@ -76,12 +76,12 @@ class Range:
     """What to read: the state at ``until``, or with ``since`` the changes up to it.
 
     ``mode``: ``state``; ``net``, the last state of each key; ``all``, every change; ``auto``,
-    every change where they are kept and net changes where they are not.  ``since`` of None is
-    the oldest that is kept.
+    every change if they are retained, otherwise net changes.  ``since`` of None is the oldest
+    retained change.
 
-    ``partition`` and ``ops`` are the servers' filters.  ``later``: where states at ``until`` have
-    been merged away, those that are still known are given: a row that changed again after it is
-    left out, and comes with the range that follows.
+    ``partition`` and ``ops`` are the servers' filters.  ``later``: if a merge has removed states
+    at ``until``, the remaining ones are returned.  A row that changed again after it is left out,
+    and comes with the next range.
     """
 
     mode: str
@@ -97,28 +97,28 @@ class TableReader:
     """Reads one table.
 
     Invariants:
-        I1. Rows come in the order of their positions, those of one key that partial updates
-            belong to last; in ``net`` and ``state`` each key comes once.
-        I2. No row is handed out of an answer that did not come to its end.
+        I1. Rows come in the order of their positions, but those of keys with partial updates
+            come last; in ``net`` and ``state`` each key comes once.
+        I2. No row of an answer is returned before the answer has arrived whole.
 
     Owner: one thread.
     Raises: the errors of the tree; ServerUnavailable when no server answered for ``give_up_s``,
-        StoreError at once where the spool's disk is full.
+        StoreError at once if the spool's disk is full.
     """
 
     def __init__(self, address: TableAddress) -> None:
         self.address = address
         self.schemas = SchemaSet()
         self.clock = ""
-        self._heard_s = 0.0
+        self._progress_s = 0.0
 
-    # -- what there is ------------------------------------------------------------------
+    # -- schemas and positions ----------------------------------------------------------
 
     def schema(self) -> SourceSchema:
         """The newest version of the table's schema.
 
         Raises:
-            UnknownSource: no server knows the table.
+            UnknownSource: no server has the table.
         """
         found = self._register()
         if found is None:
@@ -152,7 +152,7 @@ class TableReader:
         return self.schemas.latest(self.address.source)
 
     def target(self) -> Position:
-        """Up to where a bootstrap server has the stream."""
+        """The position up to which a bootstrap server has the stream."""
         return self._from_any(self.address.bootstraps, lambda s: self._position(s, "targetSCN"))
 
     def newest(self) -> Position:
@@ -167,10 +167,10 @@ class TableReader:
         return self._from_any(servers, lambda s: self._position(s, "sources", "prev"))
 
     def position_of(self, text: str) -> Position:
-        """``SCN``, ``SCN:SEQ``, or what a bootstrap server makes of a commit time."""
+        """``SCN``, ``SCN:SEQ``, or a commit time, which a bootstrap server resolves."""
         if _POSITION.fullmatch(text) and not _YEAR.match(text):
             return parse_position(text)
-        # An answer about nothing but truncates: its header says which position the time is.
+        # An answer with truncates only: its header has the position of the time.
         query = {"sources": self.address.source, "until": text, "mode": "net", "ops": "t"}
 
         def once(server: str) -> Position:
@@ -181,70 +181,72 @@ class TableReader:
 
     # -- rows ---------------------------------------------------------------------------
 
-    def batches(self, asked: Range, decoder: RowDecoder) -> Iterator[Any]:
+    def batches(self, requested: Range, decoder: RowDecoder) -> Iterator[Any]:
         """The rows as record batches."""
-        with contextlib.closing(self._read(asked)) as spool:
+        with contextlib.closing(self._read(requested)) as spool:
             if spool.folds:
                 yield from _folded(spool, decoder)
                 return
             for data, columns, rows in spool.blocks():
                 yield decoder.batch(data, columns, rows)
 
-    def _read(self, asked: Range) -> BatchSpool:
-        """Everything of a range, from wherever it is to be had."""
+    def _read(self, requested: Range) -> BatchSpool:
+        """All frames of a range, from a relay or a bootstrap server."""
         spool = BatchSpool(
-            frame_format.source_id(self.address.source), folds=asked.mode in ("net", "state")
+            frame_format.source_id(self.address.source), folds=requested.mode in ("net", "state")
         )
         try:
-            if asked.mode in ("auto", "all"):
-                self._read_changes(asked, spool)
+            if requested.mode in ("auto", "all"):
+                self._read_changes(requested, spool)
             else:
-                self._read_merged(asked, spool)
+                self._read_merged(requested, spool)
         except BaseException:
             spool.close()
             raise
         return spool
 
-    def _read_changes(self, asked: Range, spool: BatchSpool) -> None:
-        since = asked.since
+    def _read_changes(self, requested: Range, spool: BatchSpool) -> None:
+        since = requested.since
         if self.address.relays and since is not None and since != ORIGIN:
             try:
-                self._from_relay(asked, since, spool)
+                self._from_relay(requested, since, spool)
                 return
             except ScnTooOld:
                 if not self.address.bootstraps:
                     raise
                 spool.restart()
         try:
-            self._whole("changes", self._query(asked, "all", asked.until), asked, spool)
+            self._whole("changes", self._query(requested, "all", requested.until), requested, spool)
         except LogTooYoung:
-            if asked.mode == "all":
+            if requested.mode == "all":
                 raise
             spool.restart(folds=True)
-            self._read_merged(asked, spool)
+            self._read_merged(requested, spool)
 
-    def _read_merged(self, asked: Range, spool: BatchSpool) -> None:
-        path = "snapshot" if asked.mode == "state" else "changes"
+    def _read_merged(self, requested: Range, spool: BatchSpool) -> None:
+        path = "snapshot" if requested.mode == "state" else "changes"
         try:
-            self._whole(path, self._query(asked, "net", asked.until), asked, spool)
+            self._whole(path, self._query(requested, "net", requested.until), requested, spool)
         except LogTooYoung as error:
-            if not asked.later or "after" not in error.details:
+            if not requested.later or "after" not in error.details:
                 raise
             after = decode_position(error.details["after"])
-            spool.restart(upto=asked.until)
-            self._whole(path, self._query(asked, "net", after), asked, spool)
+            spool.restart(upto=requested.until)
+            self._whole(path, self._query(requested, "net", after), requested, spool)
 
-    def _query(self, asked: Range, mode: str, until: Position) -> dict[str, str]:
+    def _query(self, requested: Range, mode: str, until: Position) -> dict[str, str]:
         query = {"sources": self.address.source}
-        if asked.mode == "state":
+        if requested.mode == "state":
             query["scn"] = str(until)
         else:
             query |= {"mode": mode, "until": str(until)}
-            if asked.since is not None:
-                query["since"] = str(asked.since)
-        return query | _filters(asked)
+            if requested.since is not None:
+                query["since"] = str(requested.since)
+        return query | _filters(requested)
 
-    def _whole(self, path: str, query: Mapping[str, str], asked: Range, spool: BatchSpool) -> None:
+    def _whole(
+        self, path: str, query: Mapping[str, str], requested: Range, spool: BatchSpool
+    ) -> None:
         """One answer of a bootstrap server, from its first frame to its checkpoint."""
 
         most_bytes = 0
@@ -253,12 +255,12 @@ class TableReader:
             nonlocal most_bytes
             spool.restart()
             with self._open(server, path, query) as answer:
-                _check_clock(answer.headers.get("Databus-Clock"), asked.clock)
+                _check_clock(answer.headers.get("Databus-Clock"), requested.clock)
                 ended, got_bytes = False, 0
                 for data, columns in _blocks(answer, server):
                     got_bytes += len(data)
-                    if got_bytes > most_bytes:  # one that always breaks off earlier is no progress
-                        most_bytes, self._heard_s = got_bytes, time.monotonic()
+                    if got_bytes > most_bytes:  # an answer that breaks off earlier is no progress
+                        most_bytes, self._progress_s = got_bytes, time.monotonic()
                     spool.write(data, columns)
                     ended = bool((columns.op == Op.CHECKPOINT).any())
                 if not ended:
@@ -266,45 +268,45 @@ class TableReader:
 
         self._from_any(self.address.bootstraps, once)
 
-    def _from_relay(self, asked: Range, since: Position, spool: BatchSpool) -> None:
-        """Answers of relays until ``until`` is behind us."""
+    def _from_relay(self, requested: Range, since: Position, spool: BatchSpool) -> None:
+        """Read relays until ``until`` is reached."""
         at = since
 
         def once(server: str) -> None:
             nonlocal at
-            checkpoint = encode(OnlineCheckpoint(self.address.database, asked.clock, at))
+            checkpoint = encode(OnlineCheckpoint(self.address.database, requested.clock, at))
             query = {"sources": self.address.source, "checkpoint": checkpoint, "wait_ms": "1000"}
-            with self._open(server, "stream", query | _filters(asked)) as answer:
+            with self._open(server, "stream", query | _filters(requested)) as answer:
                 for data, columns in _blocks(answer, server):
-                    self._heard_s = time.monotonic()
-                    spool.write(data, columns, after=at, upto=asked.until)
+                    self._progress_s = time.monotonic()
+                    spool.write(data, columns, after=at, upto=requested.until)
                     at = max(at, _position(columns, len(columns) - 1))
-                    if at >= asked.until:
+                    if at >= requested.until:
                         return
 
-        while at < asked.until:
+        while at < requested.until:
             self._from_any(self.address.relays, once)
 
     # -- the wire -----------------------------------------------------------------------
 
     def _from_any(self, servers: Sequence[str], call: Callable[[str], _T]) -> _T:
-        """What the first server gives that answers, tried in turn until ``give_up_s`` after the
-        last progress."""
+        """The result of the first server that answers, tried in turn until ``give_up_s`` after
+        the last progress."""
         if not servers:
-            raise BadRequest("no server is named that could answer; give relays or bootstraps")
-        self._heard_s = time.monotonic()
+            raise BadRequest("no server for this request is given; give relays or bootstraps")
+        self._progress_s = time.monotonic()
         while True:
             for server in servers:
                 try:
                     return call(server)
                 except DatabusError as error:
-                    silent_s = time.monotonic() - self._heard_s
+                    silent_s = time.monotonic() - self._progress_s
                     if not error.retry or silent_s >= self.address.give_up_s:
                         raise
             time.sleep(RETRY_PAUSE_S)
 
     def _position(self, server: str, path: str, name: str = "") -> Position:
-        """The position that an answer is, or has under a name."""
+        """The position in an answer: the whole document, or its member ``name``."""
         document = self._json(server, path, {})
         try:
             return decode_position(document.get(name) if name else document)
@@ -329,15 +331,15 @@ class TableReader:
 
 
 class BatchSpool:
-    """Frames of one table in a temporary file, in the order they came.
+    """Frames of one table in a temporary file, in the order of arrival.
 
-    ``folds``: partial updates are to be put together with what they change.
+    ``folds``: partial updates are combined with the rows that they change.
 
-    Raises: StoreError where the disk does not take them.
+    Raises: StoreError if the disk cannot store them.
     """
 
     def __init__(self, source_id: int, *, folds: bool) -> None:
-        # Without a buffer: nothing is left to be written when it is read or closed.
+        # Without a buffer: no write is pending when it is read or closed.
         try:
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by close()
         except OSError as error:
@@ -350,7 +352,7 @@ class BatchSpool:
 
     @property
     def folds(self) -> bool:
-        """Whether there is something to put together."""
+        """Whether there are partial updates to combine."""
         return self._folds and bool(self._partial)
 
     @property
@@ -359,7 +361,7 @@ class BatchSpool:
         return np.fromiter(self._partial, dtype=np.uint64)
 
     def restart(self, *, upto: Position | None = None, folds: bool | None = None) -> None:
-        """Forget what came; rows after ``upto`` will be left out."""
+        """Discard all frames; rows after ``upto`` will be left out."""
         self._file.seek(0)
         self._file.truncate()
         self._lengths.clear()
@@ -374,7 +376,7 @@ class BatchSpool:
         after: Position | None = None,
         upto: Position | None = None,
     ) -> None:
-        """Keep the table's rows among some frames, those in (``after``, ``upto``]."""
+        """Store the table's rows among some frames, those in (``after``, ``upto``]."""
         upto = self._upto if upto is None else upto
         taken = (columns.op < FIRST_CONTROL_OP) & (columns.source_id == self._source_id)
         if after is not None:
@@ -397,16 +399,16 @@ class BatchSpool:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
-            # An OSError would pass for one of the connection, and the answer be asked for again.
+            # An OSError would count as one of the connection, and the request would be repeated.
             raise StoreError(
-                f"{tempfile.gettempdir()} does not take the {len(data)} bytes of an answer: {error}"
+                f"{tempfile.gettempdir()} cannot store the {len(data)} bytes of an answer: {error}"
             ) from error
         self._lengths.append(len(data))
 
     def blocks(
         self,
     ) -> Iterator[tuple[npt.NDArray[np.uint8], FrameColumns, npt.NDArray[np.int64]]]:
-        """Everything that was kept."""
+        """All stored frames."""
         self._file.seek(0)
         for length in self._lengths:
             data = np.frombuffer(self._file.read(length), dtype=np.uint8)
@@ -414,20 +416,20 @@ class BatchSpool:
             yield data, columns, np.arange(len(columns))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Delete the file."""
         self._file.close()
 
 
 @dataclass(slots=True)
 class _Row:
-    """The last state of a key while partial updates come, and what of it is not known."""
+    """The last state of a key while partial updates arrive, and its unknown columns."""
 
     values: dict[str, Any] = field(default_factory=dict)
     absent: set[str] = field(default_factory=set)
 
 
 def _folded(spool: BatchSpool, decoder: RowDecoder) -> Iterator[Any]:
-    """Whole rows as they come; those that partial updates belong to at the end, as one each."""
+    """Whole rows in order; then one row for each key with partial updates."""
     hashes = spool.partial_hashes
     rows_of: dict[bytes, _Row] = {}
     for data, columns, rows in spool.blocks():
@@ -440,8 +442,8 @@ def _folded(spool: BatchSpool, decoder: RowDecoder) -> Iterator[Any]:
                 one = frame_format.trusted_frame(data.data, int(columns.offset[number]))
                 absent = set(decoder.absent_names(one))
                 had = rows_of.setdefault(bytes(one.key), _Row(absent=absent))
-                kept = {name: had.values.get(name) for name in absent if name in values}
-                had.values = values | kept
+                filled = {name: had.values.get(name) for name in absent if name in values}
+                had.values = values | filled
                 had.absent &= absent
     for row in rows_of.values():
         if "_absent" in row.values:
@@ -449,8 +451,8 @@ def _folded(spool: BatchSpool, decoder: RowDecoder) -> Iterator[Any]:
     yield decoder.batch_of([row.values for row in rows_of.values()])
 
 
-def _filters(asked: Range) -> dict[str, str]:
-    found = {"partition": asked.partition, "ops": asked.ops}
+def _filters(requested: Range) -> dict[str, str]:
+    found = {"partition": requested.partition, "ops": requested.ops}
     return {name: value for name, value in found.items() if value}
 
 
