@@ -228,17 +228,20 @@ async def test_what_somebody_alters_in_the_publication_suspends_tables_and_is_no
         await resumed.close()
 
 
+@pytest.mark.parametrize("locked", ["t", "days", "day"])
 async def test_a_table_that_an_application_has_locked_holds_up_no_other(
-    postgres_database: FreshDatabase,
+    postgres_database: FreshDatabase, locked: str
 ) -> None:
     db = postgres_database
     db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    db.execute("CREATE TABLE days (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    db.execute("CREATE TABLE day PARTITION OF days FOR VALUES FROM (0) TO (9)")
     async with opened(config_of(db, discover_every="100ms")) as source:
         start = await source.first_scn()
         async with following(source, start) as reader:
             await reader.reaches(db)
             with psycopg.connect(db.url) as migration:
-                migration.execute("ALTER TABLE t ADD x int")
+                migration.execute(f"LOCK TABLE ONLY {locked} IN ACCESS EXCLUSIVE MODE")
                 db.execute("CREATE TABLE p (id int PRIMARY KEY)")
                 db.execute("INSERT INTO p SELECT generate_series(1, 20)")
                 assert "before it joined" in await reader.why("public.p")

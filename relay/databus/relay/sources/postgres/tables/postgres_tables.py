@@ -19,11 +19,21 @@ from databus.relay.sources.configured_keys import NO_KEYS, ORDER_NAME, Configure
 from databus.relay.sources.postgres.protocol.pgoutput_messages import Relation
 from databus.relay.sources.postgres.tables import postgres_types
 
+BELOW = """(
+    WITH RECURSIVE below(relid) AS (
+        SELECT b.inhrelid FROM pg_catalog.pg_inherits b WHERE b.inhparent = c.oid
+        UNION ALL
+        SELECT b.inhrelid FROM below u JOIN pg_catalog.pg_inherits b ON b.inhparent = u.relid)
+    SELECT relid FROM below)"""
+"""The partitions of ``c``, of all levels.  Not pg_partition_tree, which locks them: one that an
+application has locked would hold up all tables."""
+
 # Names are qualified, and the session's search_path is fixed (see ``settings.SEARCH_PATH``).
 # An index that is deferrable identifies no row: the server then refuses the application's updates
 # and deletes of a published table.  A partition has a replica identity of its own, which is the
 # one that counts.
-CATALOGUE_SQL = r"""
+CATALOGUE_SQL = (
+    r"""
 SELECT c.oid::bigint AS oid, n.nspname AS schema_name, c.relname AS table_name,
        c.relkind = 'p' AS is_partitioned,
        c.relreplident::text AS identity, a.attname AS column_name, a.attnotnull AS not_null,
@@ -38,10 +48,12 @@ SELECT c.oid::bigint AS oid, n.nspname AS schema_name, c.relname AS table_name,
                AND (d.indisprimary OR d.indisreplident) AND NOT d.indimmediate) AS is_deferrable,
        CASE WHEN c.relkind = 'p' THEN (
            SELECT min(pg_catalog.format('%I.%I', ln.nspname, l.relname))
-           FROM pg_catalog.pg_partition_tree(c.oid) t
+           FROM """
+    + BELOW
+    + r""" t
            JOIN pg_catalog.pg_class l ON l.oid = t.relid
            JOIN pg_catalog.pg_namespace ln ON ln.oid = l.relnamespace
-           WHERE t.isleaf AND NOT (l.relkind = 'r' AND l.relpersistence = 'p' AND (
+           WHERE l.relkind <> 'p' AND NOT (l.relkind = 'r' AND l.relpersistence = 'p' AND (
                l.relreplident = 'f' OR EXISTS (
                    SELECT FROM pg_catalog.pg_index i
                    WHERE i.indrelid = l.oid AND i.indisvalid AND i.indimmediate
@@ -64,6 +76,7 @@ WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p
   AND ($1::bigint IS NULL OR c.oid = $1::bigint::oid)
 ORDER BY c.oid, a.attnum
 """
+)
 
 # Domains with their base types, and types whose order is not one of pg_catalog's own: that of an
 # extension's type has to be named by its schema, for there may be another one of that name.

@@ -14,10 +14,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from databus.relay.sources.postgres.tables.postgres_tables import BELOW
+
 # One statement, and so one moment: a column that is new is met together with the file that its
 # values came with.  Files are read as columns of pg_class, for the functions that give them look
 # past the statement's snapshot.  What a column's type is made of are the types that it depends on.
-DEFINITIONS_SQL = """
+DEFINITIONS_SQL = (
+    """
 SELECT c.oid::bigint AS oid, c.relkind = 'p' AS is_partitioned,
        c.reltoastrelid::bigint AS toast, c.xmin::text AS version,
        pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::bigint AS horizon,
@@ -31,12 +34,16 @@ SELECT c.oid::bigint AS oid, c.relkind = 'p' AS is_partitioned,
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
        CASE WHEN c.relkind = 'p' THEN (
            SELECT pg_catalog.json_object_agg(l.oid::bigint, l.relfilenode::bigint ORDER BY l.oid)
-           FROM pg_catalog.pg_partition_tree(c.oid) p
-           JOIN pg_catalog.pg_class l ON l.oid = p.relid WHERE p.isleaf)
+           FROM """
+    + BELOW
+    + """ p
+           JOIN pg_catalog.pg_class l ON l.oid = p.relid WHERE l.relkind <> 'p')
        ELSE pg_catalog.json_build_object(c.oid::bigint, c.relfilenode::bigint) END::text AS files,
        CASE WHEN c.relkind = 'p' THEN (
            SELECT pg_catalog.json_agg(DISTINCT a.attname::text)
-           FROM pg_catalog.pg_partition_tree(c.oid) p
+           FROM """
+    + BELOW
+    + """ p
            JOIN pg_catalog.pg_attribute a ON a.attrelid = p.relid AND a.atthasmissing
                 AND NOT a.attisdropped)
        END::text AS filled,
@@ -71,6 +78,7 @@ WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p
   AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg\\_toast%'
   AND ($1::bigint IS NULL OR c.oid = $1::bigint::oid)
 """
+)
 
 _TEXTS = frozenset({25, 1043})
 """text and varchar, whose values have one form."""
