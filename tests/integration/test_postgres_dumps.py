@@ -106,12 +106,12 @@ async def test_a_suspended_table_that_is_empty_is_followed_where_the_stream_has_
     postgres_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deletes of rows that no consumer has any more come while it is resynchronised."""
-    db, held, waits = postgres_database, asyncio.Event(), asyncio.Event()
+    db, held, waits = postgres_database, asyncio.Event(), list[int]()
     receive = ReplicationConnection.receive
 
     async def receiving(*arguments: Any, **named: Any) -> Any:
         if held.is_set():
-            waits.set()
+            waits.append(1)
             return await asyncio.sleep(0.02)
         return await receive(*arguments, **named)
 
@@ -126,14 +126,15 @@ async def test_a_suspended_table_that_is_empty_is_followed_where_the_stream_has_
         replica = RingReplica(tmp_path / "shop")
         await eventually(lambda: bool(replica.read() or replica.tables), 30, "followed")
         held.set()
-        await waits.wait()
+        await eventually(lambda: bool(waits), 30, "the stream is held")
         db.execute("DELETE FROM t")
         db.execute("ALTER PUBLICATION given SET (publish = 'insert')")
         db.execute("ALTER PUBLICATION given SET (publish = 'insert, update, delete, truncate')")
         await eventually(
             lambda: any(dump.tables is not None for dump in fetcher.book), 60, "it is being dumped"
         )
-        await asyncio.sleep(1.0)
+        waits.clear()
+        await eventually(lambda: len(waits) > 25, 30, "the dump had time to end")
         assert fetcher.tables.document(), "the stream has not come to where it was emptied"
         held.clear()
         await eventually(lambda: not fetcher.tables.document(), 60, "followed again")

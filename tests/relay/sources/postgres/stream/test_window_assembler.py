@@ -20,6 +20,8 @@ from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.postgres.protocol.pgoutput_messages import UNCHANGED, Value
 from databus.relay.sources.postgres.stream import window_assembler
 from databus.relay.sources.postgres.stream.window_assembler import WindowAssembler
+from databus.relay.sources.postgres.tables.table_definitions import DefinitionGap
+from databus.relay.sources.suspended_tables import SuspendedTables, TableSuspension
 from tests.relay.sources.postgres import packed_messages as made
 
 OID, OTHER, IGNORED = 70001, 70002, 70003
@@ -337,6 +339,18 @@ def test_a_table_without_a_key_is_left_out_and_named() -> None:
     data, schemas, assembler, _ = assemble(messages, compiled=common_kernels.COMPILED)
     assert (data, schemas) == (b"", [])
     assert "no primary key" in assembler.stopped.stops["public.t"].why
+
+
+def test_a_table_that_each_look_finds_unfit_keeps_no_other_from_being_resumed() -> None:
+    stops = {name: TableSuspension(70, "it joined") for name in ("public.unfit", "public.other")}
+    stopped = SuspendedTables(stops)
+    assembler = WindowAssembler(("public.*",), "error", 80, stopped=stopped)
+    stopped.ask_for("public.other")
+    stopped.ask_for("public.unfit")
+    assembler.stop_again("public.unfit", DefinitionGap("it is unlogged", keeps_rows=False))
+    assert assembler.settle()
+    assert stopped.passed_over == {"public.unfit"}
+    assert not stopped.is_asked, "who has asked for the unfit one has to ask again"
 
 
 def test_cut_and_damaged_messages_never_pass_the_kernel_unseen() -> None:

@@ -280,8 +280,10 @@ class WindowAssembler:
 
     def stop_again(self, source: str, gap: DefinitionGap) -> None:
         """Stop a table after the transaction that is being read."""
-        if gap.keeps_rows and source in self.stopped.passed_over:
-            return  # It is read from its beginning anyway, and later than this was found.
+        if source in self.stopped.passed_over:
+            if not gap.keeps_rows:
+                self.stopped.withdraw(source)
+            return  # Nothing of it is packed until it is read from its beginning.
         before = self._stop_next.get(source)
         if before is None or (before.keeps_rows and not gap.keeps_rows):
             self._stop_next[source] = gap
