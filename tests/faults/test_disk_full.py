@@ -157,7 +157,7 @@ async def _fills_up(child: subprocess.Popen[bytes], port: int, inside: Path) -> 
         found = await status_of(port)
         assert child.poll() is None, "a full disk ends nobody"
         error = found.get("writer", {}).get("error", "")
-        return "nothing of this step was kept" in error and "bytes are free" in error
+        return "this step stored nothing" in error and "bytes are free" in error
 
     await eventually(is_full, 120.0, "the writer says that the disk is full", poll_s=0.1)
     assert await asyncio.to_thread(get, f"http://127.0.0.1:{port}/healthz") == {"status": "ok"}

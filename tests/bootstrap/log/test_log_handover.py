@@ -132,10 +132,10 @@ def test_writer_server_and_applier_refuse_by_name_and_go_on_when_it_is_put_back(
     if what != "elsewhere":  # Without the log there is nothing to see, and nothing to delete.
         asking.append(lambda: Applier(store, NOBODY).apply())
         asking.append(lambda: store.sweep("cs"))
-        assert any("Bring back the newest" in one for one in store.check())
+        assert any("Restore the newest" in one for one in store.check())
     upto = str(before.start)
     for ask in asking:
-        with pytest.raises(StoreError, match="Bring back the newest manifest") as error:
+        with pytest.raises(StoreError, match="Restore the newest manifest") as error:
             ask()
         assert f"everything up to {upto}" in error.value.message
         assert f"{store.url}/manifest.json" in error.value.message

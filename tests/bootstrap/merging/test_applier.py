@@ -306,7 +306,7 @@ def test_a_damaged_input_stops_the_merge_and_changes_nothing(bench: Bench, spark
 def test_a_merge_that_s3_refuses_is_told_with_what_to_do_about_s3(
     cause: Exception, error: type[StoreError]
 ) -> None:
-    told = applier_module._told(Merge((), RunKind.DELTA))
+    told = applier_module._naming_runs(Merge((), RunKind.DELTA))
     with pytest.raises(StoreError, match=r"merging .* failed") as refused, told:
         raise cause
     assert type(refused.value) is error

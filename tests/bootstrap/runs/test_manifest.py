@@ -157,7 +157,7 @@ def test_damage_to_a_run_is_named_with_run_and_file(store: Store) -> None:
     whole = path.read_bytes()
 
     path.write_bytes(whole[:-5])
-    with pytest.raises(StoreError, match=rf"{run.id}.*the manifest says {len(whole)}"):
+    with pytest.raises(StoreError, match=rf"{run.id}.*the manifest states {len(whole)}"):
         OpenRun(run, store.run_folder(run))
 
     path.write_bytes(whole[:-4] + b"torn")

@@ -12,8 +12,8 @@ from databus.bootstrap.verify.table_comparison import (
     TableComparison,
     TableDigests,
     WantedFrames,
+    compare_row,
     folded,
-    judge,
 )
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Op, pack_bitmap, pack_frame
@@ -150,23 +150,23 @@ def test_a_patch_makes_its_key_a_candidate_and_is_folded_into_the_row() -> None:
     views = wanted.found[key(1)]
     assert folded(views, SCHEMAS, ITEMS) == {"id": 1, "name": "a", "price": 1.5}
     truth = ITEMS.encode_row([1, "a", 1.5])
-    assert judge(truth, views, SCHEMAS, ITEMS) == (TableComparison.EQUAL, [])
+    assert compare_row(truth, views, SCHEMAS, ITEMS) == (TableComparison.EQUAL, [])
 
 
 def test_each_verdict_has_its_case_and_names_the_columns() -> None:
     views = list(frame_format.iter_frames(packed(1, ("a", float("nan")))))
     equal = ITEMS.encode_row([1, "a", float("nan")])
     other = ITEMS.encode_row([1, "b", float("nan")])
-    assert judge(equal, views, SCHEMAS, ITEMS) == (TableComparison.EQUAL, [])
-    assert judge(other, views, SCHEMAS, ITEMS) == (TableComparison.CHANGED, ["name"])
-    assert judge(other, [], SCHEMAS, ITEMS) == (TableComparison.MISSING, [])
-    assert judge(None, views, SCHEMAS, ITEMS) == (TableComparison.EXTRA, [])
-    assert judge(None, [], SCHEMAS, ITEMS) == (TableComparison.EQUAL, [])
+    assert compare_row(equal, views, SCHEMAS, ITEMS) == (TableComparison.EQUAL, [])
+    assert compare_row(other, views, SCHEMAS, ITEMS) == (TableComparison.CHANGED, ["name"])
+    assert compare_row(other, [], SCHEMAS, ITEMS) == (TableComparison.MISSING, [])
+    assert compare_row(None, views, SCHEMAS, ITEMS) == (TableComparison.EXTRA, [])
+    assert compare_row(None, [], SCHEMAS, ITEMS) == (TableComparison.EQUAL, [])
 
 
 def test_a_row_of_an_older_schema_equals_the_same_row_with_a_null_in_the_new_column() -> None:
     views = list(frame_format.iter_frames(packed(1, ("a", 0.5))))
     same = WIDER.encode_row([1, "a", 0.5, None])
     filled = WIDER.encode_row([1, "a", 0.5, "by default"])
-    assert judge(same, views, SCHEMAS, WIDER) == (TableComparison.EQUAL, [])
-    assert judge(filled, views, SCHEMAS, WIDER) == (TableComparison.CHANGED, ["note"])
+    assert compare_row(same, views, SCHEMAS, WIDER) == (TableComparison.EQUAL, [])
+    assert compare_row(filled, views, SCHEMAS, WIDER) == (TableComparison.CHANGED, ["note"])

@@ -98,9 +98,9 @@ async def test_a_repair_sends_no_deletion_that_the_rules_leave_out(
         verifier = Verifier(FetcherPeer(tmp_path / "shop"), copy)
         report = await verifier.verify("shop.items")
         assert not report.is_equal
-        found = {(str(one.verdict), one.shown_key[0]) for one in report.differences}
+        found = {(str(one.result), one.shown_key[0]) for one in report.differences}
         assert found == {("changed", 1)} | (set() if skipped else {("extra", 2)})
-        assert report.kept == (2 if skipped else 0)
+        assert report.retained == (2 if skipped else 0)
         report = await verifier.verify("shop.items", repair=True)
         assert report.repaired
         deletions = [view for view in RingCopy(tmp_path / "shop").frames() if view.op == Op.DELETE]

@@ -144,7 +144,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/v1/{db}/bootstrap",
         "bootstrap",
-        "The state of the sources, or what has changed since a start point, up to the target.",
+        "The state of the sources, or the changes since a start point, up to the target.",
         parameters=BOOTSTRAP_PARAMETERS,
         produces=(FRAMES_TYPE, NDJSON_TYPE, SSE_TYPE),
         headers=_RANGE_HEADERS,
@@ -189,6 +189,6 @@ def document() -> dict[str, Any]:
     """The bootstrap server's OpenAPI document."""
     return openapi_document.document(
         "Databus bootstrap server",
-        "The state of databases, and what has changed since any position, by pull.",
+        "The state of databases, and the changes since any position, by pull.",
         ENDPOINTS,
     )

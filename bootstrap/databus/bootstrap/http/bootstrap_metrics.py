@@ -1,4 +1,4 @@
-"""What Prometheus reads of the bootstrap server, gathered when it asks."""
+"""Prometheus metrics of the bootstrap server, collected at each scrape."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _GAUGES: Mapping[str, tuple[str, Callable[[Facts], float]]] = {
         lambda f: float(f.last_apply.get("finished_us", 0)),
     ),
     "applier_failed": (
-        "1 if the last merge failed, or if the applier has stopped in one.",
+        "1 if the last merge failed, or if the applier died in one.",
         lambda f: float(f.applier.get("state") in ("failed", "down")),
     ),
     "applier_tasks": (

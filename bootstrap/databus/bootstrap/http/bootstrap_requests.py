@@ -1,4 +1,4 @@
-"""What readers ask the bootstrap server for, parsed out of their queries."""
+"""Parses the queries of readers into request values."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _WILD = frozenset(",*?[")
 _RELAYS_FILTERS: Mapping[str, str] = {
     "where": "a merged run has the last change of a row alone, which need not be the one by which "
     "the row left the condition",
-    "columns": "runs hold frames as they came, whole",
+    "columns": "runs hold whole frames, as they came",
 }
 _POSITION = re.compile(r"\d+(:.*)?", re.ASCII)
 
 
 def refuse_relays_filters(query: Mapping[str, str]) -> None:
-    """Refuse the filters that relays alone have, before they are called unknown.
+    """Refuse the filters that only relays have, before they are reported as unknown.
 
     Raises:
-        BadRequest: the message says where there is such a filter, and why not here.
+            BadRequest: the message names the server that has the filter, and why this one has not.
     """
     for name, reason in _RELAYS_FILTERS.items():
         if name in query:
@@ -48,7 +48,7 @@ def refuse_relays_filters(query: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BootstrapRequest:
-    """What a reader asks for: the state after ``since``, going on at ``resume`` if given."""
+    """A request for the state after ``since``, resumed at ``resume`` if given."""
 
     since: Position | AtTime
     clock: str | None
@@ -61,7 +61,7 @@ class BootstrapRequest:
 def parse_bootstrap_request(
     query: Mapping[str, str], headers: Mapping[str, str], database: str
 ) -> BootstrapRequest:
-    """The request in a query whose names are known; no start point means from nothing.
+    """The request in a query whose names are known; without a start point it begins with nothing.
 
     Raises:
         BadRequest, BadFilter, BadCheckpoint, NotAcceptable.
@@ -92,9 +92,10 @@ def parse_bootstrap_request(
 
 @dataclass(frozen=True, slots=True)
 class RangeRequest:
-    """What a reader asks for of (``since``, ``until``].
+    """A request for (``since``, ``until``].
 
-    No ``since`` is the oldest that is kept, no ``until`` the log's end.
+    Without ``since`` it begins with the oldest retained change, without ``until`` it ends at the
+    log's end.
     """
 
     content: RangeContent
@@ -105,7 +106,7 @@ class RangeRequest:
 
 
 def parse_changes_request(query: Mapping[str, str], headers: Mapping[str, str]) -> RangeRequest:
-    """The request for what changed; ``net`` unless ``mode`` says otherwise.
+    """The request for changes; ``mode`` is ``net`` by default.
 
     Raises:
         BadRequest, BadFilter, NotAcceptable.

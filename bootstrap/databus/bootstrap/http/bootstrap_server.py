@@ -1,6 +1,6 @@
 """The bootstrap server: state and catch-up for any number of readers, over HTTP.
 
-It is stateless: everything is in the store, and a reader may go on at any other server.
+It is stateless: everything is in the store, and a reader may resume at any other server.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class BootstrapServer:
         self.registry.register(BootstrapCollector(self.databases))
 
     def databases(self) -> dict[str, StoredDatabase]:
-        """All databases that a writer has begun, or in this process cannot begin, by name."""
+        """All databases by name: those with a log, and those that this process cannot start."""
         folders = {log.parent.name: log.parent for log in list(self.logs.words)}
         folders |= database_folders(Path(self.config.data_dir))
         for name, folder in folders.items():
@@ -87,7 +87,7 @@ class BootstrapServer:
         return dict(self._databases)  # another request may add one meanwhile
 
     def routes(self) -> Iterator[web.RouteDef]:
-        """What the server answers to."""
+        """The server's routes."""
         operations = Operations(
             registry=self.registry,
             openapi=bootstrap_endpoints.document(),
@@ -120,7 +120,7 @@ class BootstrapServer:
         if name in self.config.databases:
             raise ServerUnavailable(f"the log of {name} has not begun yet", database=name)
         if not databases and not self.config.databases:
-            # Which databases there are is the relays' word, and the writer has not had it yet.
+            # The relays list the databases, and the writer has no list yet.
             raise ServerUnavailable("no database has a log yet", database=name)
         raise UnknownDatabase(
             f"there is no database {name!r} here{nearest(name, databases)}", database=name
@@ -130,7 +130,7 @@ class BootstrapServer:
         """GET /v1/databases"""
         query_of(request)
         databases = self.databases().values()
-        # In threads, here and below: a store on S3 answers when it answers.
+        # In threads, here and below: S3 may take its time.
         found = [
             await asyncio.to_thread(database.range_document)
             if database.is_ready
@@ -159,18 +159,18 @@ class BootstrapServer:
         return json_response(database.register_document(patterns))
 
     async def answer_start_scn(self, request: web.Request) -> web.Response:
-        """GET /v1/{db}/startSCN: the snapshot's position, for the sources asked for."""
-        database, names = self._asked_for(request)
+        """GET /v1/{db}/startSCN: the snapshot's position, for the requested sources."""
+        database, names = self._requested_sources(request)
         position = await asyncio.to_thread(database.start_position, names)
         return json_response(position.to_json())
 
     async def answer_target_scn(self, request: web.Request) -> web.Response:
-        """GET /v1/{db}/targetSCN: up to where a bootstrap goes that begins now."""
-        database, _ = self._asked_for(request)
+        """GET /v1/{db}/targetSCN: where a bootstrap ends that starts now."""
+        database, _ = self._requested_sources(request)
         return json_response(database.target_position().to_json())
 
-    def _asked_for(self, request: web.Request) -> tuple[StoredDatabase, list[str]]:
-        """The database and the sources of a question about positions."""
+    def _requested_sources(self, request: web.Request) -> tuple[StoredDatabase, list[str]]:
+        """The database and the sources that a request for positions names."""
         query = query_of(request)
         database = self._database(request)
         checkpoint = parse_checkpoint(query, database.name)
@@ -199,10 +199,10 @@ class BootstrapServer:
         database = self._database(request)
         refuse_relays_filters(request.query)
         query = query_of(request)
-        asked = parse_bootstrap_request(query, request.headers, database.name)
-        stream = await self._open(database, asked)
-        form = make_format(asked.format, Renderer(database.name, database.schema_of))
-        return await answer(request, database, stream, form, asked.max_bytes)
+        parsed = parse_bootstrap_request(query, request.headers, database.name)
+        stream = await self._open(database, parsed)
+        form = make_format(parsed.format, Renderer(database.name, database.schema_of))
+        return await answer(request, database, stream, form, parsed.max_bytes)
 
     async def answer_changes(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/{db}/changes"""
@@ -219,59 +219,59 @@ class BootstrapServer:
         return await self._range(request, database, parse_snapshot_request(query, request.headers))
 
     async def _range(
-        self, request: web.Request, database: StoredDatabase, asked: RangeRequest
+        self, request: web.Request, database: StoredDatabase, parsed: RangeRequest
     ) -> web.StreamResponse:
-        names = database.require_sources(asked.filter.sources)
-        to_the_end = asked.content is RangeContent.NET and asked.until is None
+        names = database.require_sources(parsed.filter.sources)
+        to_the_end = parsed.content is RangeContent.NET and parsed.until is None
         points = [
-            await asyncio.to_thread(database.resolved, asked.since, exact=not to_the_end),
-            await asyncio.to_thread(database.resolved, asked.until, exact=True),
+            await asyncio.to_thread(database.resolved, parsed.since, exact=not to_the_end),
+            await asyncio.to_thread(database.resolved, parsed.until, exact=True),
         ]
-        # "Everything at an scn" is there as soon as anything at it is.
+        # "Everything at an scn" exists as soon as anything at it does.
         ahead = max((Position(p.scn, p.seq % SEQ_END) for p in points if p), default=ORIGIN)
         window = await self._target(database, ahead)
         since, until = (min(p, window) if p and p.seq == SEQ_END else p for p in points)
         until = until or window
         if since is not None and since > until:
             raise BadRequest(f"since={since} lies after until={until}", parameter="since")
-        if asked.content is RangeContent.STATE:
-            database.require_seeded(asked.filter.sources)
+        if parsed.content is RangeContent.STATE:
+            database.require_seeded(parsed.filter.sources)
             database.require_whole(names, until)
-        elif asked.content is RangeContent.ALL:
+        elif parsed.content is RangeContent.ALL:
             log_gaps.require_every_change(database.log, since, until)
         else:
             log_gaps.require_repaired(database.log, names, since or ORIGIN)
-        form = make_format(asked.format, Renderer(database.name, database.schema_of))
-        stream = _range_stream(database, asked, since, until, form.block_bytes)
+        form = make_format(parsed.format, Renderer(database.name, database.schema_of))
+        stream = _range_stream(database, parsed, since, until, form.block_bytes)
         return await answer(request, database, stream, form)
 
-    async def _open(self, database: StoredDatabase, asked: BootstrapRequest) -> BootstrapStream:
-        if asked.clock is not None:
-            _check_clock(database, asked.clock)
-        names = database.require_sources(asked.filter.sources)
-        since = asked.since
+    async def _open(self, database: StoredDatabase, parsed: BootstrapRequest) -> BootstrapStream:
+        if parsed.clock is not None:
+            _check_clock(database, parsed.clock)
+        names = database.require_sources(parsed.filter.sources)
+        since = parsed.since
         if isinstance(since, AtTime):
             since = await asyncio.to_thread(database.before_time, since.commit_us)
         since = ORIGIN if is_origin(since) else since
-        position = asked.resume.position if asked.resume else since
+        position = parsed.resume.position if parsed.resume else since
         if is_origin(position):
-            database.require_seeded(asked.filter.sources)
+            database.require_seeded(parsed.filter.sources)
         log_gaps.require_repaired(database.log, names, position)
         target = await self._target(database, position)
-        piece_bytes = min(asked.max_bytes or PIECE_BYTES, PIECE_BYTES)
+        piece_bytes = min(parsed.max_bytes or PIECE_BYTES, PIECE_BYTES)
         return BootstrapStream(
             store=database.store,
             log=database.log,
             since=since,
             target=target,
-            stream_filter=asked.filter,
-            source_ids=database.source_ids(asked.filter),
-            resume=asked.resume,
+            stream_filter=parsed.filter,
+            source_ids=database.source_ids(parsed.filter),
+            resume=parsed.resume,
             piece_bytes=max(1, piece_bytes - CHECKPOINT_BYTES),
         )
 
     async def _target(self, database: StoredDatabase, position: Position) -> Position:
-        """The log's last window; a reader that is ahead of it is kept waiting a little.
+        """The log's last window; a reader that is ahead of it waits a little.
 
         Raises:
             ServerUnavailable: the log writer is still behind the reader.
@@ -298,13 +298,13 @@ def _check_clock(database: StoredDatabase, clock: str) -> None:
 
 def _range_stream(
     database: StoredDatabase,
-    asked: RangeRequest,
+    parsed: RangeRequest,
     since: Position | None,
     until: Position,
     piece_bytes: int,
 ) -> RangeStream:
-    every_change = asked.content is RangeContent.ALL
-    if asked.content is RangeContent.STATE:
+    every_change = parsed.content is RangeContent.ALL
+    if parsed.content is RangeContent.STATE:
         starts = state_from(until, database.origin())
     else:
         starts = changes_from(since, every_change=every_change)
@@ -317,10 +317,10 @@ def _range_stream(
         clock=database.state().clock,
         since=since or ORIGIN,
         until=until,
-        content=asked.content,
+        content=parsed.content,
         opening=opening,
-        stream_filter=asked.filter,
-        source_ids=database.source_ids(asked.filter),
+        stream_filter=parsed.filter,
+        source_ids=database.source_ids(parsed.filter),
         piece_bytes=piece_bytes,
     )
 

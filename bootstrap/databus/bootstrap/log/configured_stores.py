@@ -1,4 +1,4 @@
-"""The stores that a configuration names: which databases there are, and where each one's runs lie.
+"""The stores that a configuration names: the databases, and where the runs of each are.
 
 Importable without Spark, and without boto3 where no store is on S3.
 """
@@ -15,7 +15,7 @@ from databus.common.errors import ConfigError
 
 
 def database_folders(data_dir: Path) -> dict[str, Path]:
-    """The folders of the databases whose log a writer has begun here."""
+    """The folders of the databases whose log exists here."""
     if not data_dir.is_dir():
         return {}
     return {
@@ -44,7 +44,7 @@ class Stores:
             self._bucket, self._prefix = open_bucket(config.store, config.s3)
 
     def store(self, database: str) -> Store:
-        """The store of one database, begun or not; always the same object."""
+        """The store of one database, whether its log exists or not; always the same object."""
         with self._lock:
             if database not in self._stores:
                 self._stores[database] = self._made(database)
@@ -60,7 +60,7 @@ class Stores:
         return Store(S3Storage(self._bucket, f"{self._prefix}{database}/"))
 
     def begun(self) -> dict[str, Store]:
-        """The databases that there is anything of, by name."""
+        """The databases of which anything is stored, by name."""
         names = set(database_folders(Path(self._config.data_dir)))
         if self._bucket is not None:
             names |= {
@@ -71,13 +71,13 @@ class Stores:
         return {name: self.store(name) for name in sorted(names)}
 
 
-def open_store(place: str | Path, config: BootstrapConfig | None = None) -> Store:
+def open_store(location: str | Path, config: BootstrapConfig | None = None) -> Store:
     """The store in a folder or at ``s3://bucket/prefix/database``, options as configured."""
-    if not str(place).startswith("s3://"):
-        return Store(Path(place))
+    if not str(location).startswith("s3://"):
+        return Store(Path(location))
     from databus.bootstrap.runs.s3_storage import S3Storage
     from databus.common.storage.bucket import open_bucket
 
     options = (config or BootstrapConfig()).s3
-    bucket, prefix = open_bucket(str(place), options)
+    bucket, prefix = open_bucket(str(location), options)
     return Store(S3Storage(bucket, prefix))

@@ -1,8 +1,8 @@
 """The hot log: the newest windows, in LMDB, with the writer's checkpoint in the same commit.
 
-What belongs here: appending frames exactly once, reading them back after a position, and the
-small facts that must be durable together with them (clock, schemas, seeding, gaps).  What does
-not: where frames come from (``log_writer``) and what becomes of them (``segments``).
+It appends frames exactly once, reads them back after a position, and stores the small facts that
+must be durable together with them (clock, schemas, seeding, gaps). ``log_writer`` gets the frames,
+and ``segments`` moves them to runs.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ FIRST_MAP_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """What the log holds, as of one moment.
+    """What the log holds at one moment.
 
-    Frames after ``start`` are kept; those up to ``window`` are whole windows; the checkpoint
-    is later than ``window`` while a large window is coming in.  ``frame_bytes`` counts what is
-    kept and ``since_us`` is when the oldest of it arrived (0 if nothing is kept).
+    Frames after ``start`` are retained; those up to ``window`` are whole windows; the checkpoint
+    is later than ``window`` while a large window is coming in.  ``frame_bytes`` counts the retained
+    bytes, and ``since_us`` is when the oldest of them arrived (0 if the log is empty).
     """
 
     database: str
@@ -83,7 +83,7 @@ class LogState:
 
 @dataclass(frozen=True, slots=True)
 class LogSlice:
-    """Frames read from the log: whole frames, in order, up to and with ``stop``."""
+    """Whole frames read from the log, in order, up to and including ``stop``."""
 
     data: bytes
     stop: Position
@@ -100,13 +100,13 @@ class HotLog:
         I4. The checkpoint is the position of the last frame that came, heartbeats included.
         I5. All frames are of one database and one clock.
 
-    ``append_count`` and ``window_count`` tell how many windows a commit takes in: those that
-    wait go in together.
+    ``append_count`` and ``window_count`` show how many windows one commit takes in: waiting
+    windows are committed together.
 
     Owner: one writer process (the store's lease keeps it single); other processes read.
-    Durability: what a method wrote is on disk when it returns, all of it or nothing.
-    Raises: StoreError for what LMDB refuses; ClockMismatch; FormatError for a file that was cut
-        off, and for bytes that are no frames or not in order.
+    Durability: when a method returns, everything that it wrote is on disk; if it fails, nothing.
+    Raises: StoreError for what LMDB refuses; ClockMismatch; FormatError for a truncated file, and
+        for bytes that are no frames or not in order.
     """
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
@@ -150,7 +150,7 @@ class HotLog:
             raise StoreError(f"{self.folder} cannot be opened again: {error}") from error
 
     def close(self) -> None:
-        """Let go of the environment."""
+        """Close the environment."""
         self._env.close()
 
     # -- transactions -------------------------------------------------------------------
@@ -188,14 +188,14 @@ class HotLog:
                     self._env.set_mapsize(2 * self._env.info()["map_size"])
             except lmdb.Error as error:
                 if isinstance(error, lmdb.PanicError):
-                    # The disk failed in a commit's last page.  LMDB has the state before it once
-                    # it is opened again; the next step retries.
+                    # The disk failed at a commit's last page.  After LMDB is opened again it has
+                    # the state before the commit; the next step retries.
                     self._is_broken = True
                     with contextlib.suppress(StoreError, FormatError):
                         self._open_again()
                 free_bytes = shutil.disk_usage(self.folder).free  # a full disk is an EIO here
                 raise StoreError(
-                    f"{self.folder}: {error}; nothing of this step was kept, {free_bytes:,} bytes "
+                    f"{self.folder}: {error}; this step stored nothing, {free_bytes:,} bytes "
                     "are free on its disk"
                 ) from error
 
@@ -207,9 +207,9 @@ class HotLog:
             return self._fact(transaction, b"clock") is None
 
     def bind(self, database: str, clock: str, start: Position) -> None:
-        """Make a new log one of this database and clock, beginning after ``start``, its origin.
+        """Bind a new log to this database and clock, with ``start`` as its origin.
 
-        On a log that has a clock already this only checks it.
+        A log that has a clock already is only checked.
 
         Raises:
             ClockMismatch: the log belongs to another clock.
@@ -282,7 +282,7 @@ class HotLog:
         with naming(self.folder):
             if found is not None:
                 return open_fact(name, bytes(found), must_be_sealed=must)
-            # It may stand under a name that was damaged.
+            # It may be stored under a name that was damaged.
             for other, value in transaction.cursor(self._facts):
                 open_fact(bytes(other), bytes(value), must_be_sealed=must)
             return None
@@ -311,7 +311,7 @@ class HotLog:
             self._put_fact(transaction, b"note." + name.encode(), json.dumps(document).encode())
 
     def note(self, name: str) -> Any:
-        """A JSON document kept beside the frames (seeding, gaps), None if there is none."""
+        """The JSON document stored beside the frames (seeding, gaps), None if there is none."""
         with self._reading() as transaction:
             value = self._fact(transaction, b"note." + name.encode())
         try:
@@ -320,7 +320,7 @@ class HotLog:
             raise damage(self.folder, f"the note {name!r}: {error}") from error
 
     def put_note(self, name: str, document: Any) -> None:
-        """Keep a JSON document."""
+        """Store a JSON document."""
         self._write(lambda txn: self._put_notes(txn, {name: document}))
 
     def schemas(self) -> list[SourceSchema]:
@@ -356,8 +356,8 @@ class HotLog:
     def append(self, block: bytes, now_us: int, *, verify: bool = True) -> Position:
         """Add whole frames and move the checkpoint, in one commit; returns the checkpoint.
 
-        Frames at or before the last one are dropped (a stream that was taken up again), and
-        so are heartbeats, which only move the checkpoint.
+        Frames at or before the last one are dropped (a stream that was resumed), and so are
+        heartbeats, which only move the checkpoint.
 
         Raises:
             FormatError: the block is not whole frames in ascending order; nothing was added.
@@ -426,7 +426,7 @@ class HotLog:
 
         ``upto`` is a ``window`` that the log had.  None means that the log does not reach back
         to ``after`` (any more): that part is in a segment.  A slice without data means that
-        there is nothing between.
+        there is nothing between the two.
         """
         pieces: list[bytes] = []
         size, stop = 0, max(after, upto)
@@ -452,11 +452,11 @@ class HotLog:
                     size, stop = size + len(pieces[-1]), key
                 last, found = key, cursor.next()
             if found:
-                self._require_key(cursor)  # or what lies behind ``upto`` lies before it
+                self._require_key(cursor)  # or a block after ``upto`` has a key before it
         return LogSlice(b"".join(pieces), max(after, upto))
 
     def _before(self, cursor: Any, after: Position, *, found: bool) -> Position:
-        """The end of the block before the cursor, which stays: no block was passed over."""
+        """The end of the block before the cursor; the cursor does not move."""
         if not (cursor.prev() if found else cursor.last()):
             if found:
                 cursor.first()
@@ -482,13 +482,13 @@ class HotLog:
         return key
 
     def drop_until(self, position: Position, now_us: int) -> None:
-        """Forget frames up to ``position``, where a value ends: a segment has them.
+        """Drop frames up to ``position``, the end of a value: a segment has them.
 
-        What is kept counts as having arrived at ``now_us``.
+        Retained frames count as having arrived at ``now_us``.
         """
 
         def change(transaction: Any) -> None:
-            # What a process was reading when it was killed would never be used again.
+            # A reader that was killed inside a transaction would hold its pages forever.
             self._env.reader_check()
             state = self._state(transaction)
             cursor = transaction.cursor(self._frames)
@@ -500,19 +500,19 @@ class HotLog:
                 found = len(cursor.key()) > 0
             if state.start >= position:
                 return
-            kept = state.frame_bytes - dropped
+            frame_bytes = state.frame_bytes - dropped
             self._put_range(
                 transaction,
                 position,
                 max(state.window, position),
-                kept,
-                now_us if kept else 0,
+                frame_bytes,
+                now_us if frame_bytes else 0,
             )
 
         self._write(change)
 
     def restart_at(self, position: Position, notes: dict[str, Any]) -> None:
-        """Drop everything and go on after ``position``, the new origin: what lies between is lost.
+        """Drop everything and continue after ``position``, the new origin; a gap lies before it.
 
         ``notes`` (the record of the gap, the sources to be seeded again) are written in the
         same commit.
@@ -530,10 +530,10 @@ class HotLog:
         self._write(change)
 
     def bridge_to(self, position: Position, notes: dict[str, Any]) -> None:
-        """Go on after ``position`` with all that is there: what lies between is not known.
+        """Keep all frames and continue after ``position``; the frames between are unknown.
 
-        The beginning of a window whose end is lost is dropped.  ``notes`` (the record of the
-        gap, the sources that are to be repaired) are written in the same commit.
+        A window whose end is lost is dropped.  ``notes`` (the record of the gap, the sources to be
+        repaired) are written in the same commit.
         """
 
         def change(transaction: Any) -> None:
@@ -548,9 +548,9 @@ class HotLog:
                     found = len(cursor.key()) > 0
                 else:
                     found = cursor.next()
-            kept = state.frame_bytes - dropped
-            since_us = state.since_us if kept else 0
-            self._put_range(transaction, state.start, position, kept, since_us)
+            frame_bytes = state.frame_bytes - dropped
+            since_us = state.since_us if frame_bytes else 0
+            self._put_range(transaction, state.start, position, frame_bytes, since_us)
             self._put_checkpoint(
                 transaction, OnlineCheckpoint(state.database, state.clock, position)
             )
@@ -584,7 +584,7 @@ class HotLog:
                 if len(ends) and ends[-1] == len(columns) - 1:
                     whole = stop
                 elif len(ends):
-                    raise StoreError(f"I2: the block at {stop} goes on after a window's end")
+                    raise StoreError(f"I2: the block at {stop} continues after a window's end")
         if not state.start <= whole <= state.window <= state.last:
             raise StoreError(f"I3: whole windows end at {whole}, but the facts are {state}")
         if whole < last and state.window != whole:
@@ -592,9 +592,9 @@ class HotLog:
         if state.last < last:
             raise StoreError(f"I4: frames up to {last}, checkpoint {state.last}")
         if size != state.frame_bytes:
-            raise StoreError(f"{size} bytes are kept, the facts say {state.frame_bytes}")
+            raise StoreError(f"{size} bytes are stored, the facts state {state.frame_bytes}")
         return count
 
     def map_bytes(self) -> int:
-        """Size of the memory map, which grows by itself."""
+        """Size of the memory map, which LMDB enlarges when needed."""
         return int(self._env.info()["map_size"])

@@ -1,4 +1,4 @@
-"""Blocks of frames on their way into the log: order, cutting, and what lies after a position.
+"""Blocks of frames on their way into the log: order, cutting, and the part after a position.
 
 Pure functions over bytes and their columns; nothing here touches single events.
 """
@@ -26,7 +26,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is stored under the key ``stop``: whole frames, of which the last is there."""
+    """What is stored under the key ``stop``: whole frames, the last of which is at ``stop``."""
 
     data: bytes
     stop: Position
@@ -39,7 +39,7 @@ def cut_values(block: bytes, columns: FrameColumns, wanted: Mask) -> Iterator[Va
     A value ends with the end of a window, or has none in it.
 
     Raises:
-        FormatError: an scn is over what the log can keep.
+        FormatError: an scn is above the log's limit.
     """
     indices = np.flatnonzero(wanted)
     if not len(indices):
@@ -68,7 +68,7 @@ def cut_values(block: bytes, columns: FrameColumns, wanted: Mask) -> Iterator[Va
 
 
 def position_at(columns: FrameColumns, index: int) -> Position:
-    """Where a frame stands."""
+    """The position of a frame."""
     return Position(int(columns.scn[index]), int(columns.seq[index]))
 
 

@@ -1,10 +1,10 @@
-"""Gaps: ranges of the stream that the log has lost, and what they keep readers from.
+"""Gaps: ranges of the stream that the log has lost, and which requests they forbid.
 
-A gap opens when the relay's oldest position has passed the log's checkpoint.  The log goes on
-behind it with everything that it had; each source is then compared with the database, and only true
-differences are emitted through the relay, deletions included (table_verifier.py).  Until that is
-done its copy is not served.  What exactly happened inside the range nobody knows any more, so
-"every change" over it is refused for good.
+A gap opens when the relay's oldest position has passed the log's checkpoint.  The log retains
+everything that it had and continues after the gap.  The verifier then compares each source with
+the database, and the relay emits only true differences, deletions included (table_verifier.py).
+Until that is done the copy of the source is not served.  The single changes inside the range are
+lost for good, so "every change" over it is always refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOTE = "gaps"
 
 @dataclass(frozen=True, slots=True)
 class LogGap:
-    """What happened in (``start``, ``stop``] is lost; ``is_repaired`` once all sources are."""
+    """The changes in (``start``, ``stop``] are lost; ``is_repaired`` once all sources are."""
 
     start: Position
     stop: Position
@@ -51,7 +51,7 @@ def can_be_bridged(log: HotLog) -> bool:
 
 
 def open_gap(log: HotLog, start: Position, stop: Position, now_us: int) -> None:
-    """Go on behind the gap with the copy as it is; every source is to be repaired."""
+    """Continue after the gap with the copy as it is; every source is to be repaired."""
     states = log.note("seeding") or {}
     log.bridge_to(
         stop,
@@ -63,7 +63,7 @@ def open_gap(log: HotLog, start: Position, stop: Position, now_us: int) -> None:
 
 
 def restart_behind(log: HotLog, start: Position, stop: Position, now_us: int) -> None:
-    """Go on behind the gap with nothing; every source is to be dumped anew."""
+    """Continue after the gap with an empty log; every source is to be dumped again."""
     states = log.note("seeding") or {}
     log.restart_at(
         stop,
@@ -75,7 +75,7 @@ def restart_behind(log: HotLog, start: Position, stop: Position, now_us: int) ->
 
 
 def close_gaps(log: HotLog, now_us: int) -> None:
-    """Note that every source has been repaired."""
+    """Record that every source has been repaired."""
     records: list[dict[str, Any]] = log.note(NOTE) or []
     if any(one.get("bridged") and "repaired_us" not in one for one in records):
         log.put_note(NOTE, [{"repaired_us": now_us, **one} for one in records])
@@ -85,7 +85,7 @@ def require_every_change(log: HotLog, since: Position | None, until: Position) -
     """Refuse "every change" of a range that touches a gap.
 
     Raises:
-        LogTooYoung: with the position from which on every change is kept.
+        LogTooYoung: with the position after which every change is retained.
     """
     touched = [
         gap
@@ -95,17 +95,17 @@ def require_every_change(log: HotLog, since: Position | None, until: Position) -
     if touched:
         gap = touched[-1]
         raise LogTooYoung(
-            f"what happened after {gap.start} up to {gap.stop} is lost, its net changes are not; "
-            f"ask for mode=net, or from {gap.stop} on",
+            f"the changes after {gap.start} up to {gap.stop} are lost, their net changes are not; "
+            f"request mode=net, or start from {gap.stop} on",
             oldest=gap.stop.to_json(),
         )
 
 
 def require_repaired(log: HotLog, names: Sequence[str], since: Position) -> None:
-    """Refuse a reader whose way leads over a gap while a source of its own is not repaired.
+    """Refuse a reader whose range covers a gap while one of its sources is not repaired.
 
     Raises:
-        NotSeeded: with the sources that are waited for.
+        NotSeeded: with the sources that are not repaired yet.
     """
     if not any(gap.is_bridged and not gap.is_repaired and since < gap.stop for gap in gaps_of(log)):
         return

@@ -1,13 +1,13 @@
-"""The handover from the hot log to the runs: what the log has dropped, the manifest has.
+"""The handover from the hot log to the runs: what the log has dropped is in the manifest.
 
-The order of sealing keeps it (files, manifest, then the log drops), so it is broken from outside
-alone: by a manifest that was deleted or put back from an older copy, or by a ``store`` that names
-another place.  What is left then looks like a young database, and a state made of it would be
-short without anybody noticing.  So whoever plans with a manifest, adds to it, or deletes what it
-does not name, asks here first.
+The order of sealing ensures it (files, manifest, then the log drops).  Only an outside change can
+break it: the manifest was deleted or restored from an older copy, or ``store`` names another
+location.  What is left then looks like a young database, and a state built from it would miss rows
+without an error.  So all code that plans with a manifest, adds to it, or deletes runs that it does
+not name calls this module first.
 
-The log itself knows best.  The store keeps a copy of what it knows (``Store.note_dropped``) for
-those who do not have the log: the applier, and ``databus runs`` on another machine.
+The log has the authoritative position.  The store holds a copy of it (``Store.note_dropped``) for
+processes that do not have the log: the applier, and ``databus runs`` on another machine.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from databus.common.errors import StoreError
 
 
 def begins_here(log: HotLog) -> bool:
-    """Whether nothing that belongs to the log lies before its start: it began there, or began
-    again there behind a gap."""
+    """Whether nothing that belongs to the log lies before its start: it began there, or restarted
+    there after a gap."""
     start = log.state().start
     noted = log.note("origin")
     restarts = {gap.stop for gap in log_gaps.gaps_of(log) if not gap.is_bridged}
@@ -34,7 +34,7 @@ def begins_here(log: HotLog) -> bool:
 def dropped(log: HotLog, store: Store, manifest: Manifest) -> Position | None:
     """Up to where runs must have what the log dropped; None if it dropped nothing.
 
-    A log of before origins were noted may have begun where it starts now.  It has not if there
+    A log older than the note of origins may have begun where it starts now.  It has not if there
     are runs, or if a source was whole before the start: its rows had come into the log.
     """
     start = log.state().start
@@ -64,7 +64,7 @@ def read(log: HotLog, store: Store) -> tuple[Position, Manifest]:
         StoreError: it has not; see ``require``.
     """
     while True:
-        # The log first: what it drops afterwards is in the manifest before.
+        # The log first: whatever it drops later is in the manifest already.
         start = log.state().start
         manifest = store.read()
         try:
@@ -77,7 +77,7 @@ def read(log: HotLog, store: Store) -> tuple[Position, Manifest]:
 
 
 def problems(log_folder: Path, store: Store) -> list[str]:
-    """What ``databus inspect`` and ``databus runs`` say of a log in this process's reach."""
+    """The problems that ``databus inspect`` and ``databus runs`` show of a log on this machine."""
     if not (log_folder / "data.mdb").exists():
         return []
     log = HotLog(log_folder, read_only=True)

@@ -1,7 +1,7 @@
-"""What the hot log stores under its keys, and how damage in it shows: LMDB has no checksums.
+"""What the hot log stores under its keys, and how damage is detected: LMDB has no checksums.
 
-A fact stands behind the CRC of its name and text, a schema behind its fingerprint, and frames have
-their own.  Values of earlier releases have neither and are read as they are.
+A fact follows the CRC of its name and text, a schema follows its fingerprint, and frames have
+CRCs of their own.  Values of earlier releases have neither and are read as they are.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from databus.common.schema.source_schema import SourceSchema
 _KEY = struct.Struct(">QI")
 _NUMBER = struct.Struct(">Q")
 _SEALED = b"\xff"
-"""Before a value that has a CRC or a fingerprint: no text and no position begins so."""
+"""Before a value that has a CRC or a fingerprint: no text and no position begins with it."""
 
 
 def damage(folder: Path, what: str) -> FormatError:
-    """The error for a log in which something cannot be right."""
+    """The error for a damaged log."""
     return FormatError(
         f"{folder / 'data.mdb'} is damaged: {what}; restore it from a copy, or move its folder "
         f"away and let the relay dump the tables again"
@@ -36,7 +36,7 @@ def damage(folder: Path, what: str) -> FormatError:
 
 @contextlib.contextmanager
 def naming(folder: Path) -> Iterator[None]:
-    """What is wrong with a value names the file."""
+    """Add the file's name to the error about a value."""
     try:
         yield
     except FormatError as error:
@@ -66,7 +66,7 @@ def seal_fact(name: bytes, text: bytes) -> bytes:
 
 
 def is_sealed(value: bytes | None) -> bool:
-    """Whether a value has its check."""
+    """Whether a value has a CRC or a fingerprint."""
     return value is not None and value[:1] == _SEALED
 
 
@@ -74,7 +74,7 @@ def open_fact(name: bytes, value: bytes, *, must_be_sealed: bool) -> bytes:
     """The text of a fact.
 
     Raises:
-        FormatError: it is another one than was written, or under another name.
+        FormatError: it is not what was written, or it was written under another name.
     """
     if not is_sealed(value):
         if must_be_sealed:
@@ -93,10 +93,10 @@ def pack_schema(number: int, schema: SourceSchema) -> tuple[bytes, bytes]:
 
 
 def unpack_schema(number: int, key: bytes, value: bytes) -> SourceSchema:
-    """The version that is stored under a key as the one of this number.
+    """The version of this number that is stored under a key.
 
     Raises:
-        FormatError: it is another one than was written.
+        FormatError: it is not what was written.
     """
     has_check = is_sealed(value)
     try:
@@ -114,7 +114,7 @@ def block_bounds(data: bytes, *, verify: bool) -> tuple[Position, Position]:
     """First and last position in a block of whole frames.
 
     Raises:
-        FormatError: it is something else; with ``verify``, or a frame is damaged.
+        FormatError: the bytes are something else; with ``verify``, also if a frame is damaged.
     """
     columns = frame_format.scan(data, verify=verify)
     if columns.stop != len(data) or not len(columns):

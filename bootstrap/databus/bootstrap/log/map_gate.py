@@ -1,4 +1,4 @@
-"""Transactions on an LMDB map beside changes of its size."""
+"""Transactions on an LMDB map, and changes of its size."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 
 class MapGate:
-    """Lets transactions pass side by side, and the map grow while there is none.
+    """Lets transactions run at the same time, and resizes the map while there is none.
 
-    LMDB forbids to resize a map that this process has a transaction on.
+    LMDB forbids to resize a map while this process has a transaction on it.
     """
 
     def __init__(self) -> None:

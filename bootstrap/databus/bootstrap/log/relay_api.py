@@ -14,10 +14,10 @@ _ANSWER_S = 15.0
 
 
 class RelayApi:
-    """Asks the relays in turn; the one that answered last is asked first.
+    """Requests to the relays, one after another; the relay that answered last comes first.
 
-    Dumps are known only to the relay that was asked to make them, so as long as it answers
-    nobody else is asked.
+    Only the relay that makes a dump has its state, so no other is used as long as that one
+    answers.
 
     Owner: one event loop; ``async with`` opens and closes its connections.
     Raises: ServerUnavailable if none answers; the error that a relay answered with.
@@ -37,7 +37,7 @@ class RelayApi:
 
     async def databases(self) -> list[str]:
         """The names of the databases that the relay serves."""
-        document = await self._ask("GET", "/v1/databases")
+        document = await self._request("GET", "/v1/databases")
         try:
             return [str(item["name"]) for item in document["databases"]]
         except (KeyError, TypeError) as error:
@@ -46,7 +46,7 @@ class RelayApi:
     async def sources(self, database: str) -> Mapping[str, Any]:
         """The sources with the range and clock of the stream."""
         path = f"/v1/{database}/sources"
-        document = await self._ask("GET", path)
+        document = await self._request("GET", path)
         try:
             _ = [item["name"] for item in document["sources"]]
             for name in ("prev", "max"):
@@ -65,36 +65,36 @@ class RelayApi:
         return self._relays[self._first]
 
     async def report(self, database: str, by: str, patterns: Sequence[str]) -> Mapping[str, Any]:
-        """Report that ``by`` repairs suspended tables, and learn which there are."""
+        """Report that ``by`` repairs suspended tables; returns the table states."""
         body = {"action": "present", "by": by, "sources": list(patterns)}
-        return await self._ask("POST", f"/v1/{database}/tables", body)
+        return await self._request("POST", f"/v1/{database}/tables", body)
 
     async def start_dump(
         self, database: str, sources: Sequence[str], reader: Position
     ) -> Mapping[str, Any]:
-        """Ask for a dump of whole tables, which waits for one who has read up to ``reader``."""
+        """Request a dump of whole tables, which waits for the reader that is at ``reader``."""
         body = {"sources": list(sources), "reader": reader.to_json()}
-        return await self._ask("POST", f"/v1/{database}/dumps", body)
+        return await self._request("POST", f"/v1/{database}/dumps", body)
 
     async def dump(
         self, database: str, dump: str, reader: Position, *, resume: bool = False
     ) -> Mapping[str, Any]:
-        """Tell a dump up to where it was read, and learn how it is getting on."""
+        """Report to a dump up to where it was read; returns its state."""
         body = {"reader": reader.to_json(), **({"state": "running"} if resume else {})}
-        return await self._ask("PATCH", f"/v1/{database}/dumps/{dump}", body)
+        return await self._request("PATCH", f"/v1/{database}/dumps/{dump}", body)
 
     async def cancel_dump(self, database: str, dump: str) -> None:
-        """Have no more of a dump."""
-        await self._ask("DELETE", f"/v1/{database}/dumps/{dump}")
+        """Cancel a dump."""
+        await self._request("DELETE", f"/v1/{database}/dumps/{dump}")
 
-    async def _ask(
+    async def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> Mapping[str, Any]:
         failures = []
         for turn in range(len(self._relays)):
             number = (self._first + turn) % len(self._relays)
             try:
-                answer = await self._ask_one(self._relays[number], method, path, body)
+                answer = await self._request_one(self._relays[number], method, path, body)
             except ServerUnavailable as error:
                 failures.append(error.message)
                 continue
@@ -102,7 +102,7 @@ class RelayApi:
             return answer
         raise ServerUnavailable("; ".join(failures) or "no relay is configured")
 
-    async def _ask_one(
+    async def _request_one(
         self, relay: str, method: str, path: str, body: Mapping[str, Any] | None
     ) -> Mapping[str, Any]:
         async with await self._http.request(

@@ -1,13 +1,13 @@
-"""Seeding: having every source dumped through the relay once, and knowing when it is whole.
+"""Seeding: every source is dumped through the relay once, and a record of which are whole.
 
-A source is ``unseeded`` until a dump was asked for, ``dumping`` until the dump has ended and
+A source is ``unseeded`` until a dump was requested, ``dumping`` until the dump has ended and
 the log has passed its end, then ``seeded``.  The dump's rows meet the events in the log; both
 carry positions, so nothing is merged here.  After a gap of the log a source is ``repairing``
-until its copy has been compared with the database and mended.  A source that the relay cannot
-read any more, since its table was dropped or lost its key, is ``gone`` until a dump succeeds.
+until its copy has been compared with the database and repaired.  A source that the relay cannot
+read any more, because its table was dropped or lost its key, is ``gone`` until a dump succeeds.
 
-One source that cannot be read keeps no other from becoming whole: sources are asked for
-together, but one whose dump or repair failed is tried again by itself, after a growing pause.
+A source that cannot be read does not delay the others: sources are requested together, but one
+whose dump or repair failed is retried by itself, after a growing back-off.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ GONE = "gone"
 _ENDED_BADLY = ("failed", "cancelled")
 AGAIN_S = 5.0
 MOST_AGAIN_S = 300.0
-NOBODY = {"source": ""}
+NO_SOURCE = {"source": ""}
 
 Repair = Callable[[str], Awaitable[Position | None]]
-"""Makes a source's copy equal to the database; the position from which on it is, or None if
-it has to be tried again."""
+"""Makes a source's copy equal to the database; the position at which it is equal, or None if it
+must be retried."""
 
 
 class Seeder:
@@ -43,13 +43,13 @@ class Seeder:
     Invariants:
         I1. A source is ``seeded`` only if every row that it had at some moment lies in the
             log, or was changed in the log after that moment.
-        I2. What has been reached is kept in the log's notes, over restarts.
+        I2. Progress is stored in the log's notes and survives restarts.
         I3. A source that cannot be read delays the others by one dump at most.
-        I4. No dump is asked for before the log has come to where the relay's stream was when
-            this began: the rows of a dump would turn the ring over a writer that starts at the
-            ring's very end, and what follows on that loss is a dump again.
-        I5. A dump knows how far the log is, and does not overwrite what it has not read; one
-            that has given up waiting goes on where it was.
+        I4. No dump is requested before the log has reached the position that the relay's stream had
+            at the start: the rows of a dump would overwrite the ring before a writer at its oldest
+            position could read it, and that loss would need another dump.
+        I5. The relay learns how far the log is, and a dump does not overwrite what the log has not
+            read; a dump that stopped waiting resumes where it was.
 
     Owner: the log writer of the database, from one start of its reading to the next.
     """
@@ -70,7 +70,7 @@ class Seeder:
         self._tail: Position | None = None
 
     def is_dumping(self) -> bool:
-        """Whether a dump is under way, or the log has not come to its end."""
+        """Whether a dump is running, or the log has not reached its end."""
         return bool(self._dumps(self.states()))
 
     def states(self) -> dict[str, dict[str, Any]]:
@@ -78,10 +78,10 @@ class Seeder:
         return dict(self.log.note("seeding") or {})
 
     async def step(self) -> bool:
-        """Look at the relay once and do what is due; True when every source is seeded.
+        """Query the relay once and do what is due; True when every source is seeded.
 
         Raises:
-            DatabusError: the relay does not answer; what was reached before is kept.
+            DatabusError: the relay does not answer; earlier progress is stored.
         """
         document = await self.relay.sources(self.database)
         names = [item["name"] for item in document["sources"]]
@@ -94,12 +94,12 @@ class Seeder:
             if states != before:
                 self.log.put_note("seeding", states)
         for name in [name for name in names if states[name]["state"] == REPAIRING]:
-            await self._mend(name)
+            await self._repair_source(name)
         states = self.states()
         return is_whole(states)
 
     async def give_up(self) -> None:
-        """Cancel the dumps that are under way: the log has lost a part of them."""
+        """Cancel the running dumps: the log has lost a part of them."""
         for dump in self._dumps(self.states()):
             try:
                 await self.relay.cancel_dump(self.database, dump)
@@ -113,7 +113,7 @@ class Seeder:
     async def _dump(
         self, names: list[str], states: dict[str, dict[str, Any]], newest: Position
     ) -> None:
-        """Follow the dumps that were asked for, and ask for those that are due."""
+        """Follow the requested dumps, and request those that are due."""
         for dump in self._dumps(states):
             await self._follow(dump, states, newest)
         self._tail = self._tail or newest
@@ -121,20 +121,20 @@ class Seeder:
             return
         waiting = [name for name in names if states[name]["state"] in (UNSEEDED, GONE)]
         due = [name for name in waiting if _is_time(states[name])]
-        await self._ask([name for name in due if "tries" not in states[name]], states)
+        await self._start_dump([name for name in due if "tries" not in states[name]], states)
         for name in due:
             if "tries" in states[name]:
-                await self._ask([name], states)
+                await self._start_dump([name], states)
 
-    async def _mend(self, name: str) -> None:
-        """Repair a source that is to be; what keeps it from that is noted and tried again."""
+    async def _repair_source(self, name: str) -> None:
+        """Repair a source that is ``repairing``; a failure is recorded and the repair retried."""
         one = self.states()[name]
         if one["state"] != REPAIRING or not _is_time(one):
             return
         try:
             end = await self._repair(name)
         except DatabusError as error:
-            _LOG.warning("repair of %s: %s; it is tried again", name, error.message)
+            _LOG.warning("repair of %s: %s; it is retried", name, error.message)
             if not error.retry:
                 self._note(name, _failed(one, error.message))
             return
@@ -144,7 +144,7 @@ class Seeder:
     def _note(self, name: str, one: dict[str, Any]) -> None:
         self.log.put_note("seeding", {**self.states(), name: one})
 
-    async def _ask(self, names: list[str], states: dict[str, dict[str, Any]]) -> None:
+    async def _start_dump(self, names: list[str], states: dict[str, dict[str, Any]]) -> None:
         if not names:
             return
         try:
@@ -157,11 +157,11 @@ class Seeder:
             return
         _LOG.info("dump %s of %s seeds %s", answer["id"], self.database, ", ".join(names))
         for name in names:
-            kept = {key: had for key, had in states[name].items() if key in ("error", "tries")}
-            states[name] = {**kept, "state": DUMPING, "dump": answer["id"], "rows": 0}
+            carried = {key: had for key, had in states[name].items() if key in ("error", "tries")}
+            states[name] = {**carried, "state": DUMPING, "dump": answer["id"], "rows": 0}
 
     async def _follow(self, dump: str, states: dict[str, dict[str, Any]], newest: Position) -> None:
-        """Take over what the relay says about a dump that was asked for."""
+        """Take over the state that the relay reports of a requested dump."""
         answer: Mapping[str, Any]
         try:
             last = self.log.state().last
@@ -169,8 +169,8 @@ class Seeder:
             if answer["state"] == "failed" and "reader" in (answer.get("error") or {}):
                 answer = await self.relay.dump(self.database, dump, last, resume=True)
         except NotFound:
-            detail = f"the relay does not know dump {dump} any more"
-            answer = {"state": "failed", "error": {"detail": detail, "failed_at": NOBODY}}
+            detail = f"the relay has no dump {dump} any more"
+            answer = {"state": "failed", "error": {"detail": detail, "failed_at": NO_SOURCE}}
         culprit = _culprit(answer)
         for name, one in states.items():
             if one["state"] == DUMPING and one["dump"] == dump:
@@ -182,7 +182,7 @@ class Seeder:
         state = str(answer["state"])
         if state in _ENDED_BADLY:
             error = _words(answer)
-            _LOG.warning("dump %s %s: %s; it is asked for again", one["dump"], state, error)
+            _LOG.warning("dump %s %s: %s; it is requested again", one["dump"], state, error)
             if not is_to_blame:
                 return {"state": UNSEEDED, "error": error}
             is_gone = (answer.get("error") or {}).get("code") == UnknownSource.code
@@ -190,7 +190,7 @@ class Seeder:
         followed = {**one, "rows": answer.get("rows", 0)}
         if state != "completed":
             return followed
-        # An empty table's dump writes nothing; then whatever the relay has now is after it.
+        # An empty table's dump writes nothing; then the relay's newest position is after it.
         end = decode_position(answer["end"]) if answer.get("end") else newest
         followed["end"] = one.get("end") or end.to_json()
         reached = decode_position(followed["end"])
@@ -211,7 +211,7 @@ def is_whole(states: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def _failed(one: Mapping[str, Any], error: str) -> dict[str, Any]:
-    """A source that is to be tried again by itself: at once, then after a growing pause."""
+    """A source that is retried by itself: at once, then after a growing back-off."""
     tries = int(one.get("tries", 0)) + 1
     pause_s = min(AGAIN_S * 2 ** min(tries - 2, 20), MOST_AGAIN_S) if tries > 1 else 0.0
     state = REPAIRING if one["state"] == REPAIRING else UNSEEDED
@@ -225,7 +225,7 @@ def _is_time(one: Mapping[str, Any]) -> bool:
 
 
 def _culprit(answer: Mapping[str, Any]) -> str | None:
-    """The source at which a dump failed, None if it does not say."""
+    """The source at which a dump failed, None if the answer does not name it."""
     error = answer.get("error")
     at = error.get("failed_at") if isinstance(error, Mapping) else None
     return str(at["source"]) if at else None
@@ -239,7 +239,7 @@ def _words(answer: Mapping[str, Any]) -> str:
 
 
 async def try_step(seeder: Seeder) -> bool:
-    """``step``, with a relay that does not answer taken for "not yet"."""
+    """``step``; a relay that does not answer counts as "not yet"."""
     try:
         return await seeder.step()
     except DatabusError as error:

@@ -1,8 +1,8 @@
 """Sealing: turning the whole windows of the hot log into a segment.
 
-Frames are cut into Arrow columns without looking at single events: the values that LMDB gives
-are already the frame column's buffer.  The order is: files, manifest, then the log forgets.
-A crash between any two leaves frames in two places at most, and ``finish`` tidies that up.
+Frames are cut into Arrow columns without parsing single events: the values that LMDB gives
+are already the frame column's buffer.  The order is: files, manifest, then the log drops.
+A crash between any two leaves frames in both stores, and ``finish`` removes the duplicates.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def seal(log: HotLog, store: Store, now_us: int) -> Run | None:
 
 
 def finish(log: HotLog, store: Store, now_us: int) -> Manifest:
-    """Complete what a crash interrupted; returns the manifest that is true then.
+    """Complete what a crash interrupted; returns the resulting manifest.
 
-    The log may still hold what a segment has (then it forgets that), and the chain may still
-    reach back over a gap that the log has recorded (then the chain is retired: nothing before
-    a gap can be combined with what comes after it).
+    The log may still hold what a segment has: the log drops it.  The chain may still reach back
+    over a gap that the log has recorded: the chain is retired, because nothing before a gap can
+    be combined with what comes after it.
 
     Raises:
         StoreError: the manifest lacks what the log has dropped; nothing was deleted.

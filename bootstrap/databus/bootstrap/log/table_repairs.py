@@ -1,7 +1,7 @@
-"""Tables that the relay has suspended: they are compared with the copy and repaired.
+"""Tables that the relay has suspended are compared with the copy and repaired.
 
-The relay empties and dumps a suspended table by itself where no bootstrap server claims it.  Here
-it is claimed, compared, and only the rows that differ are dumped, for all consumers of the stream.
+If no bootstrap server claims a suspended table, the relay empties and dumps it.  This module
+claims it and compares it, and the relay dumps only the rows that differ, for all consumers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOG = logging.getLogger("databus.bootstrap.log.table_repairs")
 def name_of(log: HotLog) -> str:
     """The name under which this log's server claims tables, ``bootstrap-`` and eight digits.
 
-    It is kept with the log: a server that ended while it compared a table finds its own claim.
+    It is stored with the log: a server that was restarted during a comparison finds its own claim.
     """
     name = log.note(_NAME_NOTE)
     if name is None:
@@ -39,12 +39,12 @@ def name_of(log: HotLog) -> str:
 
 
 class TableRepairs:
-    """Has the tables repaired that the relay does not follow.
+    """Repairs the tables that the relay has suspended.
 
     Invariants:
         I1. A table that was seen suspended is named in the log's note until its copy was compared,
-            or the relay's own dump of it has ended.
-        I2. A table that cannot be repaired keeps no other from being repaired.
+            or until the relay's own dump of it has ended.
+        I2. A table that cannot be repaired does not delay the others.
 
     Owner: the log writer of the database.
     """
@@ -65,11 +65,11 @@ class TableRepairs:
         self._compare = compare
 
     def marks(self) -> dict[str, dict[str, Any]]:
-        """By table: what the relay has said of it when it was last asked."""
+        """By table: what the relay reported of it at the last request."""
         return dict(self.log.note(NOTE) or {})
 
     async def step(self) -> bool:
-        """Ask the relay once and repair what can be repaired; True if nothing is left.
+        """Query the relay once and repair what can be repaired; True if nothing is left.
 
         Raises:
             DatabusError: the relay does not answer.
@@ -104,7 +104,7 @@ class TableRepairs:
 
     async def _repair(self, source: str, table: Mapping[str, Any] | None) -> None:
         if table is None and self.marks()[source]["dump"]:
-            # The relay has emptied and dumped it: the stream brings that here too.
+            # The relay has emptied and dumped it, and the stream applies that to the copy.
             self._unmark(source)
             return
         if table is not None and not (table["is_free"] or self._was_left(table)):
@@ -114,13 +114,13 @@ class TableRepairs:
                 self._unmark(source)
         except UnknownSource as error:
             _LOG.info("%s of %s is gone: %s", source, self.database, error.message)
-            if table is None:  # The stream brings what empties its copy.
+            if table is None:  # The stream brings the events that empty its copy.
                 self._unmark(source)
         except DatabusError as error:
             _LOG.warning("%s of %s is not repaired: %s", source, self.database, error.message)
 
     def _was_left(self, table: Mapping[str, Any]) -> bool:
-        """Whether this server claimed the table and ended before it was repaired."""
+        """Whether this server claimed the table and ended before the repair did."""
         return bool(table["by"] == self.name)
 
     def _unmark(self, source: str) -> None:

@@ -2,12 +2,12 @@
 
 Two cases, one contract (rows in the order of their positions over files of bounded size):
 
-* Little changed against much: the old run is only filtered, by a join against the broadcast
+* Few changes against much data: the old run is only filtered, by a join against the broadcast
   keys of the changes.  Nothing of it is shuffled or sorted; each of its files stays in order,
-  and the changes, which are all newer, come behind as files of their own.
+  and the changes, all of them newer, follow in files of their own.
 * Otherwise everything is shuffled by key, reduced, and sorted by position again.
 
-Order matters to those who read: rows are served in it, and row groups whose positions lie
+Readers depend on the order: rows are served in it, and row groups whose positions lie
 before a client's checkpoint are skipped by their statistics.
 
 Executors need nothing of this package.  On folders they run DataFrame operators only; on S3
@@ -69,19 +69,19 @@ from databus.common.processes.parent_process import end_with
 _LOG = logging.getLogger("databus.bootstrap.merging.applier")
 
 FILE_BYTES = 128 << 20
-"""Frames of one file, about."""
+"""Bytes of frames in one file, approximately."""
 
 BROADCAST_ROWS = 1_000_000
-"""Up to this many changed rows their keys are broadcast instead of shuffling the old run."""
+"""Up to this many changed rows, their keys are broadcast instead of shuffling the old run."""
 
 BROADCAST_KEY_BYTES = 64 << 20
-"""And only if the keys take no more: driver and executors hold them in memory, twice."""
+"""Broadcast keys are limited to this: driver and executors hold them in memory, twice."""
 
 _BROADCASTS = Budget()
-"""What all merges of this process broadcast at once stays within these two limits as well."""
+"""The broadcasts of all merges of this process stay within these two limits as well."""
 
 GRACE_US = 600 * 10**6
-"""How long a run is kept after another has taken its place, for readers inside it."""
+"""How long a replaced run stays on disk, for readers inside it."""
 
 _TYPES: Mapping[str, DataType] = {
     "op": IntegerType(),
@@ -100,7 +100,7 @@ cloudpickle.register_pickle_by_value(spark_tasks)  # type: ignore[no-untyped-cal
 def start_spark(
     master: str = "local[*]", driver_memory: str = "1g", *, scratch: Path | None = None
 ) -> SparkSession:
-    """A quiet session; one whose master is here listens on the loopback interface alone.
+    """A quiet session; with a local master it listens on the loopback interface only.
 
     The driver's memory holds the keys of a broadcast (at most BROADCAST_KEY_BYTES, and what
     the JVM adds) and the names of files; with a ``local`` master the tasks' as well.
@@ -120,7 +120,7 @@ def start_spark(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     java_options = "-Djava.net.preferIPv4Stack=true -XX:+UseSerialGC"
-    if scratch is not None and "," not in str(scratch):  # it would be two folders to Spark
+    if scratch is not None and "," not in str(scratch):  # Spark would read two folders
         java_options += f" -Djava.io.tmpdir={_quoted(scratch)}"
     settings = {
         "spark.driver.memory": driver_memory,
@@ -148,7 +148,7 @@ def start_spark(
     if master.startswith("local") or "//127." in master or "//localhost" in master:
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     if master.startswith("local"):
-        # With a secret that Spark makes for each session; on a cluster both are the operator's.
+        # Spark makes a secret for each session; on a cluster the operator configures both.
         settings["spark.authenticate"] = "true"
     builder = SparkSession.builder.master(master).appName("databus-applier")
     for name, value in settings.items():
@@ -158,7 +158,7 @@ def start_spark(
 
 
 def _quoted(path: Path) -> str:
-    """As one word of the options of Java, which Spark takes apart."""
+    """The path as one word of Java's options, which Spark splits."""
     return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -166,8 +166,8 @@ def _quoted(path: Path) -> str:
 def _java_ends_with_us() -> Iterator[None]:
     """A Java process that is started within the block ends with this process.
 
-    PySpark lets it end with its stdin, which it reads only when it has started; and where the
-    folder is gone by then in which it was to write its port, it never does.
+    PySpark makes Java end with its stdin, but Java reads stdin only once it has started.  If the
+    folder for its port file is gone by then, Java never ends.
     """
     gateway: Any = java_gateway
     start, parent_pid = gateway.Popen, os.getpid()
@@ -183,7 +183,7 @@ def _java_ends_with_us() -> Iterator[None]:
 
         return start(command, preexec_fn=prepared, **options)
 
-    # The kernel looks at the thread: one that ends before the process would take Java along.
+    # The kernel watches the thread: a thread that ends before the process would end Java too.
     is_main = threading.current_thread() is threading.main_thread()
     gateway.Popen = started if is_main else start
     try:
@@ -194,7 +194,7 @@ def _java_ends_with_us() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _temporary_files_in(folder: Path | None) -> Iterator[None]:
-    """For what PySpark itself makes while Java starts."""
+    """Redirect the temporary files that PySpark itself makes while Java starts."""
     before = tempfile.tempdir
     tempfile.tempdir = before if folder is None else str(folder)
     try:
@@ -212,7 +212,7 @@ class Applier:
 
     Invariants:
         I1. A merge's files are complete and durable before the manifest names them.
-        I2. What a merge replaces is deleted no sooner than ``grace_us`` after.
+        I2. A replaced run is deleted at the earliest ``grace_us`` after the merge.
 
     Owner: the process that holds the store's applier lease while ``apply`` runs.
     Durability: every merge that ``apply`` reports is on disk.
@@ -233,7 +233,7 @@ class Applier:
     ) -> None:
         self.store = store
         self._now_us = now_us
-        # Settings are a session's own: stores are merged side by side.
+        # Settings belong to a session: stores are merged at the same time.
         self.spark = spark.newSession()
         self._progress = ApplyProgress(name or store.url, store.storage)
         self.retention_bytes = retention_bytes
@@ -244,8 +244,8 @@ class Applier:
     def apply(self, *, full: bool = False) -> list[Mapping[str, Any]]:
         """Do every merge that pays; returns their records.  ``full`` always renews the base.
 
-        Of what there is when it begins: segments may come as fast as they are merged, and what
-        follows the merges has its turn too.
+        Only the runs that exist at the start are merged: segments may arrive as fast as they are
+        merged, and the work after the merges must be done too.
         """
         records: list[Mapping[str, Any]] = []
         with self.store.lease("applier"):
@@ -284,7 +284,7 @@ class Applier:
         context = self.spark.sparkContext
         context.setJobGroup(run_id, f"{self.store.url}: {merge.kind.value}")
         try:
-            with self._progress.merging(what, lambda: _tasks(context, run_id)), _told(merge):
+            with self._progress.merging(what, lambda: _tasks(context, run_id)), _naming_runs(merge):
                 with _BROADCASTS.share(self._broadcast_share(merge)):
                     names = self._write(self._rows(merge), files, _group_rows(merge))
         except StoreError:
@@ -304,7 +304,7 @@ class Applier:
         return record
 
     def _drop(self, run_id: str) -> None:
-        """Delete what a merge that failed has left; the next sweep does what this cannot."""
+        """Delete the files of a merge that failed; the next sweep removes what this cannot."""
         with contextlib.suppress(StoreError):
             self.store.storage.delete_run(run_id)
 
@@ -316,8 +316,8 @@ class Applier:
                 **{
                     "compression": COMPRESSION + "_raw" if COMPRESSION == "lz4" else COMPRESSION,
                     "parquet.block.size": str(ROW_GROUP_BYTES),
-                    # The size is that of compressed pages: frames that compress well would
-                    # make groups of many times as much.
+                    # The limit counts compressed pages: frames that compress well would make groups
+                    # many times as large.
                     "parquet.block.row.count.limit": str(group_rows),
                     "parquet.enable.dictionary": "false",
                     "parquet.page.size": str(1 << 20),
@@ -338,11 +338,11 @@ class Applier:
 
     def _described(self, merge: Merge, run_id: str, files: RunFiles, names: list[str]) -> Run:
         ordered = in_order([describe(files, name) for name in names])
-        kept = [file.name for file in ordered]
+        used = [file.name for file in ordered]
         for name in files.names():
-            if name not in kept:
+            if name not in used:
                 files.delete(name)
-        files.settle(kept)
+        files.settle(used)
         is_base = merge.kind is RunKind.BASE
         return Run(
             id=run_id,
@@ -363,23 +363,22 @@ class Applier:
         changes = self._read(new, after)
         cuts = _truncates(merge.inputs)
         reduced = _reduced(_not_truncated(changes, cuts), new)
-        kept = reduced
         if merge.kind is RunKind.BASE:
-            kept = reduced.where(~F.col("op").isin(int(Op.DELETE), int(Op.TRUNCATE)))
+            reduced = reduced.where(~F.col("op").isin(int(Op.DELETE), int(Op.TRUNCATE)))
         new_bytes = sum(run.bytes_after(after) for run in new)
         if old is None:
-            return _sorted(kept, new_bytes)
+            return _sorted(reduced, new_bytes)
         survivors = _not_truncated(self._read((old,), ORIGIN), cuts)
         overwritten = changes.where(F.col("flags").bitwiseAND(int(Flag.PARTIAL)) == 0).select(*_KEY)
         if self._broadcast_share(merge):
             survivors = survivors.join(F.broadcast(overwritten.distinct()), _KEY, "left_anti")
-            return survivors.select(*COLUMNS).union(_sorted(kept, new_bytes))
+            return survivors.select(*COLUMNS).union(_sorted(reduced, new_bytes))
         survivors = survivors.join(overwritten, _KEY, "left_anti").select(*COLUMNS)
-        return _sorted(survivors.union(kept), old.frame_bytes + new_bytes)
+        return _sorted(survivors.union(reduced), old.frame_bytes + new_bytes)
 
     def _broadcast_share(self, merge: Merge) -> float:
-        """The part of the limits that broadcasting a merge's new keys takes; 0 where the old run
-        has to be shuffled."""
+        """The part of the limits that broadcasting a merge's new keys takes; 0 if the old run must
+        be shuffled."""
         old, new = _split(merge)
         rows = sum(run.rows for run in new)
         if old is None or _is_scattered(old) or rows > BROADCAST_ROWS:
@@ -419,7 +418,7 @@ class Applier:
 
 def _mapped(rows: DataFrame, batches: spark_tasks.Batches, schema: StructType | str) -> DataFrame:
     with warnings.catch_warnings():
-        # PySpark looks at the version of pandas here and then does not use it.
+        # PySpark checks the version of pandas here and then does not use it.
         warnings.simplefilter("ignore", FutureWarning)
         return rows.mapInArrow(batches, schema)
 
@@ -445,7 +444,7 @@ def _group_rows(merge: Merge) -> int:
 
 
 def _is_scattered(run: Run) -> bool:
-    """Whether a run lies in many more files than it needs: each filtering merge adds some."""
+    """Whether a run has many more files than it needs: each filtering merge adds some."""
     return len(run.files) > 8 + 2 * (run.frame_bytes // FILE_BYTES)
 
 
@@ -466,22 +465,24 @@ def _not_truncated(rows: DataFrame, cuts: Mapping[int, Position]) -> DataFrame:
 
 
 def _reduced(rows: DataFrame, runs: tuple[Run, ...]) -> DataFrame:
-    """Of each key its last whole row, and the partial ones after it."""
+    """Of each key, its last whole row and the partial rows after it."""
     if len(runs) == 1 and runs[0].is_compacted:
         return rows
     if any(run.partial_rows for run in runs):
         is_whole = F.col("flags").bitwiseAND(int(Flag.PARTIAL)) == 0
         last_whole = F.max(F.when(is_whole, _position())).over(Window.partitionBy(*_KEY))
         marked = rows.withColumn("last_whole", last_whole)
-        kept = marked.where(F.col("last_whole").isNull() | (_position() >= F.col("last_whole")))
-        return kept.select(*COLUMNS)
+        survivors = marked.where(
+            F.col("last_whole").isNull() | (_position() >= F.col("last_whole"))
+        )
+        return survivors.select(*COLUMNS)
     others = [name for name in COLUMNS if name not in (*_KEY, "scn", "seq")]
     last = F.max(F.struct("scn", "seq", *others)).alias("last")
     return rows.groupBy(*_KEY).agg(last).select(*_KEY, "last.*").select(*COLUMNS)
 
 
 def _sorted(rows: DataFrame, frame_bytes: int) -> DataFrame:
-    """The rows in order, in as many partitions as files of FILE_BYTES are needed."""
+    """The rows in order, in as many partitions as there will be files of FILE_BYTES."""
     count = 1 + frame_bytes // FILE_BYTES
     if count == 1:
         return rows.coalesce(1).sortWithinPartitions("scn", "seq")
@@ -513,7 +514,7 @@ def _record(merge: Merge, run: Run, seconds: float) -> Mapping[str, Any]:
 
 
 def _tasks(context: Any, group: str) -> tuple[int, int]:
-    """Of the stages that a merge's jobs have begun: how many tasks are done, and of how many."""
+    """Of the stages that a merge's jobs have started: the finished tasks and all tasks."""
     tracker = context.statusTracker()
     done = total = 0
     for job in tracker.getJobIdsForGroup(group):
@@ -526,12 +527,12 @@ def _tasks(context: Any, group: str) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _told(merge: Merge) -> Iterator[None]:
-    """Whatever fails within the block, as an error that names the runs and the reason."""
+def _naming_runs(merge: Merge) -> Iterator[None]:
+    """Raise any error in the block as one that names the runs and the reason."""
     try:
         yield
     except Exception as error:
-        # Tasks meet S3 through Arrow, whose errors say so in their text alone.
+        # Tasks reach S3 through Arrow, whose errors are recognised only by their text.
         is_s3 = isinstance(error, BucketError) or "AWS Error" in str(error)
         raise (BucketError if is_s3 else StoreError)(
             f"merging {[run.id for run in merge.inputs]} failed: {_reason(error)}"
@@ -539,7 +540,7 @@ def _told(merge: Merge) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error; of Java's, which says only what was called, the first cause."""
+    """The first line of an error; for Java, where it names only the call, the first cause."""
     lines = str(error).strip().splitlines() or [repr(error)]
     causes = [line.partition(":")[2].strip() for line in lines if line.startswith("Caused by:")]
     return (causes[-1] if causes else lines[0])[:500]

@@ -1,7 +1,7 @@
-"""A budget that merges side by side share: the driver's memory for the keys of broadcasts.
+"""A budget that concurrent merges share: the driver's memory for the keys of broadcasts.
 
-One merge stays below it by its plan (``applier.BROADCAST_ROWS``, ``BROADCAST_KEY_BYTES``); this
-keeps the sum of those that run at once below it as well.  It knows nothing of Spark.
+The plan of a merge limits that merge (``applier.BROADCAST_ROWS``, ``BROADCAST_KEY_BYTES``); the
+budget limits the sum of all running merges.  It does not depend on Spark.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class Budget:
     """Shares of one whole.
 
     Invariants:
-        I1. The shares that are held at once add up to 1 at most; whoever asks for more than is
-            left waits, and nobody waits for ever if holders come to an end.
+        I1. The shares held at one time add up to 1 at most; a caller that requests more than is
+            left waits, and gets it once other holders have finished.
 
     Owner: the process; any thread.
     """

@@ -1,7 +1,7 @@
 """Decisions about runs: what a client reads, and what the applier merges.  Pure functions.
 
 Both rest on one fact.  Replaying adjacent runs in order from the state at t gives the state at
-their end; and since a compacted run keeps the last state of each key that changed in its
+their end; and since a compacted run stores the last state of each key that changed in its
 range, its rows after t are exactly the net changes since t, for any t inside the range.
 """
 
@@ -19,10 +19,10 @@ MERGE_COUNT = 4
 """Runs of similar size that make a merge worth while."""
 
 BASE_SHARE = 0.25
-"""The base is rewritten when what came after it is this part of it."""
+"""The base is rewritten when the runs after it are this part of it."""
 
 SMALL_BASE_BYTES = 32 << 20
-"""Below this the base is rewritten at every apply: it costs less than deciding."""
+"""Below this size the base is rewritten at every apply: it costs less than deciding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class PlanStep:
 def plan(manifest: Manifest, since: Position, log_start: Position) -> tuple[PlanStep, ...]:
     """The cheapest chain of runs from ``since`` to where the hot log begins.
 
-    Empty if the hot log alone covers it.  From the origin the base is used if there is one;
-    from anywhere else it may not, because it has no tombstones.  Costs are bytes of frames.
+    Empty if the hot log alone covers it.  From the origin, the base is used if there is one.
+    From other positions it cannot be used, because it has no tombstones.  Costs are frame bytes.
 
     Raises:
         LogTooYoung: the runs do not reach back to ``since``.
@@ -83,7 +83,7 @@ def _cheapest(
         oldest = manifest.chain[0].start if manifest.chain else upto
         raise LogTooYoung(
             f"position {since} is older than the bootstrap log's oldest {oldest}; its state "
-            "cannot be brought up to date, it has to be built again",
+            "cannot be brought up to date; build it again",
             since=since.to_json(),
             oldest=oldest.to_json(),
         )
@@ -124,16 +124,16 @@ def cover(
 
     A segment may be cut at ``until``.  A compacted run may not: the state of a key at
     ``until`` is gone from it if the key changed again inside the run.  With ``every_change``
-    only segments serve.  Runs that have retired serve while they are kept.
+    only segments serve.  Retired runs serve as long as they are on disk.
 
     Raises:
-        LogTooYoung: there is no such chain; with the oldest position there is one from, or
-            with the positions next to ``until`` that can be asked for.
+        LogTooYoung: there is no such chain; with the oldest position that one can start from,
+            or with the positions next to ``until`` that can be requested.
     """
     goal = min(until, log_start)
     best = {start: (sum(p.run.frame_bytes for p in ps), start, ps) for start, ps in starts.items()}
-    kept = {run.id: run for run in (*manifest.chain, *(r.run for r in manifest.retired))}
-    for run in sorted(kept.values(), key=lambda run: (run.stop, run.start)):
+    by_id = {run.id: run for run in (*manifest.chain, *(r.run for r in manifest.retired))}
+    for run in sorted(by_id.values(), key=lambda run: (run.stop, run.start)):
         cut = not run.is_compacted
         if run.kind is RunKind.BASE or not (cut or (run.stop <= until and not every_change)):
             continue
@@ -150,7 +150,7 @@ def cover(
 
 
 def oldest_of(manifest: Manifest, log_start: Position, *, every_change: bool) -> Position:
-    """From where on the net changes, or all of them, are kept up to the log's end."""
+    """The oldest position after which the net changes, or all changes, are retained."""
     oldest = manifest.stop or log_start
     for run in reversed(manifest.chain):
         if every_change and run.is_compacted:
@@ -172,7 +172,7 @@ def _not_covered(
         return _before_the_base(manifest.base.stop, until, oldest)
     since = min(reached, default=ORIGIN)
     if not reached or since < oldest:
-        what = "all changes are kept" if every_change else "the log reaches back"
+        what = "all changes are retained" if every_change else "the log reaches back"
         return LogTooYoung(
             f"{since} is too old: {what} to {oldest}, no further",
             since=since.to_json(),
@@ -182,7 +182,7 @@ def _not_covered(
     after = min((run.stop for run in manifest.chain if run.stop > until), default=log_start)
     return LogTooYoung(
         f"the state at {until} is gone: the changes after {before} up to {after} have been "
-        f"merged; ask for {before} or {after}",
+        f"merged; request {before} or {after}",
         oldest=oldest.to_json(),
         before=before.to_json(),
         after=after.to_json(),
@@ -190,13 +190,13 @@ def _not_covered(
 
 
 def _before_the_base(base: Position, until: Position, oldest: Position) -> LogTooYoung:
-    """``until`` lies before every base, and the changes since the log began are not all kept.
+    """``until`` lies before every base, and some changes since the log's beginning are gone.
 
-    Where those since ``until`` are, the state at the base and they complete one another.
+    If the changes since ``until`` are retained, they and the state at the base complete each other.
     """
     return LogTooYoung(
-        f"the state at {until} is gone: the snapshot stands at {base}, and what led there from the "
-        "log's beginning is no longer kept",
+        f"the state at {until} is gone: the snapshot is at {base}, and the changes from the log's "
+        "beginning to it are no longer retained",
         oldest=base.to_json(),
         **({"after": base.to_json()} if oldest <= until else {}),
     )
@@ -206,8 +206,8 @@ def _before_the_base(base: Position, until: Position, oldest: Position) -> LogTo
 class Merge:
     """Make one run of ``kind`` out of adjacent ``inputs``, oldest first.
 
-    For a base the first input may be the old base; the other inputs stay in the chain, which
-    clients that come back read.
+    For a base the first input may be the old base; the other inputs stay in the chain, for
+    returning clients.
     """
 
     inputs: tuple[Run, ...]
@@ -224,13 +224,13 @@ class Merge:
 def next_merge(
     manifest: Manifest, largest_bytes: int, *, full: bool = False, upto: Position | None = None
 ) -> Merge | None:
-    """The next merge that pays, None if there is nothing to do; runs beyond ``upto`` are left.
+    """The next merge that pays, None if there is none; runs beyond ``upto`` are not touched.
 
     The first base comes before everything: a new consumer needs it.
 
     Of the chain, the newest runs are merged while each is at most twice as large as all newer
-    ones together, if those are ``MERGE_COUNT`` or more: so a row is copied a number of times
-    that grows with the logarithm of the changes.  A merged run stays below ``largest_bytes``.
+    ones together, if those are ``MERGE_COUNT`` or more.  So the number of copies of a row grows
+    with the logarithm of the changes.  A merged run stays below ``largest_bytes``.
     The base is rewritten when its changes are ``BASE_SHARE`` of it, or at once with ``full``.
     """
     chain = tuple(run for run in manifest.chain if upto is None or run.stop <= upto)
@@ -263,7 +263,7 @@ def _mergeable(chain: tuple[Run, ...], largest_bytes: int) -> tuple[Run, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much of the chain is kept; what any of the bounds gives up may go.
+    """How much of the chain is retained; a run beyond any of the bounds may be dropped.
 
     ``file_bytes`` on disk; changes committed after ``since_us``; ``scns`` behind the end.  None
     is no bound.
@@ -277,16 +277,16 @@ class Retention:
 def droppable(
     manifest: Manifest, retention: Retention | int, readers_at: Position | None = None
 ) -> tuple[Run, ...]:
-    """The oldest runs of the chain that go beyond what is to be kept.
+    """The oldest runs of the chain that exceed the retention.
 
-    Never one that the base does not have yet, nor one that readers inside an older base that
-    is still kept will need after it, nor one after ``readers_at``, where the last of the open
-    readers is.  A number alone is a bound in bytes.
+    Never a run that the base does not have yet, nor one that readers inside an older, retired base
+    will need after it, nor one after ``readers_at``, the position of the last open reader.  A
+    number alone is a bound in bytes.
     """
     if isinstance(retention, int):
         retention = Retention(file_bytes=retention)
     bases = [old.run.stop for old in manifest.retired if old.run.kind is RunKind.BASE]
-    kept_from = min([manifest.snapshot, *bases, *([readers_at] if readers_at else [])])
+    needed_from = min([manifest.snapshot, *bases, *([readers_at] if readers_at else [])])
     excess = 0
     if retention.file_bytes is not None:
         excess = sum(run.file_bytes for run in manifest.chain) - retention.file_bytes
@@ -295,7 +295,7 @@ def droppable(
     for run in manifest.chain[:-1]:
         is_old = retention.since_us is not None and run.newest_us < retention.since_us
         is_far = retention.scns is not None and run.stop.scn + retention.scns < end.scn
-        if run.stop > kept_from or not (excess > 0 or is_old or is_far):
+        if run.stop > needed_from or not (excess > 0 or is_old or is_far):
             break
         gone.append(run)
         excess -= run.file_bytes

@@ -1,11 +1,11 @@
-"""Scratch folders: where an applier's Spark puts aside what it cannot hold in memory.
+"""Scratch folders: where an applier's Spark spills what it cannot hold in memory.
 
-Spark removes that itself at an orderly end.  What a killed one leaves would stay for ever in the
-system's temporary folder, where nobody knows whose it was; below ``data_dir`` the next applier
-knows.  What does not belong here: anything that has to last.
+Spark removes its files at an orderly end.  The files of a killed Spark would stay forever in the
+system's temporary folder, without a sign of their owner.  Below ``data_dir`` the next applier
+removes them.  Nothing that must last belongs here.
 
-A folder belongs to whoever has its lock, which the operating system takes back at any end of the
-process; a process id would say nothing, since another process may have it by now.
+A folder belongs to the process that holds its lock; the operating system frees the lock at any end
+of the process.  A process id would prove nothing, since another process may have it by now.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from databus.common.errors import StoreError
 from databus.common.private import make_folder
 
 FOLDER = ".scratch"
-"""Below ``data_dir``; no database has such a name."""
+"""Below ``data_dir``; no database has this name."""
 
 LOCK = "lock"
-"""In each scratch folder, held by its owner; in ``FOLDER``, by whoever makes or removes one."""
+"""In each scratch folder, held by its owner; in ``FOLDER``, held to make or remove folders."""
 
 
 @contextlib.contextmanager
 def scratch_folder(data_dir: Path) -> Iterator[Path]:
-    """An empty folder of this process, for the block; what dead processes have left goes first.
+    """An empty folder of this process, for the block; folders of dead processes are removed first.
 
     Raises:
         StoreError: ``data_dir`` cannot be written.
     """
-    place = data_dir.absolute() / FOLDER
+    parent = data_dir.absolute() / FOLDER
     with contextlib.ExitStack() as held:
         try:
-            make_folder(place)
-            with _locked(place / LOCK):
-                _sweep(place)
-                # Rows of tables pass through it: nobody else may read it.
-                folder = Path(tempfile.mkdtemp(prefix="applier-", dir=place))
+            make_folder(parent)
+            with _locked(parent / LOCK):
+                _sweep(parent)
+                # Rows of tables pass through it: no other user may read it.
+                folder = Path(tempfile.mkdtemp(prefix="applier-", dir=parent))
                 held.enter_context(_locked(folder / LOCK))
         except OSError as error:
-            raise StoreError(f"{place}: no scratch folder for Spark: {error}") from error
+            raise StoreError(f"{parent}: no scratch folder for Spark: {error}") from error
         try:
             yield folder
         finally:
@@ -54,15 +54,15 @@ def scratch_folder(data_dir: Path) -> Iterator[Path]:
 
 def sweep(data_dir: Path) -> None:
     """Remove the scratch folders whose owners are gone; what cannot be removed now stays."""
-    place = data_dir.absolute() / FOLDER
-    with contextlib.suppress(OSError), _locked(place / LOCK):
-        _sweep(place)
+    parent = data_dir.absolute() / FOLDER
+    with contextlib.suppress(OSError), _locked(parent / LOCK):
+        _sweep(parent)
 
 
-def _sweep(place: Path) -> None:
-    """The same for who has the place's lock: a folder is never seen before its owner has it."""
-    for folder in place.iterdir():
-        # A lock that cannot be had, for whatever reason, is one that may be held.
+def _sweep(parent: Path) -> None:
+    """The same under the lock of ``parent``: no folder is seen before its owner has locked it."""
+    for folder in parent.iterdir():
+        # A lock that cannot be taken, for whatever reason, may be held.
         with contextlib.suppress(OSError):
             if folder.is_dir():
                 with _locked(folder / LOCK, wait=False):
@@ -72,10 +72,10 @@ def _sweep(place: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the file's lock, which is made where there is none.
+    """Hold the file's lock; the file is made if it is missing.
 
     Raises:
-        OSError: it cannot be made; BlockingIOError: somebody else holds it.
+        OSError: it cannot be made; BlockingIOError: another process holds it.
     """
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

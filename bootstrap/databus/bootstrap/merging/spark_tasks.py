@@ -1,4 +1,4 @@
-"""What Spark's Python workers run where the JVM has no file system for the store: on S3.
+"""What Spark's Python workers run for a store on S3, where the JVM has no file system.
 
 The s3a file system of Hadoop comes as jars from Maven; ``pyarrow.fs`` is on every worker that
 PySpark can run Python on.  So tasks read and write Parquet through it, and rows pass between
@@ -25,7 +25,7 @@ def filesystem(settings: Mapping[str, Any]) -> Any:
 
     given = dict(settings)
     retry = fs.AwsStandardS3RetryStrategy(max_attempts=given.pop("attempts"))
-    # What fits into one part is written by one request instead of three.
+    # An upload that fits into one part needs one request instead of three.
     return fs.S3FileSystem(retry_strategy=retry, allow_delayed_open=True, **given)
 
 
@@ -46,12 +46,12 @@ def reader(
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
-        place = filesystem(settings)
+        s3 = filesystem(settings)
         scn, seq = after
         for batch in ids:
             for index in batch.column(0).to_pylist():
                 with (
-                    place.open_input_file(paths[index]) as source,
+                    s3.open_input_file(paths[index]) as source,
                     pq.ParquetFile(
                         source, pre_buffer=True, page_checksum_verification=True
                     ) as file,
@@ -77,9 +77,9 @@ def reader(
 def writer(
     settings: Mapping[str, Any], prefix: str, options: Mapping[str, Any], group_bytes: int
 ) -> Batches:
-    """Write each partition's rows, as they come, to a file of its own; gives the files' names.
+    """Write each partition's rows, in order, to a file of its own; yields the names of the files.
 
-    A name is used once: what an attempt that failed has left is named by nobody.
+    A name is used once: nothing names the file of an attempt that failed.
     """
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
@@ -88,7 +88,7 @@ def writer(
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        place = filesystem(settings)
+        s3 = filesystem(settings)
         name = f"part-{uuid.uuid4().hex}.parquet"
         output: Any = None
         parquet: Any = None
@@ -98,7 +98,7 @@ def writer(
             if not batch.num_rows:
                 continue
             if parquet is None:
-                output = place.open_output_stream(prefix + name)
+                output = s3.open_output_stream(prefix + name)
                 parquet = pq.ParquetWriter(output, batch.schema, **options)
             waiting.append(batch)
             size += batch.nbytes

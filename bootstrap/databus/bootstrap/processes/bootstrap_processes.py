@@ -1,7 +1,7 @@
 """The processes of the bootstrap room: log writer, server, applier, or the three together.
 
-Writer and server share one process by default; the applier is a child of it, because a Java
-machine lives in it.  Each can also be run alone.
+Writer and server share one process by default; the applier is their child, because it starts a
+Java machine.  Each can also run alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Started = Callable[[str], None]
 
 
 def _unannounced(url: str) -> None:
-    """Nobody wants to know."""
+    """The default: the URL is not announced."""
 
 
 def log_merge(database: str, record: Mapping[str, Any]) -> None:
@@ -152,14 +152,14 @@ def run_applier(
 ) -> None:
     """The applier: one round, or with ``every_s`` round after round with a warm session.
 
-    Databases are merged side by side, and one that fails does not stop the others: its error
-    is raised (the first, if there are more) when all are done, or logged with ``every_s``.  So
-    is a store that does not tell which databases there are.
+    Databases are merged at the same time, and one that fails does not stop the others: its error
+    (the first, if there are more) is raised when all are done, or logged with ``every_s``.  The
+    same goes for a store that cannot list its databases.
     ``report`` is called after each merge.  With ``full`` every base is rewritten.
 
     Raises:
         MissingDependency: there is no Java.
-        StoreBusy: another applier is at work (one round; otherwise it waits its turn).
+        StoreBusy: another applier is running (one round; otherwise it waits for its turn).
     """
     # Spark is imported only where it is used: it takes a second.
     from databus.bootstrap.merging.applier import start_spark
@@ -270,23 +270,23 @@ async def _until(stop: asyncio.Event, work: Awaitable[None]) -> None:
 
 
 async def _keep_applier(config: BootstrapConfig, stop: asyncio.Event) -> None:
-    """The applier as a child, started again when it dies; ended with us, however we end."""
+    """Run the applier as a child and restart it when it dies; it ends with us in every case."""
     while not stop.is_set():
         try:
             what = f"ended with {await _run_applier_child(config, stop)}"
         except (OSError, RuntimeError) as error:
-            # No process, no thread or no pipe to be had: writer and server go on without it.
+            # The system has no process, thread or pipe: writer and server continue without it.
             what = f"does not start: {error}"
         if not stop.is_set():
-            _LOG.warning("the applier %s; it is started again", what)
+            _LOG.warning("the applier %s; it is restarted", what)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), APPLIER_RESTART_S)
-    # Told to end, it does so at once.
+    # The applier ends at once at SIGTERM.
     await asyncio.to_thread(sweep, config.data_dir)
 
 
 async def _run_applier_child(config: BootstrapConfig, stop: asyncio.Event) -> int:
-    """The exit code of an applier that died, or that was told to end because we stop.
+    """The exit code of an applier that died, or that we ended because we stop.
 
     Raises:
         OSError: the system gives no process or no descriptor.
@@ -300,12 +300,12 @@ async def _run_applier_child(config: BootstrapConfig, stop: asyncio.Event) -> in
             )
         finally:
             os.close(read_fd)
-        # Not in the arguments, which everybody on the machine can read.
-        _tell(write_fd, _secrets(config))
+        # Not in the arguments, which every user of the machine can read.
+        _send(write_fd, _secrets(config))
         ended = asyncio.create_task(child.wait())
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
         if not ended.done():
             with contextlib.suppress(ProcessLookupError):
                 child.terminate()
@@ -315,23 +315,23 @@ async def _run_applier_child(config: BootstrapConfig, stop: asyncio.Event) -> in
                 child.kill()
         return await ended
     finally:
-        os.close(write_fd)  # which ends a child that still runs
+        os.close(write_fd)  # this ends a child that still runs
 
 
 def _shown(config: BootstrapConfig) -> str:
-    """The applier's configuration as everybody may read it: it asks no relay."""
+    """The applier's configuration in a form that anyone may read; it has no relays."""
     return config.model_copy(update={"relays": ()}).model_dump_json()
 
 
-def _tell(fd: int, line: bytes) -> None:
+def _send(fd: int, line: bytes) -> None:
     # It does not block: the pipe is empty, and has room for far more.  A child that is dead
-    # already does not read; its end is noticed elsewhere.
+    # already does not read; the caller notices its end elsewhere.
     with contextlib.suppress(BrokenPipeError):
         os.write(fd, line)
 
 
 def _secrets(config: BootstrapConfig) -> bytes:
-    """What a printed configuration leaves out, as the first line of the applier's stdin."""
+    """The secrets that a printed configuration leaves out: the first line of the child's stdin."""
     s3 = config.s3
     document = {
         "secret_key": s3.secret_key.get_secret_value(),
@@ -346,10 +346,10 @@ def _with_secrets(config: BootstrapConfig, line: bytes) -> BootstrapConfig:
 
 
 def _end_with_parent() -> None:
-    """Leave when whoever holds the other end of our stdin is gone."""
+    """Exit when the process at the other end of our stdin is gone."""
 
     def watch() -> None:
-        # Not through the buffer: Python could not end while a thread waits in there.
+        # Not through the buffer: Python could not exit while a thread waits in it.
         while os.read(sys.stdin.fileno(), 1024):
             pass
         os._exit(0)
@@ -358,10 +358,10 @@ def _end_with_parent() -> None:
 
 
 def applier_child(document: str) -> None:
-    """What the applier's child process does, with the section as JSON."""
+    """The applier's child process, with the section as JSON."""
     secrets = sys.stdin.buffer.readline()
     if not secrets:
-        return  # the parent was gone before it could say anything
+        return  # the parent was gone before it sent anything
     _end_with_parent()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,7 @@
 """The log writer: an ordinary consumer whose application is the hot log.
 
 It takes whole windows undecoded from the client library, appends them with its checkpoint in
-one commit, seals segments, and has the sources seeded.  What it cannot get any more it records
+one commit, seals segments, and has the sources seeded.  It records what it can no longer get
 as a gap.
 """
 
@@ -56,17 +56,17 @@ def _now_us() -> int:
 
 
 class LogWriter:
-    """Keeps one database's log up to date.
+    """Writes one database's log up to date.
 
     Invariants:
         I1. Every frame that the relays had after the log's checkpoint is appended once, in
-            order, or lies in a gap that is recorded.
+            order, or lies in a recorded gap.
         I2. After a gap no source counts as seeded before it was compared with the database.
-        I3. Whatever it does in a thread has ended before it does anything else to the log or the
-            store, and before it lets go of them.
+        I3. Work in a thread has ended before the writer does anything else to the log or the
+            store, and before it releases them.
 
     Owner: one process, which holds the store's writer lease while ``run`` runs.
-    Durability: the log's; nothing else is kept in memory only.
+    Durability: the log's; no other state exists only in memory.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class LogWriter:
         return self._log
 
     async def run(self, *, patient: bool = False) -> None:
-        """Write until cancelled; what fails is shown in the status and tried again.
+        """Write until cancelled; a failure is shown in the status and retried.
 
-        With ``patient`` that goes for the first steps too.
+        With ``patient`` the first steps are retried too.
 
         Raises:
-            StoreError: the store cannot be had.
+            StoreError: the store cannot be opened.
             StoreBusy: another process writes this log.
         """
         with contextlib.ExitStack() as held:
@@ -117,8 +117,8 @@ class LogWriter:
                 except Exception as error:
                     if not patient:
                         raise
-                    # The log is not ours: nothing is written there.
-                    word = self._word("failing", self._told(error))
+                    # The log is not ours: nothing may be written to it.
+                    word = self._word("failing", self._failure(error))
                     self._logs.words[self.folder / FOLDER] = word
                 await asyncio.sleep(RETRY_S)
             async with RelayApi(self.config.relays) as relay:
@@ -126,24 +126,24 @@ class LogWriter:
                     try:
                         await self._follow(relay)
                     except Exception as error:
-                        self._note("failing", self._told(error))
+                        self._note("failing", self._failure(error))
                     await asyncio.sleep(RETRY_S)
 
     def _begin(self, held: contextlib.ExitStack) -> None:
-        """Become the one who writes, as long as ``held`` is; all of it or nothing."""
+        """Take the writer's leases and give them to ``held``; all of them or none."""
         local = Store(self.folder)
         local.create()
         with contextlib.ExitStack() as taken:
             taken.enter_context(local.lease("writer"))
             if self.store.storage.folder is None:
                 self.store.create()
-                # While we hold the log's folder, nobody else can be the owner that it names.
+                # While we hold the log's folder, no other process can be the owner that it names.
                 owner = _owner(local)
                 taken.enter_context(self.store.lease("writer", owner))
             held.push(taken.pop_all())
 
-    def _told(self, error: Exception) -> str:
-        """What has failed, in words for the status; it is logged."""
+    def _failure(self, error: Exception) -> str:
+        """Log a failure; returns its text for the status."""
         if isinstance(error, DatabusError):
             _LOG.warning("log of %s: %s", self.database, error.message)
             return f"{error.code}: {error.message}"
@@ -172,7 +172,7 @@ class LogWriter:
                 if task.done():
                     task.result()
         except ScnTooOld as error:
-            # What it is about to note may be of before the gap.
+            # Its pending notes may be older than the gap.
             seeds.cancel()
             await asyncio.wait({seeds})
             await seeder.give_up()
@@ -189,7 +189,7 @@ class LogWriter:
         if is_new and (stop := self.store.read().stop or self.store.dropped()) is not None:
             raise StoreError(
                 f"{self.store.url} has runs up to {stop}, but the log that they came from is not "
-                f"in {self.folder / FOLDER}; bring it back, or begin again with an empty store"
+                f"in {self.folder / FOLDER}; restore it, or start again with an empty store"
             )
         self.log.bind(self.database, str(document["clock"]), start)
 
@@ -210,7 +210,7 @@ class LogWriter:
                 self._note("running", "")
 
     def _learnt(self, client: DatabusClient) -> tuple[SourceSchema, ...]:
-        """A copy of the client's schemas, if there are others since the last time: the client
+        """A copy of the client's schemas if they have changed since the last call: the client
         learns more while a thread stores them."""
         if client.schemas.revision == self._known_schemas:
             return ()
@@ -229,13 +229,13 @@ class LogWriter:
             segments.seal(self.log, self.store, self._now_us())
 
     async def _keep_sealing(self) -> None:
-        """Seal what has become old enough, whether anything comes in or not."""
+        """Seal what has become old enough, whether new frames arrive or not."""
         while True:
             left_s = await self.seal_what_is_old()
             await asyncio.sleep(min(max(left_s, 0.1), 1.0))
 
     async def seal_what_is_old(self) -> float:
-        """Seal if the oldest frame came ``segment_every`` ago; the seconds that were left."""
+        """Seal if the oldest frame came ``segment_every`` ago; returns the seconds left before."""
         state = self.log.state()
         age_s = (self._now_us() - state.since_us) / 1e6 if state.since_us else 0.0
         left_s = self.config.segment_every - age_s
@@ -252,7 +252,7 @@ class LogWriter:
             await asyncio.sleep(SEEDED_POLL_S if whole else pause_s)
 
     async def _keep_repairing(self, repairs: TableRepairs) -> None:
-        """Repair tables that the relay suspends; a frame about one is followed at once."""
+        """Repair tables that the relay suspends; a frame about one triggers this at once."""
         while True:
             self._table_state.clear()
             try:
@@ -271,23 +271,23 @@ class LogWriter:
         if oldest <= last:
             return
         _LOG.error(
-            "log of %s: %s; what happened after %s up to %s is lost",
+            "log of %s: %s; the changes after %s up to %s are lost",
             self.database,
             cause.message,
             last,
             oldest,
         )
-        await self._in_thread(self._go_on_behind, oldest)
+        await self._in_thread(self._continue_after, oldest)
 
-    def _go_on_behind(self, oldest: Position) -> None:
-        """Keep what can be repaired; else begin anew."""
+    def _continue_after(self, oldest: Position) -> None:
+        """Retain what can be repaired; otherwise restart with an empty log."""
         if log_gaps.can_be_bridged(self.log):
             log_gaps.open_gap(self.log, self.log.state().window, oldest, self._now_us())
         else:
             log_gaps.restart_behind(self.log, self.log.state().last, oldest, self._now_us())
         segments.finish(self.log, self.store, self._now_us())
 
-    def _begin_anew(self) -> None:
+    def _restart_empty(self) -> None:
         last = self.log.state().last
         log_gaps.restart_behind(self.log, last, last, self._now_us())
         segments.finish(self.log, self.store, self._now_us())
@@ -295,8 +295,8 @@ class LogWriter:
     async def _in_thread(self, work: Callable[..., object], *arguments: Any) -> None:
         """Do work on log and store in a thread, one at a time.
 
-        A thread goes on when whoever waits for it is cancelled.  So who is cancelled waits for its
-        end, and neither the lock nor the lease is given up under it.
+        Cancelling the caller does not end a thread.  So a cancelled caller waits for its end, and
+        keeps the lock and the lease until then.
         """
         async with self._lock:
             loop = asyncio.get_running_loop()
@@ -336,8 +336,8 @@ class LogWriter:
             async with self._comparing:
                 report = await _first_answer(self.config.relays, self.database, verifier_of, source)
         except UnsupportedChange as error:
-            _LOG.warning("%s; %s is dumped anew", error.message, self.database)
-            await self._in_thread(self._begin_anew)
+            _LOG.warning("%s; %s is dumped again", error.message, self.database)
+            await self._in_thread(self._restart_empty)
             return None
         if not report.is_equal or not report.is_followed:
             return None
@@ -345,7 +345,7 @@ class LogWriter:
         return report.at
 
     def _note(self, state: str, error: str) -> None:
-        """Keep a word about ourselves for the status, now and then or when it changes."""
+        """Store our state for the status, at intervals or when it changes."""
         now_s = time.monotonic()
         if (state, error) == self._noted and now_s - self._noted_s < NOTE_EVERY_S:
             return
@@ -356,18 +356,18 @@ class LogWriter:
             self.log.put_note("writer", document)
             words.pop(self.folder / FOLDER, None)
         except (StoreError, FormatError, OSError) as refused:
-            # A full disk takes no note either; the server in this process still tells.
+            # A full disk takes no note either; the server in this process still reports it.
             words[self.folder / FOLDER] = {"error": str(refused), **document, "state": "failing"}
 
     def _word(self, state: str, error: str) -> dict[str, Any]:
-        said = {"error": error} if error else {}
-        return {"state": state, "at_us": self._now_us(), **said}
+        failure = {"error": error} if error else {}
+        return {"state": state, "at_us": self._now_us(), **failure}
 
 
 async def _first_answer(
     relays: Sequence[str], database: str, verifier_of: Callable[[HttpPeer], Verifier], source: str
 ) -> Report:
-    """What came out with the first relay that answers."""
+    """The result of the first relay that answers."""
     errors = []
     for url in relays:
         async with HttpPeer(url, database) as relay:
@@ -379,7 +379,7 @@ async def _first_answer(
 
 
 def _owner(local: Store) -> str:
-    """The name of the log in this folder, which it keeps."""
+    """The name of the log in this folder, which is stored there."""
     name = (local.storage.read_note(OWNER) or b"").decode().strip()
     if not name:
         name = uuid.uuid4().hex
@@ -388,13 +388,13 @@ def _owner(local: Store) -> str:
 
 
 async def write_logs(config: BootstrapConfig, logs: OpenLogs, stop: asyncio.Event) -> None:
-    """Keep the logs of all configured databases, all of the relays' if none is named.
+    """Write the logs of all configured databases; of all databases of the relays if none is named.
 
-    Databases that a relay begins to serve later are taken in as well.  What keeps one of them
-    from its store is tried again: the others are at work by then.
+    Databases that a relay adds later are included.  If a store cannot be opened, it is retried:
+    the other databases are written meanwhile.
 
     Raises:
-        StoreError: a store cannot be had at the start.
+        StoreError: a store cannot be opened at the start.
         StoreBusy: another process writes one of the logs.
     """
     writers: dict[str, asyncio.Task[None]] = {}
@@ -429,5 +429,5 @@ async def _databases(config: BootstrapConfig, relay: RelayApi) -> tuple[str, ...
     except DatabusError as error:
         _LOG.warning("waiting for a relay: %s", error.message)
     except Exception:
-        _LOG.exception("asking a relay for its databases")
+        _LOG.exception("listing the databases of a relay")
     return ()

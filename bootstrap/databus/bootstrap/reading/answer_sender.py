@@ -1,4 +1,4 @@
-"""An answer of many frames on its way into the socket."""
+"""Writes an answer of many frames to the socket."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from databus.common.http.stream_formats import Format, error_frame
 CHECKPOINT_BYTES = 1 << 10
 
 DIRECT_BYTES = 64 << 10
-"""From this size on a piece goes to the socket as it lies."""
+"""A piece of at least this size goes to the socket without a copy."""
 
 PIECES_AHEAD = 4
-"""Decoding and sending go at changing speeds: with some pieces between them neither waits."""
+"""Some pieces between decoding and sending: their speeds vary, and neither waits."""
 
 _log = logging.getLogger("databus.bootstrap.http.bootstrap_server")
 
@@ -52,7 +52,7 @@ async def answer(
     """Send all pieces of ``stream``, the first of which is awaited before the headers.
 
     Raises:
-        DatabusError: what forbids the answer is found out before anything is sent.
+        DatabusError: the request is refused before anything is sent.
     """
     sender = Sender(database, stream, form, max_bytes)
     database.requests += 1
@@ -113,7 +113,7 @@ class Sender:
             return next(self._pieces, None)
 
     def close(self) -> None:
-        """The reader has gone; a read that is still at work is waited for."""
+        """The reader is gone; wait for a read that is still running."""
         with self._reading:
             self._pieces.close()
             self._database.open_readers.leave(self._stream)
@@ -163,11 +163,11 @@ class Sender:
 
     @property
     def _ahead(self) -> int:
-        """How many pieces are read before they are wanted: who wants few gets no more read."""
+        """How many pieces are read in advance; with a limit, no more than the answer needs."""
         return PIECES_AHEAD if self._max_bytes is None else 1
 
     async def _read_into(self, ahead: asyncio.Queue[Piece | Exception | None]) -> None:
-        """Read pieces to the end or to the first error, which stand last."""
+        """Read pieces to the end or to the first error, which comes last."""
         while True:
             found: Piece | Exception | None
             try:
@@ -181,7 +181,7 @@ class Sender:
     @property
     def _is_full(self) -> bool:
         if self._max_bytes is None or not self._read_rows:
-            return False  # An answer without a row read would leave its reader where it was.
+            return False  # Without a row read, the answer would not advance its reader.
         return self._sent_bytes + CHECKPOINT_BYTES >= self._max_bytes
 
     async def _write(

@@ -1,8 +1,8 @@
-"""From Arrow's memory to the socket: the large parts of an answer, without a buffer between.
+"""Writes the large parts of an answer from Arrow's memory to the socket, without a buffer between.
 
-aiohttp keeps the connection and writes everything else; its transport is empty while this
-writes to a descriptor of its own.  What aiohttp would do is join each chunk with its size in a
-new buffer, and copy what the kernel does not take into another.
+aiohttp owns the connection and writes everything else; its transport is empty while this module
+writes to its own descriptor.  aiohttp would join each chunk with its size in a new buffer, and
+copy what the kernel does not take into another.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class ArrowSocketWriter:
     """Writes parts of one answer's body.
 
     Invariants:
-        I1. A call writes one whole chunk, or the body never ends: the reader sees that it was
+        I1. A call writes one whole chunk, or the body never ends and the reader sees that it was
             cut.
         I2. Bytes go out after everything that the response has written before.
 
     Owner: the task that answers the request.  It makes this once the headers are out, and
     closes it.
-    Raises: ConnectionError where the reader has gone.
+    Raises: ConnectionError if the reader is gone.
     """
 
     def __init__(self, request: web.Request) -> None:
@@ -40,20 +40,20 @@ class ArrowSocketWriter:
         self._transport = transport
         self._is_chunked = request.version >= HttpVersion11
         self._loop = asyncio.get_running_loop()
-        # Its own descriptor: the loop lets nobody else wait for that of a transport, which
-        # moreover may be closed, and its number be another connection's, while this waits.
+        # Its own descriptor: the loop does not let other code wait for a transport's descriptor.
+        # The transport may also be closed meanwhile, and another connection get its number.
         connection = transport.get_extra_info("socket")
         limit_sending(connection, ON_THE_WAY_BYTES)
         self._descriptor = os.dup(connection.fileno())
 
     def close(self) -> None:
-        """Let go; the connection stays as it is."""
+        """Close the descriptor; the connection stays open."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     async def write(self, parts: Sequence[Buffer]) -> None:
-        """Write some bytes, which stay as they are until this returns."""
+        """Write some bytes; the caller does not change them until this returns."""
         while not self._transport.is_closing() and self._transport.get_write_buffer_size():
             await self._writable()
         left = [memoryview(part) for part in parts]
@@ -70,7 +70,7 @@ class ArrowSocketWriter:
                 left[0] = left[0][count:]
 
     def _write(self, parts: Sequence[Buffer]) -> int:
-        """Bytes that the kernel has taken now; 0 where there is no room."""
+        """The number of bytes that the kernel has taken; 0 if it has no room."""
         if self._transport.is_closing():
             raise ConnectionResetError("the connection is closed")
         try:

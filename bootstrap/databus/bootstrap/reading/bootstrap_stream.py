@@ -1,11 +1,11 @@
 """A bootstrap as one stream of frames: runs in plan order, then the hot log, to the target.
 
-What belongs here: which frames go out, where they are cut, and the checkpoints between them.
-Everything is synchronous and reads disks; ``bootstrap_server`` runs it beside the event loop.
+It decides which frames go out, where they are cut, and where the checkpoints are.
+Everything is synchronous and reads disks; ``bootstrap_server`` runs it in threads.
 
 Consistency.  After a run is finished the reader has the state at the run's end, and from there
-a new plan is made; so runs may be merged, sealed or dropped while a reader is on its way.  The
-target is fixed at the start.  A run that reaches beyond it is sent whole, and the bootstrap
+a new plan is made; so runs may be merged, sealed or dropped while a reader is in between.  The
+target is fixed at the start.  A run that extends beyond it is sent whole, and the bootstrap
 then ends where that run ends.
 """
 
@@ -38,10 +38,10 @@ from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Buffer, FrameColumns, Op
 
 PIECE_BYTES = 4 << 20
-"""Frames between two checkpoints, about."""
+"""Frame bytes between two checkpoints, approximately."""
 
 LOG = "log"
-"""The name of the hot log in checkpoints, where a run's id stands otherwise."""
+"""The name of the hot log in checkpoints, in the field for a run's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class BootstrapStream:
         I1. Rows go out in ascending order within a run, and runs in ascending order: no
             older state of a row follows a newer one.
         I2. A checkpoint's ``position`` is one at which the reader's state is that of the
-            source; until the first run is finished it is where the reader came from.
+            source; until the first run is finished it is the reader's start position.
         I3. The last piece's checkpoint is an online one, at ``target`` or after it.
 
     Owner: one reader; ``pieces`` may be advanced from any thread, one at a time.
@@ -117,14 +117,14 @@ class BootstrapStream:
             if steps:
                 yield from self._run(steps[0].run, steps[0].after, 0)
             else:
-                # From the origin the log alone is enough where it has everything.
+                # From the origin the log alone is enough if it has everything.
                 self.position = max(self.position, log_start)
                 yield from self._hot()
         online = OnlineCheckpoint(self.database, self.clock, self.position)
         yield Piece(b"", online, 0)
 
     def _resumed(self, resume: BootstrapCheckpoint) -> Iterator[Piece]:
-        """The rest of the run that the reader is inside, or what must come in its place."""
+        """The rest of the run that the reader is inside, or what must replace it."""
         manifest = self.store.read()
         run = manifest.find(resume.run)
         if run is not None and run.stop > self.position:
@@ -133,8 +133,8 @@ class BootstrapStream:
         base, had = manifest.base, stop_of(resume.run)
         if resume.position != ORIGIN or not resume.row or base is None or had is None:
             return
-        # A part of a base that is gone.  Another base names no deleted keys, so those that
-        # were deleted since the old one come first.
+        # The base is gone.  A new base names no deleted keys, so keys that were deleted since
+        # the old one are sent first.
         if had < base.stop:
             for step in run_planner.chain(manifest, had, base.stop):
                 yield from self._tombstones(step.run, had, base.stop, resume)
@@ -173,11 +173,11 @@ class BootstrapStream:
     def _run(self, run: Run, after: Position, from_row: int) -> Iterator[Piece]:
         opened = self.store.open_run(run)
         try:
-            # Tells the reader at once where it is: at the row that it asked for, or elsewhere.
+            # Shows the reader at once where it is: at the row that it requested, or elsewhere.
             yield Piece(b"", self._checkpoint(run.id, from_row), 0)
             for group in opened.row_groups:
                 is_due = group.last > after and group.first_row + group.rows > from_row
-                # Inside a window that has begun everything is read: its end must come.
+                # Inside a window that has begun, every group is read: the window's end must come.
                 if is_due and (self._in_window or self._pruning.may_match(group)):
                     self.groups_read += 1
                     yield from self._group(opened, group, after, from_row)
@@ -186,8 +186,8 @@ class BootstrapStream:
         finally:
             opened.close()
         self.position = max(self.position, run.stop)
-        # Row 0: behind this position the reader has nothing.  Rows that it had would make it
-        # take the beginning of the next run for a run that was replaced, and roll back.
+        # Row 0: the reader has nothing after this position.  With a row number it would take the
+        # beginning of the next run for a run that was replaced, and roll back.
         yield Piece(b"", self._checkpoint(run.id, 0), 0)
 
     def _group(
@@ -204,7 +204,7 @@ class BootstrapStream:
             row += count
 
     def _cut(self, block: FrameBlock, at: int, kind: RunKind) -> int:
-        """Where the piece that begins at frame ``at`` ends: at a window's end if it can."""
+        """Where the piece that begins at frame ``at`` ends: at a window's end if possible."""
         limit = int(block.edges[at]) + self._piece_bytes
         cut = max(at + 1, int(np.searchsorted(block.edges, limit, side="right")) - 1)
         if kind is RunKind.SEGMENT:
@@ -229,7 +229,7 @@ class BootstrapStream:
         if run.kind is not RunKind.SEGMENT:
             checkpoint = self._checkpoint(run.id, row + cut)
         elif columns.op[-1] == Op.END_OF_WINDOW:
-            # Inside a segment every window's end is a consistent point: no rows behind it.
+            # Inside a segment every window's end is a consistent point: no row number is needed.
             last = position_at(columns, len(columns) - 1)
             self.position = max(self.position, last)
             checkpoint = self._checkpoint(run.id, 0)
@@ -239,7 +239,7 @@ class BootstrapStream:
     def _selected(
         self, columns: FrameColumns, data: npt.NDArray[np.uint8], after: Position
     ) -> Buffer:
-        """The frames after ``after`` that the filter takes, with the ends of their windows."""
+        """The frames after ``after`` that the filter selects, with the ends of their windows."""
         if self._filter.is_empty and after == ORIGIN:
             return data.data
         taken = is_after(columns, after)
@@ -251,7 +251,7 @@ class BootstrapStream:
     # -- hot log ------------------------------------------------------------------------
 
     def _hot(self) -> Iterator[Piece]:
-        """Whole windows of the hot log; stops early if a part of it was sealed meanwhile."""
+        """Whole windows of the hot log; ends early if a part of it was sealed meanwhile."""
         while self.position < self.target:
             part = self.log.read(self.position, self.target, self._piece_bytes)
             if part is None:

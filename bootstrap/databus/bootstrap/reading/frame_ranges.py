@@ -1,7 +1,7 @@
 """Everything that the store holds between two positions, opened so that it stays readable.
 
-What belongs here: getting at the frames of a range, whichever runs and however much of the hot
-log they lie in.  What becomes of them is the business of ``net_changes`` and ``range_stream``.
+It gets the frames of a range from the runs and the hot log.  ``net_changes`` and
+``range_stream`` process them.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Op
 
 SPOOL_BYTES = 4 << 20
-"""What is read of the hot log at once."""
+"""How much of the hot log is read at once."""
 
 OPEN_ATTEMPTS = 5
-"""Runs may be merged and the log be sealed between planning and opening."""
+"""Attempts: runs may be merged and the log be sealed between planning and opening."""
 
 Mask = npt.NDArray[np.bool_]
 Starts = Callable[[Manifest, Position], Mapping[Position, tuple[PlanPart, ...]]]
 
 
 class _Content(Protocol):
-    """Where the rows of a unit come from."""
+    """The origin of the rows of a unit."""
 
     def table(self, names: list[str]) -> Any:
         """These columns, as an Arrow table."""
@@ -84,7 +84,7 @@ class Unit:
 
     @property
     def group(self) -> RowGroup | None:
-        """The row group whose rows they are, with its statistics; None for those of the log."""
+        """The row group of the rows, with its statistics; None for rows of the log."""
         return self.content.group if isinstance(self.content, _OfRun) else None
 
     def table(self, names: list[str]) -> Any:
@@ -105,12 +105,12 @@ class FrameRange:
 
     Invariants:
         I1. ``units`` ascend and do not overlap; together they hold every frame of the range
-            that the kept runs have.  They are chosen by position alone: windows are cut at ends
-            that no filter takes.  Who has a filter asks ``row_group_pruning`` before reading a
-            unit.
-        I2. Nothing that others do to the store takes anything away from an open range: files
-            are held open, and the part that was in the hot log is copied to a temporary file
-            (at most ``segment_bytes`` and one window).
+            that the retained runs have.  They are chosen by position alone: windows are cut at ends
+            that no filter selects.  A reader with a filter calls ``row_group_pruning`` before it
+            reads a unit.
+        I2. Other processes cannot take anything away from an open range: its files are held open,
+            and its part of the hot log is copied to a temporary file (at most ``segment_bytes``
+            and one window).
 
     Owner: one reader; any thread, one at a time.
     Raises: LogTooYoung, StoreError.
@@ -133,7 +133,7 @@ class FrameRange:
             raise
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close the files."""
         self._forget()
         self._spool.close()
 
@@ -154,7 +154,7 @@ class FrameRange:
                 every_change=every_change,
             )
             units: list[Unit] = []
-            runs: list[Run] = []  # those that anything is read of
+            runs: list[Run] = []  # those that are read
             last: Run | None = None  # of these, and of the merged ones, which may be empty
             try:
                 for part in cover.parts:
@@ -176,7 +176,7 @@ class FrameRange:
                 self._whole_end = last.stop if last and is_merged else None
                 return
             self._forget()
-        raise error or StoreError("the log was sealed faster than it could be read; ask again")
+        raise error or StoreError("the log was sealed faster than it could be read; try again")
 
     def _of_part(self, part: PlanPart) -> Iterator[Unit]:
         opened = self._store.open_run(part.run)
@@ -189,7 +189,7 @@ class FrameRange:
         """Units over a copy of the log's part; None if it was sealed meanwhile."""
         units: list[Unit] = []
         at = after
-        # The log gives whole values, so it is asked for all of them and not for a part.
+        # The log returns whole values, so all of them are read and not a part.
         window = max(self.until, self._log.state().window)
         self._spool.seek(0)
         while at < self.until:
@@ -206,8 +206,8 @@ class FrameRange:
         return units
 
     def cut_at_window(self) -> None:
-        """Move ``until`` back to where the last whole window ends, so that no window is torn."""
-        if self._whole_end is not None:  # Merged runs have no ends of windows, but end with one.
+        """Move ``until`` back to where the last whole window ends, so that no window is cut."""
+        if self._whole_end is not None:  # Merged runs have no window ends, but end with one.
             self.until = min(self.until, self._whole_end)
         if self._whole_end is not None or not self.units:
             return
@@ -222,12 +222,12 @@ class FrameRange:
                 end = Position(int(scn[row]), int(seq[row]))
                 break
         self.until = end
-        kept = (u for u in self.units if u.after < self.until)
-        self.units = tuple(replace(u, upto=min(u.upto, self.until)) for u in kept)
+        units = (u for u in self.units if u.after < self.until)
+        self.units = tuple(replace(u, upto=min(u.upto, self.until)) for u in units)
 
 
 def changes_from(since: Position | None, *, every_change: bool) -> Starts:
-    """For a range that begins at ``since``; None means at the oldest that is kept."""
+    """For a range that begins at ``since``; None means at the oldest retained change."""
 
     def starts(manifest: Manifest, log_start: Position) -> Mapping[Position, tuple[PlanPart, ...]]:
         oldest = run_planner.oldest_of(manifest, log_start, every_change=every_change)
@@ -239,8 +239,8 @@ def changes_from(since: Position | None, *, every_change: bool) -> Starts:
 def state_from(until: Position, origin: Position | None) -> Starts:
     """For the whole state at ``until``: from a base before it, or from the log's beginning.
 
-    ``origin`` is where the log began, None if that is not known; the chain is a state only if
-    nothing of it has been dropped since.
+    ``origin`` is where the log began, None if that is unknown; the chain is a state only if
+    no part of it has been dropped since.
     """
 
     def starts(manifest: Manifest, log_start: Position) -> Mapping[Position, tuple[PlanPart, ...]]:
@@ -262,29 +262,29 @@ def at_time(store: Store, log: HotLog, commit_us: int, *, exact: bool = True) ->
     """The position before the first window that was committed after ``commit_us``.
 
     A merged run has lost the windows of which every row has changed again.  Without ``exact`` the
-    place may lie behind such ones, which is all the same for net changes from there to the end.
+    position may lie behind such windows, which makes no difference to net changes up to the end.
 
     Raises:
-        LogTooYoung: everything that is kept was committed later; or ``exact`` and merged.
+        LogTooYoung: every retained change was committed later; or ``exact`` and merged.
     """
     log_start, manifest = log_handover.read(log, store)
     oldest = manifest.chain[0].start if manifest.chain else log_start
     for run in manifest.chain:
-        place = _first_later(store, run, commit_us)
-        if place is None:
+        position = _first_later(store, run, commit_us)
+        if position is None:
             continue
         if run.is_compacted:
             known = _in_segments(store, _merged_into(manifest, run), run.start, commit_us)
             if known is None and exact:
                 raise LogTooYoung(
-                    f"the changes after {run.start} up to {run.stop}, among which those of "
-                    f"{commit_us} us are, have been merged; ask for one of these two",
+                    f"the changes after {run.start} up to {run.stop}, among them those of "
+                    f"{commit_us} us, have been merged; request one of these two",
                     oldest=oldest.to_json(),
                     before=run.start.to_json(),
                     after=run.stop.to_json(),
                 )
-            place = known or place
-        return _checked(place, oldest, commit_us)
+            position = known or position
+        return _checked(position, oldest, commit_us)
     window = log.state().window
     at = max(manifest.stop or log_start, log_start)
     while at < window:
@@ -302,15 +302,15 @@ def at_time(store: Store, log: HotLog, commit_us: int, *, exact: bool = True) ->
 def before_time(store: Store, log: HotLog, commit_us: int) -> Position:
     """The position before the first window committed at ``commit_us`` or later.
 
-    For net changes from there to the end; the log's end while all of it was committed earlier.
+    For net changes from there to the end; the log's end if all of it was committed earlier.
 
     Raises:
-        LogTooYoung: such windows may be gone: nothing that is kept was committed earlier, and the
+        LogTooYoung: such windows may be gone: no retained change was committed earlier, and the
             log does not begin with its clock.
     """
     found = at_time(store, log, commit_us - 1, exact=False)
     log_start, manifest = log_handover.read(log, store)
-    # An empty log tells nothing about the times of what lies before it.
+    # An empty log shows nothing about the times of earlier changes.
     oldest = manifest.chain[0].start if manifest.chain else log_start
     return _checked(found, oldest, commit_us - 1)
 
@@ -333,7 +333,7 @@ def _first_later(store: Store, run: Run, commit_us: int) -> Position | None:
 
 
 def _merged_into(manifest: Manifest, run: Run) -> list[Run]:
-    """The segments of a merged run that are still kept."""
+    """The retained segments of a merged run."""
     old = [one.run for one in manifest.retired if one.run.kind is RunKind.SEGMENT]
     within = (one for one in old if run.start <= one.start and one.stop <= run.stop)
     return sorted(within, key=lambda one: one.start)
@@ -342,7 +342,7 @@ def _merged_into(manifest: Manifest, run: Run) -> list[Run]:
 def _in_segments(
     store: Store, segments: list[Run], start: Position, commit_us: int
 ) -> Position | None:
-    """The same within the segments that a run was merged of; None if too few of them are kept."""
+    """The same within the segments of a merged run; None if too few of them are retained."""
     at = start
     try:
         for segment in segments:
@@ -368,7 +368,7 @@ def _before_first_later(
 def _checked(position: Position, oldest: Position, commit_us: int) -> Position:
     if position <= oldest != ORIGIN:
         raise LogTooYoung(
-            f"nothing that is kept was committed at {commit_us} us or before; the log reaches back "
+            f"no retained change was committed at {commit_us} us or before; the log reaches back "
             f"to {oldest}",
             oldest=oldest.to_json(),
         )

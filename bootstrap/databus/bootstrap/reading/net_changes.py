@@ -1,12 +1,12 @@
-"""Net changes: of all frames in a range those that are the last state of their key.
+"""Net changes: of all frames in a range, those that are the last state of their key.
 
-The rule is the applier's: of each key the last frame with a whole row and the partial ones
-after it; a truncate takes away what its source had before.
+The rule is the applier's: of each key, the last frame with a whole row and the partial frames
+after it; a truncate removes what its source had before.
 
-Memory.  What is remembered between the passes is one bit a frame.  Keys are looked at in as
-many passes as there are ``PASS_ROWS`` rows in the range, each pass taking the keys whose hash
-falls to it: so a pass holds the keys and numbers of about ``PASS_ROWS`` rows, however large the
-range is, and reads the key columns alone.  Frames are read once, at the end, a row group each.
+Memory.  Between the passes one bit a frame is stored.  The keys are read in as many passes as
+there are ``PASS_ROWS`` rows in the range, and each pass takes the keys whose hash falls to it.
+So a pass holds the keys and numbers of about ``PASS_ROWS`` rows, however large the range is, and
+reads the key columns alone.  Frames are read once, at the end, one row group at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from databus.bootstrap.runs.parquet_runs import FrameBlock
 from databus.common.frame.frame_format import FIRST_CONTROL_OP, Flag, Op
 
 PASS_ROWS = 2_000_000
-"""Rows of which a pass holds the keys, about: 100 MB with keys of 20 bytes."""
+"""Rows of which a pass holds the keys, approximately: 100 MB with keys of 20 bytes."""
 
 _COLUMNS = ["scn", "seq", "source_id", "op", "flags", "key_hash", "key"]
 _KEY = ["source_id", "key"]
@@ -33,7 +33,7 @@ class NetChanges:
     """The last states in a list of units.
 
     Invariants:
-        I1. Keys are compared byte by byte; hashes only share out the work.
+        I1. Keys are compared byte by byte; hashes only distribute the work.
 
     Owner: one reader; making it does all passes but the last.
     Raises: StoreError from reading.
@@ -56,25 +56,25 @@ class NetChanges:
             self._mark(self._last_states(number, passes))
 
     def blocks(self) -> Iterator[tuple[Unit, FrameBlock, Mask]]:
-        """Each block of frames of which any is a last state, and which are."""
+        """Each block of frames that has a last state, and a mask of the last states."""
         for number, unit in enumerate(self._units):
             if self._bits[number].any():
-                kept = self._kept(number)
+                last = self._last_mask(number)
                 at = 0
                 for block in unit.blocks():
                     count = len(block.edges) - 1
-                    yield unit, block, kept[at : at + count]
+                    yield unit, block, last[at : at + count]
                     at += count
 
-    def _kept(self, number: int) -> Mask:
+    def _last_mask(self, number: int) -> Mask:
         rows = self._units[number].rows
-        kept: Mask = np.unpackbits(self._bits[number], count=rows).astype(np.bool_)
+        last: Mask = np.unpackbits(self._bits[number], count=rows).astype(np.bool_)
         if self._cuts:
             sources = self._units[number].table(["source_id"]).column(0).to_numpy()
             index = self._edges[number] + np.arange(rows)
             for source, cut in self._cuts.items():
-                kept &= (sources != source) | (index >= cut)
-        return kept
+                last &= (sources != source) | (index >= cut)
+        return last
 
     def _last_states(self, number: int, passes: int) -> npt.NDArray[np.int64]:
         """The numbers of the rows that are last states, of the keys of one pass."""
@@ -83,14 +83,14 @@ class NetChanges:
         )
         whole = rows.filter(pc.invert(rows.column("partial")))
         last = whole.group_by(_KEY).aggregate([("index", "max")])
-        kept = [last.column("index_max").to_numpy()]
+        found = [last.column("index_max").to_numpy()]
         partial = rows.filter(rows.column("partial"))
         if len(partial):
             joined = partial.join(last, keys=_KEY, join_type="left outer")
             index, before = joined.column("index"), joined.column("index_max")
             newer = pc.greater(index, pc.fill_null(before, -1))
-            kept.append(index.filter(newer).to_numpy())
-        return np.sort(np.concatenate(kept).astype(np.int64))
+            found.append(index.filter(newer).to_numpy())
+        return np.sort(np.concatenate(found).astype(np.int64))
 
     def _keys(self, at: int, unit: Unit, number: int, passes: int) -> pa.Table:
         table = unit.table(_COLUMNS)
@@ -115,10 +115,10 @@ class NetChanges:
             }
         )
 
-    def _mark(self, kept: npt.NDArray[np.int64]) -> None:
-        borders = np.searchsorted(kept, self._edges)
+    def _mark(self, last: npt.NDArray[np.int64]) -> None:
+        borders = np.searchsorted(last, self._edges)
         for number, unit in enumerate(self._units):
-            rows = kept[borders[number] : borders[number + 1]] - self._edges[number]
+            rows = last[borders[number] : borders[number + 1]] - self._edges[number]
             if len(rows):
                 mask = np.zeros(unit.rows, dtype=np.uint8)
                 mask[rows] = 1

@@ -1,7 +1,7 @@
-"""What changed between two positions, and the state at one: each as a stream of frames.
+"""The changes between two positions, or the state at one, as a stream of frames.
 
-Both are cut out of one ``FrameRange`` that is opened before the first byte goes out, so that
-neither merging nor sealing nor retention disturbs an answer that has begun.
+Both come from one ``FrameRange`` that is opened before the first byte goes out, so that
+merging, sealing and retention do not disturb an answer that has begun.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GONE = (int(Op.DELETE), int(Op.TRUNCATE))
 
 
 class RangeContent(enum.StrEnum):
-    """What of a range is sent."""
+    """Which frames of a range are sent."""
 
     ALL = "all"
     NET = "net"
@@ -34,15 +34,15 @@ class RangeContent(enum.StrEnum):
 
 
 class RangeStream:
-    """The frames of a range that a reader wants, then the checkpoint to go on at.
+    """The selected frames of a range, then the checkpoint to resume at.
 
     Invariants:
-        I1. ALL sends every change in commit order, in windows.  NET sends of each key its last
-            state in the range, deletions included, in commit order.  STATE is NET of a range
-            that begins with nothing, without deletions, and never tears a window.
+        I1. ALL sends every change in commit order, in windows.  NET sends the last state of each
+            key in the range, deletions included, in commit order.  STATE is NET of a range that
+            begins with nothing, without deletions, and never cuts a window.
         I2. The last piece alone has a checkpoint: an answer without it is not whole.
-        I3. ``groups_read`` and ``groups_skipped`` are the row groups within the range whose rows
-            were looked at and those that the filter's statistics left out.
+        I3. ``groups_read`` and ``groups_skipped`` count the row groups in the range whose rows
+            were read, and those that the filter's statistics left out.
 
     Owner: one reader; ``pieces`` may be advanced from any thread, one at a time.
     Raises: from ``pieces``: LogTooYoung, StoreError.
@@ -93,14 +93,14 @@ class RangeStream:
         if self._content is RangeContent.ALL:
             yield from self._every_change(found.units)
             return
-        for block, columns, kept in self._last_states(found):
-            mask = kept & self._filter.mask(columns, block.data, self._source_ids)
+        for block, columns, last in self._last_states(found):
+            mask = last & self._filter.mask(columns, block.data, self._source_ids)
             if self._content is RangeContent.STATE:
                 mask &= ~np.isin(columns.op, _GONE)
             yield block, mask
 
     def _due(self, units: Iterable[Unit], may_matter: Callable[[RowGroup], bool]) -> Iterator[Unit]:
-        """The units to be read, each judged when it is its turn."""
+        """The units to be read; each is decided when it comes up."""
         for unit in units:
             if unit.group is None or may_matter(unit.group):
                 self.groups_read += unit.group is not None
@@ -109,7 +109,7 @@ class RangeStream:
                 self.groups_skipped += 1
 
     def _every_change(self, units: tuple[Unit, ...]) -> Iterator[tuple[FrameBlock, Mask]]:
-        # Inside a window that has begun everything is read: its end must come.
+        # Inside a window that has begun, every unit is read: the window's end must come.
         due = self._due(units, lambda group: self._in_window or self._pruning.may_match(group))
         for unit in due:
             for block in unit.blocks():
@@ -126,7 +126,7 @@ class RangeStream:
 
     def _last_states(self, found: FrameRange) -> Iterator[tuple[FrameBlock, FrameColumns, Mask]]:
         if found.is_reduced:
-            # One merged run: it has been reduced to the last states already.
+            # One merged run has been reduced to the last states already.
             for unit in self._due(found.units, self._pruning.may_match):
                 for block in unit.blocks():
                     columns = block.columns()
@@ -135,8 +135,8 @@ class RangeStream:
         ids = None if self._filter.takes_every_source else self._source_ids
         units = tuple(self._due(found.units, self._pruning.may_decide))
         net = NetChanges(units, source_ids=ids, pass_rows=self._pass_rows)
-        for _, block, kept in net.blocks():
-            yield block, block.columns(), kept
+        for _, block, last in net.blocks():
+            yield block, block.columns(), last
 
     def _cut(self, block: FrameBlock, mask: Mask) -> Iterator[Piece]:
         """The chosen frames of a block in pieces of about ``piece_bytes``."""

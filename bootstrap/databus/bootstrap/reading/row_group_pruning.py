@@ -1,23 +1,23 @@
-"""Which row groups a reader's filter cannot take anything of, by what their footers say.
+"""Row groups that a reader's filter selects nothing of, by the statistics in their footers.
 
 A footer has the least and the greatest value of a column in each row group.  What they can
-decide, and what not:
+decide, and what they cannot:
 
-* sources: a group of one table, or of tables whose numbers all lie on one side of those that
-  are wanted.  Groups of a busy log mix tables, and most of those are read.
-* ops: a group without any op that is wanted, such as one of inserts alone.
+* sources: a group of one table, or of tables whose numbers all lie on one side of the requested
+  ones.  Groups of a busy log mix tables, and most of those are read.
+* ops: a group without any requested op, such as one of inserts alone.
 * ``mod:``: hashes are spread over 64 bits, so that a group of a few different keys spans all
   remainders.  It can be left out if its hashes lie closer together than there are buckets: a
   group of one row, or of one key that changed again and again.
-* ``range:``: never.  It is about the number that a key begins with.  Of that the key's hash says
-  nothing, and bytes of keys are not in the order of their numbers.
+* ``range:``: never.  It is about the number that a key begins with.  The key's hash contains
+  nothing about it, and bytes of keys are not in the order of their numbers.
 
 A window's end has the source 0, the hash 0 and an op above those of rows.  So of a segment's
-groups in which a window ends, only those of tables with smaller numbers can be left out: it is
-merged runs, which have no ends, that a filter saves reading.
+groups in which a window ends, only those of tables with smaller numbers can be left out.  Merged
+runs have no window ends: there a filter saves most.
 
-``/bootstrap``, ``/changes`` and ``/snapshot`` decide here.  What is not here: leaving out by
-position, which is the business of those who plan what is read.
+``/bootstrap``, ``/changes`` and ``/snapshot`` decide here.  The planners leave out groups by
+position.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from databus.common.frame.frame_format import FIRST_CONTROL_OP, Op
 
 
 class Pruning:
-    """One reader's filter, asked about row groups.
+    """One reader's filter, applied to row groups.
 
     Invariants:
-        I1. A group of which it says no has no frame that the filter takes.  Where a footer has
-            no statistics it never says no.
+        I1. A group that it excludes has no frame that the filter selects.  A footer without
+            statistics excludes nothing.
 
-    Owner: one reader; nothing in it changes.
+    Owner: one reader; it is immutable.
     """
 
     def __init__(self, stream_filter: StreamFilter, source_ids: npt.NDArray[np.uint32]) -> None:
@@ -46,9 +46,9 @@ class Pruning:
         self._source_ids = source_ids
 
     def may_match(self, group: RowGroup) -> bool:
-        """Whether the filter may take a frame of the group.
+        """Whether the filter may select a frame of the group.
 
-        The end of a window is taken for what is before it, so who has sent a part of a window
+        The end of a window belongs to the frames before it, so a reader that got a part of a window
         reads on until it ends.
         """
         if not self._may_hold_source(group):
@@ -61,10 +61,10 @@ class Pruning:
         return self._may_hold_key(group)
 
     def may_decide(self, group: RowGroup) -> bool:
-        """Whether the group may have anything to do with the keys that the filter takes.
+        """Whether the group may concern the keys that the filter selects.
 
-        For who looks for the last state of a key: a change whose op is not wanted still takes
-        the place of one whose op is, so ops decide nothing.
+        For a search for the last state of a key: a change with another op still replaces one with a
+        requested op, so ops decide nothing.
         """
         return self._may_hold_source(group) and self._may_hold_key(group)
 
@@ -83,7 +83,7 @@ class Pruning:
 def may_hold(partition: Partition | None, key_hashes: tuple[int, int] | None) -> bool:
     """Whether a partition may have a key whose hash lies in a row group's range.
 
-    Always for ``range:``, which hashes say nothing about.
+    Always for ``range:``: hashes contain nothing about it.
     """
     if key_hashes is None or not isinstance(partition, ModPartition):
         return True

@@ -1,4 +1,4 @@
-"""A database as the bootstrap server sees it: its log, its runs, its schemas, its seeding.
+"""A database in the bootstrap server: its log, its runs, its schemas, its seeding.
 
 Everything is read from the database's folder; writer and applier write it, in this process or
 in others.
@@ -34,7 +34,7 @@ STALE_WRITER_S = 30.0
 class OpenLogs:
     """The logs that this process has open: LMDB allows each to be opened once.
 
-    Owner: the process.  With ``writes`` its writer may open a log after somebody has read it,
+    Owner: the process.  With ``writes`` its writer may open a log that a reader has opened before,
     so every log is opened for both from the start.
     """
 
@@ -42,7 +42,7 @@ class OpenLogs:
         self._writes = writes
         self._logs: dict[Path, HotLog] = {}
         self.words: dict[Path, dict[str, Any]] = {}
-        """What a writer in this process says that it could not write down, by its log's folder."""
+        """By log folder, the state that a writer in this process could not store."""
 
     def to_write(self, folder: Path) -> HotLog:
         """The log in ``folder``, made if there is none."""
@@ -100,7 +100,7 @@ class StoredDatabase:
         return self.unready_reason() is None
 
     def unready_reason(self) -> str | None:
-        """Why there is no log with a clock: it has not begun, or its file is damaged."""
+        """Why there is no log with a clock: it does not exist yet, or its file is damaged."""
         try:
             if not self.log.is_new():
                 return None
@@ -139,11 +139,11 @@ class StoredDatabase:
         return matching_ids(self.source_names(), stream_filter)
 
     def require_sources(self, patterns: tuple[str, ...]) -> list[str]:
-        """The known sources that match; without patterns all of them.
+        """The known sources that match; all of them without patterns.
 
         Raises:
             UnknownSource: a name without wildcards is unknown, or no pattern matches at all.
-                While no source is known yet, every pattern may still come true.
+                While no source is known yet, every pattern may still match later.
         """
         known = self.source_names()
         found = [name for name in known if not patterns or matches(name, patterns)]
@@ -166,12 +166,12 @@ class StoredDatabase:
         wanted = self.require_sources(patterns)
         seeding = self.seeding()
         states = {name: seeding.get(name, {}).get("state") for name in wanted}
-        # A glob does not ask for tables that cannot be read any more; their names do.
+        # A glob does not request tables that cannot be read any more; their names do.
         gone = {name for name, state in states.items() if state == GONE and name not in patterns}
         missing = [n for n, state in states.items() if state != SEEDED and n not in gone]
         if missing or not wanted:
             raise NotSeeded(
-                f"{self.name}: {len(missing)} of {len(wanted)} sources asked for are not whole "
+                f"{self.name}: {len(missing)} of {len(wanted)} requested sources are not whole "
                 f"yet: {', '.join(missing[:5]) or 'none is known'}",
                 database=self.name,
                 sources=missing,
@@ -186,7 +186,7 @@ class StoredDatabase:
         whole = self._whole_from(names)
         if at < whole:
             raise LogTooYoung(
-                f"{self.name}: the sources asked for are whole from {whole} on, not at {at}",
+                f"{self.name}: the requested sources are whole from {whole} on, not at {at}",
                 oldest=whole.to_json(),
             )
 
@@ -197,7 +197,7 @@ class StoredDatabase:
         return max((decode_position(end) for end in ends if end), default=ORIGIN)
 
     def origin(self) -> Position | None:
-        """Where the log began, or began again after a gap; None if nobody has noted it."""
+        """Where the log began, or restarted after a gap; None if that was not recorded."""
         noted = self.log.note("origin")
         return decode_position(noted) if noted else None
 
@@ -212,7 +212,7 @@ class StoredDatabase:
         return point
 
     def before_time(self, commit_us: int) -> Position:
-        """Where a reader begins who wants all windows that were committed then or later.
+        """Where a reader begins that requests all windows committed then or later.
 
         Raises:
             LogTooYoung: see ``ranges.before_time``.
@@ -246,7 +246,7 @@ class StoredDatabase:
         return self._range_document(*self._manifest())
 
     def _manifest(self) -> tuple[Manifest, str | None]:
-        """The manifest, and what is to be said if it lacks what the log has dropped."""
+        """The manifest, and the error if it lacks what the log has dropped."""
         try:
             return log_handover.read(self.log, self.store)[1], None
         except StoreError as error:
@@ -271,7 +271,7 @@ class StoredDatabase:
         return SEEDED if is_whole(seeding) else "seeding"
 
     def status_document(self) -> dict[str, Any]:
-        """Everything that is known about the database here."""
+        """The whole status of the database at this server."""
         if not self.is_ready:
             return {"name": self.name, "state": "starting", "writer": self.writer_document()}
         manifest, error = self._manifest()
@@ -320,9 +320,9 @@ class StoredDatabase:
         }
 
     def writer_document(self) -> dict[str, Any]:
-        """The log writer's last word about itself."""
-        if said := self._logs.words.get(self._log_folder):
-            return dict(said)
+        """The state that the log writer reported last."""
+        if reported := self._logs.words.get(self._log_folder):
+            return dict(reported)
         try:
             document = self.log.note("writer") or {}
         except FormatError as error:
@@ -342,10 +342,10 @@ class StoredDatabase:
         return snapshot if seeded and self._whole_from(names) <= snapshot else ORIGIN
 
     def target_position(self) -> Position:
-        """Up to where a bootstrap that begins now goes."""
+        """Where a bootstrap ends that starts now."""
         return self.state().window
 
 
 def is_origin(position: Position) -> bool:
-    """Whether a start point means "I have nothing": scn 0, whatever its seq."""
+    """Whether a start point means "I have nothing": scn 0 with any seq."""
     return position.scn == ORIGIN.scn

@@ -1,6 +1,6 @@
-"""What an applier is doing now: for the terminal, and as a note in the store for the server.
+"""What an applier is doing now, for the terminal and as a note in the store for the server.
 
-The records of merges that are done are in the manifest; this is about the one that is not.
+The manifest has the records of finished merges; this is about the running one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Tasks = Callable[[], tuple[int, int]]
 
 
 class ApplyProgress:
-    """Keeps the note of one store's applier.
+    """Writes the note of one store's applier.
 
     Invariants:
-        I1. The note is written when a merge begins, while it lasts, and when it has ended, well
-            or not; what keeps it from being written never disturbs the merge.
+        I1. The note is written when a merge begins, while it lasts, and when it has ended in
+            any way; a failure to write it never disturbs the merge.
 
-    Owner: the applier; a thread of its own asks for the tasks.
+    Owner: the applier; a thread of its own polls the tasks.
     """
 
     def __init__(self, name: str, storage: Storage, every_s: float = EVERY_S) -> None:
@@ -42,7 +42,7 @@ class ApplyProgress:
 
     @contextlib.contextmanager
     def merging(self, what: Mapping[str, Any], tasks: Tasks) -> Iterator[None]:
-        """A merge runs within the block; ``tasks`` gives how many are done, and of how many."""
+        """A merge runs within the block; ``tasks`` gives the finished tasks and all tasks."""
         document = {"state": "merging", "began_us": _now_us(), **what}
         _LOG.info(
             "%s: merging %s runs of %s rows into a %s",
@@ -70,11 +70,11 @@ class ApplyProgress:
             self._write(document)
 
     def _follow(self, document: Mapping[str, Any], tasks: Tasks, ended: threading.Event) -> None:
-        told = (0, 0)
+        reported = (0, 0)
         while not ended.wait(self._every_s):
             done, total = tasks()
-            if (done, total) != told:
-                told = (done, total)
+            if (done, total) != reported:
+                reported = (done, total)
                 _LOG.info("%s: %d of %d tasks", self._name, done, total)
             self._write({**document, "tasks_done": done, "tasks": total})
 
@@ -85,7 +85,7 @@ class ApplyProgress:
 
 
 def applier_document(storage: Storage) -> dict[str, Any]:
-    """What the applier last said; its state is ``down`` if it fell silent in a merge."""
+    """The applier's last note; the state is ``down`` if it stopped renewing the note in a merge."""
     content = storage.read_note(NOTE)
     if content is None:
         return {"state": "unknown"}

@@ -1,4 +1,4 @@
-"""Places where a crash test ends this process.
+"""Steps at which a crash test ends this process.
 
 ``DATABUS_FAILPOINT=seal.manifest_switched`` in the environment makes the process kill itself
 with SIGKILL the first time that it reaches the step of this name.  Unset, a step costs one
@@ -33,6 +33,6 @@ STEPS = (
 
 
 def reach(step: str) -> None:
-    """Die here if the environment asks for it."""
+    """Kill this process if the environment names this step."""
     if os.environ.get(VARIABLE) == step:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
 """The manifest: which runs exist, as one small file that is replaced atomically.
 
 Files are written first and the manifest is switched after, so a crash at any point leaves
-either the old set of runs or the new one; what no manifest names is an orphan and is swept.
+either the old set of runs or the new one; what no manifest names is an orphan and is deleted.
 Two processes switch it, the log writer (segments) and the applier (compacted runs); each
 holds its own lease for as long as it works.  A switch is a compare-and-set: under a short lock
 in a folder, by a conditional write on an object store.
@@ -36,16 +36,16 @@ from databus.common.checkpoint import ORIGIN, Position
 from databus.common.errors import FormatError, StoreBusy, StoreError
 
 VERSION = 1
-APPLIES_KEPT = 50
+MOST_APPLIES = 50
 SWITCH_ATTEMPTS = 20
-SWITCHES_KEPT = 32
+MOST_SWITCHES = 32
 DROPPED = "dropped.json"
-"""The note of up to where the hot log has dropped what runs have."""
+"""The note with the position up to which the hot log has dropped what runs have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """A run that is no longer planned with, kept a while for readers that are inside it."""
+    """A run that no plan uses any more, stored a while for readers that are inside it."""
 
     run: Run
     retired_us: int
@@ -62,9 +62,9 @@ class Manifest:
             chain stops, or inside one, or where the chain starts.
         I3. Run ids are unique, retired ones included.
 
-    ``fences`` are, by role, the number of the last holder of a lease that wrote; ``switches``
-    are marks of the last switches, by which one whose answer was lost is known.  Both are
-    empty where the store is a folder.
+    ``fences`` are, by role, the number of the last holder of a lease that wrote.  ``switches`` are
+    marks of the last switches: a writer that lost the answer to a switch finds its mark here.  Both
+    are empty if the store is a folder.
     """
 
     version: int = 0
@@ -103,21 +103,21 @@ class Manifest:
     def with_changes(
         self, *, add: Run, drop: tuple[Run, ...] = (), made_of: tuple[Run, ...] = (), now_us: int
     ) -> Manifest:
-        """``add`` in the place of ``drop``, which retire.
+        """The manifest with ``add`` in location of the runs ``drop``, which retire.
 
         Raises:
-            StoreError: one of these, or of those that ``add`` was made of, is not there any more.
+            StoreError: one of these, or of the inputs of ``add``, is gone.
         """
         gone = {run.id for run in drop}
         needed = gone | {run.id for run in made_of}
         if needed - {run.id for run in self.runs}:
             raise StoreError(f"runs {sorted(needed)} are not all in manifest {self.version}")
-        kept = [run for run in self.runs if run.id not in gone]
-        kept.append(add)
-        kept.sort(key=lambda run: (run.kind is not RunKind.BASE, run.start, run.stop))
+        remaining = [run for run in self.runs if run.id not in gone]
+        remaining.append(add)
+        remaining.sort(key=lambda run: (run.kind is not RunKind.BASE, run.start, run.stop))
         return replace(
             self,
-            runs=tuple(kept),
+            runs=tuple(remaining),
             retired=(*self.retired, *(Retired(run, now_us) for run in drop)),
         )
 
@@ -132,10 +132,10 @@ class Manifest:
 
     def with_apply(self, record: Mapping[str, Any]) -> Manifest:
         """The manifest with the record of an apply added, old ones dropped."""
-        return replace(self, applies=(*self.applies, record)[-APPLIES_KEPT:])
+        return replace(self, applies=(*self.applies, record)[-MOST_APPLIES:])
 
     def problems(self) -> list[str]:
-        """Which invariants do not hold, in words."""
+        """The invariants that do not hold, as messages."""
         found = []
         chain = self.chain
         for before, after in itertools.pairwise(chain):
@@ -207,27 +207,27 @@ class Manifest:
 
 
 class Store:
-    """One database's runs and their manifest, in a folder or wherever a ``Storage`` has them.
+    """One database's runs and their manifest, in a folder or another ``Storage``.
 
     Invariants:
         I1. A file that the manifest names is complete and durable.
-        I2. The manifest is replaced, never written in place, and only by who has seen it.
-        I3. Who lost its lease, knowing it or not, replaces nothing and deletes nothing.
-        I4. Nothing is swept by a manifest that lacks what the log has dropped, or that is older
-            than the runs that are there.
+        I2. The manifest is replaced, never written in location, and only by a process that read it.
+        I3. A process that lost its lease, noticed or not, replaces nothing and deletes nothing.
+        I4. No orphan is deleted by a manifest that lacks what the log has dropped, or that is older
+            than the existing runs.
 
     Owner: any process reads; ``switch`` serialises those that write.
     Durability: when ``switch`` returns, the new manifest survives a power loss.
     Raises: StoreError for what the storage refuses, FormatError for a damaged manifest.
     """
 
-    def __init__(self, place: Path | Storage) -> None:
-        self.storage: Storage = LocalStorage(place) if isinstance(place, Path) else place
+    def __init__(self, location: Path | Storage) -> None:
+        self.storage: Storage = LocalStorage(location) if isinstance(location, Path) else location
         self._leases: dict[str, Lease] = {}
 
     @property
     def url(self) -> str:
-        """The place, for messages."""
+        """The location, for messages."""
         return self.storage.url
 
     @property
@@ -243,24 +243,24 @@ class Store:
 
     @property
     def runs_folder(self) -> Path:
-        """Where a local store has its runs."""
+        """The folder of a local store's runs."""
         return self.folder / RUNS
 
     @property
     def manifest_path(self) -> Path:
-        """Where a local store has its manifest."""
+        """The path of a local store's manifest."""
         return self.folder / MANIFEST
 
     def create(self) -> None:
-        """Make what must exist before anything is written."""
+        """Make what must exist before the first write."""
         self.storage.create()
 
     def run_folder(self, run: Run | str) -> Path:
-        """Where a local store has the files of a run."""
+        """The folder of a run's files in a local store."""
         return self.runs_folder / (run if isinstance(run, str) else run.id)
 
     def files(self, run: Run | str) -> RunFiles:
-        """The files of a run, wherever they are."""
+        """The files of a run, in any storage."""
         return self.storage.files(run if isinstance(run, str) else run.id)
 
     def open_run(self, run: Run) -> OpenRun:
@@ -289,7 +289,7 @@ class Store:
             raise FormatError(f"{self.url}/{MANIFEST}: {error.message}") from error
 
     def note_dropped(self, upto: Position | None) -> None:
-        """Write down up to where the log has dropped what runs have; None: it has everything.
+        """Store the position up to which the log has dropped what runs have; None: nothing dropped.
 
         A position is written after the manifest has it, and None before runs retire by a gap.
         """
@@ -297,12 +297,12 @@ class Store:
         self.storage.write_note(DROPPED, json.dumps(document).encode())
 
     def dropped(self) -> Position | None:
-        """What was written down last, or earlier; None too if nobody did."""
+        """The position stored last, or an earlier one; None also if none was stored."""
         try:
             upto = json.loads(self.storage.read_note(DROPPED) or b"{}")["upto"]
             return Position(int(upto[0]), int(upto[1]))
         except (IndexError, KeyError, TypeError, ValueError):
-            return None  # No power loss that tears a note may stop anything.
+            return None  # A note that a power loss has torn must not stop anything.
 
     def require_reach(self, manifest: Manifest, upto: Position | None) -> None:
         """Refuse a manifest whose runs do not reach ``upto``, up to where the log has dropped.
@@ -319,15 +319,15 @@ class Store:
         raise StoreError(
             f"the log has dropped everything up to {upto} because runs have it, but "
             f"{self.url}/{MANIFEST} {found}: it was deleted or replaced by an older one, or store= "
-            "names another place than before. Nothing was deleted. Bring back the newest "
-            f"{MANIFEST}, or let store= name the place where the runs are; if they are lost, "
-            "begin again with an empty data_dir (and an empty store)"
+            "names another location than before. Nothing was deleted. Restore the newest "
+            f"{MANIFEST}, or let store= name the location of the runs; if they are lost, "
+            "start again with an empty data_dir (and an empty store)"
         )
 
     def _read_reaching(self) -> Manifest:
-        """The manifest, which reaches what was written down as dropped."""
+        """The manifest; its runs reach the position that was stored as dropped."""
         while True:
-            # The note first: the manifest has a position before it is written down.
+            # The note first: the manifest has a position before the note does.
             upto = self.dropped()
             manifest = self.read()
             try:
@@ -339,10 +339,10 @@ class Store:
                 return manifest
 
     def switch(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Replace the manifest by what ``change`` makes of it, and return that.
+        """Replace the manifest by the result of ``change``, and return that.
 
         Raises:
-            StoreBusy: a lease was lost, or others switch all the time.
+            StoreBusy: a lease was lost, or other processes switch all the time.
         """
         mark = os.urandom(4).hex() if self.storage.folder is None else ""
         with self.storage.switching():
@@ -354,7 +354,7 @@ class Store:
                     change(current), version=current.version + 1, fences=self._fenced(current)
                 )
                 if mark:
-                    changed = replace(changed, switches=(*current.switches, mark)[-SWITCHES_KEPT:])
+                    changed = replace(changed, switches=(*current.switches, mark)[-MOST_SWITCHES:])
                 if problems := changed.problems():
                     raise StoreError(f"refusing to write a manifest that breaks {problems}")
                 if self.storage.replace_manifest(changed.encode(), tag):
@@ -363,7 +363,7 @@ class Store:
         raise StoreBusy(f"{self.url}: the manifest was replaced by others {SWITCH_ATTEMPTS} times")
 
     def _fenced(self, current: Manifest) -> tuple[tuple[str, int], ...]:
-        """The fences with our numbers in them; refuses one that another holder has passed."""
+        """The fences with our numbers in them; refuses if another holder has a higher one."""
         fences = dict(current.fences)
         for role, lease in self._leases.items():
             lease.check()
@@ -380,10 +380,10 @@ class Store:
     def lease(self, role: str, owner: str | None = None) -> Iterator[Lease]:
         """Be the only ``role`` ("writer", "applier") of this store while the block runs.
 
-        ``owner`` names one that cannot run twice, and may take over from itself at once.
+        ``owner`` names a process that cannot run twice; it may take over from itself at once.
 
         Raises:
-            StoreBusy: another process is; the message names it.
+            StoreBusy: another process holds it; the message names that process.
         """
         with self.storage.lease(role, owner) as lease:
             self._leases[role] = lease
@@ -395,7 +395,7 @@ class Store:
     def sweep(self, letters: str) -> list[str]:
         """Delete runs that no manifest names; returns their ids.
 
-        Only runs whose id begins with one of ``letters`` are looked at: the caller holds the
+        Only runs whose id begins with one of ``letters`` are considered: the caller holds the
         lease of the role that makes those, so none of them is just being written.
 
         Raises:
@@ -406,7 +406,7 @@ class Store:
         if orphans := set(found) - _ids(named):
             self._require_newest(named, orphans)
             if any(lease.number for lease in self._leases.values()):
-                # From here on nobody who held the lease before can name what is deleted now.
+                # From here on no former holder of the lease can name what is deleted now.
                 named = self.switch(lambda manifest: manifest)
         known = _ids(named)
         swept = []
@@ -418,10 +418,9 @@ class Store:
         return swept
 
     def _require_newest(self, manifest: Manifest, orphans: set[str]) -> None:
-        """Refuse to delete runs beside a manifest that is older than they are.
+        """Refuse to delete runs if the manifest is older than they are.
 
-        Merging takes a manifest, and what a merge replaced is deleted no earlier than a newer one
-        is there.
+        A merge switches to a new manifest, and deletes what it replaced only after that.
         """
         there = set(self.storage.run_ids())
         active = _ids(replace(self.read(), retired=()))
@@ -433,19 +432,19 @@ class Store:
         merged = [one for one in orphans if one.startswith("c-")] if not manifest.version else []
         if not gone and not merged:
             return
-        state = f"names {', '.join(gone[:3])}, of which no file is there" if gone else "is missing"
+        state = f"names {', '.join(gone[:3])}, of which no file exists" if gone else "is missing"
         raise StoreError(
             f"{self.url}/{MANIFEST} {state}, while there are {len(orphans)} runs that it does not "
             f"name ({', '.join(sorted(orphans)[:3])}): it was deleted or replaced by an older one. "
-            f"Nothing was deleted. Bring back the newest {MANIFEST}; if it is lost, begin again "
+            f"Nothing was deleted. Restore the newest {MANIFEST}; if it is lost, start again "
             "with an empty data_dir (and an empty store)"
         )
 
     def collect(self, grace_us: int, letters: str, now_us: int | None = None) -> list[str]:
-        """Forget runs that retired more than ``grace_us`` ago, and delete their files.
+        """Remove runs that retired more than ``grace_us`` ago, and delete their files.
 
         A run stays while a reader is open that began before it retired.  Nothing else is deleted:
-        a run that nobody names yet may be one that another role is just writing.
+        a run that no manifest names yet may be one that another role is just writing.
         """
         now = time.time_ns() // 1000 if now_us is None else now_us
         began_us = min((one.began_us for one in open_readers.held(self.storage, now)), default=None)
@@ -458,8 +457,8 @@ class Store:
 
         def forget(manifest: Manifest) -> Manifest:
             forgotten[:] = [r.run.id for r in manifest.retired if expired(r)]
-            kept = tuple(r for r in manifest.retired if r.run.id not in forgotten)
-            return replace(manifest, retired=kept)
+            remaining = tuple(r for r in manifest.retired if r.run.id not in forgotten)
+            return replace(manifest, retired=remaining)
 
         if any(expired(retired) for retired in self.read().retired):
             self.switch(forget)
@@ -470,7 +469,7 @@ class Store:
         return forgotten
 
     def check(self) -> list[str]:
-        """Read every frame of every run; what is wrong, in words, one entry a run."""
+        """Read every frame of every run; returns the problems as messages, one a run."""
         try:
             manifest = self.read()
         except (FormatError, StoreError) as error:
@@ -519,12 +518,12 @@ def _ids(manifest: Manifest) -> set[str]:
 
 
 def new_run_id(kind: RunKind, stop: Position, entropy: Callable[[int], bytes] = os.urandom) -> str:
-    """An id that no other run has; its letter says which role makes such runs."""
+    """An id that no other run has; its letter shows which role makes such runs."""
     letter = "s" if kind is RunKind.SEGMENT else "c"
     return f"{letter}-{stop.scn:016x}-{stop.seq:08x}-{entropy(4).hex()}"
 
 
 def stop_of(run_id: str) -> Position | None:
-    """Where the run of this id stops, told by the id alone; None for what is no run's id."""
+    """Where the run of this id stops, from the id alone; None for other names."""
     found = re.fullmatch(r"[cs]-([0-9a-f]{16})-([0-9a-f]{8})-[0-9a-f]+", run_id)
     return Position(int(found[1], 16), int(found[2], 16)) if found else None

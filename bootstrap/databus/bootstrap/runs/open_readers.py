@@ -1,9 +1,9 @@
-"""Which readers are inside the store, so that the applier takes nothing away from under them.
+"""Which readers are inside the store, so that the applier does not delete what they need.
 
-A server keeps a note in the store while it has readers: when the oldest of them began, and the
-oldest position that one of them is at.  Files that are open on a local disk outlive their
-deletion; for a store elsewhere, and for the runs that a reader has still before it, this note is
-what holds them.  A server that dies leaves a note that soon counts for nothing.
+A server writes a note into the store while it has readers: when the oldest of them began, and the
+oldest position of one of them.  Files that are open on a local disk outlive their deletion.  For
+other storages, and for the runs that a reader has not opened yet, this note retains them.  The
+note of a server that died soon expires.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STALE_S = 300.0
 
 
 class Reader(Protocol):
-    """What is being read: it tells where it is."""
+    """A reader with its position."""
 
     position: Position
 
@@ -44,7 +44,7 @@ class Held:
 class OpenReaders:
     """The readers of one database at one server.
 
-    Owner: the server; any thread.  ``renew`` is called by readers as they go on.
+    Owner: the server; any thread.  Readers call ``renew`` as they advance.
     """
 
     def __init__(self, storage: Storage, now_s: Callable[[], float] = time.time) -> None:
@@ -64,7 +64,7 @@ class OpenReaders:
             self._readers[id(reader)] = (self._now_s(), reader)
 
     def leave(self, reader: Reader) -> None:
-        """A reader has ended, well or not."""
+        """A reader has ended, in any way."""
         with self._lock:
             self._readers.pop(id(reader), None)
             if not self._readers and self._written_s:
@@ -73,7 +73,7 @@ class OpenReaders:
                     self._storage.delete_note(self._name)
 
     def renew(self) -> None:
-        """Write the note, if one is due: short readers cost nothing."""
+        """Write the note if one is due; short readers write none."""
         now_s = self._now_s()
         with self._lock:
             began_s = min((began_s for began_s, _ in self._readers.values()), default=now_s)
@@ -90,7 +90,7 @@ class OpenReaders:
 
 
 def held(storage: Storage, now_us: int) -> list[Held]:
-    """What the readers of all servers need; notes that nobody renews are deleted."""
+    """What the readers of all servers need; notes that are no longer renewed are deleted."""
     found = []
     for name in storage.note_names(PREFIX):
         content = storage.read_note(name)

@@ -1,11 +1,11 @@
 """Runs: immutable Parquet file sets, each covering a range (start, stop] of the stream.
 
-A *segment* is a sealed piece of the log: every frame, in commit order.  A *delta* holds, of
-the frames of its range, only the last state of each key.  The *base* is a delta that begins at
+A *segment* is a sealed piece of the log: every frame, in commit order.  A *delta* holds only the
+last state of each key in its range.  The *base* is a delta that begins at
 the origin, so that it needs no tombstones.  FORMAT.md is the specification.
 
-What belongs here: what a run is, and reading one.  Which runs exist is the manifest's
-business, writing them that of ``segments`` and ``applier``.
+This module defines what a run is, and reads one.  The manifest records which runs exist;
+``segments`` and ``applier`` write them.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from databus.common.errors import FormatError, StoreError
 from databus.common.frame.frame_format import FrameColumns, scan
 
 SCN_LIMIT = 2**63
-"""Positions in runs are signed 64-bit numbers, because that is what Spark has."""
+"""Positions in runs are signed 64-bit numbers, because Spark has only these."""
 
 ROW_GROUP_BYTES = 16 << 20
-"""Frames of one row group, about: what a reader holds in memory, and the unit of pruning."""
+"""Frame bytes of one row group, approximately: a reader's memory, and the unit of pruning."""
 
 DECODED_BYTES = 2 << 20
-"""Frames that are decoded at once, about: they are sent while the next ones are decoded."""
+"""Frame bytes decoded at once, approximately: they are sent while the next ones are decoded."""
 
 FOOTER_BYTES = 64 << 10
-"""What is read at once of a file's end: most footers are shorter."""
+"""How much of a file's end is read at once: most footers are shorter."""
 
 COMPRESSION = "lz4"
 COLUMNS = ("scn", "seq", "source_id", "op", "flags", "commit_us", "key_hash", "key", "frame")
@@ -66,7 +66,7 @@ PARQUET: Mapping[str, Any] = {
 
 
 class RunKind(enum.StrEnum):
-    """What a run keeps of its range."""
+    """What a run stores of its range."""
 
     SEGMENT = "segment"
     DELTA = "delta"
@@ -77,7 +77,7 @@ class RunKind(enum.StrEnum):
 class RunFile:
     """One Parquet file of a run; no row lies before ``first`` or after ``last``.
 
-    ``footer_crc`` is the CRC-32C of the footer: by its statistics readers pass over row groups.
+    ``footer_crc`` is the CRC-32C of the footer, whose statistics let readers skip row groups.
     0 in manifests of earlier releases.
     """
 
@@ -96,7 +96,7 @@ class Run:
 
     ``files`` are in the order of their rows.  ``partial_rows`` counts frames that do not hold
     a whole row; ``truncates`` are the last TRUNCATE of each source in the range;
-    ``last_commit_us`` is the latest commit time in it, 0 if nobody noted it.
+    ``last_commit_us`` is the latest commit time in it, 0 if it was not recorded.
     """
 
     id: str
@@ -111,7 +111,7 @@ class Run:
 
     @property
     def newest_us(self) -> int:
-        """When the newest change in it was committed, as far as that was noted."""
+        """When the newest change in it was committed, as far as that was recorded."""
         return self.last_commit_us or self.created_us
 
     @property
@@ -131,7 +131,7 @@ class Run:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether at most the last state of each key is kept."""
+        """Whether only the last state of each key is stored."""
         return self.kind is not RunKind.SEGMENT
 
     def bytes_after(self, position: Position) -> int:
@@ -139,7 +139,7 @@ class Run:
         return sum(file.frame_bytes for file in self.files if file.last > position)
 
     def to_json(self) -> dict[str, Any]:
-        """The run as it stands in the manifest."""
+        """The run as the manifest stores it."""
         return {
             "id": self.id,
             "kind": self.kind.value,
@@ -242,7 +242,7 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class FrameBlock:
-    """Whole frames back to back, where Parquet decoded them to, and where each begins.
+    """Whole frames back to back, in Parquet's decoded buffer, and where each begins.
 
     ``edges`` has one entry more than there are frames: the last is the end.
     """
@@ -251,7 +251,7 @@ class FrameBlock:
     edges: npt.NDArray[np.int64]
 
     def slice(self, start: int, stop: int) -> FrameBlock:
-        """The frames ``start`` .. ``stop`` - 1, where they are."""
+        """The frames ``start`` .. ``stop`` - 1, without a copy."""
         edges = self.edges[start : stop + 1]
         return FrameBlock(self.data[edges[0] : edges[-1]], edges - edges[0])
 
@@ -261,7 +261,7 @@ class FrameBlock:
 
 
 def blocks_of(table: Any) -> list[FrameBlock]:
-    """The ``frame`` column of an Arrow table, where it lies."""
+    """The ``frame`` column of an Arrow table, without a copy."""
     return [_as_block(chunk) for chunk in table.column("frame").chunks]
 
 
@@ -279,8 +279,8 @@ class OpenRun:
 
     Invariants:
         I1. Sizes and row counts of the files are those of the manifest.
-        I2. Once it is open, nobody can delete the data under it on a local disk: the
-            descriptors hold it.  Elsewhere reading fails when the run has gone.
+        I2. On a local disk the data of an open run cannot be deleted: the descriptors hold it.
+            In other storages reading fails when the run is gone.
 
     Owner: one reader; ``frames`` may be called from another thread, one call at a time.
     Raises: StoreError, naming run and file, if a file is missing, cut, or damaged.
@@ -288,7 +288,7 @@ class OpenRun:
 
     def __init__(self, run: Run, files: RunFiles | Path) -> None:
         self.run = run
-        self._place = LocalFiles(files) if isinstance(files, Path) else files
+        self._storage = LocalFiles(files) if isinstance(files, Path) else files
         self._files: list[pq.ParquetFile] = []
         try:
             for file in run.files:
@@ -299,37 +299,37 @@ class OpenRun:
         self.row_groups = tuple(self._row_groups())
 
     def _open(self, file: RunFile) -> pq.ParquetFile:
-        place = self._place.location(file.name)
+        location = self._storage.location(file.name)
         try:
-            source = self._place.open(file.name)
+            source = self._storage.open(file.name)
             size = source.size()
             if size != file.file_bytes:
                 source.close()
                 raise StoreError(
-                    f"run {self.run.id}: {place} has {size} bytes, the manifest says "
+                    f"run {self.run.id}: {location} has {size} bytes, the manifest states "
                     f"{file.file_bytes}; restore the file or rebuild the store from a dump"
                 )
             if file.footer_crc and footer_crc(source, size) != file.footer_crc:
                 source.close()
                 raise StoreError(
-                    f"run {self.run.id}: the footer of {place} has another CRC than the manifest "
-                    f"says; restore the file or rebuild the store from a dump"
+                    f"run {self.run.id}: the footer of {location} has another CRC than in the "
+                    f"manifest; restore the file or rebuild the store from a dump"
                 )
             opened = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
         except (OSError, pa.ArrowException) as error:
-            raise self._damaged(place, error) from error
+            raise self._damaged(location, error) from error
         if opened.metadata.num_rows != file.rows or opened.schema_arrow.names != list(COLUMNS):
             opened.close(force=True)
             raise StoreError(
-                f"run {self.run.id}: {place} has {opened.metadata.num_rows} rows of "
-                f"{opened.schema_arrow.names}, the manifest says {file.rows} of {list(COLUMNS)}"
+                f"run {self.run.id}: {location} has {opened.metadata.num_rows} rows of "
+                f"{opened.schema_arrow.names}, the manifest states {file.rows} of {list(COLUMNS)}"
             )
         return opened
 
-    def _damaged(self, place: str, error: Exception) -> StoreError:
-        return self._place.refusal(
+    def _damaged(self, location: str, error: Exception) -> StoreError:
+        return self._storage.refusal(
             f"run {self.run.id} covering ({self.run.start}, {self.run.stop}] cannot be read: "
-            f"{place}: {error}; restore the file or rebuild the store from a dump"
+            f"{location}: {error}; restore the file or rebuild the store from a dump"
         )
 
     def _row_groups(self) -> Iterator[RowGroup]:
@@ -359,7 +359,7 @@ class OpenRun:
                 first_row += group.num_rows
 
     def column_bytes(self, name: str) -> int:
-        """Bytes of a column of all rows, unpacked, as the files' footers say."""
+        """Uncompressed bytes of a column over all rows, from the files' footers."""
         column = COLUMNS.index(name)
         return sum(
             file.metadata.row_group(index).column(column).total_uncompressed_size
@@ -419,7 +419,7 @@ class OpenRun:
             raise self._read_error(group, error) from error
 
     def _read_error(self, group: RowGroup, error: Exception) -> StoreError:
-        return self._damaged(self._place.location(self.run.files[group.file].name), error)
+        return self._damaged(self._storage.location(self.run.files[group.file].name), error)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -453,12 +453,12 @@ def describe_file(path: Path) -> RunFile:
 
 
 def describe(files: RunFiles, name: str) -> RunFile:
-    """What the manifest has to know of a Parquet file, from its footer.
+    """What the manifest stores about a Parquet file, from its footer.
 
     Raises:
         StoreError: it is not a Parquet file of a run.
     """
-    place = files.location(name)
+    location = files.location(name)
     try:
         with files.open(name) as source:
             size = source.size()
@@ -467,9 +467,9 @@ def describe(files: RunFiles, name: str) -> RunFile:
                 metadata = file.metadata
                 names = file.schema_arrow.names
     except (OSError, pa.ArrowException) as error:
-        raise files.refusal(f"{place} is not a whole Parquet file: {error}") from error
+        raise files.refusal(f"{location} is not a whole Parquet file: {error}") from error
     if names != list(COLUMNS):
-        raise StoreError(f"{place} has the columns {names}, a run has {list(COLUMNS)}")
+        raise StoreError(f"{location} has the columns {names}, a run has {list(COLUMNS)}")
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     limits = [bounds(group) for group in groups if group.num_rows]
     frame_column = COLUMNS.index("frame")
@@ -487,8 +487,8 @@ def describe(files: RunFiles, name: str) -> RunFile:
 def in_order(files: list[RunFile]) -> tuple[RunFile, ...]:
     """Files of one run in the order of their rows; files without rows are left out.
 
-    Files do not overlap, so (first, last) orders them: of two that share an scn at a border,
-    the one that begins or ends elsewhere lies on that side.
+    Files do not overlap, so (first, last) orders them: of two files that share an scn at a
+    border, the one that begins or ends at another scn lies on that side.
     """
     filled = [file for file in files if file.rows]
     return tuple(sorted(filled, key=lambda file: (file.first.scn, file.last.scn, file.first.seq)))

@@ -1,7 +1,7 @@
-"""Where runs and the manifest lie: a local folder, or whatever else can do what is asked here.
+"""Storage of runs and manifest: a local folder, or anything with the methods defined here.
 
-What belongs here: reading, writing, listing and deleting, one atomic replacement, and leases.
-What does not: what a manifest says, and which files a run has.
+It reads, writes, lists and deletes, replaces the manifest atomically, and grants leases.
+It does not depend on a manifest's content, nor on which files a run has.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ RUNS = "runs"
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A small object's content, and the tag by which it is replaced."""
+    """A small object's content, and the tag that a replacement must name."""
 
     content: bytes
     tag: str
 
 
 class Lease(Protocol):
-    """The right to be the only one of a role.
+    """The right to be the only process of a role.
 
     ``number`` grows with each holder; 0 where a holder cannot outlive its lease.
     """
 
     @property
     def number(self) -> int:
-        """Which holder this is."""
+        """The number of this holder."""
 
     def check(self) -> None:
-        """Make sure that it is still ours.
+        """Check that we still hold it.
 
         Raises:
-            StoreBusy: another one has it, or may have it by now.
+            StoreBusy: another process holds it, or may hold it by now.
         """
 
 
@@ -58,19 +58,19 @@ class RunFiles(Protocol):
 
     @property
     def refusal(self) -> type[StoreError]:
-        """As what an error of reading or writing them is raised: its hint fits the place."""
+        """The error raised when reading or writing fails: its hint fits the storage."""
 
     def location(self, name: str) -> str:
-        """The file's place, for messages and for Spark."""
+        """The file's location, for messages and for Spark."""
 
     def open(self, name: str) -> Any:
-        """The file as a ``pyarrow.NativeFile`` that can be read anywhere."""
+        """The file as a ``pyarrow.NativeFile`` that can be read at any offset."""
 
     def create(self, name: str) -> Any:
         """A new file as a ``pyarrow.NativeFile`` to write; complete when closed."""
 
     def names(self) -> list[str]:
-        """What is there."""
+        """The names of the files."""
 
     def delete(self, name: str) -> None:
         """Delete one file."""
@@ -80,50 +80,50 @@ class RunFiles(Protocol):
 
 
 class Storage(Protocol):
-    """The place of one database's runs.
+    """The storage of one database's runs.
 
     Invariants:
-        I1. ``replace_manifest`` changes all of it or nothing, and only what had the tag.
-        I2. A file of a run appears when it is complete, or is named by nobody before.
+        I1. ``replace_manifest`` changes all of it or nothing, and only the manifest with the tag.
+        I2. A run's file appears only when complete, or no manifest names it until then.
 
-    Raises: StoreError for what the place refuses.
+    Raises: StoreError for what the storage refuses.
     """
 
     @property
     def url(self) -> str:
-        """The place, for messages."""
+        """The location, for messages."""
 
     @property
     def folder(self) -> Path | None:
-        """The place as a local folder, if it is one."""
+        """The location as a local folder, if it is one."""
 
     def create(self) -> None:
-        """Make what must exist before anything is written."""
+        """Make what must exist before the first write."""
 
     def read_manifest(self) -> Document | None:
         """The manifest; None before the first."""
 
     def switching(self) -> AbstractContextManager[None]:
-        """Where it can be had cheaply: nobody else replaces the manifest within the block."""
+        """A lock, if it is cheap: no other process replaces the manifest within the block."""
 
     def replace_manifest(self, content: bytes, tag: str | None) -> bool:
-        """Replace what has this tag (None: nothing is there); False if something else is."""
+        """Replace the object with this tag (None: there is none); False if another is there."""
 
     def lease(self, role: str, owner: str | None) -> AbstractContextManager[Lease]:
-        """Be the only ``role``.  ``owner`` names one that cannot run twice.
+        """Be the only ``role``.  ``owner`` names a process that cannot run twice.
 
         Raises:
-            StoreBusy: another one is.
+            StoreBusy: another process holds the role.
         """
 
     def run_ids(self) -> list[str]:
-        """Runs of which any file is there, named by a manifest or not."""
+        """Runs of which any file exists, named by a manifest or not."""
 
     def files(self, run_id: str) -> RunFiles:
         """The files of a run."""
 
     def delete_run(self, run_id: str) -> None:
-        """Delete what there is of a run."""
+        """Delete all files of a run."""
 
     def write_note(self, name: str, content: bytes) -> None:
         """Replace a small document that nothing depends on."""
@@ -132,7 +132,7 @@ class Storage(Protocol):
         """The document; None if there is none."""
 
     def note_names(self, prefix: str) -> list[str]:
-        """The names of documents that begin so."""
+        """The names of documents that begin with ``prefix``."""
 
     def delete_note(self, name: str) -> None:
         """Delete a document, if it is there."""
@@ -140,7 +140,7 @@ class Storage(Protocol):
 
 @contextlib.contextmanager
 def _refusals(path: Path) -> Iterator[None]:
-    """What the disk refuses within the block, as a StoreError that names the place."""
+    """Raise the disk's errors in the block as a StoreError with the path."""
     try:
         yield
     except OSError as error:
@@ -160,7 +160,7 @@ def sync_folder(folder: Path, names: list[str]) -> None:
 class LocalFiles:
     """A run's folder.
 
-    Once a file is open, nobody can take its data away: the descriptor holds it.
+    Once a file is open, its data cannot be deleted: the descriptor holds it.
     """
 
     refusal = StoreError
@@ -211,7 +211,7 @@ class _HeldFile:
 class LocalStorage:
     """A folder on a local disk, or on one that several machines have mounted.
 
-    Assumptions: rename is atomic, what was fsynced stays, and ``flock`` reaches everybody.
+    Assumptions: rename is atomic, what was fsynced stays, and ``flock`` works on all machines.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -230,7 +230,7 @@ class LocalStorage:
             make_folder(self.runs_folder)
 
     def read_manifest(self) -> Document | None:
-        """The file's content; its tag means nothing, ``switching`` keeps others out."""
+        """The file's content; its tag has no meaning, because ``switching`` is a lock."""
         try:
             return Document(self.manifest_path.read_bytes(), "")
         except FileNotFoundError:
@@ -262,7 +262,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def lease(self, role: str, owner: str | None) -> Iterator[Lease]:
-        """Hold the role's lock; it ends with this process, however that ends."""
+        """Hold the role's lock; it ends with this process, in every case."""
         with self._locked(f"{role}.lock", wait=False):
             yield _HeldFile()
 
@@ -281,7 +281,7 @@ class LocalStorage:
                 raise StoreBusy(
                     f"process {holder} is the {role} of {self.folder}; there can be only one"
                 ) from None
-            # A full disk must not keep anybody from a lock: the content is for people.
+            # A full disk must not prevent a lock: the content is only informative.
             with contextlib.suppress(OSError):
                 os.ftruncate(file.fileno(), 0)
                 os.pwrite(file.fileno(), f"{os.getpid()}\n".encode(), 0)
@@ -322,7 +322,7 @@ class LocalStorage:
             raise StoreError(f"{self.folder / name}: {error}") from error
 
     def note_names(self, prefix: str) -> list[str]:
-        """The names of files that begin so."""
+        """The names of files that begin with ``prefix``."""
         with _refusals(self.folder):
             return sorted(path.name for path in self.folder.glob(f"{prefix}*"))
 

@@ -1,7 +1,7 @@
-"""A store on S3, or on anything that speaks its protocol.
+"""A store on S3, or on any server with its protocol.
 
-Data goes through ``pyarrow.fs``; what needs a condition (the manifest, the leases) and what is
-a list goes through boto3: see ``Bucket``.
+Data goes through ``pyarrow.fs``; conditional writes (the manifest, the leases) and lists go
+through boto3: see ``Bucket``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class S3Files:
 
     @property
     def refusal(self) -> type[StoreError]:
-        """What is raised for S3."""
+        """The error that is raised for S3."""
         return BucketError
 
     def location(self, name: str) -> str:
@@ -59,14 +59,14 @@ class S3Files:
         self.bucket.delete([self.prefix + name])
 
     def settle(self, names: list[str]) -> None:
-        """An object is durable once its write was answered."""
+        """Nothing: an object is durable once its write was answered."""
 
 
 class S3Storage:
     """One database's part of a bucket.
 
     Assumptions: reads and lists see every write that was answered before, and conditional
-    writes (If-None-Match, If-Match) are kept.  Amazon's S3 does all of it since November 2024.
+    writes (If-None-Match, If-Match) are respected.  Amazon's S3 does all of it since November 2024.
     """
 
     folder = None
@@ -93,7 +93,7 @@ class S3Storage:
 
     @contextlib.contextmanager
     def switching(self) -> Iterator[None]:
-        """Nobody is kept out: the condition of the write decides."""
+        """No lock: the condition of the write decides."""
         yield
 
     def replace_manifest(self, content: bytes, tag: str | None) -> bool:
@@ -128,7 +128,7 @@ class S3Storage:
         self.bucket.delete([prefix + name for name in files.names()])
 
     def write_note(self, name: str, content: bytes) -> None:
-        """Replace an object, whatever it is."""
+        """Replace an object, without a condition."""
         self.bucket.replace(self.prefix + name, content)
 
     def read_note(self, name: str) -> bytes | None:
@@ -137,7 +137,7 @@ class S3Storage:
         return found.content if found else None
 
     def note_names(self, prefix: str) -> list[str]:
-        """The keys that begin so."""
+        """The keys that begin with ``prefix``."""
         return [prefix + rest for rest in self.bucket.keys(self.prefix + prefix)]
 
     def delete_note(self, name: str) -> None:
@@ -146,16 +146,16 @@ class S3Storage:
 
 
 class S3Lease:
-    """An object that says who is the writer or the applier, renewed every third of its time.
+    """An object that names the writer or the applier, renewed every third of its time.
 
     Invariants:
-        I1. It is taken from a holder only when it was not renewed for ``ttl_s``, by S3's own
+        I1. It is taken from a holder only if that did not renew it for ``ttl_s``, by S3's own
             clock, or at once by the same ``owner``.
-        I2. ``number`` grows with each holder.  The manifest keeps the last one that wrote, so
-            a holder that slept through its time can write nothing any more.
+        I2. ``number`` grows with each holder.  The manifest stores the number of the last one that
+            wrote, so a holder that slept past its time cannot write any more.
 
     Owner: the process; a thread of its own renews it.
-    Raises: StoreBusy if another one holds it.
+    Raises: StoreBusy if another process holds it.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class S3Lease:
         self._thread.start()
 
     def _holder(self) -> Mapping[str, Any]:
-        """What no other holder writes."""
+        """The part that identifies this holder."""
         return {
             "owner": self._owner,
             "number": self.number,
@@ -191,7 +191,8 @@ class S3Lease:
     def _content(self, state: str) -> bytes:
         document = {
             "state": state,
-            # Without it a renewal would keep the tag, and who waits could take what is held.
+            # Without it a renewal would not change the tag, and a waiting process could take a
+            # lease that is held.
             "renewals": self._renewals,
             "ttl_s": self._ttl_s,
             **self._holder(),
@@ -230,19 +231,19 @@ class S3Lease:
             document = _lease_document(found.content, self._key)
             if not self._holder().items() <= document.items():
                 break
-            tag = found.tag  # an earlier renewal, whose answer was lost for good
+            tag = found.tag  # an earlier renewal, whose answer was lost
         raise StoreBusy(f"another {self._role} has just taken s3://{self._bucket.name}/{self._key}")
 
     def check(self) -> None:
-        """Make sure that nobody else can have taken it yet."""
+        """Check that no other process can have taken it yet."""
         if self._is_lost or self._now_s() - self._renewed_s > self._ttl_s:
             raise StoreBusy(
                 f"the lease of the {self._role} at s3://{self._bucket.name}/{self._key} was lost: "
-                f"it was not renewed for {self._ttl_s:.0f} s; begin again"
+                f"it was not renewed for {self._ttl_s:.0f} s; start again"
             )
 
     def renew(self) -> None:
-        """Keep it for another ``ttl_s``."""
+        """Hold it for another ``ttl_s``."""
         began_s = self._now_s()
         self._renewals += 1
         self._tag = self._write("held", self._tag)
@@ -262,7 +263,7 @@ class S3Lease:
                 _LOG.exception("renewing a lease")
 
     def release(self) -> None:
-        """Give it up, so that the next one need not wait."""
+        """Release it, so that the next holder need not wait."""
         self._ended.set()
         self._thread.join()
         if not self._is_lost:
@@ -277,6 +278,6 @@ def _lease_document(content: bytes, key: str) -> Mapping[str, Any]:
             raise ValueError("not a lease")
     except ValueError as error:
         raise StoreError(
-            f"{key} is no lease: {content[:80]!r}; delete it if nobody runs"
+            f"{key} is no lease: {content[:80]!r}; delete it if no such process runs"
         ) from error
     return document

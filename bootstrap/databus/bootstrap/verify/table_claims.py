@@ -1,6 +1,6 @@
-"""A claim on a suspended table: while it holds, nobody else resynchronises the table.
+"""A claim on a suspended table: while it holds, no other process resynchronises the table.
 
-The relay grants it.  Without one the relay empties the table in the stream and dumps it whole.
+The relay grants it.  Without a claim the relay empties the table in the stream and dumps it whole.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from databus.bootstrap.verify.table_copy import HttpPeer
 from databus.common.errors import DatabusError, NotFound, ServerUnavailable
 
 OPERATOR = "verify"
-"""Who claims on the order of an operator, and so needs no other confirmation."""
+"""The claimant on the order of an operator, who needs no other confirmation."""
 
 
 class TableClaim:
-    """One table, claimed at the relay that is compared with.
+    """One table, claimed at the relay that it is compared with.
 
     Owner: one task.  A claim that is neither ended nor followed by reads expires at the relay.
     """
@@ -30,9 +30,9 @@ class TableClaim:
         """Claim the table; a table that is followed needs no claim.
 
         Raises:
-            ServerUnavailable: it is being resynchronised by another, or must be confirmed first.
+            ServerUnavailable: another process resynchronises it, or it must be confirmed first.
         """
-        answer = await self._ask("claim", is_operator=self._by == OPERATOR)
+        answer = await self._request("claim", is_operator=self._by == OPERATOR)
         if answer.get("granted") is False:
             tables: list[dict[str, Any]] = answer["tables"]
             state = next((one for one in tables if one["source"] == self._source), {})
@@ -43,15 +43,15 @@ class TableClaim:
             )
 
     async def done(self) -> bool:
-        """The table was compared and repaired; whether the relay follows it now."""
-        return (await self._ask("done")).get("granted") is not False
+        """Report that the table was compared and repaired; whether the relay follows it now."""
+        return (await self._request("done")).get("granted") is not False
 
     async def give_up(self, reason: str, *, for_good: bool = False) -> None:
-        """It could not be repaired; ``for_good``: let the relay dump it."""
+        """Report that it could not be repaired; ``for_good`` lets the relay dump it."""
         with contextlib.suppress(DatabusError):
-            await self._ask("give_up", reason=reason, for_good=for_good)
+            await self._request("give_up", reason=reason, for_good=for_good)
 
-    async def _ask(self, action: str, **more: Any) -> dict[str, Any]:
+    async def _request(self, action: str, **more: Any) -> dict[str, Any]:
         body = {"action": action, "source": self._source, "by": self._by, **more}
         try:
             return await self._relay.document("POST", "tables", body)

@@ -1,8 +1,8 @@
-"""Whether a copy of a table equals the table: by digests of rows, and row by row.  Pure.
+"""Compares a copy of a table with the table: by digests of rows, then row by row.  Pure.
 
-The source's rows come as pairs of hashes (16 bytes a row), the copy's as frames.  What does not
-match by its hashes is only a candidate: the two were not read at the same moment.  The verdict
-over a candidate is ``judge``'s, over both sides read again around one moment.
+The source's rows come as pairs of hashes (16 bytes a row), the copy's as frames.  A mismatch of
+hashes is only a candidate: the two were not read at the same moment.  ``compare_row`` decides
+about a candidate, from both sides read again around one moment.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TableDigests:
         I1. A row of the source is left over, or a key of the copy becomes a candidate, if the
             two differ in it, up to a collision of both 64-bit hashes.
         I2. Equal bytes are an equal row only under schemas that give them to the same columns:
-            a renamed column changes no byte.
+            renaming a column changes no byte.
 
     Owner: one task.  Memory: 21 bytes a row of the source, and the keys of the candidates.
     """
@@ -73,7 +73,7 @@ class TableDigests:
         self._shared: npt.NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
 
     def add(self, pairs: npt.NDArray[np.uint64], keys: KeyRange, schema: SourceSchema) -> None:
-        """A chunk: a key hash and a row digest for each row, where it lies, its rows' schema."""
+        """Add a chunk: a key hash and a row digest of each row, its key range, its rows' schema."""
         self._parts.append(pairs)
         self.ranges.append(keys)
         if schema not in self._schemas[-1:]:
@@ -81,14 +81,14 @@ class TableDigests:
         self._schema_of.append(len(self._schemas) - 1)
 
     def sort(self) -> None:
-        """Every chunk is there: get ready for the copy's frames."""
+        """Every chunk is there: prepare for the copy's frames."""
         pairs = np.concatenate([np.empty((0, 2), dtype=np.uint64), *self._parts])
         chunks = np.repeat(np.arange(len(self._parts)), [len(part) for part in self._parts])
         order = np.argsort(pairs[:, 0], kind="stable")
         self._hashes, self._digests = pairs[order, 0], pairs[order, 1]
         self._chunks = chunks[order]
         self._seen = np.zeros(len(order), dtype=np.bool_)
-        # Rows whose keys share a hash cannot be told apart here.
+        # Rows whose keys share a hash cannot be distinguished here.
         same = self._hashes[1:] == self._hashes[:-1]
         self._shared = np.zeros(len(order), dtype=np.bool_)
         self._shared[1:] |= same
@@ -99,12 +99,12 @@ class TableDigests:
         return len(self._hashes)
 
     def range_of(self, key: bytes) -> KeyRange | None:
-        """The chunk in which the source had this key; None if it had it nowhere."""
-        at = self._place(key)
+        """The chunk in which the source had this key; None if it had none."""
+        at = self._row_of(key)
         return None if at is None else self.ranges[int(self._chunks[at])]
 
     def observe(self, columns: FrameColumns, data: memoryview, schemas: SchemaSet) -> None:
-        """Frames of the copy's state, and the schemas that they were written with.
+        """Take frames of the copy's state, and the schemas that they were written with.
 
         ``has_other_keys``: a row has a key of another form than the source's rows.
         """
@@ -124,21 +124,21 @@ class TableDigests:
         equal = known & ((columns.flags & int(Flag.PARTIAL)) == 0)
         equal &= columns.op < FIRST_CONTROL_OP
         if equal.any():
-            starts, stops = row_places(columns)
+            starts, stops = row_bounds(columns)
             digests = xxh3_64_of_each(buffer, starts[equal], stops[equal])
-            places = at[equal]
-            same = (self._digests[places] == digests) & ~self._shared[places]
-            equal[equal] = same & self._are_alike(columns.schema_fp[equal], places, schemas)
+            indices = at[equal]
+            same = (self._digests[indices] == digests) & ~self._shared[indices]
+            equal[equal] = same & self._are_alike(columns.schema_fp[equal], indices, schemas)
         for index in np.flatnonzero(~equal & (columns.op < FIRST_CONTROL_OP)).tolist():
             start = int(columns.offset[index]) + HEADER_BYTES
             self.candidates.add(bytes(data[start : start + int(columns.key_len[index])]))
 
     def _are_alike(
-        self, fingerprints: _U64, places: npt.NDArray[np.intp], schemas: SchemaSet
+        self, fingerprints: _U64, indices: npt.NDArray[np.intp], schemas: SchemaSet
     ) -> npt.NDArray[np.bool_]:
-        """Whether rows of these schemas and those of the source's chunks mean the same."""
+        """Whether rows of these schemas and those of the source's chunks have the same meaning."""
         alike = np.zeros(len(fingerprints), dtype=np.bool_)
-        numbers = np.array(self._schema_of)[self._chunks[places]]
+        numbers = np.array(self._schema_of)[self._chunks[indices]]
         for fingerprint in np.unique(fingerprints).tolist():
             if fingerprint in schemas:
                 meanings = _meanings(schemas.by_fingerprint(fingerprint))
@@ -147,31 +147,31 @@ class TableDigests:
         return alike
 
     def left_over(self) -> list[int]:
-        """The chunks with rows of which the copy has not shown the key."""
+        """The chunks with rows whose keys the copy has not shown."""
         return [int(number) for number in np.unique(self._chunks[~self._seen])]
 
     def is_left_over(self, key: bytes) -> bool:
-        """Whether the source has a row with this key of which the copy has shown nothing."""
-        at = self._place(key)
+        """Whether the source has a row with this key that the copy has not shown."""
+        at = self._row_of(key)
         return at is not None and not self._seen[at]
 
-    def _place(self, key: bytes) -> int | None:
+    def _row_of(self, key: bytes) -> int | None:
         wanted = np.uint64(frame_format.key_hash(key))
         at = int(np.searchsorted(self._hashes, wanted))
         return at if at < len(self._hashes) and self._hashes[at] == wanted else None
 
 
 def _meanings(schema: SourceSchema) -> list[Any]:
-    """What the bytes of a row are, one column after the other."""
+    """The meaning of a row's bytes, column after column."""
     return [(column.name, column.kind, column.avro_type) for column in schema.columns]
 
 
 def _key_form(schema: SourceSchema) -> list[Any]:
-    """What the bytes of a key are."""
+    """The meaning of a key's bytes."""
     return [(one.kind, one.plain_avro_type, one.scale) for one in schema.key_columns]
 
 
-def row_places(columns: FrameColumns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def row_bounds(columns: FrameColumns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Where the rows after the change begin and end in the scanned block."""
     starts = columns.offset + HEADER_BYTES + columns.key_len + columns.before_len
     return starts, starts + columns.after_len
@@ -180,7 +180,7 @@ def row_places(columns: FrameColumns) -> tuple[npt.NDArray[np.int64], npt.NDArra
 def folded(
     frames: Sequence[FrameView], schemas: SchemaSet, reader: SourceSchema
 ) -> dict[str, Any] | None:
-    """The row that a whole state and the patches after it amount to; None if there is none."""
+    """The row that results from a whole state and later patches; None if there is none."""
     row: dict[str, Any] | None = None
     for view in frames:
         if view.after is None:
@@ -196,13 +196,13 @@ def folded(
     return row
 
 
-def judge(
+def compare_row(
     source_row: bytes | None,
     copy: Sequence[FrameView],
     schemas: SchemaSet,
     schema: SourceSchema,
 ) -> tuple[TableComparison, list[str]]:
-    """Compare one row, both sides read around one moment; with the names of unequal columns."""
+    """Compare one row, both sides read around one moment; returns also the unequal columns."""
     row = folded(copy, schemas, schema)
     if source_row is None:
         return (TableComparison.EQUAL, []) if row is None else (TableComparison.EXTRA, [])
@@ -223,7 +223,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class WantedFrames:
-    """The frames of some keys among many, in order; of the others nothing is kept.
+    """Selects the frames of some keys from a stream of frames, in order; drops the others.
 
     Owner: one task.
     """
@@ -235,11 +235,11 @@ class WantedFrames:
         self.found: dict[bytes, list[FrameView]] = {}
 
     def observe(self, block: bytes) -> None:
-        """Keep what is wanted of whole frames, back to back."""
+        """Select from whole frames, back to back."""
         columns = frame_format.scan(block, verify=False)
         for index in np.flatnonzero(np.isin(columns.key_hash, self._hashes)).tolist():
             view = frame_format.trusted_frame(memoryview(block), int(columns.offset[index]))
             key = bytes(view.key)
             if key in self._wanted:
-                kept = memoryview(bytes(view.bytes))
-                self.found.setdefault(key, []).append(frame_format.trusted_frame(kept, 0))
+                data = memoryview(bytes(view.bytes))
+                self.found.setdefault(key, []).append(frame_format.trusted_frame(data, 0))

@@ -1,4 +1,4 @@
-"""The copy of a database that is compared with its source: over HTTP, or in this process."""
+"""The copy of a database that is compared with its source, over HTTP or in this process."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Blocks = AsyncGenerator[bytes, None]
 
 
 class Copy(Protocol):
-    """What a comparison needs of the copy.
+    """The copy's part of a comparison.
 
     ``state`` gives a source's rows as blocks of frames, ``changes`` the last frame of each key
     that changed after ``since``; both end where the copy's log ended when they began.
     """
 
     async def end(self) -> Position:
-        """Up to where the copy has everything."""
+        """The position up to which the copy has everything."""
 
     async def schemas(self, source: str) -> SchemaSet:
         """All versions of a source's schema."""
@@ -44,11 +44,11 @@ class Copy(Protocol):
         """The rows of a source now."""
 
     def changes(self, source: str, since: Position) -> Blocks:
-        """What changed in a source after ``since``."""
+        """The changes in a source after ``since``."""
 
 
 class HttpPeer:
-    """JSON and bodies of one server's database, with errors as what they are.
+    """JSON and binary requests to one server's database; its errors are raised as their classes.
 
     Owner: one event loop; ``async with`` opens and closes its connections.
     Raises: ServerUnavailable if it does not answer; the error that it answered with.
@@ -65,8 +65,8 @@ class HttpPeer:
     async def __aexit__(self, *_: object) -> None:
         await self._http.close()
 
-    async def ask(self, method: str, path: str, body: Any = None, **query: str) -> PeerAnswer:
-        """An answer that is no error; it must be closed."""
+    async def request(self, method: str, path: str, body: Any = None, **query: str) -> PeerAnswer:
+        """An answer without an error; the caller must close it."""
         return await self._http.request(
             method,
             self.url,
@@ -79,14 +79,14 @@ class HttpPeer:
 
     async def body(self, method: str, path: str, body: Any = None, **query: str) -> bytes:
         """The whole body of an answer."""
-        async with await self.ask(method, path, body, **query) as answer:
+        async with await self.request(method, path, body, **query) as answer:
             return await answer.body(MAX_BODY_BYTES)
 
     async def document(
         self, method: str, path: str, body: Any = None, **query: str
     ) -> dict[str, Any]:
-        """The JSON object that is answered."""
-        async with await self.ask(method, path, body, **query) as answer:
+        """The JSON object of the answer."""
+        async with await self.request(method, path, body, **query) as answer:
             return await answer.json_object()
 
 
@@ -125,12 +125,12 @@ class ServedCopy:
         """The frames of an answer.
 
         Raises:
-            ServerUnavailable: it broke off.
-            DatabusError: what the server put into it.
+            ServerUnavailable: the connection was cut.
+            DatabusError: the error that the server put into the answer.
         """
         splitter = FrameSplitter()
         is_whole = False
-        async with await self._server.ask("GET", path, **query) as answer:
+        async with await self._server.request("GET", path, **query) as answer:
             while chunk := await answer.read():
                 block = splitter.feed(chunk)
                 if not block:
@@ -143,7 +143,7 @@ class ServedCopy:
                     is_whole = is_whole or view.op == Op.CHECKPOINT
                 yield block
         if not is_whole:
-            raise ServerUnavailable(f"the answer of {self._server.url}/{path} broke off")
+            raise ServerUnavailable(f"the answer of {self._server.url}/{path} ended early")
 
 
 class LocalCopy:

@@ -1,11 +1,11 @@
-"""Compares a table of the source with the bootstrap server's copy of it, while both live.
+"""Compares a table of the source with the bootstrap server's copy of it, while both change.
 
 Three steps.  The relay reads the whole table in chunks and answers with digests; the copy's
 state, taken after that, shows which keys may differ.  Those are read again, by key, until both
-sides are known around one moment: the rows at the source, then the copy once its log has come
-past them.  A key that changed in between is looked at again, and in the end counted as in
-flux: the stream itself is writing it.  Repair is a dump of the differing keys through the
-relay, with deletions of those that are gone, so every consumer of the stream is mended too.
+sides are known around one moment: the rows at the source, then the copy once its log has passed
+them.  A key that changed in between is read again, and in the end counted as in flux: the
+stream itself is writing it.  Repair is a dump of the differing keys through the
+relay, with deletions of those that are gone, so every consumer of the stream is repaired too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from databus.bootstrap.verify.table_comparison import (
     TableComparison,
     TableDigests,
     WantedFrames,
-    judge,
+    compare_row,
 )
 from databus.bootstrap.verify.table_copy import Copy, HttpPeer
 from databus.common.checkpoint import Position, decode_position
@@ -48,17 +48,17 @@ REACH_S = 60.0
 DUMP_S = 3600.0
 KEYS_OF_DUMP = 20_000
 MOST_REPAIRED = 200_000
-"""Keys that may differ, beyond which a table is dumped rather than repaired."""
+"""With more differing keys than this, a table is dumped rather than repaired."""
 
 Progress = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class RowDifference:
-    """A row in which the copy is not the source.  ``key`` is Avro, ``shown_key`` the same as
-    JSON; ``columns`` are those that differ, where both have the row."""
+    """A row in which the copy and the source differ.  ``key`` is Avro, ``shown_key`` the same as
+    JSON; ``columns`` are those that differ, if both have the row."""
 
-    verdict: TableComparison
+    result: TableComparison
     key: bytes
     shown_key: list[Any]
     columns: list[str]
@@ -67,27 +67,27 @@ class RowDifference:
 
 @dataclass(slots=True)
 class Report:
-    """What came out for one table."""
+    """The result for one table."""
 
     source: str
     rows: int = 0
     at: Position | None = None
     differences: list[RowDifference] = field(default_factory=list)
     in_flux: int = 0
-    kept: int = 0
-    """Rows that the source has deleted and the copy keeps: ``skipped_operations`` has "d"."""
+    retained: int = 0
+    """Rows that the source deleted and the copy retains: ``skipped_operations`` has "d"."""
     repaired: bool = False
     is_followed: bool = True
-    """False: the relay has suspended the table again while it was repaired."""
+    """False: the relay has suspended the table again during the repair."""
     seconds: float = 0.0
 
     @property
     def is_equal(self) -> bool:
-        """Whether no row differs, or none does any more."""
+        """Whether no row differs, or none differs any more."""
         return not self.differences or self.repaired
 
     def ranges(self) -> list[tuple[KeyRange | None, int]]:
-        """The key ranges that hold differences, with how many; None is outside of the source."""
+        """The key ranges with differences, and their number; None is outside of the source."""
         counts: dict[int, tuple[KeyRange | None, int]] = {}
         for one in self.differences:
             _, count = counts.get(id(one.keys), (None, 0))
@@ -95,14 +95,14 @@ class Report:
         return list(counts.values())
 
     def to_json(self) -> dict[str, Any]:
-        """All of it."""
+        """The whole report."""
         return {
             "source": self.source,
             "rows": self.rows,
             "at": self.at.to_json() if self.at else None,
             "equal": self.is_equal,
             "differences": [
-                {"verdict": str(one.verdict), "key": one.shown_key, "columns": one.columns}
+                {"verdict": str(one.result), "key": one.shown_key, "columns": one.columns}
                 for one in self.differences
             ],
             "ranges": [
@@ -115,7 +115,7 @@ class Report:
                 for keys, count in self.ranges()
             ],
             "in_flux": self.in_flux,
-            "kept": self.kept,
+            "kept": self.retained,
             "repaired": self.repaired,
             "seconds": round(self.seconds, 3),
         }
@@ -139,8 +139,8 @@ class Verifier:
     """Compares and repairs the tables of one database.
 
     Owner: one task.
-    Raises: ServerUnavailable where the relay does not answer or the copy does not come on; what
-        the relay and the copy raise.
+    Raises: ServerUnavailable if the relay does not answer or the copy does not advance; the errors
+        of relay and copy.
     """
 
     def __init__(
@@ -165,8 +165,8 @@ class Verifier:
 
         Raises:
             FormatError: the source does not find by key what it has listed.
-            DumpFailed: the repair's dump did not end well, or too many rows differ.
-            ServerUnavailable: another resynchronises the table.
+            DumpFailed: the repair's dump failed, or too many rows differ.
+            ServerUnavailable: another process resynchronises the table.
         """
         if not repair:
             return await self._verify(source, repair=False)
@@ -194,7 +194,7 @@ class Verifier:
         async for block in self._copy.state(source):
             digests.observe(frame_format.scan(block, verify=False), memoryview(block), known)
         if repair and digests.has_other_keys:
-            # Neither could they be read at the source, nor deleted, by the key that it has now.
+            # Such rows can neither be read at the source nor deleted by the key that it has now.
             raise UnsupportedChange(f"the copy has rows of {source} under another key; dump it")
         keys = digests.candidates | await self._only_at_source(source, digests)
         if repair and len(keys) > MOST_REPAIRED:
@@ -203,11 +203,11 @@ class Verifier:
                 f"repaired one by one; dump the table",
                 candidates=len(keys),
             )
-        moving = await self._judge(keys, digests, report)
+        moving = await self._compare_keys(keys, digests, report)
         if repair and (report.differences or moving):
             report.at = await self._repair(source, report.differences, moving)
             again = Report(source)
-            await self._judge({one.key for one in report.differences}, digests, again)
+            await self._compare_keys({one.key for one in report.differences}, digests, again)
             report.repaired = not again.differences
         report.seconds = time.monotonic() - started_s
         return report
@@ -215,7 +215,7 @@ class Verifier:
     # -- the whole table --
 
     async def _scan_source(self, source: str) -> tuple[TableDigests, int]:
-        """The digests of all rows, and an scn that they do not reach beyond."""
+        """The digests of all rows, and an scn that is not below any of theirs."""
         digests = TableDigests()
         after: list[Any] | None = None
         count = high = 0
@@ -232,7 +232,7 @@ class Verifier:
             after = answer.last_key
 
     async def _only_at_source(self, source: str, digests: TableDigests) -> set[bytes]:
-        """The keys of rows that the copy has shown nothing of: their chunks are read again."""
+        """The keys of rows that the copy has not shown: their chunks are read again."""
         found: set[bytes] = set()
         for number in digests.left_over():
             keys = digests.ranges[number]
@@ -248,20 +248,22 @@ class Verifier:
 
     # -- the candidates, key by key --
 
-    async def _judge(self, keys: set[bytes], digests: TableDigests, report: Report) -> set[bytes]:
+    async def _compare_keys(
+        self, keys: set[bytes], digests: TableDigests, report: Report
+    ) -> set[bytes]:
         """Find out which keys really differ; returns those that keep changing, in flux."""
         undecided = keys
         for _ in range(ROUNDS):
             if not undecided:
                 break
-            undecided = await self._judge_once(sorted(undecided), digests, report)
+            undecided = await self._compare_once(sorted(undecided), digests, report)
         report.in_flux = len(undecided)
         return undecided
 
-    async def _judge_once(
+    async def _compare_once(
         self, keys: list[bytes], digests: TableDigests, report: Report
     ) -> set[bytes]:
-        """One look at both sides; returns the keys that were changed in between."""
+        """One comparison of both sides; returns the keys that were changed in between."""
         source = report.source
         known = await self._copy.schemas(source)
         schema = known.latest(source)
@@ -281,23 +283,25 @@ class Verifier:
         for key in keys:
             if key in moved:
                 continue
-            verdict, columns = judge(rows.get(key), copy.found.get(key, ()), known, schema)
-            place = digests.range_of(key)
-            if verdict is TableComparison.EXTRA and place is not None:
-                # It was there when the table was read, and nothing has deleted it since.
+            result, columns = compare_row(rows.get(key), copy.found.get(key, ()), known, schema)
+            key_range = digests.range_of(key)
+            if result is TableComparison.EXTRA and key_range is not None:
+                # It was there when the table was read, and was not deleted since.
                 raise FormatError(
                     f"{source} does not find the key {shown[key]}, which it has listed before"
                 )
-            if verdict is TableComparison.EXTRA and last.skips_deletes:
-                report.kept += 1
-            elif verdict is not TableComparison.EQUAL:
-                report.differences.append(RowDifference(verdict, key, shown[key], columns, place))
+            if result is TableComparison.EXTRA and last.skips_deletes:
+                report.retained += 1
+            elif result is not TableComparison.EQUAL:
+                report.differences.append(
+                    RowDifference(result, key, shown[key], columns, key_range)
+                )
         return set(moved)
 
     async def _rows(
         self, source: str, keys: list[list[Any]]
     ) -> tuple[dict[bytes, bytes], Position, int, _Answer]:
-        """The rows with these keys; from where to where the source's clock went meanwhile."""
+        """The rows with these keys; the source's clock before and after the read."""
         rows: dict[bytes, bytes] = {}
         answers: list[_Answer] = []
         at = 0
@@ -316,7 +320,7 @@ class Verifier:
     async def _repair(
         self, source: str, differences: Sequence[RowDifference], moving: set[bytes]
     ) -> Position:
-        """Dump the rows that differ or keep changing; those that the source has not are deleted."""
+        """Dump the rows that differ or keep changing; delete those that the source has not."""
         keys = [one.shown_key for one in differences]
         schema = (await self._copy.schemas(source)).latest(source) if moving else None
         if schema is not None:
@@ -345,7 +349,7 @@ class Verifier:
             raise DumpFailed(f"dump {dump['id']} of {source} {dump['state']}: {dump['error']}")
         return await self._reached(decode_position(dump["end"]))
 
-    # -- asking --
+    # -- requests --
 
     async def _chunk(self, source: str, **question: Any) -> _Answer:
         body = await self._relay.body("POST", "chunks", {"source": source, **question})
@@ -369,7 +373,7 @@ class Verifier:
         while (end := await self._copy.end()) < wanted:
             if time.monotonic() > deadline_s:
                 raise ServerUnavailable(
-                    f"the copy's log is at {end} and has not come to {wanted} within "
+                    f"the copy's log is at {end} and has not reached {wanted} within "
                     f"{REACH_S:g} s; is its writer running?"
                 )
             await asyncio.sleep(POLL_S)

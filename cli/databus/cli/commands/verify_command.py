@@ -107,10 +107,10 @@ async def _verify(
             console.print(_table(name, here))
             for report in here:
                 _print_differences(console, report)
-                if report.kept:
+                if report.retained:
                     console.print(
-                        f"{report.source}: {report.kept:,} rows that the source has deleted are "
-                        "kept, for skipped_operations leaves deletes out",
+                        f"{report.source}: the copy retains {report.retained:,} rows that the "
+                        "source has deleted, because skipped_operations leaves deletes out",
                         markup=False,
                     )
     return reports
@@ -156,6 +156,6 @@ def _print_differences(console: Console, report: Report) -> None:
         here = [one for one in report.differences if one.keys is keys]
         for one in here[:SHOWN_KEYS]:
             columns = f" in {', '.join(one.columns)}" if one.columns else ""
-            console.print(f"  {one.verdict} {one.shown_key}{columns}", markup=False)
+            console.print(f"  {one.result} {one.shown_key}{columns}", markup=False)
         if len(here) > SHOWN_KEYS:
             console.print(f"  and {len(here) - SHOWN_KEYS:,} more", markup=False)
