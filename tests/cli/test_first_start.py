@@ -55,7 +55,7 @@ def test_the_stream_is_there_before_the_kernels_are_compiled_and_after(
         db.execute("INSERT INTO t VALUES (1, 'interpreted')")
         eventually_sync(lambda: rows(url) == [{"id": 1, "v": "interpreted"}], 60, "it streams")
         assert "the loops are compiled" not in relay.log, "this was before"
-        eventually_sync(lambda: "the loops are compiled; starting again" in relay.log, 240)
+        eventually_sync(lambda: "the loops are compiled; restarting" in relay.log, 240)
         pid = relay.pid
         relay.wait_ready(f"{url}/readyz", 60)
         db.execute("INSERT INTO t VALUES (2, 'compiled')")

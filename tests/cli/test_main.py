@@ -151,7 +151,7 @@ def test_a_wrong_command_line_is_explained_with_exit_code_2(
         (("tail", "http://127.0.0.1:9/shop", "--ops", "c,x"), "'x'"),
         (("tail", "127.0.0.1:9/shop"), "is not RELAY_URL/DATABASE"),
         (("tail", "http://127.0.0.1:9"), "is not RELAY_URL/DATABASE"),
-        (("dump", "http://127.0.0.1:9/shop", "--list", "--pause", "x"), "say one of --list"),
+        (("dump", "http://127.0.0.1:9/shop", "--list", "--pause", "x"), "give one of --list"),
         (("status", "127.0.0.1:9"), "is not an http:// or https:// URL"),
         (("demo", "--db", "oracle"), "--db 'oracle' is none of sqlite"),
         (("demo", "--duration", "3"), "--duration 3.0 is too short"),

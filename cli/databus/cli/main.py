@@ -1,11 +1,11 @@
 """The command line.
 
-Exit codes: 0 done, 1 it failed, 2 wrong usage or configuration, 3 the preflight found the
+Exit codes: 0 success, 1 failure, 2 wrong usage or configuration, 3 the preflight found the
 database not ready, 4 a comparison (demo, verify) found differences, 130 ended by ctrl-C, 143 ended
-by SIGTERM.  ``relay``, ``bootstrap`` and ``apply --every`` serve until they are told to end:
-for them SIGTERM is no failure and gives 0, and so does ctrl-C for the first two.
+by SIGTERM.  ``relay``, ``bootstrap`` and ``apply --every`` serve until a signal: for them SIGTERM
+gives 0, and so does ctrl-C for the first two.
 
-A command imports what it needs when it runs, so that ``--help`` answers at once.
+A command imports its modules when it runs, so that ``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from databus.common.extras import extra_of, missing_extra, version
 
 cli = typer.Typer(
     name="databus",
-    help="Change data capture: relay, bootstrap server, and what one does with them.",
+    help="Change data capture: relay, bootstrap server, and the commands that operate them.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -77,14 +77,14 @@ EXIT_TERMINATED = 143
 
 
 def exit_code(error: DatabusError) -> int:
-    """The exit code that tells a script what kind of error it was."""
+    """The exit code for a kind of error, for scripts."""
     if isinstance(error, ConfigError | BadRequest):
         return EXIT_USAGE
     return EXIT_PREFLIGHT if isinstance(error, PreflightFailed) else EXIT_FAILED
 
 
 def advice(error: DatabusError) -> str:
-    """What the person at the terminal does; the error's own hint may speak to a server."""
+    """What the user at the terminal does; the error's own hint may be for a server's operator."""
     if type(error) is BadRequest:
         return "`databus COMMAND --help` shows the form, with examples."
     if isinstance(error, ServerUnavailable):

@@ -55,7 +55,7 @@ def test_who_gives_up_says_that_the_dump_goes_on_and_how_to_look_at_it(
     with pytest.raises(ServerUnavailable) as raised:
         dump_status.watch_dump("http://relay/shop", "d1")
     assert "the worker is starting" in raised.value.message
-    assert "dump goes on" in raised.value.message
+    assert "dump continues" in raised.value.message
     assert "databus dump http://relay/shop --watch d1" in raised.value.message
 
 

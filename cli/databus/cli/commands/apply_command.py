@@ -29,7 +29,7 @@ def apply(
         databus apply -c databus.toml --every 30s
     """
     if once == (every is not None):
-        raise BadRequest("say either --once or --every DURATION")
+        raise BadRequest("give either --once or --every DURATION")
     require_extra("bootstrap")
     every_s = None if every is None else seconds("--every", every)
     serving_log.log_to_stderr()

@@ -1,4 +1,4 @@
-"""The commands that have a module each and no options of their own in ``main``."""
+"""The list of commands that are plain functions, each in its module."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def demo(
     db: Annotated[
         str, typer.Option(metavar="sqlite|postgres|mariadb", help="The database.")
     ] = "sqlite",
-    duration: Annotated[float, typer.Option(help="Seconds, from start to verdict.")] = 60.0,
+    duration: Annotated[float, typer.Option(help="Seconds, from start to result.")] = 60.0,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
     keep: Annotated[bool, typer.Option(help="Keep the folder with logs and data.")] = False,
     picture: Annotated[
@@ -27,10 +27,10 @@ def demo(
 ) -> None:
     """Show the whole system at work on a small shop, and compare the results.
 
-    A workload runs on a database; relay, log writer, Spark applier, bootstrap server and two
-    consumers run; one consumer sleeps until the relay has forgotten its position. At the end
-    each consumer's tables are compared with the source, row by row: exit code 0 if all are
-    equal, 4 if not.
+    A workload changes a database. Relay, log writer, Spark applier, bootstrap server and two
+    consumers run beside it. One consumer sleeps until the relay no longer has its position. At
+    the end the command compares each consumer's tables with the source, row by row. The exit code
+    is 0 if all are equal, and 4 if not.
 
     Examples:
 
@@ -46,7 +46,7 @@ def demo(
     if db not in DIALECTS:
         raise BadRequest(f"--db {db!r} is none of {', '.join(DIALECTS)}")
     if duration < SHORTEST_S:
-        raise BadRequest(f"--duration {duration} is too short: it takes {SHORTEST_S:.0f} or more")
+        raise BadRequest(f"--duration {duration} is too short; give {SHORTEST_S:.0f} or more")
     equal = asyncio.run(Demo(db, duration_s=duration, seed=seed, keep=keep, picture=picture).run())
     if not equal:
         raise typer.Exit(EXIT_DIFFERENT)

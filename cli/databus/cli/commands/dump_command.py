@@ -55,7 +55,7 @@ def dump(
     """
     chosen = [bool(one) for one in (list_, watch, pause, resume, cancel)]
     if sum(chosen) > 1:
-        raise BadRequest("say one of --list, --watch, --pause, --resume and --cancel")
+        raise BadRequest("give one of --list, --watch, --pause, --resume and --cancel")
     pace = {
         "chunk_rows": chunk_rows,
         "chunk_ms": chunk_ms,

@@ -45,7 +45,7 @@ def export(
         typer.Option(metavar="URL", help="The bootstrap server; by default the one of the file."),
     ] = None,
 ) -> None:
-    """Write tables as Parquet, Delta or Iceberg, for readers that know nothing of Databus.
+    """Write tables as Parquet, Delta or Iceberg, for readers without Databus.
 
     The first export writes everything, each further one what has changed since. All tables end at
     one transaction of the source. The tables are DIR/DATABASE/SOURCE: with Parquet their folder
@@ -100,7 +100,7 @@ def add_to(cli: typer.Typer) -> None:
 
 
 def _position(reader: TableReader, since: str) -> Position:
-    """What ``--since`` means at the server.
+    """The position of ``--since`` at the server.
 
     Raises:
         BadRequest: it is neither a position nor a time.

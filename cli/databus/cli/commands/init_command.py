@@ -1,4 +1,4 @@
-"""``databus init``: a configuration for one database, and what that database still lacks."""
+"""``databus init``: a configuration for one database, and the statements that it still needs."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def init(
         str | None, typer.Option(metavar="NAME", help="The database's name in URLs of the relay.")
     ] = None,
 ) -> None:
-    """Write a configuration for a database, and print the statements that the database lacks.
+    """Write a configuration for a database, and print the statements that the database needs.
 
-    Changes nothing in the database.  Exit code 3 if a setting forbids capture; the file is
-    written all the same, and `databus check` tells when the database is ready.
+    The command changes nothing in the database. The exit code is 3 if a setting forbids capture.
+    The command writes the file all the same, and `databus check` shows when the database is ready.
 
     Examples:
 
@@ -93,14 +93,14 @@ def add_to(cli: typer.Typer) -> None:
 
 
 def _name(url: str) -> str:
-    """The database's own name as the relay's name for it; "main" where the URL has none."""
+    """The database's own name as the relay's name for it; "main" if the URL has none."""
     path = unquote(urlsplit(url).path)
     stem = Path(path).stem if url.startswith("sqlite:") else path.strip("/")
     return _NOT_IN_A_NAME.sub("_", stem).lstrip("_.-")[:63] or "main"
 
 
 def _sources(url: str) -> str:
-    """All tables of the schema that the URL names; of all schemas where it names none."""
+    """A glob for all tables of the URL's schema; for all schemas if it names none."""
     scheme, path = url.partition(":")[0], unquote(urlsplit(url).path).strip("/")
     if scheme in ("mariadb", "mysql"):
         return f"{path}.*" if path else "*"
@@ -111,7 +111,7 @@ def _write(path: Path, text: str) -> None:
     """Make the file, for its user alone.
 
     Raises:
-        ConfigError: there is one already.
+        ConfigError: the file exists already.
         StoreError: it cannot be written.
     """
     try:

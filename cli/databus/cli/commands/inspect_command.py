@@ -1,4 +1,4 @@
-"""``databus inspect``: look into the files, with the code that reads them in production."""
+"""``databus inspect``: shows the content of files, with the code that reads them in production."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from databus.common.errors import BadRequest, ConfigError, FormatError, StoreErr
 from databus.common.extras import require_extra
 
 cli = typer.Typer(
-    help="""Look into rings, logs, runs and checkpoints; `--check` verifies every byte of them.
+    help="""Show rings, logs, runs and checkpoints; `--check` verifies every byte of them.
 
     Example:
 
@@ -44,7 +44,7 @@ def ring(folder: Folder, as_json: AsJson = False, check: Check = False) -> None:
 
 @cli.command()
 def log(folder: Folder, as_json: AsJson = False) -> None:
-    """A bootstrap's hot log; every frame of it is verified.
+    """A bootstrap's hot log; the command verifies every frame of it.
 
     Example:
 
@@ -97,14 +97,14 @@ def checkpoint(file: Folder, as_json: AsJson = False) -> None:
 def binlog(
     database: Annotated[str, typer.Argument(help="The name of a MariaDB or MySQL database.")],
     config: ConfigPath,
-    after: Annotated[int | None, typer.Option(help="Begin behind the window of this SCN.")] = None,
+    after: Annotated[int | None, typer.Option(help="Begin after the window of this SCN.")] = None,
     upto: Annotated[int | None, typer.Option(help="End with the window of this SCN.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """A relay's ring beside the binlog, as another library reads it.
 
     `mysql-replication` shares no code with the relay. The command reads the server's binlog
-    with it, from the transaction behind `--after` (the ring's first) to `--upto` (its last), and
+    with it, from the transaction after `--after` (the ring's first) to `--upto` (its last), and
     compares the rows of each transaction with the ring. Exit code 1 if something differs.
 
     Example:

@@ -1,4 +1,4 @@
-"""``databus relay``, and ``databus reload`` for a relay that runs."""
+"""``databus relay``, and ``databus reload`` for a running relay."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def relay(config: ConfigPath) -> None:
 
 
 def reload(config: ConfigPath) -> None:
-    """Have a running relay read its configuration file again.
+    """Make a running relay read its configuration file again.
 
-    Databases can be added, changed and removed. Other databases are not disturbed, and their
-    readers stay connected. The relay refuses a file that has an error or that needs a restart, and
+    Databases can be added, changed and removed. Other databases continue, and their readers stay
+    connected. The relay refuses a file that has an error or that needs a restart, and
     continues with the old one. SIGHUP to `databus relay` does the same.
 
     Example:

@@ -1,4 +1,4 @@
-"""``databus resync``: a suspended table is resynchronised."""
+"""``databus resync``: resynchronises a suspended table."""
 
 from __future__ import annotations
 

@@ -138,13 +138,13 @@ def _applies_table(name: str, manifest: Manifest) -> Table:
 
 
 def _applier_line(applier: dict[str, Any]) -> str:
-    """What the applier is doing, if that is worth a line."""
+    """A line about the applier if it is merging, has failed or is down; else empty."""
     if applier["state"] == "failed":
         return f"the last merge failed: {applier.get('error', '')}"
     if applier["state"] in ("merging", "down"):
         done = f"{applier.get('tasks_done', 0)} of {applier.get('tasks', 0)} tasks"
         what = f"merging {applier['runs']} runs into a {applier['kind']}, {done}"
-        return what if applier["state"] == "merging" else f"{what}; silent since, perhaps dead"
+        return what if applier["state"] == "merging" else f"{what}; no progress since, perhaps dead"
     return ""
 
 

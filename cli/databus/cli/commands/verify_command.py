@@ -1,4 +1,4 @@
-"""``databus verify``: whether the bootstrap server's copy equals the source, and making it so."""
+"""``databus verify``: compares the bootstrap server's copy with the source, and repairs it."""
 
 from __future__ import annotations
 
@@ -130,17 +130,17 @@ async def _tables(copy: ServedCopy, database: str, pattern: str) -> list[str]:
 
 def _table(name: str, reports: list[Report]) -> Table:
     table = Table(title=f"{name}: the copy against the source", title_justify="left")
-    for column in ("source", "rows", "at", "differ", "in flux", "verdict", "seconds"):
+    for column in ("source", "rows", "at", "differ", "in flux", "result", "seconds"):
         table.add_column(column, no_wrap=True)
     for report in reports:
-        verdict = "repaired" if report.repaired else "equal" if report.is_equal else "DIFFERENT"
+        result = "repaired" if report.repaired else "equal" if report.is_equal else "DIFFERENT"
         table.add_row(
             report.source,
             f"{report.rows:,}",
             str(report.at),
             f"{len(report.differences):,}",
             f"{report.in_flux:,}",
-            verdict,
+            result,
             f"{report.seconds:.1f}",
         )
     return table
@@ -149,10 +149,10 @@ def _table(name: str, reports: list[Report]) -> Table:
 def _print_differences(console: Console, report: Report) -> None:
     for keys, count in report.ranges():
         if keys is None:
-            place = "not at the source any more"
+            where = "not at the source any more"
         else:
-            place = f"keys {keys.after or 'from the first'} to {keys.upto or 'the last'}"
-        console.print(f"{report.source}: {count:,} differ, {place}", markup=False)
+            where = f"keys {keys.after or 'from the first'} to {keys.upto or 'the last'}"
+        console.print(f"{report.source}: {count:,} differ, {where}", markup=False)
         here = [one for one in report.differences if one.keys is keys]
         for one in here[:SHOWN_KEYS]:
             columns = f" in {', '.join(one.columns)}" if one.columns else ""

@@ -1,4 +1,4 @@
-"""What the commands do and share on a terminal.
+"""The implementation of the commands on a terminal.
 
 In reading order: ``command_options`` (the configuration file, durations), ``serving_log`` (the
 log of the commands that serve), ``http_client`` (one JSON call to a server); ``preflight_report``

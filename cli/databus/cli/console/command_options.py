@@ -26,7 +26,11 @@ def load_config(path: Path) -> Config:
 
 
 def bootstrap_section(path: Path) -> BootstrapConfig:
-    """The section of the bootstrap server, which the file must have."""
+    """The section of the bootstrap server.
+
+    Raises:
+        ConfigError: the file does not have it.
+    """
     section = load_config(path).bootstrap
     if section is None:
         raise ConfigError(f"{path}: there is no [bootstrap] section")

@@ -1,4 +1,4 @@
-"""What ``databus dump`` asks a relay, and how it shows the answers."""
+"""The requests of ``databus dump`` to a relay, and their answers as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GIVE_UP_S = 60.0
 
 
 def start_dump(url: str, sources: str, options: dict[str, Any], *, wait: bool) -> None:
-    """Start a dump and, unless told otherwise, show its progress until it ends.
+    """Start a dump and, with ``wait``, show its progress until it ends.
 
     Raises:
         DumpFailed: it ended without having read everything.
@@ -44,11 +44,11 @@ def watch_dump(url: str, dump: str) -> None:
         DumpFailed: it ended without having read everything.
     """
     base, database = split_database(url)
-    place = f"{base}/v1/{database}/dumps/{dump}"
-    _watch(place, call(place))
+    dump_url = f"{base}/v1/{database}/dumps/{dump}"
+    _watch(dump_url, call(dump_url))
 
 
-def _watch(place: str, dump: dict[str, Any]) -> None:
+def _watch(dump_url: str, dump: dict[str, Any]) -> None:
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -68,7 +68,7 @@ def _watch(place: str, dump: dict[str, Any]) -> None:
                 pace=_pace(progress),
             )
             time.sleep(_POLL_S)
-            dump = _asked_until_answered(place)
+            dump = _retried_call(dump_url)
     print(_dump_line(dump))
     missing = dump.get("missing") or []
     if missing:
@@ -78,24 +78,24 @@ def _watch(place: str, dump: dict[str, Any]) -> None:
         raise DumpFailed(f"dump {dump['id']} is {dump['state']}: {dump.get('error')}")
 
 
-def _asked_until_answered(place: str) -> dict[str, Any]:
-    """The dump; a relay that does not answer, as while its worker starts anew, is asked again.
+def _retried_call(dump_url: str) -> dict[str, Any]:
+    """The dump; the call is repeated while the relay does not answer, as while a worker restarts.
 
     Raises:
-        ServerUnavailable: it has not answered for ``_GIVE_UP_S``.
+        ServerUnavailable: the relay has not answered for ``_GIVE_UP_S``.
     """
     deadline_s = time.monotonic() + _GIVE_UP_S
     while True:
         try:
-            return call(place)
+            return call(dump_url)
         except DatabusError as error:
             if not error.retry:
                 raise
             if time.monotonic() >= deadline_s:
-                dumps, _, dump = place.rpartition("/dumps/")
+                dumps, _, dump = dump_url.rpartition("/dumps/")
                 raise ServerUnavailable(
-                    f"{error.message}; it has been asked for {_GIVE_UP_S:g} s. The dump goes on "
-                    f"when its relay does; look at it with: databus dump "
+                    f"{error.message}; the command tried for {_GIVE_UP_S:g} s. The dump continues "
+                    f"when its relay runs again; show it with: databus dump "
                     f"{dumps.replace('/v1/', '/')} --watch {dump}"
                 ) from error
         time.sleep(_POLL_S)
@@ -115,7 +115,7 @@ def list_dumps(url: str) -> None:
 
 
 def key_list(text: str) -> list[Any]:
-    """The keys that somebody has written as JSON.
+    """The keys of ``--keys``, a list in JSON.
 
     Raises:
         BadRequest: it is none.
@@ -137,7 +137,7 @@ def change_dump(url: str, dump: str, state: str, pace: dict[str, int | None]) ->
 
 
 def cancel_dump(url: str, dump: str) -> None:
-    """Give a dump up; rows that it has sent stay sent."""
+    """Cancel a dump; rows that it has sent stay in the stream."""
     base, database = split_database(url)
     call(f"{base}/v1/{database}/dumps/{dump}", method="DELETE")
     print(f"{dump} cancelled")

@@ -1,4 +1,4 @@
-"""One JSON call to a server of ours, for the commands that ask something and are done."""
+"""One JSON call to a Databus server, for commands that make single requests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SILENCE_S = 10.0
 
 
 def call(url: str, *, method: str = "GET", body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON object that the server answers; {} if it answers nothing.
+    """The JSON object that the server answers; {} for an empty answer.
 
     Raises:
-        ServerUnavailable: nobody answers there.
+        ServerUnavailable: the server does not answer.
         DatabusError: the problem that the server answered.
     """
     with peer_call(method, url, json_body=body, silence_s=_SILENCE_S) as answer:

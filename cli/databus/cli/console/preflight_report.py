@@ -1,4 +1,4 @@
-"""What ``databus check`` finds, and how it shows it."""
+"""The findings of ``databus check``, and their output."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def check(config: Config) -> None:
 
 
 def _not_followed(config: Config, database: DatabaseConfig) -> Iterator[str]:
-    """The tables that the relay on this machine does not follow, as it last recorded them."""
+    """The tables that the relay on this machine does not follow, by its last record."""
     from databus.relay.dumps.table_records import TableBook, shown
     from databus.relay.ring.data_folder import DatabaseFolder
 

@@ -21,7 +21,7 @@ def status(urls: Iterable[str], *, as_json: bool) -> None:
     """Print the state of each server that answers.
 
     Raises:
-        DatabusError: one does not; the others have been printed.
+        DatabusError: one does not answer; the others have been printed.
     """
     failures = []
     for url in urls:
@@ -52,7 +52,7 @@ def _status_table(url: str, document: dict[str, Any]) -> Table:
 
 
 def _tables_not_followed(document: dict[str, Any]) -> Iterator[str]:
-    """Of a relay's status, and of a bootstrap server's."""
+    """A line for each such table in the status of a relay or a bootstrap server."""
     for database in document.get("databases", []):
         named = database.get("suspended") or {}
         tables = [*database.get("tables", []), *({"source": n, **named[n]} for n in named)]
@@ -64,7 +64,7 @@ def _tables_not_followed(document: dict[str, Any]) -> Iterator[str]:
 
 
 def resync(url: str, source: str) -> None:
-    """Have a suspended table resynchronised now.
+    """Make the relay resynchronise a suspended table now.
 
     Raises:
         DatabusError: the relay does not answer, or the table is followed.

@@ -1,4 +1,4 @@
-"""What the commands that serve share: a log on stderr, a first start, where they are reached."""
+"""Shared by the commands that serve: the log on stderr, the first start, the announcement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("databus")
 
 
 def log_to_stderr() -> None:
-    """Let what the rooms log be seen, with the time; libraries speak only to warn."""
+    """Log to stderr, with the time; of libraries only warnings and errors."""
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
@@ -32,13 +32,13 @@ def log_to_stderr() -> None:
 
 
 def end_on_sigterm(code: int) -> None:
-    """Let SIGTERM unwind the main thread as ctrl-C does; the exit code is ``code``."""
+    """Make SIGTERM unwind the main thread as ctrl-C does; the exit code is ``code``."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
 
 
 @contextlib.contextmanager
 def compiled_kernels() -> Iterator[None]:
-    """Serve in here from the first second on, also before the kernels are compiled.
+    """Serve in this block from the first second on, also before the kernels are compiled.
 
     On the first start after an installation this process and its children run the kernels as plain
     Python, while another process compiles them.  Then the server ends as by SIGTERM, and the same
@@ -68,8 +68,8 @@ def compiled_kernels() -> Iterator[None]:
             return  # A signal ended it: this server ends too.
         if compiler.returncode:
             _log.error(
-                "the loops could not be compiled (exit code %s); the server stays slow. "
-                "Run `python -m %s` to see why",
+                "the loops could not be compiled (exit code %s), so the server stays slow. "
+                "Run `python -m %s` to see the error",
                 compiler.returncode,
                 module,
             )
@@ -81,27 +81,27 @@ def compiled_kernels() -> Iterator[None]:
     threading.Thread(target=wait, name="compiler", daemon=True).start()
     try:
         yield
-    except SystemExit:  # How SIGTERM ends what has not begun to serve.
+    except SystemExit:  # SIGTERM raises it before the server serves.
         if not is_restart.is_set():
             raise
     finally:
         is_ended.set()
         compiler.kill()
     if is_restart.is_set():
-        _log.info("the loops are compiled; starting again")
+        _log.info("the loops are compiled; restarting")
         del os.environ[NO_NUMBA]
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def announce_relay(url: str, databases: Iterable[DatabaseConfig]) -> None:
-    """Say where a relay is reached and what it serves; URLs come without their passwords."""
+    """Log a relay's address and databases; URLs come without their passwords."""
     served = ", ".join(f"{database.name} ({database.url})" for database in databases)
     _log.info("relay at %s serves %s", url, served)
     _log.info("status page %s/status, metrics %s/metrics", url, url)
 
 
 def announce_bootstrap(url: str, config: BootstrapConfig) -> None:
-    """Say where a bootstrap server is reached, what it serves and from which relays."""
+    """Log a bootstrap server's address, its databases and its relays."""
     served = ", ".join(config.databases) or "every database"
     _log.info(
         "bootstrap server at %s serves %s of %s",
@@ -113,7 +113,7 @@ def announce_bootstrap(url: str, config: BootstrapConfig) -> None:
 
 
 def announce_writer(config: BootstrapConfig) -> None:
-    """Say what a log writer, which listens nowhere, reads and where it keeps it."""
+    """Log what a log writer reads, and its folder; it has no address."""
     served = ", ".join(config.databases) or "every database"
     _log.info("log writer of %s of %s", served, ", ".join(map(str, config.relays)))
     _log.info("logs in %s", config.data_dir)

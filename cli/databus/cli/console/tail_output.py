@@ -37,11 +37,11 @@ def run(
     partition: str | None,
     ops: str | None,
 ) -> None:
-    """Print events until nobody wants more; see ``databus tail --help``.
+    """Print events until the process is ended; see ``databus tail --help``.
 
     Raises:
-        ServerUnavailable: no relay answers at the start; later it is waited for.
-        BadRequest: an argument is not of its form.
+        ServerUnavailable: the relay does not answer at the start; later the client retries.
+        BadRequest: an argument is malformed.
     """
     relay, database = split_database(url)
     client = DatabusClient(
@@ -54,18 +54,18 @@ def run(
         ops=ops,
         client_name="tail",
     )
-    # The client would try for ever, which at a mistyped address looks like silence.
+    # The client would retry for ever, so a mistyped address would give no output.
     call(f"{relay}/healthz")
     _log_trouble()
     try:
         asyncio.run(_until_terminated(_print(client, until_idle_s, as_table)))
     except BrokenPipeError:
-        # The reader of our output (head, less) has had enough; nothing is left to flush to.
+        # The reader of our output (head, less) has closed the pipe; there is nothing to flush to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _log_trouble() -> None:
-    """Show what the client meets on its way; what ends it becomes the command's error."""
+    """Log the client's failures; the one that ends it is the command's error instead."""
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("databus.client").addFilter(
         lambda record: not (isinstance(record.args, tuple) and Verb.STOP in record.args)
@@ -104,7 +104,7 @@ def _start(text: str, bootstraps: list[str]) -> str | int | dt.datetime:
             f"--from {text!r} is none of oldest, latest, bootstrap, an SCN, or a time in ISO 8601 "
             "such as 2026-03-01T12:00:00Z"
         ) from None
-    # As at the relay.
+    # UTC by default, as at the relay.
     return time if time.tzinfo else time.replace(tzinfo=dt.UTC)
 
 
@@ -126,7 +126,7 @@ async def _print(client: DatabusClient, until_idle_s: float | None, as_table: bo
 async def _until_idle(
     client: DatabusClient, until_idle_s: float | None
 ) -> AsyncGenerator[RawWindows, None]:
-    """The windows, until a relay has had nothing to send for so long."""
+    """The windows, until a relay has sent nothing for ``until_idle_s``."""
     windows = client.raw_windows()
     following: asyncio.Future[RawWindows] | None = None
     try:
@@ -134,13 +134,13 @@ async def _until_idle(
             following = asyncio.ensure_future(anext(windows))
             was_flowing = client.status.is_flowing
             while not (await asyncio.wait({following}, timeout=until_idle_s))[0]:
-                # Silence counts only while a relay answers: before, we are on the way there.
+                # Idle time counts only while a relay answers, not while connecting.
                 if was_flowing and client.status.is_flowing:
                     return
                 was_flowing = client.status.is_flowing
             yield following.result()
     finally:
-        # Whoever waits inside it has to leave before the generator can be closed.
+        # The pending step must end before the generator can be closed.
         if following is not None:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)

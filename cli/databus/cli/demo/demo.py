@@ -1,7 +1,7 @@
-"""The demo's course: start everything, let it run, put one consumer to sleep, compare.
+"""The demo's steps: start everything, run it, pause one consumer, compare.
 
-Nothing here is special: the processes are the commands that an operator runs, and the
-consumers use the client library as an application does.
+The processes are the commands that an operator runs, and the consumers use the client library as
+an application does.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Demo:
     """One run of the demo.
 
     Owner: the event loop that calls ``run``; the workload has a thread of its own.
-    Raises: DatabusError where a part cannot be started; everything is ended before.
+    Raises: DatabusError if a part cannot be started; all other parts are ended before.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Demo:
         keep: bool,
         picture: Path | None = None,
     ) -> None:
-        """``picture``: save what is to be seen while one consumer sleeps, as SVG."""
+        """``picture``: a file for the view while one consumer sleeps, as SVG."""
         self._picture_path = picture
         self._kind = database
         self._duration_s = duration_s
@@ -94,7 +94,7 @@ class Demo:
         self._base_scn = 0
 
     async def run(self) -> bool:
-        """Run it to the verdict; True if every consumer's tables equal the source's."""
+        """Run it to the end; True if every consumer's tables equal the source's."""
         folder = Path(tempfile.mkdtemp(prefix="databus-demo-"))
         folder.chmod(0o755)
         logging.basicConfig(filename=folder / "demo.log", level=logging.INFO)
@@ -109,7 +109,7 @@ class Demo:
             raise _first_leaf(group) from group
         finally:
             if self._keep:
-                self._console.print(f"kept: {folder}")
+                self._console.print(f"logs and data: {folder}")
             else:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -158,21 +158,21 @@ class Demo:
             watching = group.create_task(self._watch(processes))
             first, second = self._mirrors
             serving = [group.create_task(self._serve(first, folder))]
-            self._step = "both consumers take the whole tables from the bootstrap server"
+            self._step = "both consumers read the whole tables from the bootstrap server"
             sleeper = self._client(second, folder)
             dozing = group.create_task(sleeper.serve())
             workload.start(lambda count: setattr(self, "_transactions", count))
             try:
                 await self._until(self._both_online, 0.5)
-                self._step = "both have come to the relay, and follow it"
+                self._step = "both have reached the relay, and follow it"
                 await self._until(lambda: False, 0.3)
                 await _stop(sleeper, dozing)
                 second.sleeping()
-                self._step = "the report's consumer sleeps until the relay has forgotten its place"
-                await self._until(lambda: self._forgotten(second), 0.75)
+                self._step = "the report's consumer sleeps until its position is evicted"
+                await self._until(lambda: self._is_evicted(second), 0.75)
                 await self._until(lambda: False, 0.5)
                 self._save_picture()
-                self._step = "it wakes: too old for the relay, so it catches up from the bootstrap"
+                self._step = "it wakes, too old for the relay: it catches up from the bootstrap"
                 serving.append(group.create_task(self._serve(second, folder)))
                 await self._until(lambda: False, 0.82)
             finally:
@@ -211,13 +211,13 @@ class Demo:
     def _both_online(self) -> bool:
         return all(mirror.mode == "relay" for mirror in self._mirrors)
 
-    def _forgotten(self, mirror: ShopMirror) -> bool:
-        """Whether the relay is past the mirror's place, and the snapshot has come along."""
+    def _is_evicted(self, mirror: ShopMirror) -> bool:
+        """Whether the relay no longer has the mirror's position, and there is a snapshot."""
         prev, snapshot = _scn(self._status.get("prev")), self._bootstrap_status.get("snapshot")
         return (prev or 0) > mirror.position.scn > 0 and snapshot is not None
 
     async def _until(self, condition: Callable[[], bool], latest: float) -> None:
-        """Until it holds, but not beyond this part of the duration."""
+        """Wait until ``condition`` holds, at most up to this part of the duration."""
         while not condition() and time.monotonic() - self._started < latest * self._duration_s:
             await asyncio.sleep(0.1)
 
@@ -234,14 +234,16 @@ class Demo:
             await asyncio.sleep(0.1)
 
     async def _watch(self, processes: DemoProcesses) -> None:
-        """Keep the servers' own word on where they are."""
+        """Poll the status of both servers."""
         while True:
             processes.check()
-            self._status = await self._ask(self._relay_url) or self._status
-            self._bootstrap_status = await self._ask(self._bootstrap_url) or self._bootstrap_status
+            self._status = await self._status_of(self._relay_url) or self._status
+            self._bootstrap_status = (
+                await self._status_of(self._bootstrap_url) or self._bootstrap_status
+            )
             await asyncio.sleep(0.25)
 
-    async def _ask(self, url: str) -> dict[str, Any]:
+    async def _status_of(self, url: str) -> dict[str, Any]:
         try:
             status = await asyncio.to_thread(call, f"{url}/v1/status")
         except DatabusError:
@@ -251,7 +253,7 @@ class Demo:
 
     @contextlib.asynccontextmanager
     async def _view(self) -> AsyncIterator[None]:
-        """The live picture on a terminal; a line a few seconds elsewhere."""
+        """The live picture on a terminal; elsewhere one every few seconds."""
         if not self._console.is_terminal:
             printing = asyncio.create_task(self._print_lines())
             try:
@@ -276,7 +278,7 @@ class Demo:
             paper = Console(record=True, file=io.StringIO(), width=110)
             paper.print(draw(self._picture()))
             svg = paper.export_svg(title="make demo")
-            # A picture in a README must not ask other sites for fonts.
+            # A picture in a README must not load fonts from other sites.
             self._picture_path.write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL))
 
     def _picture(self) -> Picture:
@@ -322,14 +324,14 @@ class _Workload:
         self._failure: BaseException | None = None
 
     def start(self, report: Callable[[int], None]) -> None:
-        """Begin; ``report`` is told the number of transactions so far."""
+        """Begin; ``report`` is called with the number of transactions so far."""
         self._thread = threading.Thread(target=self._work, args=(report,), name="workload")
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the transaction at work.
+        """End after the running transaction.
 
-        Raises: what a transaction failed with.
+        Raises: the error of a failed transaction.
         """
         self._ended.set()
         if self._thread is not None:

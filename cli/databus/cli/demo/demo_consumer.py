@@ -1,4 +1,4 @@
-"""The demo's consumer: keeps a copy of every table, and notices what must never happen."""
+"""The demo's consumer: maintains a copy of every table, and counts rows that went back."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class ShopMirror(Consumer):
     """A materialised copy of the source's tables.
 
     Invariants:
-        I1. ``tables`` is what the events so far make of empty tables.
-        I2. ``regressions`` counts rows that went back to an older state, other than in a replay
-            that ``onRollback`` announced or a restart brought.
+        I1. ``tables`` is the result of the events so far on empty tables.
+        I2. ``regressions`` counts rows that went back to an older state, except in a replay
+            after ``onRollback`` or a restart.
 
-    Owner: the client's event loop; others may read numbers.
+    Owner: the client's event loop; other threads may read numbers.
     """
 
     def __init__(self, name: str) -> None:
@@ -50,10 +50,10 @@ class ShopMirror(Consumer):
     def onDataEvent(self, event: Event) -> None:
         key = tuple(event.key.values())
         rows = self.tables.setdefault(event.source, {})
-        place = (event.source, key)
-        if event.position < self._newest.get(place, event.position):
+        row = (event.source, key)
+        if event.position < self._newest.get(row, event.position):
             self.regressions += 1
-        self._newest[place] = event.position
+        self._newest[row] = event.position
         if event.op == "t":
             rows.clear()
         elif event.op == "d":
@@ -75,7 +75,7 @@ class ShopMirror(Consumer):
         self._newest.clear()
 
     def sleeping(self) -> None:
-        """The application is away from now on; what its checkpoint lacks will come again."""
+        """The application sleeps from now on; events after its checkpoint will come again."""
         self._newest.clear()
         self._moved("asleep", self.position.scn)
 
@@ -86,7 +86,7 @@ class ShopMirror(Consumer):
 
 
 class _Rate:
-    """Rate of a counter over the last few seconds, or since it was last asked."""
+    """Rate of a counter over the last few seconds, or since the last call."""
 
     def __init__(self) -> None:
         self._samples = [(time.monotonic(), 0)]

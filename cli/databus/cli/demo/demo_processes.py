@@ -16,10 +16,10 @@ _STOP_S = 15.0
 
 
 class DemoProcesses:
-    """Commands of ours, each with its log in the folder.
+    """Databus commands, each with its log in the folder.
 
     Invariants:
-        I1. When the context ends, no process that was started is left.
+        I1. When the context ends, all started processes have ended.
 
     Owner: the demo.
     Raises: InternalError from ``check`` if one has ended by itself.

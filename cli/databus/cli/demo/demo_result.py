@@ -1,4 +1,4 @@
-"""The demo's verdict: each consumer's tables against the source, row by row."""
+"""The demo's result: each consumer's tables compared with the source, row by row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from databus.cli.demo.shop import Rows, Shop, ShopDifference, differences
 
 @dataclass(frozen=True, slots=True)
 class ConsumerResult:
-    """How one consumer did."""
+    """The result of one consumer."""
 
     name: str
     rows: int
@@ -32,7 +32,7 @@ class ConsumerResult:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """How everybody did."""
+    """The result of all consumers."""
 
     source_rows: int
     transactions: int
@@ -48,7 +48,7 @@ class DemoResult:
 def compare(
     expected: dict[str, Rows], mirrors: Sequence[ShopMirror], shop: Shop, transactions: int
 ) -> DemoResult:
-    """Compare every mirror with what the source holds."""
+    """Compare every mirror with the source's rows."""
     return DemoResult(
         source_rows=_count(expected),
         transactions=transactions,
@@ -70,7 +70,7 @@ def compare(
 
 def show(result: DemoResult, console: Console) -> None:
     """Print it, with numbers."""
-    table = Table(title="\nThe verdict", title_justify="left")
+    table = Table(title="\nThe result", title_justify="left")
     for column in ("", "rows", "events", "went", "rows that differ"):
         table.add_column(column, justify="left" if column in ("", "went") else "right")
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in result.kinds.items())

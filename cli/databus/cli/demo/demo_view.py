@@ -1,7 +1,7 @@
-"""The demo's picture: figure 3 of the paper, alive.
+"""The demo's picture: figure 3 of the paper, with live positions.
 
-One line of source time (SCN), and where on it everything stands: the source, what the ring
-holds, what the bootstrap's log holds, how far the snapshot reaches, and each consumer.
+One line of source time (SCN) with the position of the source, the ranges of the ring, the
+bootstrap's log and the snapshot, and the position of each consumer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BAR_WIDTH = 40
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a store holds: SCNs from ``low`` (exclusive) to ``high``; None where it is empty."""
+    """The range of a store: SCNs from ``low`` (exclusive) to ``high``; None if it is empty."""
 
     low: int | None = None
     high: int | None = None
@@ -103,7 +103,7 @@ def _range(span: Span) -> str:
 
 
 class _Scale:
-    """Places SCNs from ``low`` to ``high`` on a line of fixed width."""
+    """Maps SCNs from ``low`` to ``high`` to a line of fixed width."""
 
     def __init__(self, low: int, high: int) -> None:
         self._low = low

@@ -1,8 +1,8 @@
-"""Ends a child when this process dies, however it dies.
+"""Ends a child process when this process dies, however it dies.
 
-A program that is killed with -9 cannot clean up after itself.  So each server that is
-started for a while gets a guardian: a shell that waits for the end of a pipe which only
-this process holds open, and then kills the server.
+A program that is killed with -9 cannot clean up after itself.  So each temporary server gets a
+guardian: a shell that waits for the end of a pipe that only this process holds open, and then
+kills the server.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import subprocess
 
 
 class Guardian:
-    """Kills one process, or its whole process group, as soon as this interpreter is gone.
+    """Kills one process, or its whole process group, as soon as this interpreter ends.
 
     Invariants:
-        I1. Nobody but this process holds the pipe's writing end: its end means our end.
-        I2. After ``release`` the guardian is gone and kills nobody, so that a process id
-            that is used again is safe.
+        I1. Only this process holds the pipe's writing end: its end means our end.
+        I2. After ``release`` the guardian has ended and kills no process, so that a reused
+            process id is safe.
     Owner: the process that created it.
     """
 
@@ -31,7 +31,7 @@ class Guardian:
         )
 
     def release(self) -> None:
-        """The process has ended in order: nothing is left to be killed."""
+        """The process has ended in order: end the guardian without a kill."""
         if self._shell is None:
             return
         # Killed before its pipe is closed: the end of the pipe would be its signal.

@@ -2,8 +2,8 @@
 
 The demo and the tests run on real databases.  A server here is started from Debian's
 binaries in the foreground, listens on 127.0.0.1 only, and is set up for capture: row
-format and GTIDs, or logical WAL.  Not for production, and never for the system's own
-service: its data folder, its port and its socket are not looked at.  DATABUS_MARIADB_ROOT and
+format and GTIDs, or logical WAL.  It is not for production, and does not touch the system's own
+service: its data folder, its port or its socket.  DATABUS_MARIADB_ROOT and
 DATABUS_POSTGRES_ROOT name the folder of another, unpacked server (``scripts/servers.sh``).
 """
 
@@ -39,10 +39,10 @@ _PORTS = range(12_000, 32_000)
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listened on a moment ago.
+    """A TCP port of 127.0.0.1 that is free at present.
 
-    Below those that Linux gives to connections, which come and go while a server that was ended
-    is started again on its port.
+    It is below the ephemeral ports of Linux.  A connection could take one of those while a server
+    restarts on its port.
     """
     while True:
         port = _PORTS.start + secrets.randbelow(len(_PORTS))
@@ -53,16 +53,16 @@ def free_port() -> int:
 
 
 class PrivateServer(ABC):
-    """One database server process that belongs to whoever created this object.
+    """One database server process that belongs to the creator of this object.
 
     Invariants:
         I1. ``process`` is the server itself, not a wrapper: its death is the server's death.
         I2. The port and the folder stay the same over ``stop``, ``kill9`` and ``restart``.
-        I3. The process is ended at the latest when this interpreter is gone, even by kill -9.
+        I3. The process ends at the latest when this interpreter ends, even by kill -9.
     Owner: the creating process; no other may start a server in the same folder.
     Durability: the folder outlives ``stop`` and ``kill9``; ``remove`` deletes it.
     Raises: MissingDependency if a binary is not installed; SourceUnavailable, with the end
-        of the server's log, if it does not come up.
+        of the server's log, if it does not start.
     """
 
     product: ClassVar[str]
@@ -81,7 +81,7 @@ class PrivateServer(ABC):
         self._guardian: Guardian | None = None
         self.version = ""
 
-    # -- what each product says of itself
+    # -- implemented for each product
 
     @abstractmethod
     def url(self, database: str) -> str:
@@ -109,12 +109,12 @@ class PrivateServer(ABC):
 
     @abstractmethod
     def _read_version(self) -> str:
-        """The running server's version; fails as long as it does not accept us."""
+        """The running server's version; fails until the server accepts connections."""
 
-    # -- the life of the process
+    # -- start and end of the process
 
     def start(self) -> Self:
-        """Create the folder if need be, start, and return when a query is answered."""
+        """Create the folder if necessary, start, and return when the server answers a query."""
         if self.running:
             return self
         self._forget()
@@ -165,7 +165,7 @@ class PrivateServer(ABC):
         return self.start()
 
     def remove(self) -> None:
-        """End the server, whatever it is at, and delete its folder."""
+        """End the server at once, and delete its folder."""
         self.kill9()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -193,7 +193,7 @@ class PrivateServer(ABC):
     # -- inside
 
     def _account(self) -> str | None:
-        """The system account the server runs under, or None for our own."""
+        """The system account of the server, or None for our own."""
         return None
 
     def _identity(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class PrivateServer(ABC):
         return {"user": self.account, "group": group, "extra_groups": []}
 
     def _reachable(self, directory: Path) -> Path:
-        """The folder, or a private one elsewhere if the server's account cannot get into it."""
+        """The folder, or a temporary one if the server's account cannot enter it."""
         if self.account is not None:
             closed = [one for one in directory.parents if one.exists() and not _open_to_all(one)]
             if closed:
@@ -224,7 +224,7 @@ class PrivateServer(ABC):
         atexit.unregister(self.kill9)
 
     def _run(self, command: list[str]) -> None:
-        """Run a set-up command under the server's account; its output is told if it fails."""
+        """Run a set-up command under the server's account; an error contains its output."""
         done = subprocess.run(
             command,
             cwd=self.directory,
@@ -232,7 +232,7 @@ class PrivateServer(ABC):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
-            # A MariaDB that starts deletes the temporary tables of others in a shared folder.
+            # A starting MariaDB deletes temporary tables of other servers in a shared folder.
             env={**os.environ, "TMPDIR": str(self.directory)},
             **self._identity(),
         )
@@ -404,12 +404,12 @@ class MariaDBServer(PrivateServer):
         ]
 
     def _based(self) -> list[str]:
-        """An unpacked server does not lie where it was built for."""
+        """The base folder of an unpacked server, which differs from the one it was built for."""
         root = self._root()
         return [f"--basedir={root}"] if root else []
 
     def remove(self) -> None:
-        """The socket too, which may lie outside of the folder."""
+        """Delete the socket too, which may be outside of the folder."""
         super().remove()
         socket_path = self._socket()
         for path in (socket_path, Path(f"{socket_path}.lock")):
@@ -419,7 +419,7 @@ class MariaDBServer(PrivateServer):
         return ["--user=root"] if os.geteuid() == 0 else []
 
     def _socket(self) -> Path:
-        """In the folder, or in the system's where the path would exceed the kernel's 107 bytes."""
+        """In the folder, or in the system's if the path would exceed the kernel's 107 bytes."""
         inside = self.directory / "server.sock"
         if len(os.fsencode(inside)) < 100:
             return inside
@@ -470,7 +470,7 @@ class PostgresServer(PrivateServer):
         self.execute(f'CREATE DATABASE "{name}"')
 
     def drop_database(self, name: str) -> None:
-        """Slots hold a database back: they are ended and dropped first."""
+        """Drop the slots first: PostgreSQL does not drop a database that has one."""
         slots = self.execute(
             "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = %s", [name]
         )
@@ -532,7 +532,7 @@ class PostgresServer(PrivateServer):
         )
 
     def remove(self) -> None:
-        """Ended as "immediate": after kill -9 its shared memory would be nobody's, for ever."""
+        """Shut down as "immediate": kill -9 would leave its shared memory behind for ever."""
         if self.process is not None:
             self.process.send_signal(signal.SIGQUIT)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -582,7 +582,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _wait_gone(pid: int, deadline_s: float) -> None:
-    """Return when an orphan has left the process table or is only a zombie."""
+    """Return when an orphan has left the process table or is a zombie."""
     end_s = time.monotonic() + deadline_s
     while time.monotonic() < end_s:
         try:

@@ -1,8 +1,8 @@
-"""A small shop on any of the databases: its tables, a mixed workload, and what they hold.
+"""A small shop on any of the databases: its tables, a mixed workload, and the tables' rows.
 
-The demo shows it and the end-to-end tests verify against it.  The workload is made to meet
-what a stream can get wrong: transactions over several tables, updates of keys, deletes,
-rollbacks to the start and to a savepoint, nulls, unicode, binary, decimals.
+The demo shows it and the end-to-end tests verify against it.  The workload contains what a stream
+can get wrong: transactions over several tables, updates of keys, deletes, rollbacks to the start
+and to a savepoint, nulls, unicode, binary, decimals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STATES = ("new", "paid", "packed", "sent")
 
 @dataclass(frozen=True, slots=True)
 class ShopDialect:
-    """What differs between the databases: the schema's name, types and parameter marks."""
+    """The differences between the databases: the schema's name, types and parameter marks."""
 
     name: str
     namespace: str
@@ -73,7 +73,7 @@ class Shop:
 
     Invariants:
         I1. The same seed makes the same sequence of transactions.
-        I2. ``counts`` tells what was committed, by kind of transaction.
+        I2. ``counts`` has the number of transactions of each kind.
 
     Owner: one thread; ``connect`` gives it connections of its own.
     """
@@ -88,7 +88,7 @@ class Shop:
         self._next_id = 0
 
     def create(self, *, customers: int = 50, skus: int = 40) -> None:
-        """Create the tables and what is in them on the first day."""
+        """Create the tables and their first rows."""
         with closing(self.connect()) as connection:
             cursor = connection.cursor()
             for statement in create_statements(self.dialect):
@@ -114,7 +114,7 @@ class Shop:
             yield lambda: self._step(connection, cursor)
 
     def rows(self) -> dict[str, Rows]:
-        """What the tables hold now, in one read transaction: by source name, by key."""
+        """The present rows of the tables, from one read transaction: by source name, by key."""
         found: dict[str, Rows] = {}
         with closing(self.connect()) as connection:
             cursor = connection.cursor()
@@ -201,7 +201,7 @@ class Shop:
         return self._next_id
 
     def _pick(self, cursor: Any, table: str, column: str) -> Any:
-        """The smallest value of ``column`` at or above a random place, or None."""
+        """The smallest value of ``column`` at or above a random number, or None."""
         cursor.execute(f"SELECT min({column}), max({column}) FROM {table}")
         low, high = cursor.fetchone()
         if low is None:
@@ -299,7 +299,7 @@ class _Abandoned(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ShopDifference:
-    """A row that is not the same in the source and at a consumer."""
+    """A row that differs between the source and a consumer."""
 
     source: str
     key: tuple[Any, ...]
@@ -308,7 +308,7 @@ class ShopDifference:
 
 
 def differences(expected: dict[str, Rows], found: dict[str, Rows]) -> list[ShopDifference]:
-    """Every row that differs, is missing, or is too many."""
+    """Every row that differs, is missing, or is superfluous."""
     unequal = []
     for source in expected.keys() | found.keys():
         theirs, ours = expected.get(source, {}), found.get(source, {})
@@ -319,7 +319,7 @@ def differences(expected: dict[str, Rows], found: dict[str, Rows]) -> list[ShopD
 
 
 def sqlite_connector(path: str) -> Callable[[], sqlite3.Connection]:
-    """Connections in autocommit mode to a database file, created when it is not there."""
+    """Connections in autocommit mode to a database file, created if it does not exist."""
 
     def connect() -> sqlite3.Connection:
         connection = sqlite3.connect(path, isolation_level=None, timeout=30)
