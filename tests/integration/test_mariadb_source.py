@@ -150,13 +150,16 @@ async def test_the_kernel_and_the_python_decoder_give_the_same_bytes(
 # -- positions
 
 
-async def test_another_domain_is_passed_over_and_counted(own_mariadb: MariaDBServer) -> None:
-    own_mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY)", database="shop")
+async def test_another_domain_is_counted_and_suspends_the_table_that_it_changes(
+    own_mariadb: MariaDBServer,
+) -> None:
+    for table in ("t", "u"):
+        own_mariadb.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY)", database="shop")
     for number in range(6):
         connection = own_mariadb.connect("shop")
         with connection.cursor() as cursor:
             cursor.execute(f"SET gtid_domain_id = {1 + number % 2}")
-            cursor.execute(f"INSERT INTO t VALUES ({number})")
+            cursor.execute(f"INSERT INTO {'tu'[number % 2]} VALUES ({number})")
         connection.close()
     first = await opened_mariadb(own_mariadb)
     second = await opened_mariadb(own_mariadb, domain_id=2)
@@ -166,7 +169,9 @@ async def test_another_domain_is_passed_over_and_counted(own_mariadb: MariaDBSer
     assert [event.key["id"] for event in ours.events()] == [0, 2, 4]
     assert [event.key["id"] for event in theirs.events()] == [1, 3, 5]
     assert [event.scn for event in theirs.events()] == [1, 2, 3]
-    assert (await first.status())["stream"]["foreign_groups"] >= 2
+    status = await first.status()
+    assert status["stream"]["foreign_groups"] >= 2
+    assert status["stopped_tables"].keys() == {"shop.u"}
     await first.close()
     await second.close()
 

@@ -476,18 +476,19 @@ async def _read_up_to(stream: AsyncIterator[Batch], streamed: Streamed, scn: int
 
 
 @pytest.mark.parametrize("use_kernels", [True, False])
-async def test_transactions_of_foreign_servers_are_passed_over_with_and_without_a_tag(
+async def test_transactions_of_foreign_servers_suspend_what_they_change_with_and_without_a_tag(
     mysql_database: FreshDatabase, source: MySqlSource, use_kernels: bool
 ) -> None:
     require(mysql_database.server, "tags of GTIDs", 8, 3)
-    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    for table in ("t", "calm"):
+        mysql_database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)")
     await source.open()
     source.use_kernels = use_kernels
     other = str(uuid.uuid4())
     start = await source.first_scn()
     run_under(mysql_database, f"{other}:early:1", "BEGIN", "COMMIT")
     run_under(mysql_database, f"{other}:early:2", "INSERT INTO t VALUES (1, 1)")
-    mysql_database.execute("INSERT INTO t VALUES (10, 0)")
+    mysql_database.execute("INSERT INTO calm VALUES (10, 0)")
     streamed = Streamed(resolved=start)
     stream = source.stream(start)
     try:
@@ -500,9 +501,11 @@ async def test_transactions_of_foreign_servers_are_passed_over_with_and_without_
         run_under(mysql_database, f"{other}:tag:70000", compressed, "DELETE FROM t WHERE id = 3")
         run_under(mysql_database, f"{other}:tag:5", "CREATE TABLE u (id INT PRIMARY KEY)")
         run_under(mysql_database, f"{other}:tag:6", "TRUNCATE t")
-        mysql_database.execute("INSERT INTO t VALUES (11, 0)")
+        mysql_database.execute("INSERT INTO calm VALUES (11, 0)")
         await _read_up_to(stream, streamed, await source.first_scn())
-        assert (await source.status())["stream"]["foreign_groups"] == before + 6
+        status = await source.status()
+        assert status["stream"]["foreign_groups"] == before + 6
+        assert status["stopped_tables"].keys() == {f"{mysql_database.name}.t"}
     finally:
         await stream.aclose()
     assert [event.key["id"] for event in streamed.events()] == [10, 11]

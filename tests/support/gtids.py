@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
+
 from databus.relay.sources.mysql.gtid.gtid_sets import largest, parse_gtid_set
 from tests.support.fixtures import FreshDatabase
+from tests.support.mysql_server import MySQLServer
 
 
 def run_under(database: FreshDatabase, gtid_next: str, *statements: str) -> None:
@@ -14,6 +17,23 @@ def run_under(database: FreshDatabase, gtid_next: str, *statements: str) -> None
         for statement in statements:
             cursor.execute(statement)
         cursor.execute("SET gtid_next = 'AUTOMATIC'")
+    connection.close()
+
+
+def run_elsewhere(database: FreshDatabase, *statements: str) -> None:
+    """Run statements in another domain (MariaDB), or under another server's UUID (MySQL)."""
+    is_mysql = isinstance(database.server, MySQLServer)
+    server = str(uuid.uuid4())
+    connection = database.server.connect(database.name)
+    with connection.cursor() as cursor:
+        if not is_mysql:
+            cursor.execute("SET gtid_domain_id = 9")
+        for number, statement in enumerate(statements, 1):
+            if is_mysql and not statement.startswith("SET "):
+                cursor.execute(f"SET gtid_next = '{server}:{number}'")
+            cursor.execute(statement)
+        if is_mysql:
+            cursor.execute("SET gtid_next = 'AUTOMATIC'")
     connection.close()
 
 

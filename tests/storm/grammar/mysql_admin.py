@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 
 from tests.storm.generator import production
@@ -46,12 +47,23 @@ class MySqlAdministration(MySqlRows):
 
     @production(0.7, only="mariadb")
     def p_other_domain(self) -> Iterator[str]:
-        """Tables that are not captured: the relay skips other domains (docs/sources/mariadb.md)."""
-        tables = self.base_tables(captured=False)
-        if tables:
+        """The relay follows one domain: captured tables that another one changes are suspended."""
+        if table := self.some_table():
             yield f"SET gtid_domain_id = {self.pick('7', '8')}"
-            yield self.any_dml(self.rng.choice(tables))
+            yield self.any_dml(table)
+            if self.rng.random() < 0.3:
+                added = f"`d{self.next_number()}` INT DEFAULT 7"
+                yield f"ALTER TABLE {self.full(table)} ADD COLUMN {added}"
             yield "SET gtid_domain_id = DEFAULT"
+
+    @production(0.7, only="mysql")
+    def p_other_server(self) -> Iterator[str]:
+        """A transaction of a server that is not in the option uuids, as it arrives on a replica."""
+        if table := self.some_table():
+            server = uuid.UUID(int=self.rng.getrandbits(128))
+            yield f"SET gtid_next = '{server}:1'"
+            yield self.any_dml(table)
+            yield "SET gtid_next = 'AUTOMATIC'"
 
     @production(0.7)
     def p_logging_variable(self) -> Iterator[str]:

@@ -6,10 +6,11 @@ Every finding names the setting, what it is, and the statement that mends it.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 
 from databus.common.errors import UnsupportedChange
 from databus.common.schema.source_names import split_source
-from databus.relay.sources.contract import Finding
+from databus.relay.sources.contract import Finding, left_out
 from databus.relay.sources.mysql.binlog.gtid_numbering import (
     DomainNumbering,
     Numbering,
@@ -243,6 +244,17 @@ def table_findings(
     """Tables without a key, and types or character sets that cannot be carried."""
     return [
         finding for table in catalogue.values() for finding in _one_table(table, charsets, settings)
+    ]
+
+
+def left_out_tables(
+    catalogue: Catalogue, charsets: Charsets, settings: MySqlSettings, suspended: Container[str]
+) -> list[str]:
+    """Warnings of tables that cannot be captured, and of which no row has come to suspend them."""
+    return [
+        left_out(finding)
+        for finding in table_findings(catalogue, charsets, settings)
+        if finding.fatal and finding.table not in suspended
     ]
 
 

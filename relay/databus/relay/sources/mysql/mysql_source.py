@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -18,7 +18,6 @@ from databus.common.errors import (
     SourcePositionLost,
     SourceUnavailable,
     UnknownSource,
-    UnsupportedChange,
 )
 from databus.common.schema.source_names import split_source
 from databus.common.schema.source_schema import SourceSchema
@@ -32,7 +31,6 @@ from databus.relay.sources.contract import (
     Snapshot,
     TableSize,
     Transaction,
-    left_out,
     raise_findings,
 )
 from databus.relay.sources.mysql.binlog.binlog_decoder import PART_BYTES, BinlogDecoder
@@ -44,7 +42,7 @@ from databus.relay.sources.mysql.binlog.gtid_numbering import (
     has_prepared,
 )
 from databus.relay.sources.mysql.chunks import mysql_chunk_kernels, mysql_chunks
-from databus.relay.sources.mysql.chunks.shown_commits import shown
+from databus.relay.sources.mysql.chunks.shown_commits import shown, until
 from databus.relay.sources.mysql.gtid.binlog_locations import (
     BinlogLocation,
     BinlogLocations,
@@ -58,6 +56,7 @@ from databus.relay.sources.mysql.gtid.mysql_lineage import (
 )
 from databus.relay.sources.mysql.mysql_preflight import (
     choose_numbering,
+    left_out_tables,
     server_findings,
     table_findings,
 )
@@ -70,7 +69,12 @@ from databus.relay.sources.mysql.statements.routine_catalogue import read_dialec
 from databus.relay.sources.mysql.tables.cascades import cascade_findings, load_cascades
 from databus.relay.sources.mysql.tables.dropped_columns import DroppedColumns
 from databus.relay.sources.mysql.tables.inferred_columns import InferredColumns, LookaheadResult
-from databus.relay.sources.mysql.tables.mysql_tables import Catalogue, load_catalogue
+from databus.relay.sources.mysql.tables.mysql_tables import (
+    Catalogue,
+    carried_schemas,
+    load_catalogue,
+    visible,
+)
 from databus.relay.sources.suspended_tables import SuspendedTables, TableSuspension
 
 _T = TypeVar("_T")
@@ -79,6 +83,7 @@ _log = logging.getLogger(__name__)
 _HEARTBEAT_S = 0.5
 _SILENCE_S = 10.0
 _BATCH_AT_LEAST_EVERY_S, _STREAM_COMES_BY_S = 0.4, 0.5
+_MEETS_EVERY_S = 2.0
 _MOST_READERS = 32  # more than a dump has lanes
 _WHICH_SERVER = "CONCAT_WS(':', @@hostname, @@port, @@server_id)"
 
@@ -229,7 +234,12 @@ class MySqlSource:
         """All windows after ``after_scn``; see ``Source.stream``."""
         settings = self._settings
         resume_state = await self._resume_state_for(after_scn)
-        start = await self._ask(lambda c: self._numbering.dump_after(c, settings, resume_state))
+        if resume_state.foreign is None:
+            is_lost = self._recalled is not None and self._recalled.kept is None
+            foreign = "" if is_lost else await self._ask(self._numbering.foreign)
+            resume_state = dataclasses.replace(resume_state, foreign=foreign)
+        asked = resume_state
+        start = await self._ask(lambda c: self._numbering.dump_after(c, settings, asked))
         assert self._charsets is not None, "open() comes before stream()"
         decoder = self._numbering.decoder(settings, self._charsets, self._catalogue, resume_state)
         decoder.expected, decoder.ends = start.expected, start.ends
@@ -243,9 +253,17 @@ class MySqlSource:
         decoder.dialect = await self._ask(read_dialect)
         decoder.known.know_cascades(await self._ask(load_cascades))
         decoder.told = AnnouncedSchemas(resume_state.told)
-        decoder.told.assume([*self._tracked_schemas(tracked), *await self.schemas()])
+        # As they were when the stream ended, which may be others now.
+        before = carried_schemas(tracked.tables.values(), settings.zero_dates)
+        decoder.told.assume([*before, *await self.schemas()])
+        decoder.known.unmet = set(resume_state.unmet)
         self._decoder = decoder
-        self._suspend_unlogged()
+        decoder.suspend_unlogged(self._catalogue)
+        if start.unread:
+            decoder.suspend_captured(
+                f"the server has purged GTIDs {start.unread}, of servers that are not followed, "
+                "before they were read"
+            )
         self._resolved, self._resume_state = after_scn, resume_state
         self._streams_from = self._reset = ""
         if after_scn == self._beginning.scn:
@@ -264,14 +282,6 @@ class MySqlSource:
             connection.close()
             decoder.prepared.close()
 
-    def _tracked_schemas(self, tracked: InferredColumns) -> list[SourceSchema]:
-        """The tables as they were when the stream ended, which may be others now."""
-        found = []
-        for table in tracked.tables.values():
-            with contextlib.suppress(UnsupportedChange):
-                found.append(table.source_schema(self._settings.zero_dates))
-        return found
-
     def recall(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
         """See ``RememberingSource``."""
         kept = decode_resume_state(resume_state) if resume_state else None
@@ -284,30 +294,22 @@ class MySqlSource:
 
     def _stops_of(self, resume_state: MySqlResumeState) -> SuspendedTables:
         """The tables that have stopped, as far as they are captured still."""
-        captures = self._settings.captures
+        stops = resume_state.stopped
         return SuspendedTables(
-            {
-                name: stop
-                for name, stop in resume_state.stopped.items()
-                if captures(*split_source(name))
-            }
+            {name: stops[name] for name in stops if self._settings.captures(*split_source(name))}
         )
 
     async def _resume_state_for(self, after_scn: int) -> MySqlResumeState:
         """What is needed before ``after_scn``: as we were told, or as the server says."""
-        recalled = self._recalled
-        if recalled is not None and recalled.kept is not None and recalled.kept.scn <= after_scn:
+        recalled = self._recalled or Recalled(after_scn, None, None)
+        if recalled.kept is not None and recalled.kept.scn <= after_scn:
             return recalled.resume_state(after_scn)
         prepared = await self._ask(has_prepared)
-        resume_state = (
-            recalled.resume_state(after_scn)
-            if recalled is not None
-            else MySqlResumeState(after_scn)
-        )
+        resume_state = recalled.resume_state(after_scn)
         if after_scn == self._beginning.scn:
             began = self._beginning
             resume_state = dataclasses.replace(
-                resume_state, tagged=began.tagged, missed=began.missed
+                resume_state, tagged=began.tagged, missed=began.missed, foreign=began.foreign
             )
         return dataclasses.replace(resume_state, prepared=1 if prepared else None)
 
@@ -325,7 +327,7 @@ class MySqlSource:
         )
         packets = PacketBuffer(where)
         fast = FastPath(decoder) if COMPILED and self.use_kernels else None
-        told_at_s = time.monotonic()
+        told_at_s = met_at_s = time.monotonic()
         noticed = decoder.stopped.suspended_count, decoder.known.dropped.added_count
         while True:
             try:
@@ -384,6 +386,9 @@ class MySqlSource:
                 # Not while groups are read again that lie before where the stream goes on.
                 self._places.passed(decoder.file, decoder.offset, decoder.resolved)
             now_s = time.monotonic()
+            if decoder.known.unmet and now_s - met_at_s >= _MEETS_EVERY_S:
+                met_at_s = now_s
+                await self._meet(decoder)
             if decoder.pending_bytes or now_s - told_at_s >= _BATCH_AT_LEAST_EVERY_S:
                 told_at_s = now_s
                 yield self._batch(decoder)
@@ -411,8 +416,7 @@ class MySqlSource:
         if not (is_tracked or decoder.looks_ahead):
             decoder.known.lookahead = LookaheadResult(await self._fresh_catalogue(), ())
             return
-        group = decoder.group
-        gtid = decoder.txid(group) if group is not None and group.wanted else ""
+        gtid = decoder.gtid
         file, offset, known = decoder.file, decoder.looks_from, decoder.server_offset
         decoder.known.lookahead = await self._read(
             lambda c: self._lookahead.look(
@@ -420,23 +424,22 @@ class MySqlSource:
             )
         )
         self._catalogue = decoder.known.catalogue
-        self._suspend_unlogged()
+        decoder.suspend_unlogged(self._catalogue)
         if decoder.looks_ahead:  # Foreign keys change by statements only.
             decoder.known.know_cascades(await self._ask(load_cascades))
 
     async def _fresh_catalogue(self) -> Catalogue:
         self._catalogue = await self._ask(lambda c: load_catalogue(c, self._settings))
-        self._suspend_unlogged()
+        if self._decoder is not None:
+            self._decoder.suspend_unlogged(self._catalogue)
         return self._catalogue
 
-    def _suspend_unlogged(self) -> None:
-        """Suspend the tables whose content the binlog does not give."""
-        decoder = self._decoder
-        for source, table in self._catalogue.items():
-            if table.unlogged and decoder is not None and source not in decoder.stopped.stops:
-                _log.warning("%s: %s has stopped: %s", self._settings.name, source, table.unlogged)
-                decoder.stopped.stop(source, decoder.resolved, table.unlogged)
-                decoder.known.pass_over(source)
+    async def _meet(self, decoder: BinlogDecoder) -> None:
+        """Tables that took a captured name while the account could not see them may be seen now."""
+        names = frozenset(decoder.known.unmet)
+        if found := await self._ask(lambda c: visible(c, names)):
+            await self._fresh_catalogue()
+            decoder.meet(found)
 
     async def ack(self, scn: int) -> None:
         """Nothing to do: the server keeps its binlog by its own rules."""
@@ -445,11 +448,8 @@ class MySqlSource:
 
     async def schemas(self) -> list[SourceSchema]:
         """The captured tables as they are now; one that cannot be carried is left out."""
-        found = []
-        for table in (await self._fresh_catalogue()).values():
-            with contextlib.suppress(UnsupportedChange):
-                found.append(table.source_schema(self._settings.zero_dates))
-        return found
+        tables = (await self._fresh_catalogue()).values()
+        return carried_schemas(tables, self._settings.zero_dates)
 
     async def largest_key(self, source: str) -> list[Any] | None:
         """The largest key of a table; None when it is empty."""
@@ -493,8 +493,12 @@ class MySqlSource:
         if table is not None:
             table.source_schema(self._settings.zero_dates)
         await stopped.resumption(source)
-        assert self._decoder is not None, "a table resumes with the stream"
-        await shown(source, self._decoder.resolved, self._snapshot)
+        decoder = self._decoder
+        assert decoder is not None, "a table resumes with the stream"
+        await shown(source, decoder.resolved, self._snapshot)
+        if (group := decoder.suspended_by) is not None:
+            is_shown = functools.partial(self._numbering.shows, group=group)
+            await until(source, f"GTID {group.gtid}", lambda: self._read(is_shown))
 
     async def _snapshot(self) -> Snapshot:
         """What the server shows now."""
@@ -559,7 +563,12 @@ class MySqlSource:
                 "groups_without_events": decoder.other_groups,
             }
         facts["stopped_tables"] = self._stopped.document()
-        facts["warnings"] = [*self._stopped.warnings(), *self._left_out()]
+        facts["warnings"] = self._stopped.warnings()
+        if self._charsets is not None:
+            suspended = self._stopped.stops.keys()
+            facts["warnings"] += left_out_tables(
+                self._catalogue, self._charsets, self._settings, suspended
+            )
         return facts
 
     def _notice_reset(self, read_to: BinlogLocation, end: BinlogLocation) -> None:
@@ -572,16 +581,6 @@ class MySqlSource:
                 f"its binlog ends at {end.offset} of file {end.file_number}, but we have read up "
                 f"to {read_to.offset} of file {read_to.file_number}: it was reset"
             )
-
-    def _left_out(self) -> list[str]:
-        """Of tables that cannot be captured, and of which no row has come that could stop them."""
-        if self._charsets is None:
-            return []
-        return [
-            left_out(finding)
-            for finding in table_findings(self._catalogue, self._charsets, self._settings)
-            if finding.fatal and finding.table not in self._stopped.stops
-        ]
 
     def _server_facts(
         self, connection: MySqlConnection

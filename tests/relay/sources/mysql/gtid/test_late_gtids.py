@@ -50,7 +50,7 @@ def test_a_late_number_suspends_the_captured_table_that_it_changes(
     before = reader.resume_state()
     assert before.missed == f"{OLD}:7-8"
     for again in (reader, reader_at(9)):  # Killed before the resume state was stored: once more.
-        again.out_of_order_from(decode_resume_state(before.encode()))
+        again.continue_from(decode_resume_state(before.encode()))
         feed(again, transaction(OLD, 7, *content), transaction(OLD, 10, *change(4)))
         assert again.stopped.stops.keys() == {"shop.t"}
         stop = again.stopped.stops["shop.t"]

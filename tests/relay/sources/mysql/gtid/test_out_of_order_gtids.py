@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from databus.common.errors import FormatError, UnsupportedChange
+from databus.common.errors import FormatError
 from databus.common.frame.frame_format import iter_frames
 from databus.relay.sources.mysql.binlog.mysql_decoder import MySqlDecoder
 from databus.relay.sources.mysql.gtid.gtid_sets import parse_owned
@@ -28,7 +28,7 @@ from tests.relay.sources.mysql.gtid.test_promotion import (
     transaction,
 )
 
-TAGGED_GTID, MYSQL_GTID = 42, 33
+TAGGED_GTID, MYSQL_GTID, XA_PREPARE = 42, 33, 38
 STRANGER = str(uuid.UUID(int=9))
 
 # Three bodies of a MySQL 9.7.4, without their checksums.
@@ -169,21 +169,28 @@ def test_what_is_owned_under_a_tag_is_no_number_of_the_clock() -> None:
 # -- groups
 
 
-def test_a_foreign_one_is_passed_over_with_its_rows_like_one_without_a_tag() -> None:
+def elsewhere() -> memoryview:
+    """The map of a table in a schema that is not captured."""
+    mapped = table_map("t").tobytes().replace(b"\4shop", b"\4ship")
+    return event(19, mapped[19:-4])
+
+
+def test_one_of_a_server_that_is_not_configured_changes_nothing_where_nothing_is_captured() -> None:
     reader = reader_at(5)
-    feed(reader, transaction(STRANGER, 1, *change(1)), under_tag(STRANGER, 1, *change(2)))
+    content = [elsewhere(), insert("t", 1)]
+    feed(reader, transaction(STRANGER, 1, *content), under_tag(STRANGER, 1, *content))
     assert (reader.foreign_groups, reader.group, reader.resolved) == (2, None, 5)
-    feed(reader, [tagged(STRANGER, 2), query("DROP TABLE t")])
+    feed(reader, [tagged(STRANGER, 2), query("DROP TABLE other.t")])
     feed(reader, transaction(OLD, 6, *change(3)))
     assert (reader.foreign_groups, reader.resolved, ids(reader)) == (3, 6, [(6, 3)])
+    assert stops(reader) == {}
+    assert reader.resume_state().foreign == f"{STRANGER}:1-1,{STRANGER}:tag:1-2"
 
 
 @pytest.mark.parametrize("server", [OLD, NEW])
 def test_one_of_ours_that_changes_nothing_captured_is_passed_over(server: str) -> None:
     reader = reader_at(5)
-    elsewhere = table_map("t").tobytes().replace(b"\4shop", b"\4ship")
-    mapped = event(19, elsewhere[19:-4])
-    feed(reader, under_tag(server, 1), under_tag(server, 2, mapped, insert("t", 1)))
+    feed(reader, under_tag(server, 1), under_tag(server, 2, elsewhere(), insert("t", 1)))
     feed(reader, [tagged(server, 3), query("BEGIN"), query("SAVEPOINT a"), query("COMMIT")])
     for account in ("CREATE USER joe", "grant  select on shop.t to joe", "SET DEFAULT ROLE r"):
         feed(reader, [tagged(server, 4), query(account)])
@@ -202,7 +209,10 @@ def stops(reader: MySqlDecoder) -> dict[str, str]:
     [
         (change(1), " changes rows of shop.t; "),
         ([query("ROLLBACK TO `a`"), *change(1)], " changes rows of shop.t; "),
-        ([query("UPDATE t SET id = 1")], ", 'UPDATE t SET id = 1': it is changed by a statement"),
+        (
+            [query("UPDATE t SET id = 1")],
+            " changes it by 'UPDATE t SET id = 1': it is changed by a statement",
+        ),
     ],
 )
 def test_one_of_ours_suspends_the_captured_table_that_it_changes(
@@ -241,22 +251,68 @@ def test_a_statement_suspends_what_it_may_change_and_no_other_table(
     assert (reader.resolved, reader.resume_state().tagged) == (6, f"{OLD}:tag:1-1")
 
 
-@pytest.mark.parametrize("statement", ["XA START X'61',X'',1", "XA COMMIT X'61',X'',1"])
-def test_of_xa_it_is_not_known_what_it_changes(statement: str) -> None:
+def prepare(gtid: memoryview, *content: memoryview) -> list[memoryview]:
+    """A group that ends with XA PREPARE of the transaction 'a'."""
+    prepared = event(XA_PREPARE, struct.pack("<BIII", 0, 1, 1, 0) + b"a")
+    return [gtid, query("XA START X'61',X'',1"), *content, query("XA END X'61',X'',1"), prepared]
+
+
+def plain(number: int) -> memoryview:
+    return transaction(OLD, number)[0]
+
+
+COMMIT, ROLLBACK = (query(f"XA {word} X'61',X'',1") for word in ("COMMIT", "ROLLBACK"))
+
+
+def test_what_is_prepared_without_an_scn_suspends_its_tables_when_it_is_committed() -> None:
     reader = reader_at(5)
-    feed(reader, [tagged(OLD, 1)])
-    with pytest.raises(UnsupportedChange, match=rf"at \d+: the tagged GTID {OLD}:tag:1 brings"):
-        reader.feed(query(statement))
+    feed(reader, prepare(tagged(OLD, 1), *change(1)), transaction(OLD, 6, *change(2)))
+    assert (ids(reader), stops(reader), reader.resolved) == ([(6, 2)], {}, 6)
+    # Until then it is read again after a restart: on MySQL by its GTID, on both by its place.
+    assert (reader.resume_state().tagged, reader.resume_state().prepared) == ("", 5)
+    feed(reader, [tagged(OLD, 2), COMMIT])
+    assert stops(reader)["shop.t"].startswith(f"the tagged GTID {OLD}:tag:2 commits XA transaction")
+    assert (reader.resume_state().tagged, reader.resume_state().prepared) == (
+        f"{OLD}:tag:1-2",
+        None,
+    )
+
+
+def test_what_is_prepared_without_an_scn_and_rolled_back_suspends_nothing() -> None:
+    reader = reader_at(5)
+    feed(reader, prepare(tagged(OLD, 1), *change(1)), [tagged(OLD, 2), ROLLBACK])
+    feed(reader, transaction(OLD, 6, *change(2)))
+    assert (ids(reader), stops(reader)) == ([(6, 2)], {})
+    assert reader.resume_state().tagged == f"{OLD}:tag:1-2"
+
+
+def test_what_is_prepared_without_an_scn_and_committed_with_one_suspends_its_tables() -> None:
+    reader = reader_at(5)
+    feed(reader, prepare(tagged(STRANGER, 1), *change(1)), [plain(6), COMMIT])
+    while reader.replaying:
+        reader.replay()
+    assert (reader.resolved, stops(reader).keys()) == (6, {"shop.t"})
+
+
+def test_what_is_prepared_with_an_scn_and_committed_without_suspends_its_tables() -> None:
+    reader = reader_at(5)
+    content = [*change(1), table_map("u"), insert("u", 1)]
+    feed(reader, prepare(plain(6), *content), [tagged(STRANGER, 1), COMMIT])
+    assert (ids(reader), stops(reader).keys()) == ([], {"shop.t", "shop.u"})
+    assert reader.resume_state().prepared is None
+
+
+def test_a_commit_of_what_was_prepared_before_what_is_read_suspends_every_captured_table() -> None:
+    reader = reader_at(5)
+    feed(reader, [tagged(STRANGER, 1), ROLLBACK])
+    assert stops(reader) == {}
+    feed(reader, [tagged(STRANGER, 2), COMMIT])
+    assert stops(reader).keys() == {"shop.t", "shop.u"}
 
 
 def test_one_that_was_cut_off_is_forgotten_when_the_next_group_begins() -> None:
     reader = reader_at(5)
     feed(reader, [tagged(OLD, 1), query("BEGIN")], transaction(OLD, 6, *change(3)))
     assert (reader.resolved, ids(reader), stops(reader)) == (6, [(6, 3)], {})
-    feed(reader, [tagged(OLD, 1), query("BEGIN")])
-    # The kernel began a group, and left its rows to the decoder.
-    reader.came_to(6, 7, 6)
-    assert reader.feed(table_map("u"))
-    feed(reader, transaction(OLD, 8), under_tag(OLD, 2, *change(1)))
-    assert stops(reader).keys() == {"shop.t"}
-    assert reader.resume_state().tagged == f"{OLD}:tag:2-2"
+    feed(reader, [tagged(OLD, 1), query("BEGIN"), elsewhere()], transaction(OLD, 7, *change(4)))
+    assert (ids(reader), stops(reader), reader.resume_state().tagged) == ([(7, 4)], {}, "")

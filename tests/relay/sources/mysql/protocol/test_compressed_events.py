@@ -126,9 +126,10 @@ def test_a_compressed_group_gives_the_bytes_of_a_plain_one() -> None:
 def test_what_is_not_wanted_is_not_unpacked() -> None:
     ours, foreign = decoder(), decoder()
     rows = compressed(insert(1, 2, 3), 10)
-    for one in (gtid(5, domain=2), rows):
+    for one in (gtid(5, domain=2), table_map(), rows):
         assert foreign.feed(one)
     assert foreign.payload is None
+    assert foreign.stopped.stops.keys() == {"shop.t"}  # whatever its rows are
     feed(ours, gtid(5), table_map())
     ours.known.pass_over("shop.t")
     ours.feed(rows)

@@ -1,14 +1,13 @@
 """From binlog events to windows of frames: a state machine without any I/O.
 
-The events of one GTID group of the chosen domain become one window; other domains are
-counted and passed over.  ``BinlogDecoder.feed`` takes one event after the other; what it has
-packed is handed out by ``take``.
+The events of one GTID group of the chosen domain become one window.  Groups of other domains
+are counted, and suspend the captured tables that they change (``groups_without_scn.py``).
+``BinlogDecoder.feed`` takes one event after the other; ``take`` hands out what it has packed.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import struct
 from collections.abc import Callable
 
@@ -19,10 +18,11 @@ from databus.common.schema.source_names import join_source
 from databus.common.schema.source_schema import SourceSchema
 from databus.relay.sources.announced_schemas import AnnouncedSchemas
 from databus.relay.sources.mysql.binlog import open_group
+from databus.relay.sources.mysql.binlog.groups_without_scn import GroupsWithoutScn
 from databus.relay.sources.mysql.binlog.open_group import PART_BYTES as PART_BYTES
 from databus.relay.sources.mysql.binlog.savepoints import Savepoints, undone
-from databus.relay.sources.mysql.binlog.xa_groups import XaGroups
 from databus.relay.sources.mysql.binlog.xa_transactions import PreparedTransactions
+from databus.relay.sources.mysql.gtid.foreign_gtids import ForeignGtids
 from databus.relay.sources.mysql.gtid.mysql_lineage import (
     GroupLocation,
     LineageMark,
@@ -43,18 +43,17 @@ from databus.relay.sources.mysql.rows.charsets import Charsets
 from databus.relay.sources.mysql.rows.uncertain_table import TableUncertain
 from databus.relay.sources.mysql.statements import Statement, StatementDialect, effects_of
 from databus.relay.sources.mysql.statements.logged_statements import logged_statement
-from databus.relay.sources.mysql.statements.token_reader import TableName
 from databus.relay.sources.mysql.tables import changed_tables
-from databus.relay.sources.mysql.tables.cascades import changes_columns, is_logged
 from databus.relay.sources.mysql.tables.known_tables import KnownTables
 from databus.relay.sources.mysql.tables.mapped_table import CatalogueDiffers
 from databus.relay.sources.mysql.tables.mysql_tables import Catalogue
 from databus.relay.sources.suspended_tables import SuspendedTables
 
-_log = logging.getLogger(__name__)
+_WITHIN = ("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE SAVEPOINT", "XA ")
+"""Statements that begin, end or divide a transaction and change no table."""
 
 
-class BinlogDecoder(XaGroups):
+class BinlogDecoder(GroupsWithoutScn):
     """The reader's state between two events.
 
     Invariants:
@@ -90,8 +89,10 @@ class BinlogDecoder(XaGroups):
         domain_id: int,
         after_scn: int,
     ) -> None:
+        super().__init__()
         self.settings = settings
         self.domain_id = domain_id
+        self.foreign = ForeignGtids()
         self.resolved = after_scn
         self.file = ""
         self.offset = self.server_offset = 0
@@ -125,6 +126,7 @@ class BinlogDecoder(XaGroups):
         self._new_schemas: list[SourceSchema] = []
         self._handlers: dict[int, Callable[[binlog_events.Header, memoryview, bool], bool]] = {
             EventType.GTID: self._gtid,
+            EventType.GTID_LIST: self._gtid_list,
             EventType.TABLE_MAP: self._table_map,
             EventType.QUERY: self._query,
             EventType.XID: self._xid,
@@ -170,6 +172,8 @@ class BinlogDecoder(XaGroups):
             self.told.encode(),
             place=self.mark_place,
             dropped=self.known.dropped.names,
+            foreign=self.foreign.encode(),
+            unmet=tuple(sorted(self.known.unmet)),
         )
 
     # -- one event
@@ -229,9 +233,13 @@ class BinlogDecoder(XaGroups):
         return self._query(header, plain_query(body, self._place(header)), fresh)
 
     def _packed_rows(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
-        is_read = self.group is not None and self.group.wanted
-        if is_read and not self.known.passes_over(int.from_bytes(body[:6], "little")):
+        group = self.group
+        if group is None or self.known.passes_over(int.from_bytes(body[:6], "little")):
+            return True
+        if group.wanted:
             self._open_payload(PlainRows(header, body, self._place(header)))
+        elif group.is_examined:
+            self._examine_rows(PLAIN_ROWS[EventType(header.type)], body)
         return True
 
     # -- groups
@@ -245,6 +253,8 @@ class BinlogDecoder(XaGroups):
         if self.group is not None:
             self._forget_group(f"{self._place(header)}: a new group begins")
         ours = gtid.domain_id == self.domain_id
+        writer = gtid.domain_id, header.server_id
+        is_xa = bool(gtid.flags & GtidFlag.PREPARED_XA)
         if ours:
             self._recognise(gtid.seq_no, header)
         if ours and gtid.seq_no <= self.last_seq_no:
@@ -259,11 +269,13 @@ class BinlogDecoder(XaGroups):
             header.server_id,
             header.timestamp_s * 1_000_000,
             gtid.flags,
-            ours and (gtid.seq_no > self.resolved or bool(gtid.flags & GtidFlag.PREPARED_XA)),
+            ours and (gtid.seq_no > self.resolved or is_xa),
+            is_examined=not ours and (gtid.seq_no > self.foreign.last(writer) or is_xa),
         )
         if ours:
             self.last_seq_no = gtid.seq_no
         else:
+            self.foreign.latest = writer
             self.foreign_groups += 1
         return True
 
@@ -289,6 +301,8 @@ class BinlogDecoder(XaGroups):
             else:
                 self.other_groups += 1
             self._passed(group)
+        elif group.is_examined:
+            self._was_examined(group)
         self.group = None
         self.out.window_start = self.out.fill
         self.sent_part = False
@@ -346,6 +360,9 @@ class BinlogDecoder(XaGroups):
             return True
         word = statement.strip().upper()
         if not group.wanted:
+            is_change = group.is_examined and not word.startswith(_WITHIN)
+            if is_change and not self._examine_statement(told, fresh):
+                return False
             if group.standalone or word in ("COMMIT", "ROLLBACK"):
                 self._end_group()
             return True
@@ -405,10 +422,8 @@ class BinlogDecoder(XaGroups):
         ):
             why = f"GTID {self.txid(group)}, {statement}: {change.why}"
             self._stop(change.source, why, keeps_rows=change.keeps_rows)
+        self._note_unmet(found, self._captured())
         return True
-
-    def _captured(self) -> list[TableName]:
-        return changed_tables.captured_names(self.settings, self.known.catalogue, self.told)
 
     def _pass(self, group: open_group.Group, statement: Statement) -> None:
         """Tell of a statement, unless it is read again and what is tracked already has it."""
@@ -450,27 +465,12 @@ class BinlogDecoder(XaGroups):
                 group.seq += 1
         return certain
 
-    def _stop(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
-        """Pass over this table from here on, and go on with the others.
-
-        With ``keeps_rows`` up to the end of this transaction alone.
-        """
-        scn = self.group.scn if self.group is not None else self.resolved
-        if source not in self.stopped.stops:
-            _log.warning("database %s: %s has stopped: %s", self.settings.name, source, why)
-        self.stopped.stop(source, scn, why, keeps_rows=keeps_rows)
-        self.known.pass_over(source)
-
-    def begin_again(self) -> None:
-        """Between two groups: stopped tables that were asked for are read from here on."""
-        if self.stopped.is_asked and self.group is None:
-            self.stopped.begin_again()
-            self.known.forget_maps()
-
     # -- rows
 
     def _table_map(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         group = self.group
+        if group is not None and group.is_examined:
+            self._examine_map(body)
         if group is None or not group.wanted:
             return True
         table_id, schema, table = binlog_events.table_map_names(body)
@@ -506,9 +506,11 @@ class BinlogDecoder(XaGroups):
 
     def _rows(self, header: binlog_events.Header, body: memoryview) -> None:
         group = self.group
-        if group is None or not group.wanted:
+        if group is None or not (group.wanted or group.is_examined):
             return
         kind, start = binlog_events.rows_event(header.type, body)
+        if group.is_examined:
+            return self._examine_rows(kind, body)
         table_id = int.from_bytes(body[0:6], "little")
         if table_id not in self.known.maps:
             raise FormatError(f"{self._place(header)}: rows of table {table_id} without its map")
@@ -528,25 +530,6 @@ class BinlogDecoder(XaGroups):
                 self._event(op, schema, key, before, after)
         except TableUncertain as error:
             self._stop(schema.source, error.message)
-
-    def _suspend_children(
-        self, header: binlog_events.Header, table_id: int, body: memoryview
-    ) -> None:
-        """Rows that a foreign key deletes or changes with their parent's are not in the binlog."""
-        keys = self.known.cascades_of(table_id)
-        if not keys or is_logged(int.from_bytes(body[6:8], "little")):
-            return
-        group, mapped = self.group, self.known.maps[table_id]
-        assert group is not None
-        is_update = binlog_events.rows_event(header.type, body)[0] == EventType.UPDATE_ROWS
-        for key in keys:
-            if not (key.updates if is_update else key.deletes):
-                continue
-            if is_update and mapped and not changes_columns(header, body, mapped, key.columns):
-                continue
-            why = f"rows of {'.'.join(key.parent)} were changed, and the foreign key {key} changes"
-            for child in changed_tables.sources_of(self.known.cascades.reached(key), self.settings):
-                self._stop(child, f"GTID {self.txid(group)}: {why} its rows outside of the binlog")
 
     def _event(
         self, op: Op, schema: SourceSchema, key: bytes, before: bytes | None, after: bytes | None
@@ -595,6 +578,5 @@ class BinlogDecoder(XaGroups):
         why = f"{self._place(header)}: an event of type {header.type}, which is unknown"
         if self.group is None:
             raise UnsupportedChange(why)
-        if self.group.wanted:
-            for source in changed_tables.sources_of(self._captured(), self.settings):
-                self._stop(source, why)
+        if self.group.wanted or self.group.is_examined:
+            self.suspend_captured(why)

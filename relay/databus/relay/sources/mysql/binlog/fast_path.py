@@ -90,8 +90,9 @@ class FastPath:
         decoder = self._decoder
         group = decoder.group
         cells[c.IN_GROUP] = group is not None
-        cells[c.WANTED] = group is not None and group.wanted
+        cells[c.WANTED] = c.NOT_READ
         if group is not None:
+            cells[c.WANTED] = c.EXAMINED if group.is_examined else int(group.wanted)
             cells[c.SCN] = group.scn
             cells[c.SEQ] = group.seq
             cells[c.EVENT_COUNT] = group.event_count
@@ -110,6 +111,9 @@ class FastPath:
         cells[c.SERVER_OFFSET] = decoder.server_offset
         cells[c.GROUP_BEGIN] = decoder.group_begin
         cells[c.FOREIGN_GROUPS] = decoder.foreign_groups
+        foreign = decoder.foreign
+        cells[[c.FOREIGN_DOMAIN, c.FOREIGN_SERVER]] = foreign.latest
+        cells[c.FOREIGN_SEQ_NO] = foreign.last(foreign.latest)
         cells[c.OTHER_GROUPS] = decoder.other_groups
         cells[c.FILL] = decoder.out.fill
         cells[c.GROUP_START] = decoder.out.window_start
@@ -125,9 +129,10 @@ class FastPath:
                 cells[c.GROUP_SERVER],
                 cells[c.COMMIT_US],
                 cells[c.GROUP_FLAGS],
-                bool(cells[c.WANTED]),
+                cells[c.WANTED] == c.READ,
                 cells[c.SEQ],
                 cells[c.EVENT_COUNT],
+                cells[c.WANTED] == c.EXAMINED,
             )
         decoder.group_begin = cells[c.GROUP_BEGIN]
         last = (cells[c.SCN], cells[c.GROUP_DOMAIN])
@@ -140,6 +145,7 @@ class FastPath:
         if decoder.payload is None:
             decoder.offset, decoder.server_offset = cells[c.END_OFFSET], cells[c.SERVER_OFFSET]
         decoder.foreign_groups = cells[c.FOREIGN_GROUPS]
+        decoder.foreign.note(decoder.foreign.latest, cells[c.FOREIGN_SEQ_NO])
         decoder.other_groups = cells[c.OTHER_GROUPS]
         decoder.out.fill = cells[c.FILL]
         decoder.out.window_start = cells[c.GROUP_START]

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 from databus.common.errors import SourcePositionLost
 from databus.relay.sources.contract import Snapshot
 from databus.relay.sources.mysql.binlog.binlog_decoder import BinlogDecoder
+from databus.relay.sources.mysql.binlog.groups_without_scn import SuspendingGroup
 from databus.relay.sources.mysql.binlog.mysql_decoder import MySqlDecoder
 from databus.relay.sources.mysql.gtid import binlog_positions, gtid_sets
-from databus.relay.sources.mysql.gtid.binlog_locations import LocatedSnapshot
+from databus.relay.sources.mysql.gtid.binlog_locations import BinlogLocation, LocatedSnapshot
+from databus.relay.sources.mysql.gtid.foreign_gtids import ForeignGtids
 from databus.relay.sources.mysql.gtid.gtid_sets import GtidSet, Intervals
 from databus.relay.sources.mysql.gtid.mysql_lineage import LineageMark, MySqlResumeState
 from databus.relay.sources.mysql.gtid.promotion import Promotion, is_replicating
@@ -38,7 +40,8 @@ class DumpStart:
     ``expected`` is None where that one was purged: then nothing tells histories apart.
     ``after_scn``: no transaction up to there may come; 0 where files are read from their
     beginning.  ``begins_after``: what comes first follows on a transaction at or before it.
-    ``ends``: see ``MySqlResumeState``.
+    ``ends``: see ``MySqlResumeState``.  ``unread``: GTIDs of servers that are not followed, which
+    were purged before they were read.
     """
 
     request: BinlogRequest
@@ -46,6 +49,7 @@ class DumpStart:
     after_scn: int = 0
     ends: tuple[int, ...] = ()
     begins_after: int = 0
+    unread: str = ""
 
 
 class Numbering(Protocol):
@@ -59,6 +63,12 @@ class Numbering(Protocol):
 
     def beginning(self, connection: MySqlConnection) -> MySqlResumeState:
         """What a stream needs that begins now, at the first start: after ``head``."""
+
+    def foreign(self, connection: MySqlConnection) -> str:
+        """The GTIDs of other domains or servers until now, in the server's form."""
+
+    def shows(self, connection: MySqlConnection, group: SuspendingGroup) -> bool:
+        """Whether a snapshot that is taken now shows a group of the binlog that has no scn."""
 
     def dump_after(
         self, connection: MySqlConnection, settings: MySqlSettings, resume_state: MySqlResumeState
@@ -127,8 +137,21 @@ class DomainNumbering:
         return binlog_positions.head_scn(connection, self.domain_id)
 
     def beginning(self, connection: MySqlConnection) -> MySqlResumeState:
-        """The number alone."""
-        return MySqlResumeState(self.head(connection))
+        """The number, and what was written in other domains until now."""
+        return MySqlResumeState(self.head(connection), foreign=self.foreign(connection))
+
+    def foreign(self, connection: MySqlConnection) -> str:
+        """The last GTID of each other domain and server."""
+        state = str(connection.row("SELECT @@global.gtid_binlog_state")[0] or "")
+        own = f"{self.domain_id}-"
+        return ",".join(gtid for gtid in state.split(",") if not gtid.startswith(own))
+
+    def shows(self, connection: MySqlConnection, group: SuspendingGroup) -> bool:
+        """A snapshot's place in the binlog has come behind the group's beginning."""
+        with self.snapshot(connection) as place:
+            assert isinstance(place, LocatedSnapshot)
+            shown = BinlogLocation.of(place.file, place.offset)
+        return shown > BinlogLocation.of(group.file, group.offset)
 
     def dump_after(
         self, connection: MySqlConnection, settings: MySqlSettings, resume_state: MySqlResumeState
@@ -150,7 +173,9 @@ class DomainNumbering:
         resume_state: MySqlResumeState,
     ) -> BinlogDecoder:
         """The reader of MariaDB's groups."""
-        return BinlogDecoder(settings, charsets, catalogue, self.domain_id, resume_state.scn)
+        made = BinlogDecoder(settings, charsets, catalogue, self.domain_id, resume_state.scn)
+        made.foreign = ForeignGtids(resume_state.foreign or "")
+        return made
 
     @contextmanager
     def snapshot(self, connection: MySqlConnection) -> Iterator[Snapshot]:
@@ -221,7 +246,21 @@ class UuidNumbering:
         head = self._head(connection, executed)
         tagged = gtid_sets.tagged_in(executed, self.uuids)
         missed = self._missed(connection, executed)
-        return MySqlResumeState(head, tagged=gtid_sets.told(tagged), missed=gtid_sets.told(missed))
+        return MySqlResumeState(
+            head,
+            tagged=gtid_sets.told(tagged),
+            missed=gtid_sets.told(missed),
+            foreign=gtid_sets.told(gtid_sets.foreign_in(executed, self.uuids)),
+        )
+
+    def foreign(self, connection: MySqlConnection) -> str:
+        """What servers that are not configured have written."""
+        return gtid_sets.told(gtid_sets.foreign_in(executed_gtids(connection), self.uuids))
+
+    def shows(self, connection: MySqlConnection, group: SuspendingGroup) -> bool:
+        """The server counts it among the executed ones."""
+        query = "SELECT GTID_SUBSET(%s, @@global.gtid_executed)"
+        return bool(int(connection.row(query, (group.gtid,))[0]))
 
     def _missed(self, connection: MySqlConnection, executed: GtidSet) -> GtidSet:
         """The numbers that are free before larger ones of the set.
@@ -296,6 +335,7 @@ class UuidNumbering:
             seen[name] = gtid_sets.union(seen.get(name, ()), known)
         for name, missed in gtid_sets.parse_gtid_set(resume_state.missed).items():
             seen[name] = gtid_sets.without(seen.get(name, ()), missed)
+        unread = self._without_foreign(seen, executed, purged, resume_state.foreign)
         ends = [gtid_sets.largest(seen.get(name, ())) for name in self.uuids]
         for generation in range(len(self.uuids)):
             if generation > gtid_sets.generation_of(resume_state.read_from):
@@ -307,8 +347,29 @@ class UuidNumbering:
         seen = {name: intervals for name, intervals in seen.items() if intervals}
         request = BinlogRequest("", binlog_positions.FIRST_OFFSET, gtid_sets.encode_gtid_set(seen))
         return DumpStart(
-            request, self._expected(resume_state.mark, purged), resume_state.read_from, tuple(ends)
+            request,
+            self._expected(resume_state.mark, purged),
+            resume_state.read_from,
+            tuple(ends),
+            unread=gtid_sets.told(unread),
         )
+
+    def _without_foreign(
+        self, seen: GtidSet, executed: GtidSet, purged: GtidSet, foreign: str | None
+    ) -> GtidSet:
+        """Leave in ``seen`` what was read of servers that are not configured, or is purged.
+
+        Returns what is purged and was not read, of servers of which something was.
+        """
+        if foreign is None:
+            return {}
+        read, unread = gtid_sets.parse_gtid_set(foreign), {}
+        for name in gtid_sets.foreign_in(executed, self.uuids):
+            gone, known = purged.get(name, ()), read.get(name, ())
+            seen[name] = gtid_sets.union(gtid_sets.common(executed[name], known), gone)
+            if known and (lost := gtid_sets.without(gone, known)):
+                unread[name] = lost
+        return unread
 
     def _number_in(self, gtids: GtidSet, scn: int) -> int:
         """The largest number in a set of the server that ``scn`` belongs to."""
@@ -339,7 +400,7 @@ class UuidNumbering:
         made = MySqlDecoder(
             settings, charsets, catalogue, self.uuids, resume_state.scn, self.promotion
         )
-        made.out_of_order_from(resume_state)
+        made.continue_from(resume_state)
         return made
 
     @contextmanager

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 
 from databus.common.errors import SourcePositionLost, UnsupportedChange
 from databus.relay.sources.mysql.binlog.binlog_decoder import BinlogDecoder
+from databus.relay.sources.mysql.binlog.groups_without_scn import GroupWithoutScn
 from databus.relay.sources.mysql.binlog.open_group import Group
+from databus.relay.sources.mysql.binlog.xa_transactions import Xid, read_completion
 from databus.relay.sources.mysql.gtid import gtid_sets
 from databus.relay.sources.mysql.gtid.mysql_lineage import LineageMark, MySqlResumeState
-from databus.relay.sources.mysql.gtid.out_of_order_gtids import OutOfOrderGroup, read_tagged_gtid
+from databus.relay.sources.mysql.gtid.out_of_order_gtids import read_tagged_gtid
 from databus.relay.sources.mysql.gtid.promotion import Promotion
 from databus.relay.sources.mysql.kernels.kernel_cells import GROUPS_MYSQL
 from databus.relay.sources.mysql.protocol import binlog_events
@@ -19,10 +21,6 @@ from databus.relay.sources.mysql.protocol.binlog_events import EventType, GtidFl
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
 from databus.relay.sources.mysql.protocol.transaction_payload import Payload
 from databus.relay.sources.mysql.rows.charsets import Charsets
-from databus.relay.sources.mysql.statements import effects_of
-from databus.relay.sources.mysql.statements.logged_statements import logged_statement
-from databus.relay.sources.mysql.tables import changed_tables
-from databus.relay.sources.mysql.tables.cascades import is_logged
 from databus.relay.sources.mysql.tables.mysql_tables import Catalogue
 
 _OURS, _FOREIGN = 0, -1
@@ -37,6 +35,28 @@ _LATE = (
     "it comes after larger numbers, so it has no scn: on a replica set "
     "replica_preserve_commit_order = ON, and let no session leave numbers free with gtid_next"
 )
+
+
+_UNLISTED = (
+    "the relay does not follow that server: list it in the option uuids if it takes over, and let "
+    "it change no captured table before"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unnumbered:
+    """A GTID that has no scn.  ``server`` is ``uuid`` or, under a tag, ``uuid:tag``."""
+
+    server: str
+    number: int
+    why: str
+
+    @property
+    def gtid(self) -> str:
+        return f"{self.server}:{self.number}"
+
+
+_NONE = _Unnumbered("", 0, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +86,9 @@ class MySqlDecoder(BinlogDecoder):
 
     Invariants: those of BinlogDecoder.  A group counts as a single statement until its BEGIN.
         A group of a later server that changes nothing captured moves nothing until it is that
-        server's turn (``promotion.py``).  A group of ours under a tag, or that comes late, is no
-        ``group``: it makes no window, and suspends the captured tables that it changes
-        (``out_of_order_gtids.py``).  The resume state has the numbers that may come late still,
-        and the tagged ones that have been read.
+        server's turn (``promotion.py``).  A group under a tag, one that comes late, and one of a
+        server that is not configured have no scn (``groups_without_scn.py``).  The resume state
+        has the numbers that may come late still, and the GTIDs without an scn that have been read.
     Owner: as BinlogDecoder.
     Raises: as BinlogDecoder.
     """
@@ -93,9 +112,10 @@ class MySqlDecoder(BinlogDecoder):
         self._promotion = promotion
         self._before = 0
         self._early: LineageMark | None = None
-        self._out_of_order: OutOfOrderGroup | None = None
-        self._tagged: gtid_sets.GtidSet = {}
-        self._tagged_told = ""
+        self._unnumbered = _NONE
+        self._read: gtid_sets.GtidSet = {}
+        self._read_told: tuple[str, str] | None = None
+        self._held: dict[Xid, _Unnumbered] = {}
         self._missed: gtid_sets.GtidSet = {}
         self._missed_told = ""
         self._handlers[EventType.MYSQL_GTID] = self._mysql_gtid
@@ -115,21 +135,29 @@ class MySqlDecoder(BinlogDecoder):
             self._keep_end(resolved)
         if last_seq_no != self.last_seq_no:
             self._before = before
-        self._out_of_order = None
         super().came_to(resolved, last_seq_no, before)
 
-    def out_of_order_from(self, resume_state: MySqlResumeState) -> None:
+    def continue_from(self, resume_state: MySqlResumeState) -> None:
         """Continue with the GTIDs without an scn that a resume state has."""
-        self._tagged_told, self._missed_told = resume_state.tagged, resume_state.missed
-        self._tagged = gtid_sets.parse_gtid_set(resume_state.tagged)
+        self._missed_told = resume_state.missed
         self._missed = gtid_sets.parse_gtid_set(resume_state.missed)
+        for told in (resume_state.tagged, resume_state.foreign or ""):
+            self._read.update(gtid_sets.parse_gtid_set(told))
+        self._read_told = None
+
+    def _told_read(self) -> tuple[str, str]:
+        if self._read_told is None:
+            ours = gtid_sets.tagged_in(self._read, self._uuids)
+            others = {name: self._read[name] for name in self._read.keys() - ours.keys()}
+            self._read_told = gtid_sets.told(ours), gtid_sets.told(others)
+        return self._read_told
 
     def resume_state(self) -> MySqlResumeState:
         """See ``BinlogDecoder``."""
-        resume_state = super().resume_state()
-        if self._tagged_told or self._missed_told:
-            return replace(resume_state, tagged=self._tagged_told, missed=self._missed_told)
-        return resume_state
+        tagged, foreign = self._told_read()
+        return replace(
+            super().resume_state(), tagged=tagged, missed=self._missed_told, foreign=foreign
+        )
 
     def _miss(self, name: str, missed: gtid_sets.Intervals) -> None:
         self._missed[name] = missed
@@ -158,13 +186,13 @@ class MySqlDecoder(BinlogDecoder):
                     f"after scn {self.last_seq_no}; give the option uuids in the order in which "
                     "the servers have written"
                 )
-            self._out_of_order = OutOfOrderGroup(
-                f"GTID {gtid.uuid}:{gtid.number}", _LATE, server=gtid.uuid, number=gtid.number
-            )
-            return True
-        if ours:
-            self._note_missed(gtid, gtid_sets.generation_of(scn))
-        self._begin_group(scn, _OURS if ours else _FOREIGN, header, commit_us)
+            return self._begin_unnumbered(_Unnumbered(gtid.uuid, gtid.number, _LATE), header)
+        if not ours:
+            self.foreign_groups += 1
+            return self._begin_unnumbered(_Unnumbered(gtid.uuid, gtid.number, _UNLISTED), header)
+        self._note_missed(gtid, gtid_sets.generation_of(scn))
+        self._begin_group(scn, _OURS, header, commit_us)
+        self.last_seq_no = scn
         return True
 
     def _note_missed(self, gtid: MySqlGtid, generation: int) -> None:
@@ -194,16 +222,17 @@ class MySqlDecoder(BinlogDecoder):
             commit_us,
             GtidFlag.STANDALONE | GtidFlag.DDL,
             ours and scn > self.resolved,
+            is_examined=not ours,
         )
-        if ours:
-            self.last_seq_no = scn
-        else:
-            self.foreign_groups += 1
+
+    def _begin_unnumbered(self, found: _Unnumbered, header: binlog_events.Header) -> bool:
+        self._unnumbered, self._without_scn = found, None
+        self._begin_group(0, _FOREIGN, header, header.timestamp_s * 1_000_000)
+        return True
 
     def _leave_group(self, header: binlog_events.Header) -> None:
         if self.group is not None:
             self._forget_group(f"{self._place(header)}: a new group begins")
-        self._out_of_order = None
 
     def _end_group(self) -> None:
         group = self.group
@@ -249,8 +278,6 @@ class MySqlDecoder(BinlogDecoder):
 
     def _query(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         group = self.group
-        if self._out_of_order is not None:
-            return self._out_of_order_statement(self._out_of_order, header, body, fresh)
         if group is None:
             return True
         statement = binlog_events.read_query(body)[1].strip().upper()
@@ -267,7 +294,7 @@ class MySqlDecoder(BinlogDecoder):
 
     def _compressed(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         within = self.group
-        if within is not None and not within.wanted:
+        if within is not None and not (within.wanted or within.is_examined):
             self._end_group()
         else:
             self._open_payload(Payload(body, self._place(header)))
@@ -287,88 +314,40 @@ class MySqlDecoder(BinlogDecoder):
     def _tagged_gtid(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         gtid = read_tagged_gtid(body)
         self._leave_group(header)
-        if gtid.uuid in self._uuids:
-            self._out_of_order = OutOfOrderGroup(
-                f"the tagged GTID {gtid}",
-                _TAG,
-                server=f"{gtid.uuid}:{gtid.tag}",
-                number=gtid.number,
-            )
-        else:
-            self._begin_group(0, _FOREIGN, header, header.timestamp_s * 1_000_000)
-        return True
+        ours = gtid.uuid in self._uuids
+        self.foreign_groups += not ours
+        found = _Unnumbered(f"{gtid.uuid}:{gtid.tag}", gtid.number, _TAG if ours else _UNLISTED)
+        return self._begin_unnumbered(found, header)
 
-    def _out_of_order_statement(
-        self, group: OutOfOrderGroup, header: binlog_events.Header, body: memoryview, fresh: bool
-    ) -> bool:
-        """Suspend the captured tables that a statement changes.
+    def _described(self, group: Group) -> GroupWithoutScn:
+        gtid, why = self._unnumbered.gtid, self._unnumbered.why
+        tagged = "the tagged " if why == _TAG else ""
+        return GroupWithoutScn(gtid, f"{tagged}GTID {gtid}", why)
 
-        Raises:
-            UnsupportedChange: the statement is one of XA: which tables it changes is known only
-                with what was prepared before.
-        """
-        statement = logged_statement(header, body, self._charsets)
-        if group.is_control(statement.text):
-            return self._passed_over(group)
-        if statement.text.lstrip()[:3].upper() == "XA ":
-            raise UnsupportedChange(
-                f"{self._place(header)}: {group.name} brings {statement}; {group.why}"
-            )
-        captured = self._captured()
-        found = effects_of(statement, self.dialect, captured)
-        if found.needs_knowledge and not fresh:
-            self.looks_ahead = self.wants_knowledge = True
+    def _was_examined(self, group: Group) -> None:
+        if self._unnumbered not in self._held.values():
+            self._note_read(self._unnumbered)
+
+    def _note_read(self, found: _Unnumbered) -> None:
+        self.other_groups += found.why != _UNLISTED
+        one = ((found.number, found.number),)
+        if found.why == _LATE:
+            missed = self._missed.get(found.server, ())
+            self._miss(found.server, gtid_sets.without(missed, one))
+            return
+        read = self._read.get(found.server, ())
+        self._read[found.server] = gtid_sets.union(read, one)
+        self._read_told = None
+
+    def _hold(self, xid: Xid, scn: int, changed: frozenset[str]) -> None:
+        # Not read until it is completed: the server sends it again after a restart.
+        self._held[xid] = self._unnumbered
+        super()._hold(xid, scn, changed)
+
+    def _complete(self, statement: str) -> bool:
+        if not super()._complete(statement):
             return False
-        if found.needs_knowledge:
-            found = effects_of(statement, self.dialect, captured, self.known.knowledge())
-        self.known.passed(statement)
-        for source in changed_tables.sources_of(found.emptied, self.settings):
-            self._stop(source, f"{group.name} empties it by {statement}; {group.why}")
-        for change in changed_tables.changed_unseen(
-            found, captured, self.told.schemas(), {}, self.known.dropped
-        ):
-            why = f"{group.name}, {statement}: {change.why}; {group.why}"
-            self._stop(change.source, why, keeps_rows=change.keeps_rows)
-        return self._passed_over(group)
-
-    def _passed_over(self, group: OutOfOrderGroup) -> bool:
-        if group.ended:
-            self._out_of_order = None
-            self.other_groups += 1
-            one = ((group.number, group.number),)
-            if group.is_tagged:
-                read = self._tagged.get(group.server, ())
-                self._tagged[group.server] = gtid_sets.union(read, one)
-                self._tagged_told = gtid_sets.told(self._tagged)
-            else:
-                missed = self._missed.get(group.server, ())
-                self._miss(group.server, gtid_sets.without(missed, one))
+        completion = read_completion(statement)
+        if completion is not None and completion.xid in self._held:
+            self._note_read(self._held.pop(completion.xid))
         return True
-
-    def _table_map(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
-        if self._out_of_order is None:
-            return super()._table_map(header, body, fresh)
-        self._out_of_order.table_map(body)
-        return True
-
-    def _rows(self, header: binlog_events.Header, body: memoryview) -> None:
-        group = self._out_of_order
-        if group is None:
-            return super()._rows(header, body)
-        table, cascades = group.table_of(body), self.known.cascades
-        changed, kind = {table}, binlog_events.rows_event(header.type, body)[0]
-        if kind != EventType.WRITE_ROWS and not is_logged(int.from_bytes(body[6:8], "little")):
-            for key in cascades.of(table):
-                if key.updates if kind == EventType.UPDATE_ROWS else key.deletes:
-                    changed.update(cascades.reached(key))
-        for source in changed_tables.sources_of(changed, self.settings):
-            why = f"{group.name} changes rows of {'.'.join(table)}; {group.why}"
-            self._stop(source, why)
-        return None
-
-    def _xid(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
-        group = self._out_of_order
-        if group is None:
-            return super()._xid(header, body, fresh)
-        group.ended = True
-        return self._passed_over(group)

@@ -17,7 +17,11 @@ _FIRST_ROOM = 4 << 20
 
 @dataclass(slots=True)
 class Group:
-    """The GTID group that is being read.  ``wanted``: of our domain and after our position."""
+    """The GTID group that is being read.
+
+    ``wanted``: of our domain and after our position.  ``is_examined``: it has no scn, and the
+    captured tables that it changes are suspended.
+    """
 
     scn: int
     domain_id: int
@@ -27,6 +31,7 @@ class Group:
     wanted: bool
     seq: int = 0
     event_count: int = 0
+    is_examined: bool = False
 
     @property
     def standalone(self) -> bool:

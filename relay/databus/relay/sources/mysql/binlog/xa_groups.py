@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 
-from databus.common.errors import SourcePositionLost, UnsupportedChange
+from databus.common.errors import SourcePositionLost
 from databus.relay.sources.mysql.binlog.open_group import PART_BYTES, FrameBuffer, Group
+from databus.relay.sources.mysql.binlog.suspensions import Suspensions
 from databus.relay.sources.mysql.binlog.xa_transactions import (
     PreparedTransactions,
     read_completion,
@@ -14,31 +15,19 @@ from databus.relay.sources.mysql.binlog.xa_transactions import (
 )
 from databus.relay.sources.mysql.protocol import binlog_events
 from databus.relay.sources.mysql.protocol.binlog_events import GtidFlag
-from databus.relay.sources.suspended_tables import SuspendedTables
 
 
-class XaGroups(ABC):
+class XaGroups(Suspensions):
     """Groups that prepare or complete an XA transaction; ``BinlogDecoder`` is the whole.
 
     Invariants: I5 of BinlogDecoder.
     Owner: as BinlogDecoder.
     """
 
-    group: Group | None
     out: FrameBuffer
     prepared: PreparedTransactions
-    stopped: SuspendedTables
-    domain_id: int
     other_groups: int
     replaying: bool
-
-    @abstractmethod
-    def txid(self, group: Group) -> str:
-        """The whole GTID of a group."""
-
-    @abstractmethod
-    def _stop(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
-        """Pass over a table from here on."""
 
     @abstractmethod
     def _xid(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
@@ -80,11 +69,6 @@ class XaGroups(ABC):
         assert group is not None
         if completion is None:
             return False
-        if group.domain_id != self.domain_id and self.prepared.holds(completion.xid):
-            raise UnsupportedChange(
-                f"XA transaction {xid_text(completion.xid)} was prepared in what is captured and "
-                "completed in another domain or by another server, which is passed over"
-            )
         if not (group.wanted and completion.commits):
             self.prepared.drop(completion.xid)
             self._end_group()

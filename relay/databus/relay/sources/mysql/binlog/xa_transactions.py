@@ -16,6 +16,8 @@ from typing import IO
 
 import google_crc32c
 
+from databus.common.frame.frame_format import trusted_frame
+
 SPOOL_IN_MEMORY_BYTES = 4 << 20
 
 _COMPLETION = re.compile(
@@ -77,7 +79,7 @@ def moved(frame: bytearray, scn: int, seq: int, commit_us: int) -> bytes:
 class TransactionSpool:
     """The frames of one transaction that has not been committed yet.
 
-    ``lacks_rows_of``: the tables that were suspended when it was prepared.
+    ``lacks_rows_of``: the tables that it may have changed and of which it has no rows.
 
     Invariants:
         I1. It holds whole frames, in order.
@@ -148,6 +150,19 @@ class PreparedTransactions:
             self._waiting[xid] = self._open
         self._open = None
 
+    def keep_without_rows(self, xid: Xid, scn: int, changed: frozenset[str]) -> None:
+        """A transaction is prepared whose rows are not read; it changes these tables."""
+        self.drop(xid)
+        spool = self._waiting[xid] = TransactionSpool(scn)
+        spool.lacks_rows_of = changed
+
+    def source_ids(self, xid: Xid) -> set[int]:
+        """The tables of which a waiting transaction has frames; they are read, and then gone."""
+        found: set[int] = set()
+        while (frame := self._waiting[xid].next_frame()) is not None:
+            found.add(trusted_frame(memoryview(frame), 0).source_id)
+        return found
+
     def forget_open(self) -> None:
         """The open one was not prepared after all."""
         if self._open is not None:
@@ -155,7 +170,7 @@ class PreparedTransactions:
         self._open = None
 
     def lacks_rows_of(self, xid: Xid) -> frozenset[str]:
-        """The tables that were suspended when it was prepared."""
+        """The tables that it may have changed and of which it has no rows."""
         found = self._waiting.get(xid)
         return found.lacks_rows_of if found is not None else frozenset()
 

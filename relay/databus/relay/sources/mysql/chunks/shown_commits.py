@@ -18,16 +18,29 @@ _WITHIN_S, _POLL_S = 30.0, 0.01
 
 
 async def shown(source: str, scn: int, snapshot: Callable[[], Awaitable[Snapshot]]) -> None:
-    """Return once a snapshot of the server shows a commit; 0: there is none yet.
+    """Return once a snapshot of the server shows the commit ``scn``; 0: there is none yet.
 
     Raises:
-        SourceUnavailable: no snapshot did for 30 s, as on a replica that is behind.
+        SourceUnavailable: no snapshot did for 30 s.
+    """
+
+    async def sees() -> bool:
+        return not scn or (await snapshot()).sees(scn, "")
+
+    await until(source, f"scn {scn}", sees)
+
+
+async def until(source: str, commit: str, is_shown: Callable[[], Awaitable[bool]]) -> None:
+    """Return once the server shows a commit.
+
+    Raises:
+        SourceUnavailable: it did not for 30 s, as on a replica that is behind.
     """
     until_s = time.monotonic() + _WITHIN_S
-    while scn and not (await snapshot()).sees(scn, ""):
+    while not await is_shown():
         if time.monotonic() > until_s:
             raise SourceUnavailable(
                 f"{source} cannot be read yet: for {_WITHIN_S:g} s the server has not shown the "
-                f"commit with scn {scn}, which is in its binlog"
+                f"commit with {commit}, which is in its binlog"
             )
         await asyncio.sleep(_POLL_S)

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 
 from databus.common.errors import SourcePositionLost
+from databus.relay.sources.mysql.gtid.foreign_gtids import ForeignGtids
 from databus.relay.sources.mysql.gtid.mysql_lineage import GroupLocation, MySqlResumeState
 from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection, ServerError
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
@@ -35,12 +36,17 @@ def head_scn(connection: MySqlConnection, domain_id: int) -> int:
     return domain_seq_no(connection.row("SELECT @@global.gtid_binlog_pos")[0], domain_id)
 
 
-def scn_at(connection: MySqlConnection, file: str, offset: int, domain_id: int) -> int:
-    """The domain's last sequence number before a place in the binlog."""
+def _state_at(connection: MySqlConnection, file: str, offset: int) -> str:
+    """The GTID state before a place in the binlog."""
     (state,) = connection.row("SELECT BINLOG_GTID_POS(%s, CAST(%s AS UNSIGNED))", (file, offset))
     if state is None:
         raise SourcePositionLost(f"the server does not know the place {file}:{offset}")
-    return domain_seq_no(state, domain_id)
+    return str(state)
+
+
+def scn_at(connection: MySqlConnection, file: str, offset: int, domain_id: int) -> int:
+    """The domain's last sequence number before a place in the binlog."""
+    return domain_seq_no(_state_at(connection, file, offset), domain_id)
 
 
 def scn_of_snapshot(connection: MySqlConnection, file: str, offset: int, domain_id: int) -> int:
@@ -75,8 +81,8 @@ def beginning_for(
 ) -> Beginning:
     """The last place that is known to be at or before what ``resume_state`` needs.
 
-    That is the memo's own, or else the beginning of a file.  Where that file was purged it is the
-    first one, if it begins at or before the memo's position.
+    That is the memo's own, or else the beginning of a file before which nothing is unread.  Where
+    that file was purged it is the first one, if it begins at or before the memo's position.
 
     Raises:
         SourcePositionLost: every file begins later, or the server has not come that far.
@@ -112,6 +118,11 @@ def beginning_for(
             low, found = middle, begins
         else:
             high = middle - 1
+    # Another server can have groups of other domains farther back than the one we have read.
+    read = ForeignGtids(resume_state.foreign or "")
+    while low and read.lacks(_state_at(connection, files[low], FIRST_OFFSET), domain_id):
+        low -= 1
+        found = scn_at(connection, files[low], FIRST_OFFSET, domain_id)
     return Beginning(files[low], FIRST_OFFSET, found)
 
 

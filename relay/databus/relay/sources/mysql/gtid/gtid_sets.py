@@ -132,6 +132,11 @@ def tagged_in(gtids: GtidSet, uuids: Sequence[str]) -> GtidSet:
     return {name: gtids[name] for name in gtids if ":" in name and name.partition(":")[0] in uuids}
 
 
+def foreign_in(gtids: GtidSet, uuids: Sequence[str]) -> GtidSet:
+    """Those of other servers than these."""
+    return {name: gtids[name] for name in gtids if name.partition(":")[0] not in uuids}
+
+
 def seen_at(
     executed: GtidSet,
     purged: GtidSet,

@@ -80,7 +80,9 @@ class MySqlResumeState:
     and the numbers that had not come when larger ones had (``out_of_order_gtids.py``). ``place`` is
     where the transaction ``mark`` begins, on the server that the stream came from. ``dropped`` are
     columns that statements dropped since the last certain definition of their table
-    (``dropped_columns.py``).
+    (``dropped_columns.py``). ``foreign`` are the GTIDs of other domains or servers that need not be
+    read any more, in the server's form; None in what an earlier version has stored. ``unmet`` are
+    captured names that could not be seen (``known_tables.py``).
     """
 
     scn: int
@@ -95,6 +97,8 @@ class MySqlResumeState:
     missed: str = ""
     place: GroupLocation | None = None
     dropped: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    foreign: str | None = None
+    unmet: tuple[str, ...] = ()
 
     @property
     def read_from(self) -> int:
@@ -123,6 +127,8 @@ class MySqlResumeState:
                 "missed": self.missed,
                 "place": dataclasses.astuple(self.place) if self.place else None,
                 "dropped": dict(self.dropped),
+                "foreign": self.foreign,
+                "unmet": self.unmet,
             }
         )
 
@@ -192,6 +198,8 @@ def decode_resume_state(text: str) -> MySqlResumeState:
                 str(source): tuple(str(name) for name in names)
                 for source, names in document.get("dropped", {}).items()
             },
+            document.get("foreign"),
+            tuple(str(source) for source in document.get("unmet", ())),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{text[:200]!r} is no memo of a binlog: {error}") from error

@@ -2,8 +2,8 @@
 
 A tag (``uuid:tag:number``) counts numbers of its own.  A number comes late, behind larger ones,
 where a replica does not keep the order of its primary's commits, or where a session left numbers
-free (it named one in ``gtid_next``) and they are used later.  Such a group makes no window.  Each
-captured table that it changes, or may change, is suspended (decision 0088).
+free (it named one in ``gtid_next``) and they are used later.  ``binlog/groups_without_scn.py`` says
+what becomes of them.
 
 Layout: MySQL's documentation of its serialization library, "Message format specification" and
 "Variable-length integers", and of ``Gtid_event`` the order of its fields: flags, uuid, number, tag.
@@ -15,16 +15,11 @@ import re
 import uuid
 from dataclasses import dataclass
 
-from databus.relay.sources.mysql.protocol.binlog_events import table_map_names
-from databus.relay.sources.mysql.statements.token_reader import TableName
-
 _VERSION = 1
 _FIELDS = 12
 _FLAGS, _UUID, _NUMBER, _TAG = range(4)
 _UUID_BYTES = 16
 _TAG_FORM = re.compile(r"[a-z_][a-z0-9_]{0,31}")
-
-_WITHIN = ("SAVEPOINT", "RELEASE SAVEPOINT", "ROLLBACK TO")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,61 +89,3 @@ def read_number(body: memoryview, at: int) -> tuple[int, int]:
     if stop > len(body):
         raise IndexError(f"a number ends at byte {stop} of {len(body)}")
     return int.from_bytes(body[at:stop], "little") >> min(more + 1, 8), stop
-
-
-class OutOfOrderGroup:
-    """A group of a configured server that has no scn, while it is read.
-
-    ``name`` and ``why`` are for people.  ``server`` and ``number`` say which GTID it is; under a
-    tag ``server`` is ``uuid:tag``.
-
-    Owner: the decoder.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        why: str,
-        *,
-        server: str,
-        number: int,
-    ) -> None:
-        self.name, self.why = name, why
-        self.server, self.number = server, number
-        self.ended = False
-        self._standalone = True
-        self._tables: dict[int, TableName] = {}
-
-    @property
-    def is_tagged(self) -> bool:
-        """Whether its number counts under a tag."""
-        return ":" in self.server
-
-    def table_map(self, body: memoryview) -> None:
-        """Rows of this table may follow."""
-        table_id, schema, table = table_map_names(body)
-        self._tables[table_id] = (schema, table)
-
-    def table_of(self, body: memoryview) -> TableName:
-        """The table whose rows a rows event changes, captured or not.
-
-        Raises:
-            ValueError: no table map came before.
-        """
-        table_id = int.from_bytes(body[0:6], "little")
-        if table_id not in self._tables:
-            raise ValueError(f"rows of table {table_id} without its map")
-        return self._tables[table_id]
-
-    def is_control(self, statement: str) -> bool:
-        """Whether a statement begins, ends or divides the transaction and changes no table.
-
-        A statement that is not part of a transaction ends the group.
-        """
-        word = statement.strip().upper()
-        if word == "BEGIN":
-            self._standalone = False
-            return True
-        ends = word in ("COMMIT", "ROLLBACK")
-        self.ended = self._standalone or ends
-        return ends or word.startswith(_WITHIN)

@@ -125,19 +125,27 @@ def _begin_group(buf: U8Array, at: int, plan: I64Array) -> int:
         return c.NEED_DECODER
     if ours and (flags & _PREPARED_XA or seq_no >= plan[c.EXPECT]):
         return c.NEED_DECODER
+    server = load_u32(buf, at + 5)
+    if not ours and (
+        domain != plan[c.FOREIGN_DOMAIN]
+        or server != plan[c.FOREIGN_SERVER]
+        or seq_no <= plan[c.FOREIGN_SEQ_NO]
+    ):
+        return c.NEED_DECODER
     plan[c.SCN] = seq_no
     plan[c.SEQ] = 0
     plan[c.EVENT_COUNT] = 0
     plan[c.GROUP_BEGIN] = load_u32(buf, at + 13) - load_u32(buf, at + 9)
     plan[c.COMMIT_US] = load_u32(buf, at) * 1_000_000
-    plan[c.GROUP_SERVER] = load_u32(buf, at + 5)
+    plan[c.GROUP_SERVER] = server
     plan[c.GROUP_DOMAIN] = domain
     plan[c.GROUP_FLAGS] = flags
     plan[c.IN_GROUP] = 1
-    plan[c.WANTED] = 1 if wanted else 0
+    plan[c.WANTED] = c.READ if wanted else c.NOT_READ
     if ours:
         plan[c.LAST_SEQ_NO] = seq_no
     else:
+        plan[c.WANTED] = c.EXAMINED
         plan[c.FOREIGN_GROUPS] += 1
     return _DONE
 
@@ -171,7 +179,7 @@ def _begin_mysql_group(buf: U8Array, at: int, end: int, plan: I64Array) -> int:
     plan[c.GROUP_DOMAIN] = plan[c.DOMAIN]
     plan[c.GROUP_FLAGS] = _STATEMENT | _BY_KERNEL
     plan[c.IN_GROUP] = 1
-    plan[c.WANTED] = 1 if scn > plan[c.RESOLVED] else 0
+    plan[c.WANTED] = c.READ if scn > plan[c.RESOLVED] else c.NOT_READ
     plan[c.SEQ_NO_BEFORE] = plan[c.LAST_SEQ_NO]
     plan[c.LAST_SEQ_NO] = scn
     return _DONE
@@ -251,6 +259,8 @@ def _rows(
         return c.NEED_DECODER
     if plan[table + c.T_MODE] == c.MODE_SKIP:
         return _DONE
+    if plan[c.WANTED] != c.READ:
+        return c.NEED_DECODER
     count = plan[table + c.T_COLUMNS]
     if plan[table + c.T_MODE] == c.MODE_PYTHON or count > 250 or buf[at + extra + 8] != count:
         return c.NEED_DECODER

@@ -42,13 +42,19 @@ from __future__ import annotations
     UUID_HIGH,
     SCN_BASE,
     SEQ_NO_BEFORE,
-) = range(34)
-LIMB, LIMBS = 34, 16
+    FOREIGN_DOMAIN,
+    FOREIGN_SERVER,
+    FOREIGN_SEQ_NO,
+) = range(37)
+LIMB, LIMBS = 37, 16
 HEAD = LIMB + LIMBS
 
 # How groups begin and end: the decoder alone knows, as MariaDB's, as MySQL's.
 GROUPS_UNKNOWN, GROUPS_MARIADB, GROUPS_MYSQL = 0, 1, 2
 NO_EXPECT = (1 << 63) - 1
+
+# WANTED: the open group is passed over, becomes a window, or is examined for captured tables.
+NOT_READ, READ, EXAMINED = 0, 1, 2
 
 # Why the walk stopped.
 NEED_INPUT, NEED_DECODER, NEED_ROOM = 0, 1, 2

@@ -58,7 +58,9 @@ def put_event(
 @jit_uncounted
 def end_group(out: U8Array, plan: I64Array) -> None:
     """Close the open group; there is room for an end-of-window frame."""
-    if plan[c.WANTED]:
+    if plan[c.WANTED] == c.EXAMINED:
+        plan[c.FOREIGN_SEQ_NO] = plan[c.SCN]
+    elif plan[c.WANTED] == c.READ:
         if plan[c.SEQ]:
             start = plan[c.FILL]
             if plan[c.GROUPS] == c.GROUPS_MYSQL:

@@ -13,7 +13,7 @@ from databus.relay.sources.mysql.protocol import binlog_events
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
 from databus.relay.sources.mysql.rows.charsets import Charsets
 from databus.relay.sources.mysql.statements import Knowledge, Statement, names_in
-from databus.relay.sources.mysql.statements.token_reader import keywords
+from databus.relay.sources.mysql.statements.token_reader import TableName, keywords
 from databus.relay.sources.mysql.tables.cascades import Cascades, ForeignKey
 from databus.relay.sources.mysql.tables.dropped_columns import DroppedColumns
 from databus.relay.sources.mysql.tables.inferred_columns import InferredColumns, LookaheadResult
@@ -54,6 +54,9 @@ class KnownTables:
         I2. While ``tracked.is_needed``, the catalogue is believed only where ``lookahead`` proves
             it.
 
+    ``unmet`` are captured names that tables with rows took, and that the catalogue does not have:
+    the account may not read them, or they are gone again.
+
     ``on_map`` is told of every change of ``maps``, ``on_new_file`` that it is empty again.
 
     Owner: the stream's decoder.
@@ -74,6 +77,7 @@ class KnownTables:
         self.lookahead = LookaheadResult(catalogue, ())
         self.tracked = InferredColumns()
         self.dropped = DroppedColumns()
+        self.unmet: set[str] = set()
         self.maps: dict[int, MappedTable | None] = {}
         self._bodies: dict[int, bytes] = {}
         self.cascades = Cascades()
@@ -95,6 +99,11 @@ class KnownTables:
     def has(self, table_id: int, body: memoryview) -> bool:
         """Whether this very table map has been put."""
         return table_id in self.maps and self._bodies[table_id] == body
+
+    def name_of(self, table_id: int) -> TableName | None:
+        """The table of an id; None if no map of it has been put."""
+        body = self._bodies.get(table_id)
+        return binlog_events.table_map_names(memoryview(body))[1:] if body is not None else None
 
     @property
     def read_sources(self) -> set[str]:

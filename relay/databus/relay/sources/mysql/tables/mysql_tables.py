@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from databus.common.errors import UnsupportedChange
@@ -96,6 +98,28 @@ class MySqlTable:
 
 Catalogue = dict[str, MySqlTable]
 """Captured tables by source name."""
+
+
+def visible(connection: MySqlConnection, sources: Collection[str]) -> list[str]:
+    """Those of some tables that exist, and that the account may see."""
+    names = ", ".join(
+        "({}, {})".format(*map(connection.literal, split_source(source))) for source in sources
+    )
+    found = connection.query(
+        "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES "
+        "WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') "
+        f"AND (TABLE_SCHEMA, TABLE_NAME) IN ({names})"
+    )
+    return [join_source(str(schema), str(name)) for schema, name in found]
+
+
+def carried_schemas(tables: Iterable[MySqlTable], zero_dates: str) -> list[SourceSchema]:
+    """The schemas of these tables; one that cannot be carried is left out."""
+    found = []
+    for table in tables:
+        with contextlib.suppress(UnsupportedChange):
+            found.append(table.source_schema(zero_dates))
+    return found
 
 
 def load_catalogue(connection: MySqlConnection, settings: MySqlSettings) -> Catalogue:

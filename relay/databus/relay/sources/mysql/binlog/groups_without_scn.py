@@ -1,0 +1,226 @@
+"""The part of the binlog decoder for groups that have no scn.
+
+They are those of other domains and other servers than the followed ones, those under a tag, and
+those whose number comes late.  Such a group makes no window.  Each captured table that it
+changes, or may change, is suspended, with the children of its cascades (decisions 0088, 0089).
+Its other tables cost nothing: the kernel passes over rows that it knows to be nobody's.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+
+from databus.common.frame.frame_format import source_id
+from databus.common.schema.source_names import join_source
+from databus.relay.sources.mysql.binlog.open_group import Group
+from databus.relay.sources.mysql.binlog.xa_groups import XaGroups
+from databus.relay.sources.mysql.binlog.xa_transactions import (
+    Xid,
+    read_completion,
+    read_prepare,
+    xid_text,
+)
+from databus.relay.sources.mysql.gtid.foreign_gtids import ForeignGtids, read_gtid_list
+from databus.relay.sources.mysql.protocol import binlog_events
+from databus.relay.sources.mysql.protocol.binlog_events import EventType
+from databus.relay.sources.mysql.statements import Statement, StatementDialect, effects_of
+from databus.relay.sources.mysql.statements.token_reader import TableName
+from databus.relay.sources.mysql.tables import changed_tables
+from databus.relay.sources.mysql.tables.cascades import is_logged
+
+
+@dataclass(slots=True)
+class GroupWithoutScn:
+    """A group that has no scn, while it is read.
+
+    ``gtid`` is as the server writes it.  ``name`` and ``why`` are for people.  ``tables`` are its
+    captured tables by id.  ``prepared`` are the changed ones of an XA transaction, with reasons.
+
+    Owner: the decoder.
+    """
+
+    gtid: str
+    name: str
+    why: str
+    tables: dict[int, TableName] = field(default_factory=dict)
+    prepared: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendingGroup:
+    """A group that has suspended a table, and where it begins in the server's binlog."""
+
+    gtid: str
+    file: str
+    offset: int
+
+
+class GroupsWithoutScn(XaGroups):
+    """Groups that are examined and make no window; ``BinlogDecoder`` is the whole.
+
+    Invariants:
+        I1. An examined group packs nothing and moves no scn.
+        I2. ``suspended_by`` is the last group without an scn that has suspended a table.
+
+    Owner: as BinlogDecoder.
+    """
+
+    dialect: StatementDialect
+    foreign: ForeignGtids
+    domain_id: int
+    last_seq_no: int
+    looks_ahead: bool
+    looks_for: Statement | None
+    wants_knowledge: bool
+    file: str
+    group_begin: int
+
+    def __init__(self) -> None:
+        self.suspended_by: SuspendingGroup | None = None
+        self._without_scn: tuple[tuple[int, int, int], GroupWithoutScn] | None = None
+
+    @abstractmethod
+    def _place(self, header: binlog_events.Header) -> str:
+        """Where an event is, for people."""
+
+    def _described(self, group: Group) -> GroupWithoutScn:
+        """What an examined group is called, and why it has no scn: here, one of another domain."""
+        gtid = self.txid(group)
+        why = (
+            f"the relay follows gtid_domain_id {self.domain_id} alone (option domain_id): let the "
+            "sessions that change captured tables use it"
+        )
+        return GroupWithoutScn(gtid, f"GTID {gtid}", why)
+
+    def _was_examined(self, group: Group) -> None:
+        """An examined group has ended: it need not be read again."""
+        self.foreign.note((group.domain_id, group.server_id), group.scn)
+
+    def _gtid_list(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
+        is_newest = self.last_seq_no >= self.resolved
+        for missed in self.foreign.unread(read_gtid_list(body), is_newest=is_newest):
+            why = f"groups {missed} of another domain lie before the binlog that could be read"
+            self.suspend_captured(f"{self._place(header)}: {why}")
+        return True
+
+    @property
+    def gtid(self) -> str:
+        """The GTID of the open group; "" if there is none, or if it is passed over."""
+        if self.group is None or not (self.group.wanted or self.group.is_examined):
+            return ""
+        return self.txid(self.group) if self.group.wanted else self._examined().gtid
+
+    def _examined(self) -> GroupWithoutScn:
+        group = self.group
+        assert group is not None
+        identity = (group.domain_id, group.server_id, group.scn)
+        if self._without_scn is None or self._without_scn[0] != identity:
+            self._without_scn = identity, self._described(group)
+        return self._without_scn[1]
+
+    def suspend_captured(self, why: str) -> None:
+        """Suspend every captured table: any of them may have changed."""
+        for source in changed_tables.sources_of(self._captured(), self.settings):
+            self._suspend(source, why)
+
+    def _suspend(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
+        group = self.group
+        if group is None or not group.is_examined:
+            return self._stop(source, why, keeps_rows=keeps_rows)
+        found = self._examined()
+        if group.prepares:
+            found.prepared.setdefault(source, why)
+            return None
+        self.suspended_by = SuspendingGroup(found.gtid, self.file, self.group_begin)
+        return self._stop(source, f"{found.name} {why}; {found.why}", keeps_rows=keeps_rows)
+
+    # -- its events
+
+    def _examine_statement(self, statement: Statement, fresh: bool) -> bool:
+        """Suspend the captured tables that a statement changes; False as ``feed`` returns it."""
+        captured, left = self._captured(), {}
+        found = effects_of(statement, self.dialect, captured)
+        converts = not found.converted.keys().isdisjoint(captured)
+        if not fresh and (found.needs_knowledge or converts):
+            self.looks_ahead, self.wants_knowledge = True, found.needs_knowledge
+            self.looks_for = None if found.needs_knowledge else statement
+            return False
+        if found.needs_knowledge:
+            found = effects_of(statement, self.dialect, captured, self.known.knowledge())
+        elif converts:
+            left = {schema.source: schema for schema in self.known.left_by(statement)}
+        for source in changed_tables.sources_of(found.emptied, self.settings):
+            self._suspend(source, f"empties it by {statement}")
+        for change in changed_tables.changed_unseen(
+            found, captured, self.told.schemas(), left, self.known.dropped
+        ):
+            why = f"changes it by {statement}: {change.why}"
+            self._suspend(change.source, why, keeps_rows=change.keeps_rows)
+        self._note_unmet(found, captured)
+        return True
+
+    def _examine_map(self, body: memoryview) -> None:
+        table_id, schema, table = binlog_events.table_map_names(body)
+        if self.known.has(table_id, body):
+            return
+        if self.settings.captures(schema, table) and not self.known.is_sequence(body):
+            self._examined().tables[table_id] = (schema, table)
+        else:
+            self.known.put(table_id, bytes(body), None)
+
+    def _examine_rows(self, kind: int, body: memoryview) -> None:
+        """Suspend the table of a rows event of the plain type ``kind``.
+
+        Raises:
+            ValueError: no table map came before.
+        """
+        table_id = int.from_bytes(body[0:6], "little")
+        table = self._examined().tables.get(table_id) or self.known.name_of(table_id)
+        if table is None:
+            raise ValueError(f"rows of table {table_id} without its map")
+        changed, cascades = {table}, self.known.cascades
+        if kind != EventType.WRITE_ROWS and not is_logged(int.from_bytes(body[6:8], "little")):
+            for key in cascades.of(table):
+                if key.updates if kind == EventType.UPDATE_ROWS else key.deletes:
+                    changed.update(cascades.reached(key))
+        for source in changed_tables.sources_of(changed, self.settings):
+            self._suspend(source, f"changes rows of {'.'.join(table)}")
+
+    # -- its XA transactions
+
+    def _xa_prepare(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
+        group = self.group
+        if group is None or not group.is_examined:
+            return super()._xa_prepare(header, body, fresh)
+        xid, changed = read_prepare(body), self._examined().prepared
+        group.flags &= ~binlog_events.GtidFlag.PREPARED_XA
+        if xid is None:
+            for source, why in changed.items():
+                self._suspend(source, why)
+        else:
+            self._hold(xid, self.resolved, frozenset(changed))
+        self._end_group()
+        return True
+
+    def _hold(self, xid: Xid, scn: int, changed: frozenset[str]) -> None:
+        """Its changes count when it is committed; the binlog is needed from behind ``scn`` on."""
+        self.prepared.keep_without_rows(xid, scn, changed)
+
+    def _complete(self, statement: str) -> bool:
+        completion, group = read_completion(statement), self.group
+        if completion is None or group is None or not group.is_examined:
+            return super()._complete(statement)
+        commits = f"commits XA transaction {xid_text(completion.xid)}"
+        if completion.commits and not self.prepared.holds(completion.xid):
+            self.suspend_captured(f"{commits}, prepared before the binlog that could be read")
+        elif completion.commits:
+            packed = self.prepared.source_ids(completion.xid)
+            rowless = self.prepared.lacks_rows_of(completion.xid) - self.stopped.passed_over
+            for name in self._captured():
+                source = join_source(*name)
+                if source in rowless or source_id(source) in packed:
+                    self._suspend(source, f"{commits}, which changed it")
+        self.prepared.drop(completion.xid)
+        self._end_group()
+        return True

@@ -1,0 +1,102 @@
+"""The part of the binlog decoder that suspends tables, and takes them up again."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+from databus.common.schema.source_names import join_source
+from databus.relay.sources.announced_schemas import AnnouncedSchemas
+from databus.relay.sources.mysql.binlog.open_group import Group
+from databus.relay.sources.mysql.protocol import binlog_events
+from databus.relay.sources.mysql.protocol.binlog_events import EventType
+from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
+from databus.relay.sources.mysql.statements import Effects
+from databus.relay.sources.mysql.statements.token_reader import TableName
+from databus.relay.sources.mysql.tables import changed_tables
+from databus.relay.sources.mysql.tables.cascades import changes_columns, is_logged
+from databus.relay.sources.mysql.tables.known_tables import KnownTables
+from databus.relay.sources.mysql.tables.mysql_tables import Catalogue
+from databus.relay.sources.suspended_tables import SuspendedTables
+
+_log = logging.getLogger(__name__)
+
+
+class Suspensions(ABC):
+    """The tables that the stream cannot follow; ``BinlogDecoder`` is the whole.
+
+    Owner: as BinlogDecoder.
+    """
+
+    settings: MySqlSettings
+    known: KnownTables
+    told: AnnouncedSchemas
+    stopped: SuspendedTables
+    group: Group | None
+    resolved: int
+
+    @abstractmethod
+    def txid(self, group: Group) -> str:
+        """The whole GTID of a group."""
+
+    def _captured(self) -> list[TableName]:
+        return changed_tables.captured_names(self.settings, self.known.catalogue, self.told)
+
+    def _stop(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
+        """Pass over this table from here on, and go on with the others.
+
+        With ``keeps_rows`` up to the end of this transaction alone.
+        """
+        group = self.group
+        scn = group.scn if group is not None and group.wanted else self.resolved
+        if source not in self.stopped.stops:
+            _log.warning("database %s: %s has stopped: %s", self.settings.name, source, why)
+        self.stopped.stop(source, scn, why, keeps_rows=keeps_rows)
+        self.known.pass_over(source)
+
+    def _note_unmet(self, found: Effects, captured: Iterable[TableName]) -> None:
+        """Tables with rows took names that cannot be seen: they are met when they can."""
+        unmet = self.known.unmet
+        unmet.difference_update(join_source(*name) for name in found.emptied)
+        taken = set(found.replaced).difference(captured)
+        unmet.update(changed_tables.sources_of(taken, self.settings))
+
+    def meet(self, sources: Iterable[str]) -> None:
+        """Names that could not be seen are those of tables that can be read now."""
+        for source in sources:
+            self.known.unmet.discard(source)
+            self._stop(source, "it was made or renamed while the relay could not see it")
+
+    def suspend_unlogged(self, catalogue: Catalogue) -> None:
+        """Suspend the tables whose content the binlog does not give."""
+        for source, table in catalogue.items():
+            if table.unlogged and source not in self.stopped.stops:
+                _log.warning("%s: %s has stopped: %s", self.settings.name, source, table.unlogged)
+                self.stopped.stop(source, self.resolved, table.unlogged)
+                self.known.pass_over(source)
+
+    def begin_again(self) -> None:
+        """Between two groups: stopped tables that were asked for are read from here on."""
+        if self.stopped.is_asked and self.group is None:
+            self.stopped.begin_again()
+            self.known.forget_maps()
+
+    def _suspend_children(
+        self, header: binlog_events.Header, table_id: int, body: memoryview
+    ) -> None:
+        """Rows that a foreign key deletes or changes with their parent's are not in the binlog."""
+        keys = self.known.cascades_of(table_id)
+        if not keys or is_logged(int.from_bytes(body[6:8], "little")):
+            return
+        group, mapped = self.group, self.known.maps[table_id]
+        assert group is not None
+        is_update = binlog_events.rows_event(header.type, body)[0] == EventType.UPDATE_ROWS
+        for key in keys:
+            if not (key.updates if is_update else key.deletes):
+                continue
+            if is_update and mapped and not changes_columns(header, body, mapped, key.columns):
+                continue
+            why = f"rows of {'.'.join(key.parent)} were changed, and the foreign key {key} changes"
+            for child in changed_tables.sources_of(self.known.cascades.reached(key), self.settings):
+                self._stop(child, f"GTID {self.txid(group)}: {why} its rows outside of the binlog")

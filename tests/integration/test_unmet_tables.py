@@ -1,0 +1,109 @@
+"""Tables that take a captured name while the relay's account may not read them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from databus.relay.processes.fetcher import Fetcher
+from databus.relay.sources.mysql.gtid.mysql_lineage import decode_resume_state
+from tests.integration.test_least_rights import USER as READER
+from tests.integration.test_least_rights import statements as page_rights
+from tests.integration.test_stopped_tables import rows_of
+from tests.support.capture import capturing, database_config, stored_resume_state, streaming
+from tests.support.fixtures import FreshDatabase
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(params=["mariadb", "mysql"])
+def database(request: pytest.FixtureRequest) -> FreshDatabase:
+    found: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
+    return found
+
+
+TAKEN = {
+    "from a schema that is not captured": "RENAME TABLE {other}.x TO met",
+    "from a captured name": "RENAME TABLE t TO met",
+    "by an ALTER": "ALTER TABLE t RENAME TO met",
+}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("how", TAKEN)
+async def test_a_table_that_takes_a_name_while_the_right_is_away_is_met_when_it_returns(
+    database: FreshDatabase, tmp_path: Path, how: str, restarted: bool
+) -> None:
+    name, other = database.name, f"{database.name}_other"
+    database.server.create_database(other)
+    for table in ("t", "fence", f"{other}.x"):
+        database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)")
+    database.execute(f"INSERT INTO {other}.x VALUES (1, 10), (2, 20)")
+    database.execute(f"DROP USER IF EXISTS '{READER}'@'%'")
+    for statement in page_rights(database.server.product, name):
+        database.execute(statement)
+    url = re.sub(r"//[^@]*@", f"//{READER}:secret@", database.url)
+    config = database_config("shop", url, f"{name}.*").model_copy(update={"resync": "auto"})
+    folder = tmp_path / "shop"
+    account = f"'{READER}'@'%'"
+
+    async def execute(*statements: str) -> None:
+        for statement in statements:
+            await asyncio.to_thread(database.execute, statement)
+
+    async def unmet() -> None:
+        async def is_noted() -> bool:
+            return decode_resume_state(stored_resume_state(fetcher)).unmet == (f"{name}.met",)
+
+        await eventually(is_noted, 60, "the name is noted")
+
+    def equal() -> bool:
+        rows: dict[tuple[Any, ...], Any] = {
+            (number,): {"id": number, "v": v}
+            for number, v in database.execute("SELECT id, v FROM met")
+        }
+        return rows_of(folder, f"{name}.met") == rows
+
+    fetcher: Fetcher
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        await execute("INSERT INTO t VALUES (1, 1), (3, 3)")
+        await eventually(lambda: len(rows_of(folder, f"{name}.t")) == 2, 60)
+        await execute(f"REVOKE SELECT ON {name}.* FROM {account}", TAKEN[how].format(other=other))
+        await unmet()
+        if not restarted:
+            await execute(f"GRANT SELECT ON {name}.* TO {account}")
+            await eventually(equal, 60, "the table is met")
+    if restarted:
+        async with capturing(config, tmp_path) as fetcher:
+            await unmet()
+        await execute(f"GRANT SELECT ON {name}.* TO {account}")
+        async with capturing(config, tmp_path) as fetcher:
+            await eventually(equal, 60, "the table is met")
+    assert decode_resume_state(stored_resume_state(fetcher)).unmet == ()
+
+
+async def test_a_name_whose_table_is_gone_again_is_forgotten(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    name = database.name
+    for table in ("t", "fence"):
+        database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY)")
+    config = database_config("shop", database.url, f"{name}.*")
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+    # The catalogue that the relay reads at its return is behind both statements.
+    database.execute("RENAME TABLE t TO met")
+    database.execute("RENAME TABLE met TO other_name")
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        database.execute("INSERT INTO fence VALUES (1)")
+        await eventually(lambda: rows_of(tmp_path / "shop", f"{name}.fence"), 60)
+        await eventually(lambda: bool(fetcher.status.source), 60, "its status")
+        assert f"{name}.met" not in (fetcher.status.source.get("stopped_tables") or {})
+    assert decode_resume_state(stored_resume_state(fetcher)).unmet == ()
