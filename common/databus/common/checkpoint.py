@@ -19,7 +19,7 @@ CHECKPOINT_VERSION = 1
 
 
 class Position(NamedTuple):
-    """A point in a stream: everything at or before (scn, seq) lies behind it.
+    """A point in a stream: it covers everything at or before (scn, seq).
 
     ``seq`` is the raw index of a frame within its scn; ``SEQ_END`` stands for all of the scn.
     """
@@ -31,7 +31,7 @@ class Position(NamedTuple):
         return f"{self.scn}:{'end' if self.seq == SEQ_END else self.seq}"
 
     def to_json(self) -> dict[str, int]:
-        """``{"scn", "seq"}``; seq is left out where it means all of the scn."""
+        """``{"scn", "seq"}``; seq is left out if it means all of the scn."""
         if self.seq == SEQ_END:
             return {"scn": self.scn}
         return {"scn": self.scn, "seq": self.seq}

@@ -135,7 +135,7 @@ class DatabaseConfig(_Model):
     truncate_columns: dict[str, Annotated[int, Field(strict=True, ge=1)]] = Field(
         default_factory=dict
     )
-    """Text columns of which only this many first characters are captured.
+    """Text columns, and the number of characters that are captured of their values.
     Example: truncate_columns = { "public.orders.note" = 20 } """
 
     skipped_operations: tuple[Literal["c", "u", "d", "t"], ...] = ()
@@ -151,7 +151,7 @@ class DatabaseConfig(_Model):
     Example: ring_bytes = "4GiB" """
 
     retention: Seconds | None = Field(default=None, gt=0)
-    """Time after its commit at which a window leaves the ring, also where there is space left.
+    """Time after its commit at which a window leaves the ring, even if there is space left.
     Without it, only `ring_bytes` bounds the ring.
     Example: retention = "24h" """
 

@@ -59,7 +59,7 @@ class UnknownDatabase(DatabusError):
 
     code = "unknown_database"
     status = 404
-    hint = "GET /v1/databases lists what is served."
+    hint = "GET /v1/databases lists the databases."
 
 
 class UnknownSource(DatabusError):
@@ -75,7 +75,7 @@ class NotFound(DatabusError):
 
     code = "not_found"
     status = 404
-    hint = "Check the path; /v1/openapi.json lists what there is."
+    hint = "Check the path; /v1/openapi.json lists all paths."
 
 
 class MethodNotAllowed(DatabusError):
@@ -103,7 +103,7 @@ class RequestTimeout(DatabusError):
 
 
 class UnsupportedMediaType(DatabusError):
-    """The body is not of a type that is understood."""
+    """The body's type is not supported."""
 
     code = "unsupported_media_type"
     status = 415
@@ -111,7 +111,7 @@ class UnsupportedMediaType(DatabusError):
 
 
 class ForeignHost(DatabusError):
-    """A request that changes something has a Host that this server does not know."""
+    """The Host of a request for a change is not a name of this server."""
 
     code = "foreign_host"
     status = 403

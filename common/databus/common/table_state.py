@@ -57,7 +57,7 @@ def decode_table_state(content: bytes) -> TableState:
     """The state in the content of a TABLE_STATE frame.
 
     Raises:
-        FormatError: it is none.
+        FormatError: it is not a table's state.
     """
     try:
         document = json.loads(content)
@@ -70,7 +70,7 @@ def table_state_of(document: Any) -> TableState:
     """The state in a JSON object; keys that are unknown are ignored.
 
     Raises:
-        FormatError: it is none.
+        FormatError: it is not a table's state.
     """
     try:
         return TableState(

@@ -118,7 +118,7 @@ def key_list(text: str) -> list[Any]:
     """The keys of ``--keys``, a list in JSON.
 
     Raises:
-        BadRequest: it is none.
+        BadRequest: the text is not a JSON list.
     """
     try:
         keys = json.loads(text)

@@ -54,7 +54,7 @@ def run(
         ops=ops,
         client_name="tail",
     )
-    # The client would retry for ever, so a mistyped address would give no output.
+    # The client retries without end, so a mistyped address would give no output.
     call(f"{relay}/healthz")
     _log_trouble()
     try:

@@ -117,7 +117,7 @@ class PrivateServer(ABC):
         """Create the folder if necessary, start, and return when the server answers a query."""
         if self.running:
             return self
-        self._forget()
+        self._clear_process()
         if not self.data_dir.exists():
             self._initialise()
         with self.log_path.open("ab") as log:
@@ -144,7 +144,7 @@ class PrivateServer(ABC):
             self.process.wait(_STOP_DEADLINE_S)
         except subprocess.TimeoutExpired:
             self.kill9()
-        self._forget()
+        self._clear_process()
 
     def kill9(self) -> None:
         """Kill the server and all its children at once, as a crash would."""
@@ -157,7 +157,7 @@ class PrivateServer(ABC):
         self.process.wait(_STOP_DEADLINE_S)
         for pid in pids[1:]:
             _wait_gone(pid, _STOP_DEADLINE_S)
-        self._forget()
+        self._clear_process()
 
     def restart(self) -> Self:
         """Start again on the same folder and port, after stopping if it still runs."""
@@ -216,7 +216,7 @@ class PrivateServer(ABC):
     def _stop_signal(self) -> signal.Signals:
         return signal.SIGTERM
 
-    def _forget(self) -> None:
+    def _clear_process(self) -> None:
         self.process = None
         if self._guardian is not None:
             self._guardian.release()
@@ -532,7 +532,7 @@ class PostgresServer(PrivateServer):
         )
 
     def remove(self) -> None:
-        """Shut down as "immediate": kill -9 would leave its shared memory behind for ever."""
+        """Shut down as "immediate": kill -9 would leak its shared memory."""
         if self.process is not None:
             self.process.send_signal(signal.SIGQUIT)
             with contextlib.suppress(subprocess.TimeoutExpired):

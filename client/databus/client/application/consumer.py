@@ -57,7 +57,7 @@ class Consumer:
             ``"across_windows"`` those of several windows do.  Events of one key always stay in
             order and on one worker.
         O4. While a bootstrap runs (``window.mode == "bootstrap"``) a sequence is a piece of
-            the snapshot or of the log behind it, cut at the bootstrap's checkpoints.  The state
+            the snapshot or of the log after it, cut at the bootstrap's checkpoints.  The state
             of all tables together is a state that the database had only from the checkpoint
             with ``mode`` online on.
 

@@ -240,7 +240,7 @@ class Event:
 
     @property
     def before(self) -> dict[str, Any] | None:
-        """The row before the change, where the source gives it."""
+        """The row before the change; None if the source does not give it."""
         before = self._view.before
         if before is None:
             return None

@@ -34,7 +34,7 @@ class Block:
         I3. In a block of a relay positions grow (those of heartbeats may repeat).
 
     Owner: made by the puller, then read only.
-    Raises: FormatError where I3 does not hold.
+    Raises: FormatError if I3 does not hold.
     """
 
     __slots__ = (

@@ -63,7 +63,7 @@ class Options:
     reconnect_most_s: float = 10.0
     """Longest pause before a reconnection, in seconds."""
     max_pull_failures: int | None = None
-    """Number of failures in a row after which the client stops; None to try for ever."""
+    """Number of failures in a row after which the client stops; None to retry without limit."""
     reader_schemas: Mapping[str, SourceSchema] = field(default_factory=dict)
     """Schemas, by source, into which rows are resolved; without one, the newest schema."""
     client_name: str = ""

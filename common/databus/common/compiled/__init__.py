@@ -1,4 +1,4 @@
-"""Loops over bytes, compiled by numba where it is installed.
+"""Loops over bytes, compiled by numba if it is installed.
 
 ``kernels`` has the decorator and the loops that all rooms use, ``intrinsics`` two machine
 instructions for it, ``xxh3`` the key hash, ``avro_row_kernels`` cuts Avro records into columns;

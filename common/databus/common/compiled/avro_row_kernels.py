@@ -17,7 +17,7 @@ BOOLEAN, LONG, DOUBLE, BYTES, DECIMAL = range(5)
 
 @kernels.jit
 def varint(buf: U8Array, at: int, stop: int) -> tuple[int, int]:
-    """The zigzag number at ``at`` and where it ends; -1 where there is none."""
+    """The zigzag number at ``at`` and where it ends; -1 if there is none."""
     value = i64(0)
     shift = 0
     while at < stop and shift < 70:

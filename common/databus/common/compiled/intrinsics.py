@@ -93,7 +93,7 @@ else:
                     word = value if word is None else builder.or_(word, value)
                     filled += width
                     if filled == 64 or number == len(bits) - 1:
-                        # One store a word: the CRC reads words, and would wait for smaller ones.
+                        # One store a word: the CRC reads words, and would stall on smaller stores.
                         written = builder.trunc(word, ir.IntType(filled)) if filled < 64 else word
                         builder.store(
                             written, builder.bitcast(to, written.type.as_pointer()), align=1

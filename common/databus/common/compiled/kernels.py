@@ -1,4 +1,4 @@
-"""Loops over bytes that several rooms share, compiled by numba where it is installed.
+"""Loops over bytes that several rooms share, compiled by numba if it is installed.
 
 What belongs here: functions over ``uint8`` arrays and plain integers that are called for
 every frame.  What does not: anything that touches a Python object per event.
@@ -209,7 +209,7 @@ def record_writer(bits: tuple[int, ...]) -> Callable[[U8Array, int, tuple[int, .
 
 @jit_uncounted
 def put_digits(out: U8Array, at: int, value: int) -> int:
-    """Write a number that is not negative in decimal digits; where they end."""
+    """Write a non-negative number in decimal digits; returns the offset after them."""
     digits = 1
     rest = value // 10
     while rest:

@@ -25,7 +25,7 @@ from databus.common.frame.header_layout import (
 
 
 def close_windows(columns: FrameColumns, taken: Mask, *, in_window: bool) -> tuple[Mask, bool]:
-    """``taken`` with the end of each window of which a frame is taken.
+    """``taken`` with the end of each window that has a taken frame.
 
     ``in_window``: an earlier block has a taken frame of the window in which this block begins.
     The second result is the same for the window in which this block ends.

@@ -50,8 +50,8 @@ class ModPartition:
 class RangePartition:
     """Keys whose first column, a number, divided by ``size`` is in ``first`` .. ``last``.
 
-    Meant for tables whose key begins with an integer.  For another key the number is what its
-    first bytes are as one.
+    Meant for tables whose key begins with an integer.  For another key the number is its first
+    bytes, decoded as an Avro long.
     """
 
     size: int
@@ -76,7 +76,7 @@ def _first_numbers(
     lengths: npt.NDArray[np.uint32],
     out: kernels.I64Array,
 ) -> None:
-    """Read the Avro long at the start of each key into ``out``; 0 where there is none."""
+    """Read the Avro long at the start of each key into ``out``; 0 if there is none."""
     for index in range(len(starts)):
         at = starts[index]
         stop = at + min(kernels.i64(lengths[index]), 10)
@@ -226,7 +226,7 @@ def parse_ops(text: str) -> frozenset[Op]:
     """``c,u,d,r`` or a part of it.
 
     Raises:
-        BadFilter: a letter is none of them.
+        BadFilter: a letter is not one of them.
     """
     letters = [letter.strip() for letter in text.split(",") if letter.strip()]
     unknown = [letter for letter in letters if letter not in OPS_BY_LETTER]

@@ -361,7 +361,7 @@ class FrameSplitter:
         if missing > len(view):
             self._pending += view
             return b""
-        # Frames are scanned where they arrived, and copied once: to where they are handed out.
+        # Frames are scanned in the received chunk, and copied once, into the returned block.
         stop = missing + (scan(view[missing:]).stop if len(view) > missing else 0)
         block = b"".join((self._pending, view[:stop]))
         if self._pending:

@@ -148,7 +148,7 @@ def header_problem(header: tuple[Any, ...], room: int) -> str | None:
 
 
 class FrameView:
-    """A frame where it lies: names for the bytes of ``buf`` from ``offset`` on.
+    """A view of a frame: names for the bytes of ``buf`` from ``offset`` on.
 
     Invariants:
         I1. The header was checked, so every part lies inside the buffer.
@@ -205,7 +205,7 @@ class FrameView:
 
     @property
     def position(self) -> Position:
-        """Where the frame stands in the stream."""
+        """The frame's position in the stream."""
         return Position(self.scn, self.seq)
 
     @property
@@ -220,7 +220,7 @@ class FrameView:
 
     @property
     def before(self) -> memoryview | None:
-        """The row before the change, or None where the source does not give it."""
+        """The row before the change, or None if the source does not give it."""
         if not self.flags & HAS_BEFORE:
             return None
         return self._part(self.key_len, self.before_len)
@@ -270,7 +270,7 @@ def strided(words: npt.NDArray[np.uint64], name: str) -> npt.NDArray[Any]:
     return found
 
 
-# ---- kernels: one header, where it lies ----
+# ---- kernels: one header in a buffer ----
 
 _put_header = kernels.record_writer(_BITS)
 _put_half = kernels.record_writer((32,))
@@ -408,7 +408,8 @@ def seal(
 def seal_window_end(
     out: U8Array, start: int, txid_stop: int, scn: int, seq: int, commit_us: int, event_count: int
 ) -> int:
-    """Write the frame that closes a window.  Its transaction id lies behind the header's room."""
+    """Write the frame that closes a window.  Its transaction id is already after the header's
+    room."""
     _put_half(out, txid_stop, (i64(event_count),))
     return seal(
         out, start, txid_stop + 4, END_OF_WINDOW, HAS_AFTER, scn, seq, 0, 0, 0, commit_us,

@@ -31,7 +31,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 def span_frame(last: Position, size_bytes: int) -> bytes:
-    """What goes before ``size_bytes`` of whole frames, the last of which is at ``last``."""
+    """The frame before ``size_bytes`` of whole frames that end with the one at ``last``."""
     return pack_frame(op=Op.SPAN, scn=last.scn, seq=last.seq, after=_LENGTH.pack(size_bytes))
 
 
@@ -60,7 +60,7 @@ class SpanSplitter:
         return len(self._pending)
 
     def feed(self, chunk: Buffer) -> list[memoryview]:
-        """Take ``chunk`` and return what is whole now: frames back to back, in pieces."""
+        """Take ``chunk`` and return the frames that are whole now, back to back, in pieces."""
         self._pending += chunk
         if len(self._pending) < HEADER_BYTES:
             return []

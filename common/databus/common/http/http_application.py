@@ -124,8 +124,8 @@ async def body_of(request: web.Request) -> bytes:
     """The request's whole body.
 
     Raises:
-        BadRequest: it is not what its headers say, or too long.
-        RequestTimeout: it does not come.
+        BadRequest: it does not match its headers, or is too long.
+        RequestTimeout: it does not arrive in time.
     """
     try:
         async with asyncio.timeout(BODY_S):
@@ -141,7 +141,7 @@ async def json_body(request: web.Request) -> dict[str, Any]:
 
     Raises:
         BadRequest: it is something else.
-        RequestTimeout: it does not come.
+        RequestTimeout: it does not arrive in time.
     """
     document = read_json(await body_of(request), "the body")
     if not isinstance(document, dict):

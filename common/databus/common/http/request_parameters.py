@@ -134,7 +134,7 @@ def parse_position(text: str) -> Position:
     """``1004`` (everything at it), ``1004:3`` or ``1004:end``.
 
     Raises:
-        BadRequest: it is none of them, or out of range.
+        BadRequest: it has another form, or is out of range.
     """
     scn, colon, seq = text.partition(":")
     numbers = [scn] if seq == "end" or not colon else [scn, seq]

@@ -1,4 +1,4 @@
-"""The status page of a server: what all servers share, around a script of its own."""
+"""The status page of a server: a shared page around the server's own script."""
 
 from __future__ import annotations
 

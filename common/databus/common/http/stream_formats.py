@@ -106,7 +106,7 @@ def choose_format(accept: str, wanted: str | None) -> str:
 
     Raises:
         BadRequest: there is no such format.
-        NotAcceptable: none of ours is accepted.
+        NotAcceptable: the header accepts none of our formats.
     """
     if wanted is not None:
         if wanted not in CONTENT_TYPES:

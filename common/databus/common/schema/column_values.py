@@ -89,12 +89,12 @@ def _us_time(value: int) -> dt.time:
 
 
 def to_avro(kind: str, scale: int) -> Callable[[Any], Any] | None:
-    """How a value of this kind becomes a plain Avro value; None where it is one already."""
+    """The converter to a plain Avro value for this kind; None if the value is one already."""
     return _decimal_bytes(scale) if kind == "decimal" else _TO_AVRO.get(kind)
 
 
 def from_avro(kind: str, scale: int) -> Callable[[Any], Any] | None:
-    """The way back from a plain Avro value; None where there is nothing to do."""
+    """The converter from a plain Avro value; None if none is needed."""
     return _bytes_decimal(scale) if kind == "decimal" else _FROM_AVRO.get(kind)
 
 
@@ -174,7 +174,7 @@ _TO_JSON: dict[type, Callable[[Any], Any]] = {
 
 
 def from_json_value(value: Any, kind: str) -> Any:
-    """What ``to_json_value`` gave, as the column value again.
+    """The column value of a result of ``to_json_value``.
 
     Raises:
         FormatError: it is no value of this kind.

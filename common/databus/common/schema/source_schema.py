@@ -75,7 +75,7 @@ class Column:
 
     @property
     def avro_type(self) -> Any:
-        """The Avro type, a union with null first where the column is nullable."""
+        """The Avro type, a union with null first if the column is nullable."""
         plain: Any
         if self.kind is Kind.DECIMAL:
             plain = {
@@ -90,7 +90,7 @@ class Column:
 
     @property
     def plain_avro_type(self) -> Any:
-        """The Avro type without its logical type: what the bytes are."""
+        """The Avro type without its logical type."""
         avro = self.avro_type
         plain = avro[1] if self.nullable else avro
         name = plain["type"] if isinstance(plain, dict) else plain
@@ -108,7 +108,7 @@ class SourceSchema:
         I1. ``key`` names columns that exist, at least one, in key order, each once.
         I2. Equal schemas have equal fingerprints on every machine.
 
-    Raises: FormatError where I1 does not hold.
+    Raises: FormatError if I1 does not hold.
     """
 
     source: str

@@ -269,7 +269,7 @@ class Bucket:
 
     @property
     def endpoint(self) -> str | None:
-        """Where S3 is, ``https://host:port``; None where it is Amazon's."""
+        """The endpoint of S3, ``https://host:port``; None for Amazon's."""
         return _endpoint(self.settings)
 
     @property

@@ -218,7 +218,7 @@ class _File:
         return data
 
     def _walk_tree(self, tree: _Tree) -> None:
-        """Look at every page of a tree, with what its leaves refer to."""
+        """Check every page of a tree, and the pages that its leaves refer to."""
         pages = [] if tree.root == NO_PAGE else [(tree.root, 1)]
         counts = {BRANCH: 0, LEAF: 0, OVERFLOW: 0}
         entry_count = 0
