@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from databus.common.compiled.avro_row_kernels import varint
 from databus.common.compiled.kernels import I64Array, U8Array, copy, i64, jit
 from databus.common.compiled.xxh3 import xxh3_64
 from databus.common.frame.header_layout import (
@@ -30,6 +31,7 @@ from databus.common.frame.header_layout import (
     seal,
     source_of,
 )
+from databus.relay.sources.avro_kernels import put_long
 
 # tables: a line for each schema that has a plan.
 T_BEFORE, T_AFTER, T_COLUMN, T_COLUMNS, T_LEFT, T_KEY, T_KEYS, T_KEY_HASHED, T_FIELDS = range(9)
@@ -39,31 +41,6 @@ C_SHAPE, C_NULLABLE, C_ACTION, C_A, C_B, C_FIELDS = range(6)
 NUMBER_ROOM = 24
 HASH_BYTES = 64
 """A hash is so many hexadecimal digits."""
-
-
-@jit
-def _number(buf: U8Array, at: int, stop: int) -> tuple[int, int]:
-    """The zigzag number at ``at`` and where it ends, -1 if it does not."""
-    value, shift = i64(0), i64(0)
-    while at < stop and shift < 70:
-        byte = i64(buf[at])
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (value >> 1 & 0x7FFFFFFFFFFFFFFF) ^ -(value & 1), at
-        shift += 7
-    return 0, -1
-
-
-@jit
-def _put_length(out: U8Array, at: int, length: int) -> int:
-    number = length << 1
-    while number > 0x7F:
-        out[at] = number & 0x7F | 0x80
-        number >>= 7
-        at += 1
-    out[at] = number
-    return at + 1
 
 
 @jit
@@ -91,13 +68,13 @@ def _put_digits(out: U8Array, to: int, value: int) -> int:
 def _value_end(buf: U8Array, at: int, stop: int, shape: int) -> tuple[int, int]:
     """Where the content of the value at ``at`` begins and where it ends; -1 if not in bounds."""
     if shape == 0:  # a number
-        _, end = _number(buf, at, stop)
+        _, end = varint(buf, at, stop)
         return at, end
     begin, end = at, at + 1
     if shape == 2:
         end = at + 8
     elif shape == 3:
-        length, begin = _number(buf, at, stop)
+        length, begin = varint(buf, at, stop)
         if begin < 0 or length < 0 or length > stop - begin:
             return at, -1
         end = begin + length
@@ -113,7 +90,7 @@ def _hash(
 
     Without ``hashes`` room is left for it, and what is to be hashed goes to ``texts``.
     """
-    to = _put_length(out, to, HASH_BYTES)
+    to = put_long(out, to, HASH_BYTES)
     number = ends[0]
     ends[0] = number + 1
     if len(hashes):
@@ -121,7 +98,7 @@ def _hash(
         return to + HASH_BYTES
     at = ends[number] if number else i64(0)
     if shape == 0:
-        value, _ = _number(buf, begin, end)
+        value, _ = varint(buf, begin, end)
         at = _put_digits(texts, at, value)
     elif shape == 1:
         word = i64(0x65757274) if buf[begin] else i64(0x65736C6166)  # true, false
@@ -190,7 +167,7 @@ def edit_record(
             to += columns[line, 4]
         else:
             end = _cut(buf, begin, at, columns[line, 3])
-            to = _put_length(out, to, end - begin)
+            to = put_long(out, to, end - begin)
             copy(out, to, buf, begin, end - begin)
             to += end - begin
     copy(out, to, buf, kept, at - kept)

@@ -53,7 +53,7 @@ _POSTGRES_EPOCH_US = 946_684_800_000_000
 def last_whole(buf: U8Array, at: int, end: int) -> int:
     """Where the last whole protocol message of ``buf[at:end]`` ends."""
     while end - at >= 5:
-        length = _u32(buf, at + 1) + 1
+        length = u32(buf, at + 1) + 1
         if length > end - at:
             break
         at += length
@@ -81,13 +81,13 @@ def transcode(
     Returns (where in buf it stopped, where out ends, why it stopped).
     """
     while at < stop:
-        end = at + 1 + _u32(buf, at + 1)
+        end = at + 1 + u32(buf, at + 1)
         body = at + 30
         if buf[at] != 100 or end < body + 1 or buf[at + 5] != 119:  # CopyData, XLogData
             return at, out_at, 1
         kind = buf[body]
         if kind == 73 or kind == 85 or kind == 68:  # Insert, Update, Delete
-            relation = -1 if end - body < 8 else _find(index, relations, _u32(buf, body + 1))
+            relation = -1 if end - body < 8 else _find(index, relations, u32(buf, body + 1))
             if relation < 0 or state[0] == 0:
                 return at, out_at, 1
             if relations[relation, 1] == 0:
@@ -113,7 +113,7 @@ def transcode(
             state[0] = 1
             state[1] = scn
             state[2] = _u64(buf, body + 9) + _POSTGRES_EPOCH_US
-            state[3] = _u32(buf, body + 17)
+            state[3] = u32(buf, body + 17)
             state[4] = 0
         elif kind == 67:  # Commit
             if end - body != 26 or state[0] == 0 or state[6] != 0:
@@ -243,7 +243,7 @@ def _tuple(buf: U8Array, at: int, end: int, count: int, fields: I64Array, line: 
         if mark == 116:  # t
             if at + 4 > end:
                 return -1
-            length = _u32(buf, at)
+            length = u32(buf, at)
             at += 4
             if at + length > end:
                 return -1
@@ -342,7 +342,7 @@ def _absent(out: U8Array, at: int, count: int, fields: I64Array) -> int:
 
 
 @kernels.jit_uncounted
-def _u32(buf: U8Array, at: int) -> int:
+def u32(buf: U8Array, at: int) -> int:
     """The big-endian 32-bit number at ``at``."""
     return i64(buf[at]) << 24 | i64(buf[at + 1]) << 16 | i64(buf[at + 2]) << 8 | i64(buf[at + 3])
 
@@ -350,4 +350,4 @@ def _u32(buf: U8Array, at: int) -> int:
 @kernels.jit_uncounted
 def _u64(buf: U8Array, at: int) -> int:
     """The big-endian 64-bit number at ``at``."""
-    return _u32(buf, at) << 32 | _u32(buf, at + 4)
+    return u32(buf, at) << 32 | u32(buf, at + 4)

@@ -13,6 +13,7 @@ import numpy as np
 from databus.common.compiled import kernels
 from databus.common.compiled.kernels import COMPILED, I64Array, U8Array, i64
 from databus.relay.sources.postgres.kernels.binary_value_kernels import TEXT, put_binary
+from databus.relay.sources.postgres.kernels.pgoutput_kernels import u32
 from databus.relay.sources.postgres.kernels.text_value_kernels import put_value
 
 # columns: a row for each column.  FORM says how its values come.
@@ -41,7 +42,7 @@ def walk_rows(
     lines.  Returns (where in buf it stopped, where out ends, rows so far, why it stopped).
     """
     while at < stop:
-        end = at + 1 + _u32(buf, at + 1)
+        end = at + 1 + u32(buf, at + 1)
         if buf[at] != 68:  # D
             return at, out_at, count, AT_OTHER
         if out_at + 64 + 2 * (end - at) + 48 * len(columns) > len(out) or count == len(spans):
@@ -68,7 +69,7 @@ def last_row(buf: U8Array, at: int, stop: int) -> int:
     found = at
     while at < stop:
         found = at
-        at += 1 + _u32(buf, at + 1)
+        at += 1 + u32(buf, at + 1)
     return found
 
 
@@ -80,7 +81,7 @@ def _fields(buf: U8Array, at: int, end: int, count: int, fields: I64Array) -> bo
     for place in range(count):
         if at + 4 > end:
             return False
-        length = _u32(buf, at)
+        length = u32(buf, at)
         at += 4
         if length == 0xFFFFFFFF:
             length = -1
@@ -132,11 +133,6 @@ def _value(
         kind, scale = columns[place, KIND], columns[place, SCALE]
         return i64(put_value(buf, start, length, kind, scale, out, at))
     return i64(put_binary(buf, start, length, form, columns[place, SCALE], out, at))
-
-
-@kernels.jit
-def _u32(buf: U8Array, at: int) -> int:
-    return i64(buf[at]) << 24 | i64(buf[at + 1]) << 16 | i64(buf[at + 2]) << 8 | i64(buf[at + 3])
 
 
 def warm_up() -> None:
