@@ -341,15 +341,15 @@ async def test_chunks_under_load_end_in_the_tables_state(
             waiting = row_filter.begin()
             chunk = await source.read_chunk(ChunkRequest(name, 40, after=after))
             row_filter.arrived(waiting, chunk)
-            verdict = await state.verdict(waiting)
+            outcome = await state.outcome(waiting)
             row_filter.leave(waiting)
-            if not isinstance(verdict, Ready):
+            if not isinstance(outcome, Ready):
                 continue
-            for index in verdict.left.tolist():
+            for index in outcome.left.tolist():
                 row = chunk.rows[index]
                 copy[row.key] = chunk.schema.decode_row(row.row)
-            spliced_rows += len(verdict.left)
-            dropped += verdict.dropped_count
+            spliced_rows += len(outcome.left)
+            dropped += outcome.dropped_count
             after = chunk.last_key
             if chunk.done:
                 break
@@ -390,14 +390,14 @@ class _Writer:
 
 
 class _Follower:
-    """Applies the stream to a copy and shows it to the judge of chunks."""
+    """Applies the stream to a copy and shows it to the chunk window."""
 
     def __init__(
         self, source: MySqlSource, start: int, row_filter: ChunkWindow, copy: dict[bytes, Any]
     ) -> None:
         self._source = source
         self._start = start
-        self._judge = row_filter
+        self._window = row_filter
         self._copy = copy
         self._schemas = Streamed().schemas
         self._moved = asyncio.Event()
@@ -407,7 +407,7 @@ class _Follower:
         async for batch in self._source.stream(self._start):
             for schema in batch.schemas:
                 self._schemas.add(schema)
-            self._judge.observe(frame_format.scan(batch.data), memoryview(batch.data))
+            self._window.observe(frame_format.scan(batch.data), memoryview(batch.data))
             for view in iter_frames(batch.data):
                 if view.op == Op.END_OF_WINDOW:
                     continue
@@ -419,12 +419,12 @@ class _Follower:
             self.resolved = batch.resolved
             self._moved.set()
 
-    async def verdict(self, waiting: Waiting) -> object:
+    async def outcome(self, waiting: Waiting) -> object:
         async with asyncio.timeout(20 * PATIENCE):
             while True:
-                verdict = self._judge.verdict(waiting, self.resolved)
-                if verdict is not None:
-                    return verdict
+                outcome = self._window.outcome(waiting, self.resolved)
+                if outcome is not None:
+                    return outcome
                 self._moved.clear()
                 await self._moved.wait()
 

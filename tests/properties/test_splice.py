@@ -240,7 +240,7 @@ class SpliceMachine(RuleBasedStateMachine):
             if not lane.watermark_write.is_closed:
                 return
             assert self.streamed >= chunk.snapshot.high, "the high token lies behind the snapshot"
-        outcome = self.splice.verdict(lane.waiting, resolved)
+        outcome = self.splice.outcome(lane.waiting, resolved)
         if outcome is None or chunk is None:
             return
         assert lane.rows is not None

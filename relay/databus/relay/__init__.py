@@ -1,7 +1,7 @@
 """The relay: captures databases into rings and serves them over HTTP.
 
-What other programs start it with is named here and imported when it is first used, so that a
-fetcher does not load the HTTP server, nor the supervisor either of them.
+The names that start its processes are listed here and imported at first use, so that a fetcher
+does not load the HTTP server, and the supervisor loads neither.
 """
 
 from __future__ import annotations

@@ -36,12 +36,12 @@ class LocalRelay:
     Invariants:
         I1. Inside the block the address is served; ``ready`` returns when every ring is.
         I2. After the block nothing of it runs and all files are closed.
-        I3. Each database is in ``fetchers`` or in ``refused``, with what is wrong with its folder:
+        I3. Each database is in ``fetchers``, or in ``refused`` with the error of its folder:
             that one is ``failed``, and the others are read.
 
     Owner: one event loop.
-    Raises: ServerUnavailable where the address is taken, StoreBusy where another relay has the
-        folder; what a fetcher or the server dies of is raised at the end of the block.
+    Raises: ServerUnavailable if the address is taken, StoreBusy if another relay has the
+        folder; the error that ended a fetcher or the server is raised at the end of the block.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class LocalRelay:
         self._fetching[name] = asyncio.create_task(self.fetchers[name].run())
 
     async def reload(self, config: Config) -> ConfigChanges:
-        """Go over to another configuration: databases come, change and go.
+        """Apply another configuration: databases are added, changed and removed.
 
         Raises:
-            ConfigError: it needs a restart; everything goes on as before.
+            ConfigError: it needs a restart; nothing was changed.
         """
         found = changes(self.config, config)
         self.config = config
@@ -136,7 +136,7 @@ class LocalRelay:
                 self.fetchers.pop(name).stop()
                 await self._fetching.pop(name)
         for database in (*found.added, *found.changed):
-            # A wake-up is shared with the server; of a database that it has, its own is kept.
+            # A wake-up is shared with the server; a database that the server has keeps its own.
             known = server.databases.get(database.name)
             fd = make_wakeup() if known is None else known.wakeup.fileno()
             self._make_fetcher(database, fd)
@@ -165,12 +165,12 @@ class LocalRelay:
         """Return when every database has a ring that can be served.
 
         Raises:
-            ServerUnavailable: one is refused, or has none after ``timeout_s``; the message says
-                why.
+            ServerUnavailable: one is refused, or has none after ``timeout_s``; the message names
+                the reason.
         """
         if self.refused:
-            told = "; ".join(f"{name}: {error}" for name, error in self.refused.items())
-            raise ServerUnavailable(f"not ready: {told}")
+            reasons = "; ".join(f"{name}: {error}" for name, error in self.refused.items())
+            raise ServerUnavailable(f"not ready: {reasons}")
         try:
             async with asyncio.timeout(timeout_s):
                 while not all(fetcher.intake for fetcher in self.fetchers.values()):

@@ -72,7 +72,7 @@ def test_a_frame_at_the_limit_goes_on_and_one_that_is_larger_does_not() -> None:
     assert found.sift(Batch(fits)).batch.data == fits and not found.large
     sifted = found.sift(Batch(stream.window((Op.INSERT, WIDE, 2, None, room + 6))))
     assert [view.op for view in frame_format.iter_frames(sifted.batch.data)] == [Op.END_OF_WINDOW]
-    assert sifted.has_stopped and list(found.large) == ["shop.wide"]
+    assert sifted.has_suspended and list(found.large) == ["shop.wide"]
     with pytest.raises(UnsupportedChange, match=r"shop.wide: its row with the key \[3\] takes"):
         row = Row(WIDE.encode_key((3,)), WIDE.encode_row((3, "x" * (room + 6))))
         found.require(Chunk(WIDE, Rows.of([row]), GeneratorSnapshot(1), [3], True))
@@ -118,7 +118,7 @@ def test_what_is_remembered_survives_the_memo_and_a_damaged_one_is_refused() -> 
     document = json.loads(json.dumps({"shop.wide": rows.to_json()}))
     assert decode_large(document) == {"shop.wide": LargeRows("what", {b"a", b"bc"}, has_more=True)}
     for damaged in ({"a": 1}, {"a": ["w", ["zz"], False]}, {"a": ["w"]}):
-        with pytest.raises(FormatError, match="no memo of large rows"):
+        with pytest.raises(FormatError, match="no record of large rows"):
             decode_large(damaged)
 
 

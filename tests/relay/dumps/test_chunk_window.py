@@ -1,4 +1,4 @@
-"""The verdict over a chunk, case by case; tests/properties/test_splice.py has the rest."""
+"""The outcome of a chunk, case by case; tests/properties/test_splice.py has the rest."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Watched:
         self.window.arrived(self.waiting, chunk)
 
     def take(self, resolved_scn: int) -> Ready | ReadAgain | None:
-        return self.window.verdict(self.waiting, resolved_scn)
+        return self.window.outcome(self.waiting, resolved_scn)
 
     def keys(self, resolved_scn: int) -> list[bytes]:
         outcome = self.take(resolved_scn)
@@ -244,7 +244,7 @@ def test_a_window_is_remembered_for_a_chunk_whose_read_began_before_another_show
     window.arrived(chunk([b"b"], sees=[5], high=5))
     assert window.keys(5) == [b"b"]
     window.window.arrived(late, chunk([b"a", b"c"], high=4))
-    outcome = window.window.verdict(late, 5)
+    outcome = window.window.outcome(late, 5)
     assert isinstance(outcome, Ready)
     assert outcome.left.tolist() == [1]
     window.window.leave(late)

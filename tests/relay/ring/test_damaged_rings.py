@@ -18,7 +18,7 @@ from databus.common.frame.spans import SpanSplitter
 from databus.common.http.stream_formats import FRAMES_TYPE
 from databus.relay.ring.ring import Ring
 from databus.relay.ring.ring_format import DATA_OFFSET
-from databus.relay.ring.ring_recovery import place
+from databus.relay.ring.ring_recovery import frame_at
 from tests.support.live_relay import CLOCK, ITEMS, ORDERS, LiveRelay, window
 from tests.support.waiting import eventually, within
 
@@ -45,7 +45,7 @@ def damage(live: LiveRelay, scn: int) -> tuple[str, int]:
     path = live.folder.path / "ring"
     with Ring.open_reader(live.folder.path) as ring:
         at = ring.snapshot().head
-        while place(ring.file, at)[0].scn < scn:
+        while frame_at(ring.file, at)[0].scn < scn:
             at += int.from_bytes(ring.file.copy(at, 8)[4:], "little")
     with path.open("r+b") as file:
         file.seek(DATA_OFFSET + at + 500)

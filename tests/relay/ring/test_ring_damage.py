@@ -15,7 +15,7 @@ from databus.relay.ring.ring import Ring
 from databus.relay.ring.ring_check import check
 from databus.relay.ring.ring_format import DATA_OFFSET, LIVE_OFFSET, SLOT, SLOT_OFFSETS
 from databus.relay.ring.ring_reader import RingReader
-from databus.relay.ring.ring_recovery import place
+from databus.relay.ring.ring_recovery import frame_at
 from databus.relay.serving.extents import Extents
 from databus.relay.serving.header_cache import HeaderCache
 from tests.support.windows import make_window, read_from
@@ -171,8 +171,8 @@ def test_a_search_does_not_pass_over_a_frame_whose_position_was_damaged(
     path = tmp_path / "ring" / "ring"
     with Ring.open_reader(tmp_path / "ring") as ring:
         at = positions(ring)[200]
-        found, commit_us = place(ring.file, at)
-        before = place(ring.file, positions(ring)[199])[0]
+        found, commit_us = frame_at(ring.file, at)
+        before = frame_at(ring.file, positions(ring)[199])[0]
         assert ring.find(before) == at
         # Lower than it is: whoever comes from the frame before would begin behind this one.
         bit = next(bit for bit in range(8) if found.scn >> bit & 1)
@@ -190,7 +190,7 @@ def test_the_writer_passes_over_damage_and_readers_before_it_are_too_old(tmp_pat
     folder = make_two_laps(tmp_path / "ring")
     with Ring.open_writer(folder) as writer, Ring.open_reader(folder) as reader:
         at = positions(reader)[40]
-        first, damaged = (place(reader.file, one)[0] for one in (positions(reader)[0], at))
+        first, damaged = (frame_at(reader.file, one)[0] for one in (positions(reader)[0], at))
         flip(folder / "ring", reader.file.file_offset(at) + 4, 4)
         with pytest.raises(FormatError, match=f"ring position {at},"):
             read_from(reader, writer.state.prev)
@@ -210,7 +210,7 @@ def test_a_ring_with_damage_is_made_larger_with_what_comes_behind_it(tmp_path: P
     folder = make_two_laps(tmp_path / "ring")
     with Ring.open_writer(folder) as writer, Ring.open_reader(folder) as reader:
         at = positions(reader)[40]
-        damaged = place(reader.file, at)[0]
+        damaged = frame_at(reader.file, at)[0]
         flip(folder / "ring", reader.file.file_offset(at) + HEADER_BYTES, 0)
         writer.resize(2 * RING_BYTES)
         assert damaged < writer.state.prev < writer.last

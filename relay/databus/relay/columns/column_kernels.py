@@ -2,7 +2,7 @@
 
 ``edit_frames`` copies frames from one buffer to another; rows of tables that have a plan are
 walked value by value, and values are copied, replaced or left out.  record_edits.py is the
-reference, and tests compare the two.
+reference implementation, and tests compare the two.
 
 Values that are to be hashed take two calls.  The first has no ``hashes``: it writes to ``texts``
 what is to be hashed, one behind the other, their count to ``ends[0]`` and their ends behind it.
@@ -57,10 +57,10 @@ def _put_digits(out: U8Array, to: int, value: int) -> int:
         if rest == 0:
             break
     rest = value
-    for place in range(end - 1, to - 1, -1):
+    for bit in range(end - 1, to - 1, -1):
         digit = (10 - rest % 10) % 10 if value < 0 else rest % 10
         rest = (rest + digit) // 10 if value < 0 else rest // 10
-        out[place] = 48 + digit
+        out[bit] = 48 + digit
     return end
 
 
@@ -129,7 +129,7 @@ def edit_record(
     count: int, blob: U8Array, hashes: U8Array, texts: U8Array, ends: I64Array,
 ) -> int:  # fmt: skip
     """Write the record ``buf[at:stop]`` as its columns' plans say; where it ends, or -1."""
-    kept = at  # from here on nothing has been copied yet: what is kept goes out in runs
+    copied = at  # from here on nothing has been copied yet: what is copied goes out in runs
     for line in range(first, first + count):
         action = columns[line, 2]
         nullable = columns[line, 1] != 0
@@ -148,9 +148,9 @@ def edit_record(
                 return -1
         if action == 0:
             continue
-        copy(out, to, buf, kept, start - kept)
-        to += start - kept
-        kept = at
+        copy(out, to, buf, copied, start - copied)
+        to += start - copied
+        copied = at
         if action == 1:
             continue
         if is_null or action == 4:
@@ -170,8 +170,8 @@ def edit_record(
             to = put_long(out, to, end - begin)
             copy(out, to, buf, begin, end - begin)
             to += end - begin
-    copy(out, to, buf, kept, at - kept)
-    to += at - kept
+    copy(out, to, buf, copied, at - copied)
+    to += at - copied
     return to if at == stop else -1
 
 
@@ -180,25 +180,25 @@ def _edit_bitmap(
     buf: U8Array, at: int, length: int, out: U8Array, to: int, columns: I64Array, first: int,
     count: int, left: int,
 ) -> int:  # fmt: skip
-    """Write the bitmap of absent columns for those that are left; nothing if none is absent."""
+    """Write the bitmap of absent columns for the remaining columns; nothing if none is absent."""
     size = (left + 7) >> 3
     for index in range(size):
         out[to + index] = 0
     found = False
-    place = 0
+    bit = 0
     for index in range(count):
         if columns[first + index, 2] == 1:
             continue
         if index >> 3 < length and buf[at + (index >> 3)] >> (index & 7) & 1:
-            out[to + (place >> 3)] |= np.uint8(1 << (place & 7))
+            out[to + (bit >> 3)] |= np.uint8(1 << (bit & 7))
             found = True
-        place += 1
+        bit += 1
     return to + size if found else to
 
 
 @jit
 def _find(tables: I64Array, fingerprint: int, guess: int) -> int:
-    """The line of a schema's plan, -1 if it has none; runs of one table are found at once."""
+    """The line of a schema's plan, -1 if it has none; ``guess`` is tried first."""
     if guess >= 0 and tables[guess, 0] == fingerprint:
         return guess
     for line in range(len(tables)):
@@ -300,7 +300,7 @@ def edit_rows(
     """Write the rows of a chunk that lie at ``spans`` of ``buf`` (row_buffers.py), all of one
     table.
 
-    Their new places go to ``edited``.  Returns where they end, or -1 - the number of a row that
+    Their new bounds go to ``edited``.  Returns where they end, or -1 - the number of a row that
     is damaged.
     """
     to = 0

@@ -1,7 +1,7 @@
-"""Frames and chunks of a source as they leave the relay: the rules for columns, applied.
+"""Applies the rules for columns to the frames and chunks of a source.
 
-One stage between every kind of source and the ring.  Frames of tables without a rule are
-passed on as they lie; a batch that has no other frames is not even copied.
+One stage between every kind of source and the ring.  Frames of tables without a rule pass
+unchanged; a batch without other frames is not even copied.
 """
 
 from __future__ import annotations
@@ -46,30 +46,30 @@ _NOTHING: U8Array = np.frombuffer(b"", dtype=np.uint8)
 
 
 class Rules(Protocol):
-    """What is done to rows: a plan for each schema, and ops that are left out."""
+    """How rows are changed: a plan for each schema, and ops that are left out."""
 
     @property
     def skipped_ops(self) -> frozenset[int]:
         """The ops of changes that are left out."""
 
     def plan(self, schema: SourceSchema) -> TablePlan | None:
-        """The plan for a table's schema; None where all of it is kept as it is."""
+        """The plan for a table's schema; None if its rows stay unchanged."""
 
 
 class Rewriter:
-    """Applies the rules of one database to what its source yields, or of one reader to frames.
+    """Applies the rules of one database to its source's frames, or those of one reader to frames.
 
     Invariants:
-        I1. A frame that leaves has the scn and seq that it came with; frames of skipped
-            operations do not leave, and ends of windows do, with the counts of the source.
-            So a window that is read again is the same again.
+        I1. A frame leaves with the scn and seq that it came with; frames of skipped operations
+            do not leave, and ends of windows do, with the counts of the source.
+            So a window that is read again gives the same frames.
         I2. A row leaves only if its schema is known and its plan was applied: an unknown
-            schema is an error, never a way past the rules.
+            schema is an error, never a way around the rules.
         I3. Rows of a chunk and of the stream with one key before have one key after.
 
     Owner: one event loop.
-    Raises: UnsupportedChange where a rule cannot be applied to a schema; FormatError for a row
-        that is not one of its schema.
+    Raises: UnsupportedChange if a rule cannot be applied to a schema; FormatError for a row
+        that does not match its schema.
     """
 
     def __init__(self, rules: Rules, *, compiled: bool = COMPILED) -> None:
@@ -81,7 +81,7 @@ class Rewriter:
         self._tables = _KernelTables([])
 
     def learn(self, schema: SourceSchema) -> SourceSchema:
-        """The schema as consumers see it; from now on its rows may come."""
+        """The schema as consumers see it; after this call its rows may come."""
         return self.learn_all((schema,))[0]
 
     def learn_all(self, schemas: Iterable[SourceSchema]) -> list[SourceSchema]:
@@ -102,20 +102,20 @@ class Rewriter:
         return list(found.values())
 
     def plan_of(self, schema: SourceSchema) -> TablePlan | None:
-        """The plan for a schema; None where its rows are kept as they are."""
+        """The plan for a schema; None if its rows stay unchanged."""
         self.learn(schema)
         return self._plans[schema.fingerprint]
 
     # -- the stream --
 
     def batch(self, batch: Batch, columns: FrameColumns | None = None) -> Batch:
-        """A batch as it leaves; ``columns`` are its frames' if they are known."""
+        """A batch after the rules; ``columns`` are its frames' if they are known."""
         schemas = tuple(self.seen(batch.schemas)) if batch.schemas else ()
         data = bytes(self.frames(batch.data, columns)) if batch.data else batch.data
         return dataclasses.replace(batch, data=data, schemas=schemas)
 
     def frames(self, data: Buffer, columns: FrameColumns | None = None) -> Buffer:
-        """Whole frames as they leave; ``data`` itself where no plan is about any of them."""
+        """Whole frames after the rules; ``data`` itself if no plan concerns any of them."""
         columns = columns or frame_format.scan(data, verify=False)
         ops = columns.op
         rows = ops < FIRST_CONTROL_OP
@@ -129,7 +129,7 @@ class Rewriter:
         return self._edit(data, columns, changes, growth)
 
     def _growth(self, fingerprints: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64]) -> int:
-        """How many bytes more the frames can take, at most."""
+        """The greatest number of bytes that the frames can grow by."""
         growth = 0
         for fingerprint, count in zip(fingerprints.tolist(), counts.tolist(), strict=True):
             plan = self._plans.get(fingerprint)
@@ -150,7 +150,7 @@ class Rewriter:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _edit_change(self, data: Buffer, offset: int) -> bytes:
-        """The frame that tells of a new schema, with the schema that consumers see."""
+        """The frame that announces a new schema, with the schema that consumers see."""
         view = trusted_frame(memoryview(data), offset)
         schema = self.learn(SourceSchema.from_json(json.loads(bytes(view.after or b""))))
         return pack_frame(
@@ -175,7 +175,7 @@ class Rewriter:
         end = self._tables.edit_frames(data, offsets, out, _bits(self._skipped_ops))
         if end < 0:
             view = trusted_frame(memoryview(data), int(offsets[-1 - end]))
-            # The reference says what is wrong with it, without the values.
+            # The reference names what is wrong with it, without the values.
             self._edit_one(view)
             raise FormatError(f"the row at {view.position} is damaged")
         return out[:end].tobytes()
@@ -193,7 +193,7 @@ class Rewriter:
     # -- dumps --
 
     def chunk(self, chunk: Chunk) -> Chunk:
-        """A chunk's schema and rows as they leave; its keys for the next chunk are not here."""
+        """A chunk's schema and rows after the rules; not its keys for the next chunk."""
         plan = self.plan_of(chunk.schema)
         if plan is None:
             return chunk
@@ -229,7 +229,7 @@ class _KernelTables:
     """The plans of all tables as the kernel's arrays.
 
     Invariants:
-        I1. ``tables`` has a line for each plan; its columns and its key's columns stand in
+        I1. ``tables`` has a line for each plan; its columns and its key's columns are in
             ``columns``, masks in ``blob``.
     """
 
@@ -274,7 +274,7 @@ class _KernelTables:
     def edit_frames(self, data: Buffer, offsets: I64Array, out: U8Array, dropped_ops: int) -> int:
         """See the kernel."""
         raw = np.frombuffer(data, dtype=np.uint8)
-        raw.flags.writeable = False  # the kernel is compiled for such
+        raw.flags.writeable = False  # the kernel is compiled for this type
 
         def edit(hashes: U8Array, texts: U8Array, ends: I64Array) -> int:
             return kernels.edit_frames(
@@ -285,7 +285,7 @@ class _KernelTables:
         return self._with_hashes(edit, len(offsets), len(out))
 
     def edit_rows(self, rows: Rows, plan: TablePlan) -> Rows | None:
-        """The rows of a chunk as they leave; None where one of them is damaged."""
+        """The rows of a chunk after the rules; None if one of them is damaged."""
         out = np.empty(rows.size_bytes + len(rows) * _frame_growth(plan) + 1, dtype=np.uint8)
         spans = np.empty((len(rows), 4), dtype=np.int64)
         table = self._numbers[plan.before.fingerprint]

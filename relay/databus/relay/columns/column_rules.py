@@ -1,8 +1,8 @@
-"""Which columns leave the relay, and as what: the rules of a ``[[database]]``, pure.
+"""Which columns leave the relay, and in which form: the rules of a ``[[database]]``, pure.
 
 ``ColumnRules`` turns the schema that a source has read into a ``TablePlan``: the schema that
-consumers see, and an action for each column.  What applies plans to frames is column_rewriting.py.
-docs/columns.md tells users what each rule does.
+consumers see, and an action for each column.  column_rewriting.py applies plans to frames.
+docs/columns.md documents each rule for users.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REPLACING = ("hash_columns", "mask_columns", "null_columns", "truncate_columns"
 
 
 class Action(IntEnum):
-    """What becomes of a column's value.  Null stays null whatever the action."""
+    """What a column's value becomes.  Null stays null with every action."""
 
     KEEP = 0
     DROP = 1
@@ -37,7 +37,7 @@ class Action(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
-    """One column's action; ``text`` is the mask, ``length`` the characters that are kept."""
+    """One column's action; ``text`` is the mask, ``length`` the number of retained characters."""
 
     action: Action = Action.KEEP
     text: str = ""
@@ -53,7 +53,7 @@ class TablePlan:
 
     Invariants:
         I1. ``columns`` has a plan for each column of ``before``, in order.
-        I2. A column of the key is kept or hashed, in the key as in the row.
+        I2. A column of the key stays unchanged or is hashed, in the key as in the row.
     """
 
     before: SourceSchema
@@ -77,11 +77,11 @@ class ColumnRules:
 
     Invariants:
         I1. A plan depends on the rules and the schema alone: a column that appears in the
-            middle of the stream falls under the same patterns.
-        I2. A schema that the rules cannot be applied to gets no plan but an error: nothing of
-            it passes unchanged.
+                middle of the stream is subject to the same patterns.
+            I2. A schema that the rules cannot be applied to gets an error instead of a plan: no row
+                of it passes unchanged.
 
-    Owner: whoever reads the source; frozen.
+    Owner: the process that reads the source; frozen.
     """
 
     def __init__(self, config: DatabaseConfig) -> None:
@@ -101,15 +101,15 @@ class ColumnRules:
 
     @property
     def digest(self) -> str:
-        """Of all that says whether the rules fit a table; "" if there is none for columns."""
+        """A digest of the rules that decide whether a table fits; "" if none concerns columns."""
         if not any(self._patterns.values()):
             return ""
         config = self._config
-        asked = [self._patterns, config.mask_columns, config.truncate_columns, config.keys]
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+        parts = [self._patterns, config.mask_columns, config.truncate_columns, config.keys]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
     def names(self, column: str) -> bool:
-        """Whether a rule is about the column, by its whole name."""
+        """Whether a rule concerns the column, by its whole name."""
         return any(
             rule == "include_columns" or column == pattern or fnmatch.fnmatchcase(column, pattern)
             for rule, patterns in self._patterns.items()
@@ -117,7 +117,7 @@ class ColumnRules:
         )
 
     def plan(self, schema: SourceSchema) -> TablePlan | None:
-        """The plan for a table's schema; None where all of it is kept as it is.
+        """The plan for a table's schema; None if its rows stay unchanged.
 
         Raises:
             UnsupportedChange: rules contradict each other, or one cannot be applied.
@@ -147,7 +147,7 @@ class ColumnRules:
             fnmatch.fnmatchcase(schema.source, pattern.rpartition(".")[0])
             for pattern in self._patterns["include_columns"]
         )
-        # The key is what a table's rows are known by, so a list of columns need not repeat it.
+        # A table's rows are identified by the key, so a list of columns need not repeat it.
         if not named or column.name in schema.key:
             return False
         return not self._hits("include_columns", schema, column)
@@ -167,14 +167,14 @@ class ColumnRules:
             return ColumnPlan(Action.TRUNCATE, length=config.truncate_columns[pattern])
         return KEPT
 
-    # -- what is wrong with them --
+    # -- problems --
 
     def problem(self, schema: SourceSchema) -> str:
-        """Why the rules do not fit a table, and what mends that; "" where they do."""
+        """Why the rules do not fit a table, and how to fix that; "" if they do."""
         return "; ".join(str(found) for found in self.table_findings(schema) if found.fatal)
 
     def table_findings(self, schema: SourceSchema) -> list[Finding]:
-        """What stands against applying the rules to a table, column by column."""
+        """What prevents applying the rules to a table, column by column."""
         found = []
         for column in schema.columns:
             found += self._column_findings(schema, column)
@@ -187,7 +187,7 @@ class ColumnRules:
             for rule in ("exclude_columns", *_REPLACING)
             if (patterns := self._hits(rule, schema, column))
         }
-        told = " and ".join(f"{rule} {patterns[0]!r}" for rule, patterns in hits.items())
+        named = " and ".join(f"{rule} {patterns[0]!r}" for rule, patterns in hits.items())
         replacing = [rule for rule in _REPLACING if rule in hits]
         in_key = column.name in schema.key
         if in_key and set(hits) - {"hash_columns"}:
@@ -195,7 +195,7 @@ class ColumnRules:
                 Finding(
                     f"rule for {name}",
                     f"the column belongs to the table's key {schema.key}, which can only be "
-                    f"hashed, but {told} names it",
+                    f"hashed, but {named} names it",
                     "narrow the pattern, use hash_columns, or leave the table out by "
                     "exclude_sources",
                     table=schema.source,
@@ -207,18 +207,18 @@ class ColumnRules:
             return [
                 Finding(
                     f"rules for {name}",
-                    f"{told} name it: it is excluded",
+                    f"{named} name it: it is excluded",
                     "narrow one of the patterns",
                     fatal=False,
                 )
             ]
         doubled = any(len(self._values_of(rule, hits[rule])) > 1 for rule in replacing)
         if len(replacing) > 1 or doubled:
-            told = told if len(replacing) > 1 else f"{replacing[0]} {hits[replacing[0]]}"
+            named = named if len(replacing) > 1 else f"{replacing[0]} {hits[replacing[0]]}"
             return [
                 Finding(
                     f"rules for {name}",
-                    f"{told} contradict each other",
+                    f"{named} contradict each other",
                     "narrow the patterns so that one is left",
                     table=schema.source,
                 )
@@ -227,7 +227,7 @@ class ColumnRules:
             return [
                 Finding(
                     f"rule for {name}",
-                    f"{told} names it, but it is no text: {column.type_name or column.kind}",
+                    f"{named} names it, but it is no text: {column.type_name or column.kind}",
                     "use mask_columns, hash_columns or null_columns, or narrow the pattern",
                     table=schema.source,
                 )
@@ -235,7 +235,7 @@ class ColumnRules:
         return []
 
     def _values_of(self, rule: str, patterns: list[str]) -> set[str | int]:
-        """What the patterns of one rule ask for: two masks of one column are a contradiction."""
+        """The values that the patterns of one rule give; two masks of one column contradict."""
         by_rule: dict[str, dict[str, Any]] = {
             "mask_columns": self._config.mask_columns,
             "truncate_columns": self._config.truncate_columns,
@@ -243,7 +243,7 @@ class ColumnRules:
         return {by_rule[rule][p] for p in patterns} if rule in by_rule else {rule}
 
     def findings(self, schemas: Iterable[SourceSchema]) -> list[Finding]:
-        """What is wrong with the rules for the tables there are; patterns without a column too."""
+        """What is wrong with the rules for the existing tables; also patterns without a column."""
         known = list(schemas)
         found = [finding for schema in known for finding in self.table_findings(schema)]
         names = [f"{schema.source}.{column.name}" for schema in known for column in schema.columns]
@@ -255,7 +255,7 @@ class ColumnRules:
                             rule,
                             f"{pattern!r} matches no column of the {len(known)} captured tables",
                             "correct it (SCHEMA.TABLE.COLUMN, globs allowed), unless the column "
-                            "is still to come",
+                            "will be added later",
                             fatal=False,
                         )
                     )
@@ -274,11 +274,11 @@ def _seen(column: Column, plan: ColumnPlan) -> Column:
 
 
 def effective_columns(rules: ColumnRules, schema: SourceSchema) -> str:
-    """A line for people: the columns of a table as consumers see them."""
+    """A line for the operator: the columns of a table as consumers see them."""
     plan = rules.plan(schema)
     if plan is None:
         return ", ".join(column.name for column in schema.columns)
-    told = {
+    texts = {
         Action.KEEP: "",
         Action.DROP: " (excluded)",
         Action.HASH: " (hashed)",
@@ -286,6 +286,6 @@ def effective_columns(rules: ColumnRules, schema: SourceSchema) -> str:
         Action.NULL: " (null)",
     }
     return ", ".join(
-        column.name + told.get(one.action, f" (first {one.length} characters)")
+        column.name + texts.get(one.action, f" (first {one.length} characters)")
         for column, one in zip(schema.columns, plan.columns, strict=True)
     )

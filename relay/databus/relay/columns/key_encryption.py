@@ -1,8 +1,8 @@
-"""Keys of the database kept where nobody may read them: in a dump's record, in an answer.
+"""Encrypts keys of the database where they must not be readable: a dump's record, an answer.
 
-A dump must go on after the last key it has read, also after a restart; where that key is a
-hashed column, it is kept sealed.  The construction is SIV out of HMAC-SHA256: the tag over the
-text is the nonce of a key stream, so equal keys have equal seals, and one that was changed is
+A dump must resume after the last key that it has read, also after a restart.  If that key has a
+hashed column, it is stored sealed.  The construction is SIV out of HMAC-SHA256: the tag over the
+text is the nonce of a key stream.  So equal keys have equal seals, and a changed seal is
 refused.
 """
 
@@ -38,7 +38,7 @@ class KeyEncryption:
         return [{_MARK: base64.b64encode(tag + self._mixed(tag, text)).decode()}]
 
     def open(self, key: list[Any] | None) -> list[Any] | None:
-        """What ``seal`` was given.
+        """The key that ``seal`` got.
 
         Raises:
             BadRequest: it was sealed with another secret, or changed.
@@ -52,12 +52,12 @@ class KeyEncryption:
         tag, text = sealed[:_TAG_BYTES], self._mixed(sealed[:_TAG_BYTES], sealed[_TAG_BYTES:])
         wanted = hmac.digest(self._tag_key, text, "sha256")[:_TAG_BYTES]
         if not hmac.compare_digest(tag, wanted):
-            raise BadRequest("a sealed key cannot be opened: hash_salt has changed; begin anew")
+            raise BadRequest("a sealed key cannot be opened: hash_salt has changed; start again")
         opened: list[Any] = json.loads(text)
         return opened
 
     def _mixed(self, tag: bytes, text: bytes) -> bytes:
-        """``text`` with the key stream of ``tag`` laid over it; twice gives it back."""
+        """``text`` XORed with the key stream of ``tag``; applied twice it returns ``text``."""
         stream = b"".join(
             hmac.digest(self._stream_key, tag + number.to_bytes(4, "little"), hashlib.sha256)
             for number in range(len(text) // 32 + 1)

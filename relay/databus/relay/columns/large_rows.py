@@ -1,9 +1,9 @@
-"""Rows that do not fit the ring: their table is suspended alone, and nothing of the row is written.
+"""Rows that do not fit the ring: only their table is suspended, and no part of the row is written.
 
-A frame takes at most a quarter of the ring.  A larger one is taken out of the stream here, behind
-the rules for columns, and its table is suspended.  To resynchronise the table would meet the same
-row again, so the suspension waits until the row is gone or smaller, which the stream shows, or
-until an operator has altered the settings.  ``ruled_source.py`` puts this around every source.
+A frame takes at most a quarter of the ring.  This stage takes a larger frame out of the stream,
+after the rules for columns, and suspends its table.  A resynchronisation would meet the same row
+again, so the suspension waits until the stream shows that the row is gone or smaller, or until an
+operator has altered the settings.  ``ruled_source.py`` puts this around every source.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from databus.relay.sources.row_buffers import KEY_START, KEY_STOP, ROW_START, RO
 from databus.relay.sources.suspended_tables import SuspendedTables
 
 MAX_KEYS, MAX_KEY_BYTES = 1000, 1024
-"""Further rows of a table, and rows with longer keys, are only known to be there."""
+"""Of further rows of a table, and of rows with longer keys, only the existence is recorded."""
 _SHOWN_LETTERS = 100
 _MIB = 1 << 20
 
 
 @dataclass(slots=True)
 class LargeRows:
-    """What keeps a table suspended: the ``keys`` of rows that are too large, as in their frames.
+    """Why a table stays suspended: the ``keys`` of rows that are too large, as in their frames.
 
-    ``has_more``: there are others.  ``waits_for`` is what ends it; empty once nothing is known to
-    stand in the way.
+    ``has_more``: there are others.  ``waits_for`` describes what ends it; empty once no known
+    obstacle is left.
     """
 
     waits_for: str
@@ -61,16 +61,16 @@ class LargeRows:
 
     @property
     def is_gone(self) -> bool:
-        """Whether no row is known any more."""
+        """Whether no large row is known any more."""
         return not self.keys and not self.has_more
 
     def to_json(self) -> list[Any]:
-        """As it stands in the memo."""
+        """The document in the resume state."""
         return [self.waits_for, sorted(key.hex() for key in self.keys), self.has_more]
 
 
 def decode_large(document: Mapping[str, Any]) -> dict[str, LargeRows]:
-    """The tables in what a memo holds.
+    """The tables in a resume state's document.
 
     Raises:
         FormatError: it is something else.
@@ -83,41 +83,41 @@ def decode_large(document: Mapping[str, Any]) -> dict[str, LargeRows]:
             for source, (waits_for, keys, has_more) in document.items()
         }
     except (ValueError, TypeError, AttributeError) as error:
-        raise FormatError(f"{str(document)[:200]!r} is no memo of large rows: {error}") from error
+        raise FormatError(f"{str(document)[:200]!r} is no record of large rows: {error}") from error
 
 
 class RowLimit:
-    """Takes out of the stream what the ring cannot hold.
+    """Takes frames that the ring cannot hold out of the stream.
 
     Invariants:
-        I1. No frame that goes on is larger than ``limit_bytes``.
-        I2. From the first such frame on no row of its table goes on, until the table resumes.
-        I3. Where that is depends on the frames and not on how they are cut into batches.
-        I4. A table that is suspended here waits as long as a row is known that is too large;
-            what the stream carries of it is looked at meanwhile.
+        I1. No frame that passes is larger than ``limit_bytes``.
+        I2. From the first such frame, no row of its table passes until the table resumes.
+        I3. The position of that frame does not depend on how frames are cut into batches.
+        I4. A suspended table waits as long as a row is known that is too large;
+            its frames in the stream are examined meanwhile.
 
-    Owner: the task that reads the stream; ``require`` may be called beside it.
+    Owner: the task that reads the stream; other tasks may call ``require``.
     """
 
     def __init__(
-        self, ring_bytes: int, tables: SuspendedTables, kept: Mapping[str, LargeRows] | None = None
+        self, ring_bytes: int, tables: SuspendedTables, known: Mapping[str, LargeRows] | None = None
     ) -> None:
         self.limit_bytes = min(largest_frame_bytes(ring_bytes), MAX_FRAME_BYTES)
-        self.large = dict(kept or {})
+        self.large = dict(known or {})
         self._ring_bytes = ring_bytes
         self._tables = tables
         self._schemas: dict[int, SourceSchema] = {}
 
     def learn(self, schemas: Iterable[SourceSchema]) -> None:
-        """The definitions of tables whose rows come."""
+        """Take the definitions of tables whose rows come."""
         self._schemas |= {schema.source_id: schema for schema in schemas}
 
     def passes(self, batch: Batch) -> bool:
-        """Whether ``sift`` would leave the batch as it is, for it is small and no table stopped."""
+        """Whether ``sift`` would leave the batch unchanged: it is small, and no table suspended."""
         return not self.large and len(batch.data) <= self.limit_bytes
 
     def sift(self, batch: Batch, columns: FrameColumns | None = None) -> Sifted:
-        """What may go on of a batch; ``columns`` are those of its frames, if they are known."""
+        """The part of a batch that passes; ``columns`` are those of its frames, if known."""
         self.learn(batch.schemas)
         if not batch.data or self.passes(batch):
             return Sifted(batch, columns)
@@ -127,11 +127,11 @@ class RowLimit:
         if not left_out.any():
             return Sifted(batch, columns, has_changed=has_changed)
         data = columns.words[np.repeat(~left_out, columns.length >> 3)].tobytes()
-        kept = frame_format.scan(data, verify=False) if data else None
-        return Sifted(replace(batch, data=data), kept, len(self.large) > before, has_changed)
+        remaining = frame_format.scan(data, verify=False) if data else None
+        return Sifted(replace(batch, data=data), remaining, len(self.large) > before, has_changed)
 
     def _left_out(self, data: memoryview, columns: FrameColumns) -> tuple[Any, bool]:
-        """Which frames do not go on, and whether what is remembered has changed."""
+        """Which frames do not pass, and whether the recorded state has changed."""
         ids, ops, hashes = columns.source_id, columns.op, columns.key_hash
         is_row = ops < FIRST_CONTROL_OP
         is_too_large = columns.length > self.limit_bytes
@@ -164,7 +164,7 @@ class RowLimit:
         self.large[schema.source] = LargeRows(waits_for)
 
     def _look(self, schema: SourceSchema, view: FrameView) -> None:
-        """Keep what a frame says of a suspended table's large rows."""
+        """Record what a frame shows about a suspended table's large rows."""
         rows, key = self.large[schema.source], bytes(view.key)
         if view.op == Op.TRUNCATE:
             rows.keys.clear()
@@ -184,7 +184,7 @@ class RowLimit:
         self._tables.wait_for(source, what)
 
     def suspend_again(self, source: str, scn: int, problem: UnsupportedChange) -> None:
-        """The one who read all of a suspended table has met a row that is too large."""
+        """A read of the whole suspended table has met a row that is too large."""
         waits_for = str(problem.details["waits_for"])
         self._tables.stop_again(source, scn, problem.message, waits_for=waits_for)
         rows = self.large.setdefault(source, LargeRows(waits_for))
@@ -203,10 +203,10 @@ class RowLimit:
         return [] if rows is None else [_shown(schema, key) for key in sorted(rows.keys)]
 
     def require(self, chunk: Chunk) -> None:
-        """See to it that each row of a chunk fits into a frame.
+        """Check that each row of a chunk fits into a frame.
 
         Raises:
-            UnsupportedChange: one does not.
+            UnsupportedChange: one row does not.
         """
         spans = chunk.rows.spans
         if not len(spans):

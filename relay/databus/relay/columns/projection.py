@@ -1,9 +1,9 @@
-"""``columns=`` for frames: rows with some of their columns, as rows of a smaller schema.
+"""``columns=`` for frames: rows with some of their columns, under a smaller schema.
 
-What a rule for columns does for all readers in the fetcher, this does for those who ask, on
-the way out: the same kernel leaves values out of the Avro rows and seals the frames anew.  The
-smaller schema is a version like any other, known by its fingerprint; ``/register`` gives it to
-whoever asks for the same columns.
+A rule for columns does this for all readers in the fetcher; a projection does it for the readers
+that request it, when frames are sent: the same kernel leaves values out of the Avro rows and
+seals the frames again.  The smaller schema is a version like any other, identified by its
+fingerprint; ``/register`` returns it for a request with the same columns.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from databus.relay.columns.column_rules import KEPT, Action, ColumnPlan, TablePl
 
 MAX_PROJECTIONS = 32
 PROJECTED_BLOCK_BYTES = 256 << 10
-"""How much is worth rewriting at once: it holds the event loop."""
+"""How much is rewritten at once: it blocks the event loop."""
 
 _DROPPED = ColumnPlan(Action.DROP)
 
 
 class Projection:
-    """The columns of the key, and those wanted of the others, as rules for a ``Rewriter``."""
+    """The columns of the key and the requested others, as rules for a ``Rewriter``."""
 
     skipped_ops: frozenset[int] = frozenset()
 
@@ -33,7 +33,7 @@ class Projection:
         self.wanted = wanted
 
     def plan(self, schema: SourceSchema) -> TablePlan | None:
-        """What becomes of a table's columns; None where all of them are kept."""
+        """The plan for a table's columns; None if all of them stay."""
         names = self.wanted | set(schema.key)
         plans = tuple(KEPT if column.name in names else _DROPPED for column in schema.columns)
         if all(plan is KEPT for plan in plans):
@@ -45,9 +45,9 @@ class Projection:
 class ProjectedFrames:
     """A ``Format``: frames with some of the columns.
 
-    Owner: one task; the rewriter is shared with readers of the same columns.  ``schemas`` has
-    those of all rows that are rendered, by the time they are.
-    Raises: FormatError where a row is not one of its schema.
+    Owner: one task; the rewriter is shared with readers of the same columns.  By the time rows
+    are rendered, ``schemas`` has their schemas.
+    Raises: FormatError if a row does not match its schema.
     """
 
     content_type = FRAMES_TYPE
@@ -70,7 +70,7 @@ class Projections:
     """The rewriters of one database; readers of the same columns get the same one.
 
     Invariants:
-        I1. At most ``MAX_PROJECTIONS`` are kept, those that were asked for last.
+        I1. At most ``MAX_PROJECTIONS`` are cached, those that were requested last.
 
     Owner: one worker's event loop.
     """
@@ -79,7 +79,7 @@ class Projections:
         self._rewriters: OrderedDict[frozenset[str], Rewriter] = OrderedDict()
 
     def of(self, columns: frozenset[str]) -> Rewriter:
-        """What rewrites frames to these columns, once it has learned their schemas."""
+        """The rewriter of frames to these columns, once it has learned their schemas."""
         rewriter = self._rewriters.get(columns)
         if rewriter is None:
             rewriter = self._rewriters[columns] = Rewriter(Projection(columns))

@@ -1,7 +1,7 @@
 """Avro records with some of their values replaced or left out, byte by byte.
 
-This is the reference for column_kernels.py, and the way for tables that the kernel cannot
-walk.  Values that are kept are copied as they lie, never decoded.
+This is the reference for column_kernels.py, and the code for tables that the kernel cannot
+walk.  Values that stay are copied as they are, never decoded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from databus.common.frame.frame_format import FrameView, pack_bitmap, pack_frame
 from databus.common.schema.source_schema import Column
 from databus.relay.columns.column_rules import Action, ColumnPlan, TablePlan
 
-# How a value lies in Avro: a zigzag number, one byte, eight bytes, a length and so many bytes,
+# The form of a value in Avro: a zigzag number, one byte, eight bytes, a length and its bytes,
 # or something that only an Avro reader can walk.
 VARINT, BYTE, EIGHT, SIZED, OTHER = range(5)
 _SHAPES = {"long": VARINT, "int": VARINT, "boolean": BYTE, "double": EIGHT}
@@ -27,7 +27,7 @@ _SHAPES |= {"string": SIZED, "bytes": SIZED}
 
 
 def shape_of(column: Column) -> int:
-    """How the column's values lie in Avro, null aside."""
+    """The form of the column's values in Avro, without null."""
     plain = column.plain_avro_type
     name = plain[1] if column.nullable else plain
     return _SHAPES.get(name, OTHER) if isinstance(name, str) else OTHER
@@ -56,7 +56,7 @@ def put_text(text: bytes) -> bytes:
 
 
 def values_of(columns: Sequence[Column], data: bytes) -> Iterator[bytes | None]:
-    """Each column's value as it lies in a record, None for null.
+    """Each column's bytes in a record, None for null.
 
     Raises:
         FormatError: the bytes are not such a record.
@@ -98,7 +98,7 @@ def _end(column: Column, data: bytes, at: int) -> int:
 
 
 def hashed_text(column: Column, value: bytes) -> bytes:
-    """What is hashed of a value.
+    """The bytes of a value that are hashed.
 
     Texts as UTF-8, bytes as they are, booleans as ``true`` and ``false``, whole numbers, dates
     and times as the decimal digits of their Avro number, floats as eight bytes, decimals as the
@@ -115,7 +115,7 @@ def hashed_text(column: Column, value: bytes) -> bytes:
 
 
 def edited(column: Column, plan: ColumnPlan, salt: bytes, value: bytes | None) -> bytes:
-    """A value as it leaves, with the branch of its union; not for a column that is dropped."""
+    """A value after its plan, with the branch of its union; not for a dropped column."""
     action = plan.action
     if value is None or action is Action.NULL:
         return b"\0"
@@ -142,27 +142,27 @@ def edit_record(
 
 
 def edit_key(plan: TablePlan, key: bytes) -> bytes:
-    """A key's bytes as they leave."""
+    """A key's bytes after the plan."""
     if not key or not plan.key_is_hashed:
         return key
     return edit_record(plan.before.key_columns, plan.key_plans(), plan.salt, key)
 
 
 def edit_row(plan: TablePlan, row: bytes) -> bytes:
-    """A row's bytes as they leave."""
+    """A row's bytes after the plan."""
     return edit_record(plan.before.columns, plan.columns, plan.salt, row)
 
 
 def edit_bitmap(plan: TablePlan, bitmap: bytes) -> bytes:
-    """The bitmap of absent columns, counted in the columns that are left."""
+    """The bitmap of absent columns, counted in the remaining columns."""
     absent = set(unpack_bitmap(bitmap))
     left = [i for i, one in enumerate(plan.columns) if one.action is not Action.DROP]
-    places = [place for place, index in enumerate(left) if index in absent]
-    return pack_bitmap(places, len(left)) if places else b""
+    indices = [number for number, index in enumerate(left) if index in absent]
+    return pack_bitmap(indices, len(left)) if indices else b""
 
 
 def edit_frame(plan: TablePlan, frame: FrameView) -> bytes:
-    """A row change as it leaves."""
+    """A row change after the plan."""
     before, after = frame.before, frame.after
     kept_flags: Any = frame.flags & ~7
     return pack_frame(

@@ -1,8 +1,9 @@
-"""Tables that a rule for columns does not fit: they stop alone, and nothing of them is written.
+"""Suspends tables that a rule for columns does not fit; nothing of them is written.
 
-A rule that fits every table at the first start may fit none that is made or altered later: a mask
-on what is that table's key.  Its frames are taken out here, before the rules are applied to the
-others; ``ruled_source.py`` remembers the table, and lets it begin again when all of it is read.
+A rule that fits every table at the first start may not fit a table that is made or altered later,
+for example a mask on a column that is that table's key.  This module takes its frames out before
+the rules are applied to the others.  ``ruled_source.py`` stores the suspension, and resumes the
+table when all of it is read.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RuledResumeState:
-    """What is remembered of a source with rules, the source's own memo in it.
+    """The resume state of a source with rules, with the source's own resume state in it.
 
-    ``digest`` is that of the rules, ``stopped`` the tables that they did not fit, or of which a row
-    did not fit into a frame of ``limit_bytes``; these are in ``large``, as JSON.  The source's part
-    is ``inner``, or ``text`` until it has given one.
+    ``digest`` is that of the rules.  ``stopped`` are the tables that the rules did not fit, or of
+    which a row did not fit into a frame of ``limit_bytes``; the latter are in ``large``, as JSON.
+    The source's part is ``inner``, or ``text`` until the source has given one.
     """
 
     digest: str = ""
@@ -50,7 +51,7 @@ class RuledResumeState:
     large: Mapping[str, list[Any]] = field(default_factory=dict)
 
     def encode(self) -> str:
-        """As JSON; the source's own memo where there is nothing besides."""
+        """As JSON; the source's own resume state if there is nothing else."""
         text = self.inner.encode() if self.inner is not None else self.text
         if not self.digest and not self.stopped:
             return text
@@ -62,11 +63,11 @@ class RuledResumeState:
 
 
 def decode_ruled(text: str) -> RuledResumeState:
-    """The memo in a text: one that ``RuledResumeState.encode`` made, or one of a source without
+    """The resume state in a text: that of ``RuledResumeState.encode``, or of a source without
     rules.
 
     Raises:
-        FormatError: it looks like the first, and is none.
+        FormatError: it looks like the first, but is damaged.
     """
     if not is_ruled(text):
         return RuledResumeState(text=text)
@@ -80,38 +81,38 @@ def decode_ruled(text: str) -> RuledResumeState:
             str(ruled["by"]), stopped, text=text, limit_bytes=limit_bytes, large=large
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{text[:200]!r} is no memo of a source with rules: {error}") from error
+        raise FormatError(f"{text[:200]!r} is no state of a source with rules: {error}") from error
 
 
 def is_ruled(text: str) -> bool:
-    """Whether a memo is that of a source with rules."""
+    """Whether a resume state is that of a source with rules."""
     return text.startswith('{"ruled"')
 
 
 @dataclass(frozen=True, slots=True)
 class Sifted:
-    """A batch without the frames of stopped tables.
+    """A batch without the frames of suspended tables.
 
-    ``columns`` are those of its frames, None if it has none; ``has_stopped`` says that a table
-    stopped in it that had not before, ``has_changed`` that what is remembered of one is otherwise.
+    ``columns`` are those of its frames, None if it has none; ``has_suspended``: it suspended a
+    table; ``has_changed``: the stored state of a suspended table changed.
     """
 
     batch: Batch
     columns: FrameColumns | None = None
-    has_stopped: bool = False
+    has_suspended: bool = False
     has_changed: bool = False
 
 
 class UnfitTables:
-    """Takes out of the stream what has no plan.
+    """Takes frames without a plan out of the stream.
 
     Invariants:
-        I1. Nothing of a schema that the rules do not fit goes on: no row, and no definition.
-        I2. From the first frame of such a schema on no row of its table goes on, whatever that
-            row's schema, until ``tables`` has the table begin again.
-        I3. Where that is depends on the frames and not on how they are cut into batches: a window
-            that is read again stops the table at the same place.
-        I4. Frames that go on are the frames that came: scn, seq and the counts of ends stay.
+        I1. Nothing of a schema that the rules do not fit passes: no row, and no definition.
+        I2. From the first frame of such a schema, no row of its table passes, whatever that
+            row's schema, until ``tables`` resumes the table.
+        I3. The position of that frame depends on the frames and not on how they are cut into
+            batches: a window that is read again suspends the table at the same position.
+        I4. Frames that pass are unchanged: scn, seq and the counts of ends stay.
 
     Owner: the task that reads the stream.
     """
@@ -123,7 +124,7 @@ class UnfitTables:
         tables: SuspendedTables | None = None,
         large: Container[str] = (),
     ) -> None:
-        """``large`` are tables in ``tables`` that are left out elsewhere, for a row's size."""
+        """``large`` are tables in ``tables`` that another stage leaves out, for a row's size."""
         self.tables = tables or SuspendedTables({})
         self._large = large
         self._in_window = False
@@ -138,7 +139,7 @@ class UnfitTables:
         self._in_window, self._last = False, b""
 
     def passed(self, data: bytes) -> None:
-        """These frames go on without having been sifted."""
+        """Count frames that pass without ``sift``."""
         self._last = data or self._last
 
     @property
@@ -150,32 +151,32 @@ class UnfitTables:
         return self._in_window
 
     def sift(self, batch: Batch) -> Sifted:
-        """What may go on of a batch."""
+        """The part of a batch that passes."""
         if not batch.data:
             return Sifted(self._with_schemas(batch, batch.schemas))
         columns = frame_format.scan(batch.data, verify=False)
         ops = columns.op
-        told = [
-            self._told(batch.data, int(columns.offset[change]))
+        announced = [
+            self._announced(batch.data, int(columns.offset[change]))
             for change in np.flatnonzero(ops == Op.SCHEMA_CHANGE).tolist()
             if int(columns.schema_fp[change]) not in self._known
         ]
-        # A table that was mended can be dumped before it has a row.
-        batch = self._with_schemas(batch, (*batch.schemas, *told))
+        # A table that was fixed can be dumped before it has a row.
+        batch = self._with_schemas(batch, (*batch.schemas, *announced))
         self._in_window, self._last = _is_open(columns), b""
         if not self._unfit and not self.tables.stops:
             return Sifted(batch, columns)
         before = len(self.tables.stops)
         left_out = self._left_out(columns, ops)
-        has_stopped = len(self.tables.stops) > before
+        has_suspended = len(self.tables.stops) > before
         if not left_out.any():
-            return Sifted(batch, columns, has_stopped)
+            return Sifted(batch, columns, has_suspended)
         data = columns.words[np.repeat(~left_out, columns.length >> 3)].tobytes()
-        kept = frame_format.scan(data, verify=False) if data else None
-        return Sifted(replace(batch, data=data), kept, has_stopped)
+        remaining = frame_format.scan(data, verify=False) if data else None
+        return Sifted(replace(batch, data=data), remaining, has_suspended)
 
     def problem(self, schema: SourceSchema) -> str:
-        """Why the rules do not fit a table, and what mends that; "" where they do."""
+        """Why the rules do not fit a table, and how to fix that; "" if they do."""
         fingerprint = schema.fingerprint
         if fingerprint not in self._known:
             self._known.add(fingerprint)
@@ -188,17 +189,19 @@ class UnfitTables:
         return batch if fitting == batch.schemas else replace(batch, schemas=fitting)
 
     @staticmethod
-    def _told(data: bytes, offset: int) -> SourceSchema:
+    def _announced(data: bytes, offset: int) -> SourceSchema:
         """The definition in a frame, which may come before any row of it and before its schema."""
         view = trusted_frame(memoryview(data), offset)
         return SourceSchema.from_json(json.loads(bytes(view.after or b"")))
 
     def _left_out(self, columns: FrameColumns, ops: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-        """Which frames do not go on; tables that stop with one of them have stopped."""
+        """Which frames do not pass; their tables are suspended."""
         is_row = ops < FIRST_CONTROL_OP
         left_out = np.zeros(len(columns), dtype=np.bool_)
-        stopped = self.tables.stops.keys()
-        before = [frame_format.source_id(source) for source in stopped if source not in self._large]
+        suspended = self.tables.stops.keys()
+        before = [
+            frame_format.source_id(source) for source in suspended if source not in self._large
+        ]
         if self._unfit:
             left_out = np.isin(columns.schema_fp, np.array(list(self._unfit), dtype=np.uint64))
             left_out &= is_row | (ops == Op.SCHEMA_CHANGE)
@@ -210,14 +213,14 @@ class UnfitTables:
         return left_out
 
     def _stop(self, columns: FrameColumns, unfit: I64Array) -> list[tuple[str, int]]:
-        """Stop the tables of these frames; those that had not stopped, and with which frame."""
+        """Suspend the tables of these frames; returns the newly suspended, each with its frame."""
         found = []
         fingerprints, firsts = np.unique(columns.schema_fp[unfit], return_index=True)
-        places = sorted(zip(unfit[firsts].tolist(), fingerprints.tolist(), strict=True))
-        for first, fingerprint in places:
+        order = sorted(zip(unfit[firsts].tolist(), fingerprints.tolist(), strict=True))
+        for first, fingerprint in order:
             source, why = self._unfit[fingerprint]
             if source not in self.tables.stops:
-                _log.warning("database %s: %s has stopped: %s", self._database, source, why)
+                _log.warning("database %s: %s is suspended: %s", self._database, source, why)
                 self.tables.stop(source, int(columns.scn[first]), why)
                 found.append((source, first))
         return found

@@ -1,12 +1,12 @@
 """A source with the rules of its database and the ring's limit applied: what the fetcher reads.
 
 ``create_source`` puts this around a source whose ``[[database]]`` has rules for columns or
-skipped operations, the fetcher around every other one.  The database's own keys are seen by nobody
-behind it: where a key column is hashed, the places at which a dump goes on are sealed.
+skipped operations, the fetcher around every other one.  No code behind it sees the database's own
+keys: if a key column is hashed, the keys at which a dump resumes are sealed.
 
-A table that the rules do not fit forbids capture at the first start.  One that comes later stops
-alone (``rule_suspensions.py``), as others do that cannot be read (``suspended_tables.py``), and
-those that have a row which the ring cannot hold (``large_rows.py``).
+A table that the rules do not fit forbids capture at the first start.  A table that comes later is
+suspended by itself (``rule_suspensions.py``), like tables that cannot be read
+(``suspended_tables.py``) and tables with a row that the ring cannot hold (``large_rows.py``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from databus.relay.sources.contract import (
 from databus.relay.sources.suspended_tables import SuspendedTables, TableSuspension
 
 _LOOK_AGAIN_S = 30.0
-"""How often the status asks for tables that have no row yet which a rule does not fit."""
+"""How often the status looks for tables without rows that a rule does not fit."""
 
 _log = logging.getLogger(__name__)
 
@@ -59,14 +59,14 @@ class RuledSource:
     """Any source, seen through the rules of its ``[[database]]``.
 
     Invariants:
-        I1. Whatever leaves, frames, schemas, rows of chunks, has been through the rewriter.
-        I2. A value under a rule does not leave in an error or as a place in a table either.
-        I3. A table that a rule does not fit is on disk as stopped before the window ends in the
-            ring in which it did, and stays so over restarts, also under other rules or none.
-        I4. It begins again between two transactions, when somebody reads all of it and the rules
-            fit it; that is on disk before its first row is in the ring.
-        I5. The same holds of a table with a row that is too large, be it met by the stream, or by
-            the one who reads a suspended table.
+        I1. Everything that leaves (frames, schemas, rows of chunks) has been through the rewriter.
+        I2. A value under a rule does not leave in an error or as a key of a dump either.
+        I3. A table that a rule does not fit is suspended on disk before the window of its first
+            such frame ends in the ring.  It stays so over restarts, also under other rules or none.
+        I4. It resumes between two transactions, when all of it is read and the rules fit it; that
+            is on disk before its first row is in the ring.
+        I5. The same holds for a table with a row that is too large, met by the stream or by a read
+            of the suspended table.
 
     Owner: as the source's.
     """
@@ -86,11 +86,11 @@ class RuledSource:
         self._taken_up: set[str] = set()
         self._stop_next: dict[str, str] = {}
         self._resolved, self._looked_s = 0, 0.0
-        self._goes_on = False
+        self._is_unchanged = False
         self._sealing = KeyEncryption(config.hash_salt.reveal if config.hash_salt else "")
         self._sealed: set[str] = set()
-        # Attributes and not methods, so that only what is around a source that can seems to.
-        # Whatever else a source may offer one day has to be handed on here by name as well.
+        # Attributes and not methods: a method exists only if the wrapped source has it.
+        # A new optional method of sources has to be forwarded here by name.
         if isinstance(inner, WatermarkingSource):
             self._watermarks = inner
             self.write_watermark = self._write_watermark
@@ -113,38 +113,38 @@ class RuledSource:
     # -- opening --
 
     async def preflight(self) -> list[Finding]:
-        """What the source finds, and what is wrong with the rules for its tables."""
+        """The source's findings, and what is wrong with the rules for its tables."""
         found = await self._inner.preflight()
         if not self._has_rules or any(finding.fatal for finding in found):
             return found
         return [*found, *self._rules.findings(await self._inner.schemas())]
 
     def recall(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
-        """See ``RememberingSource``: the tables that have stopped, and what the source had kept.
+        """See ``RememberingSource``: the suspended tables, and the source's own resume state.
 
-        Rules that have changed since are refused like those of a first start: who changes them is
-        there to mend them, and until then nothing is missed.
+        Rules that have changed since are refused like those of a first start: an operator has just
+        changed them and can fix them, and nothing is lost until then.
         """
-        kept = decode_ruled(resume_state)
-        self._goes_on = kept.digest == self._rules.digest
-        # What is read again of a window may be told by other definitions or other rules, under
-        # which the table would not stop; but what it has lost there is lost.
+        state = decode_ruled(resume_state)
+        self._is_unchanged = state.digest == self._rules.digest
+        # A part of a window that is read again may have other definitions or other rules, under
+        # which the table would not be suspended; but its rows there are lost.
         stops = {
             source: TableSuspension(min(stop.since_scn, after_scn), stop.why)
-            for source, stop in kept.stopped.items()
+            for source, stop in state.stopped.items()
             if self._captures(source)
         }
         limit_bytes = self._limit.limit_bytes
-        large = {s: rows for s, rows in decode_large(kept.large).items() if s in stops}
+        large = {s: rows for s, rows in decode_large(state.large).items() if s in stops}
         for source, rows in large.items():
-            if not self._goes_on or limit_bytes > kept.limit_bytes:
-                rows.waits_for = ""  # What has to be done may have been done.
+            if not self._is_unchanged or limit_bytes > state.limit_bytes:
+                rows.waits_for = ""  # The obstacle may be gone.
             stops[source] = replace(stops[source], waits_for=rows.waits_for)
         self._remembers(stops, large)
-        self._resume_state = RuledResumeState(self._rules.digest, text=kept.text)
+        self._resume_state = RuledResumeState(self._rules.digest, text=state.text)
         self._remember()
         if isinstance(self._inner, RememberingSource):
-            self._inner.recall(kept.text, last, after_scn)
+            self._inner.recall(state.text, last, after_scn)
 
     async def open(self) -> None:
         """See ``Source.open``; a rule that names no column is logged."""
@@ -154,21 +154,21 @@ class RuledSource:
         schemas = await self._inner.schemas()
         stops = self._unfit.tables.stops
         findings = [f for f in self._rules.findings(schemas) if f.table not in stops]
-        raise_findings(self._name, findings, goes_on=self._goes_on)
+        raise_findings(self._name, findings, goes_on=self._is_unchanged)
         for finding in findings:
             if not finding.fatal:
                 _log.warning("database %s: %s", self._name, finding)
         self._seen(schemas)
 
     async def effective_columns(self) -> dict[str, str]:
-        """For people: the columns of each table as consumers see them."""
+        """For the operator: the columns of each table as consumers see them."""
         return {
             schema.source: effective_columns(self._rules, schema)
             for schema in await self._inner.schemas()
         }
 
     def _seen(self, schemas: list[SourceSchema]) -> list[SourceSchema]:
-        """All captured tables as consumers see them, but those that the rules do not fit."""
+        """All captured tables as consumers see them, except those that the rules do not fit."""
         if not self._has_rules:
             self._limit.learn(schemas)
             return schemas
@@ -188,7 +188,7 @@ class RuledSource:
         return await self._inner.first_scn()
 
     async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
-        """The source's windows, rewritten, without those tables that have stopped."""
+        """The source's windows, rewritten, without the suspended tables."""
         self._unfit.begin()
         self._resolved = after_scn
         self._unfit.tables.begin()
@@ -198,7 +198,7 @@ class RuledSource:
                     if self._settle():
                         yield Batch(b"", resume_state=self._resume_state, keep=True)
                     sifted = self._sifted(batch)
-                    if sifted.has_stopped:
+                    if sifted.has_suspended:
                         yield Batch(b"", resume_state=self._resume_state, keep=True)
                     if batch.resume_state is not None:
                         self._resume_state = replace(self._resume_state, inner=batch.resume_state)
@@ -210,7 +210,7 @@ class RuledSource:
             self._unfit.tables.end()
 
     def _sifted(self, batch: Batch) -> Sifted:
-        """What goes on of a batch, rewritten."""
+        """The part of a batch that passes, rewritten."""
         stops = self._unfit.tables.stops
         if not (self._has_rules or stops) and self._limit.passes(batch):
             self._limit.learn(batch.schemas)
@@ -222,13 +222,13 @@ class RuledSource:
             ruled = self._rewriter.batch(ruled, columns)
             columns = columns if ruled.data is fitting.batch.data else None
         found = self._limit.sift(ruled, columns)
-        has_stopped = fitting.has_stopped or found.has_stopped
-        if has_stopped or found.has_changed:
+        has_suspended = fitting.has_suspended or found.has_suspended
+        if has_suspended or found.has_changed:
             self._remember()
-        return replace(found, has_stopped=has_stopped)
+        return replace(found, has_suspended=has_suspended)
 
     def _settle(self) -> bool:
-        """Between two transactions: tables begin again, or stop, that were asked for.
+        """Between two transactions: resume or suspend the tables that were requested.
 
         Returns whether there were any.
         """
@@ -239,7 +239,7 @@ class RuledSource:
         tables.begin_again()
         self._limit.resumed()
         for source, why in self._stop_next.items():
-            _log.warning("database %s: %s has stopped: %s", self._name, source, why)
+            _log.warning("database %s: %s is suspended: %s", self._name, source, why)
             tables.stop_again(source, self._resolved, why)
         for source, problem in self._too_large.items():
             _log.warning("database %s: %s", self._name, problem.message)
@@ -258,13 +258,13 @@ class RuledSource:
         )
 
     def _without_value(self, error: UnsupportedChange) -> UnsupportedChange:
-        """The error, without its text if that may tell a value that must not be seen."""
+        """The error, without its text if that may show a value under a rule."""
         source, column = error.details.get("source"), error.details.get("column")
         if column is None or not self._rules.names(f"{source}.{column}"):
             return error
         return UnsupportedChange(
-            f"{source}.{column} holds a value that cannot be carried; it is not shown, for a "
-            "rule is about the column",
+            f"{source}.{column} holds a value that cannot be carried; it is not shown, because a "
+            "rule concerns the column",
             source=source,
             column=column,
         )
@@ -280,12 +280,12 @@ class RuledSource:
         return self._seen(await self._inner.schemas())
 
     async def largest_key(self, source: str) -> list[Any] | None:
-        """See ``Source.largest_key``; sealed where a key column is hashed."""
+        """See ``Source.largest_key``; sealed if a key column is hashed."""
         await self._begin_again(source)
         return self._seal(source, await self._inner.largest_key(source))
 
     async def _begin_again(self, source: str) -> None:
-        """All of a table is about to be read: if it has stopped, the stream takes it up before.
+        """All of a table is about to be read: a suspended table resumes in the stream before.
 
         Raises:
             UnsupportedChange: a rule does not fit it as it is now, or it still has a row that is
@@ -308,7 +308,7 @@ class RuledSource:
             raise UnsupportedChange(self._without[source], source=source)
 
     async def _require_small(self, source: str) -> None:
-        """The rows that were too large are gone or smaller, as far as their keys are known here.
+        """Check that the rows that were too large are gone or smaller, if their keys are known.
 
         Raises:
             UnsupportedChange: one is not.
@@ -322,12 +322,12 @@ class RuledSource:
                 await self._read(ChunkRequest(source, 1, keys=[key], is_probe=True))
 
     async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
-        """See ``Source.chunk_end``; sealed where a key column is hashed."""
+        """See ``Source.chunk_end``; sealed if a key column is hashed."""
         self._require_fit(request.source)
         return self._seal(request.source, await self._inner.chunk_end(self._opened(request)))
 
     def suspended(self) -> Mapping[str, TableSuspension]:
-        """See ``SuspendingSource``: the tables of the source's, and those of the rules."""
+        """See ``SuspendingSource``: the tables suspended by the source and by the rules."""
         inner = self._inner
         stops = inner.suspended() if isinstance(inner, SuspendingSource) else {}
         gone = {source: stop for source, stop in stops.items() if stop.is_gone}
@@ -362,7 +362,7 @@ class RuledSource:
         """A chunk, rewritten.
 
         Raises:
-            BadRequest: rows were asked for by keys of which only hashes are known.
+            BadRequest: rows were requested by keys of which only hashes are known.
             UnsupportedChange: a rule does not fit the table, a value cannot be carried, or a row
                 is too large.
         """
@@ -378,16 +378,16 @@ class RuledSource:
         sealed = request.source in self._sealed
         if sealed and request.keys is not None:
             raise BadRequest(
-                f"rows of {request.source} cannot be asked for by key: its key is hashed"
+                f"rows of {request.source} cannot be requested by key: its key is hashed"
             )
         try:
             chunk = await self._inner.read_chunk(self._opened(request))
             plan = self._rewriter.plan_of(chunk.schema) if self._has_rules else None
         except UnsupportedChange as error:
-            told = self._without_value(error)
+            shown = self._without_value(error)
             if request.source in self._taken_up:
-                self._stop_next[request.source] = told.message
-            raise told from None
+                self._stop_next[request.source] = shown.message
+            raise shown from None
         if plan is not None and plan.key_is_hashed:
             self._sealed.add(request.source)
         if self._has_rules:
@@ -435,7 +435,7 @@ class RuledSource:
 
 
 def within_limits(source: Source, config: DatabaseConfig) -> Source:
-    """The source, with this around it if it is not yet; one that relays passes on what it gets."""
+    """The source, wrapped in this unless it is already; a chained relay's source stays as it is."""
     if isinstance(source, RuledSource | RelayingSource):
         return source
     return cast("Source", RuledSource(source, config))

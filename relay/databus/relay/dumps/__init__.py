@@ -1,7 +1,7 @@
 """Dumps by watermarks (DBLog), and the resynchronisation of suspended tables.
 
-In reading order: ``dump_records`` (what was asked for, and its file), ``dump_runner`` (the
-queue), ``table_dump`` (the chunks of one table in flight), ``chunk_window`` (pure: which rows of
+In reading order: ``dump_records`` (the requests, and their file), ``dump_runner`` (the
+queue), ``table_dump`` (the in-flight chunks of one table), ``chunk_window`` (pure: which rows of
 a chunk may still go out), ``watermark_writes`` (watermarks as rows of a table), ``dump_packing``
 (rows to frames), ``dump_filter`` (a dump's ``where``), ``dump_progress``; ``table_records`` and
 ``resync`` (tables that are not followed), ``resync_requests`` and ``chunk_reads`` (the HTTP

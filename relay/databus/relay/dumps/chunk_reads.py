@@ -1,6 +1,6 @@
-"""``POST /v1/{db}/chunks``: rows of a table as the source has them now, past the ring.
+"""``POST /v1/{db}/chunks``: rows of a table as the source has them now, not through the ring.
 
-For whoever compares the source with a copy (``databus verify``): a chunk is read exactly as a
+For tools that compare the source with a copy (``databus verify``): a chunk is read exactly as a
 dump reads it, and answered instead of appended.  The answer is
 
     u32 LE length of the header | header, JSON | content
@@ -8,7 +8,7 @@ dump reads it, and answered instead of appended.  The answer is
 with the header's ``low`` (position that the ring had reached before the chunk was read: the rows
 show every commit up to it), ``high`` (scn at or after every commit that they show), ``rows``,
 ``schema``, ``last_key``, ``done``, ``missing`` and ``key_count`` of contract.py's ``Chunk``, and
-the database's ``skipped_operations``, without which a copy is not meant to be equal.
+the database's ``skipped_operations``: with those a copy need not be equal.
 The content is, with
 ``"content": "digests"``, a u64 LE key hash and a u64 LE xxh3 of the row's Avro bytes for each
 row; with ``"frames"``, a READ frame for each row.
@@ -40,7 +40,7 @@ _KEYS = ("source", "limit", "after", "upto", "keys", "content")
 
 @dataclass(frozen=True, slots=True)
 class ChunkQuestion:
-    """What is to be read, and how it is to be answered."""
+    """What to read, and the form of the answer."""
 
     request: ChunkRequest
     content: str
@@ -80,7 +80,7 @@ def parse_question(document: dict[str, Any]) -> ChunkQuestion:
 def pack_answer(
     question: ChunkQuestion, chunk: Chunk, low: Position, skipped_operations: Sequence[str] = ()
 ) -> bytes:
-    """The answer's body; see the module's text."""
+    """The answer's body; see the module's docstring."""
     header = {
         "source": chunk.schema.source,
         "schema": chunk.schema.to_json(),

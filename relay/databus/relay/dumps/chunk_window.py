@@ -1,13 +1,13 @@
 """Which rows of dumped chunks may still go out, given what the stream has shown: pure.
 
-The idea is DBLog's, without need of its watermark writes ("point splice"): a chunk is read at
+The idea is DBLog's, without its watermark writes ("point splice"): a chunk is read at
 a known point of the source's clock, its snapshot.  It is held until the stream has passed that
-point.  A row whose key was written by a streamed transaction that the snapshot does *not* show
-is older than what readers have: it is dropped, for the stream has the newer state.  Every
-other row is the newest state there is at that moment, and may go out.
+point.  If a streamed transaction that the snapshot does *not* show wrote a row's key, the row
+is older than what readers have: it is dropped, because the stream has the newer state.  Every
+other row is the newest state at that moment, and may go out.
 
-Several chunks may be read at once; each is judged by itself, so it does not matter to this module
-in which order they go out.  Where watermarks are written as well, watermark_writes.py has them.
+Several chunks may be read at once; each is filtered by itself, so the order in which they go out
+does not matter here.  watermark_writes.py handles the optional watermark writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NEVER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The chunk may go out: the numbers of its rows that are left, and how many are not."""
+    """The chunk may go out: the numbers of the remaining rows, and how many were dropped."""
 
     left: I64Array
     dropped_count: int
@@ -38,18 +38,18 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class ReadAgain:
-    """The chunk cannot be judged, or is outdated; it has to be read again."""
+    """The chunk cannot be filtered, or is outdated; it has to be read again."""
 
     reason: str
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A chunk on its way: being read (``chunk`` is None), or waiting for the stream."""
+    """An in-flight chunk: being read (``chunk`` is None), or waiting for the stream."""
 
     began: int
     chunk: Chunk | None = None
-    kept: BoolArray = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    is_left: BoolArray = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     next_row: int = 0
     dropped_count: int = 0
     reason: str = ""
@@ -62,10 +62,10 @@ class Waiting:
 
 @dataclass(slots=True, eq=False)
 class _Touched:
-    """Keys that the stream has written, in its order."""
+    """Keys that the stream has written, in order."""
 
     keys: U8Array
-    places: I64Array
+    spans: I64Array
     hashes: U64Array
     schema_fps: U64Array
 
@@ -78,8 +78,8 @@ class _Streamed:
     """Windows that ended in one block of the stream, those that touched the table.
 
     ``stops[i]`` is where the keys of window ``i`` end in ``touched``; a window in ``unnamed``
-    touched more than that, or something that has no name.  ``seen_at[i]`` is when a chunk was
-    first found to show it.
+    touched more than that, or something without a name.  ``seen_at[i]`` is when a chunk first
+    showed it.
     """
 
     scns: list[int]
@@ -99,19 +99,19 @@ _NOTHING = _Touched(
 
 
 class ChunkWindow:
-    """Judges the chunks of one table against the stream.
+    """Filters the chunks of one table by the stream.
 
     Invariants:
-        I1. Every window that was observed, touched the table and may be missing in a chunk
-            that is read, or will be, is remembered; with its keys, unless there were too
-            many: then it must be shown, or the chunk is read again.
+        I1. Every observed window that touched the table, and that a chunk being read now or later
+            may not show, is remembered with its keys.  If there were too many keys, the chunk must
+            show the window, or is read again.
         I2. ``take`` gives a row only if every streamed window that touched its key shows in
-            the chunk's snapshot.
+        I2. ``take`` returns a row only if every streamed window that touched its key shows in
         I3. At most ``max_keys`` keys and ``max_windows`` windows are remembered.
 
-    Owner: the fetcher's task.  What is observed before the first chunk reaches back a moment
-    before it, for a database may stream a commit before its snapshots show it.  With
-    ``in_window`` it begins inside a window whose beginning it has not seen.
+    Owner: the fetcher's task.  The observed windows reach back to a moment before the first chunk,
+    because a database may stream a commit before its snapshots show it.  With
+    ``in_window`` the observation begins inside a window.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class ChunkWindow:
     # -- the stream --
 
     def observe(self, columns: FrameColumns, data: memoryview) -> None:
-        """These frames have been streamed."""
+        """Observe streamed frames."""
         ops = columns.op
         ours = (columns.source_id == self._source_id) & (ops < FIRST_CONTROL_OP)
         if not ours.any():
@@ -157,7 +157,7 @@ class ChunkWindow:
         if len(ends):
             unnamed_in[0] |= self._open_unnamed
             touching = np.flatnonzero((stops > begins) | unnamed_in)
-            # A window that touched nothing has no keys: those that are left lie side by side.
+            # A window that touched nothing has no keys: the remaining keys are adjacent.
             last_stop = int(stops[-1])
             self._close(
                 columns, data, ends[touching], stops[touching], unnamed_in[touching],
@@ -197,7 +197,7 @@ class ChunkWindow:
         )
         for waiting in self._waiting:
             if waiting.chunk is not None:
-                self._judge(streamed, waiting, waiting.chunk)
+                self._filter_rows(streamed, waiting, waiting.chunk)
         self._memory.append(streamed)
         self._key_count += len(touched)
         self._window_count += len(ends)
@@ -205,7 +205,7 @@ class ChunkWindow:
 
     def _forget(self) -> None:
         if self._key_count > self._max_keys:
-            # Down to half, so that this walk is paid for by many windows.
+            # Down to half, so that one walk serves many windows.
             for old in self._memory:
                 if self._key_count <= self._max_keys // 2:
                     break
@@ -227,20 +227,20 @@ class ChunkWindow:
     # -- the chunks --
 
     def begin(self) -> Waiting:
-        """A chunk is about to be read: what was forgotten until now is old enough."""
+        """A chunk is about to be read: windows forgotten so far are old enough."""
         self._moment += 1
         waiting = Waiting(self._moment)
         self._waiting.append(waiting)
         return waiting
 
     def arrived(self, waiting: Waiting, chunk: Chunk) -> None:
-        """The chunk was read; the windows since ``begin``, and those before, judge it."""
+        """The chunk was read; the windows since ``begin``, and those before, filter it."""
         self._moment += 1
-        waiting.kept = np.ones(len(chunk.rows), dtype=np.bool_)
+        waiting.is_left = np.ones(len(chunk.rows), dtype=np.bool_)
         for streamed in self._memory:
-            self._judge(streamed, waiting, chunk)
+            self._filter_rows(streamed, waiting, chunk)
         waiting.chunk = chunk
-        # A window that a chunk shows, every chunk shows whose reading begins later.
+        # A window that one chunk shows is shown by every chunk whose read begins later.
         oldest = min((w.began for w in self._waiting if w.chunk is None), default=self._moment + 1)
         for _ in range(len(self._memory)):
             streamed = self._memory.popleft()
@@ -251,12 +251,12 @@ class ChunkWindow:
                 self._memory.append(streamed)
 
     def leave(self, waiting: Waiting) -> None:
-        """The chunk is done with, or given up."""
+        """The chunk is finished or given up."""
         if waiting in self._waiting:
             self._waiting.remove(waiting)
 
-    def _judge(self, streamed: _Streamed, waiting: Waiting, chunk: Chunk) -> None:
-        """Drop what the windows have overtaken that the chunk does not show."""
+    def _filter_rows(self, streamed: _Streamed, waiting: Waiting, chunk: Chunk) -> None:
+        """Drop the rows that windows have overtaken and the chunk does not show."""
         snapshot, rows, touched = chunk.snapshot, chunk.rows, streamed.touched
         start = 0
         for number, scn in enumerate(streamed.scns):
@@ -278,12 +278,12 @@ class ChunkWindow:
                     f"chunk was read with {chunk.schema.fingerprint:016x}"
                 )
             waiting.dropped_count += drop_keys(
-                rows.data, rows.spans, rows.hashes, rows.slots, waiting.kept,
-                touched.keys, touched.places, touched.hashes, first, start,
+                rows.data, rows.spans, rows.hashes, rows.slots, waiting.is_left,
+                touched.keys, touched.spans, touched.hashes, first, start,
             )  # fmt: skip
 
-    def verdict(self, waiting: Waiting, resolved_scn: int) -> Ready | ReadAgain | None:
-        """The chunk's verdict now; None while it is being read or has to wait.
+    def outcome(self, waiting: Waiting, resolved_scn: int) -> Ready | ReadAgain | None:
+        """The chunk's result now; None while it is being read or has to wait.
 
         ``resolved_scn``: everything up to there was observed.  Only to be called while no
         window is open.
@@ -295,17 +295,17 @@ class ChunkWindow:
             return ReadAgain(waiting.reason)
         if resolved_scn < chunk.snapshot.high:
             return None
-        left = np.flatnonzero(waiting.kept[waiting.next_row :]) + waiting.next_row
+        left = np.flatnonzero(waiting.is_left[waiting.next_row :]) + waiting.next_row
         return Ready(left, waiting.dropped_count)
 
     def sent(self, waiting: Waiting, next_row: int) -> None:
         """The rows before ``next_row`` have gone out: the stream cannot overtake them now."""
-        waiting.kept[waiting.next_row : next_row] = False
+        waiting.is_left[waiting.next_row : next_row] = False
         waiting.next_row = next_row
 
 
 def _keys(columns: FrameColumns, data: memoryview, rows: I64Array) -> _Touched:
-    """The keys of these frames, copied: the block need not be kept."""
+    """The keys of these frames, copied: the block may be freed."""
     if not len(rows):
         return _NOTHING
     starts = columns.offset[rows] + frame_format.HEADER_BYTES
@@ -329,7 +329,7 @@ def _joined(first: _Touched, second: _Touched) -> _Touched:
         return first
     return _Touched(
         np.concatenate((first.keys, second.keys)),
-        np.concatenate((first.places, second.places + len(first.keys))),
+        np.concatenate((first.spans, second.spans + len(first.keys))),
         np.concatenate((first.hashes, second.hashes)),
         np.concatenate((first.schema_fps, second.schema_fps)),
     )
@@ -340,11 +340,11 @@ def _part(touched: _Touched, start: int, stop: int) -> _Touched:
         return touched
     if start == stop:
         return _NOTHING
-    places = touched.places[start:stop]
-    first = int(places[0, 0])
+    spans = touched.spans[start:stop]
+    first = int(spans[0, 0])
     return _Touched(
         touched.keys[first:],
-        places - first,
+        spans - first,
         touched.hashes[start:stop],
         touched.schema_fps[start:stop],
     )

@@ -1,7 +1,7 @@
-"""A dump's ``where``: the rows of a chunk that fulfil it, chosen here and not by the database.
+"""A dump's ``where``: selects the matching rows of a chunk here, not in the database.
 
 The text of a request never reaches the server as SQL.  The condition sees a row as consumers see
-it, after the rules for columns, so that it tells nothing of an excluded column or another table.
+it, after the rules for columns, so that it shows nothing of an excluded column or another table.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def filtered(chunk: Chunk, where: str) -> Chunk:
         test = compile_predicate(parse_where(where), schema.columns)
     except BadFilter as error:
         raise BadFilter(f"{schema.source}: {error.message}") from None
-    kept = [test(schema.decode_row(row.row)) is True for row in rows]
-    if all(kept):
+    is_match = [test(schema.decode_row(row.row)) is True for row in rows]
+    if all(is_match):
         return chunk
-    spans = rows.spans[np.array(kept, dtype=np.bool_)]
+    spans = rows.spans[np.array(is_match, dtype=np.bool_)]
     return dataclasses.replace(chunk, rows=Rows.at(rows.data, spans))

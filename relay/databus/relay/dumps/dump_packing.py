@@ -53,7 +53,7 @@ def with_deletions(chunk: Chunk, schema: SourceSchema, gone: list[list[Any]]) ->
     """The chunk with a deletion behind its rows for each of the keys ``gone``, which are JSON.
 
     Raises:
-        FormatError: a value is none of its column's kind.
+        FormatError: a value does not match its column's kind.
     """
     kinds = [column.kind for column in schema.key_columns]
     keys = [

@@ -1,4 +1,4 @@
-"""How far a dump is and how fast it comes on: for the API, the status and the metrics."""
+"""How far a dump is and how fast it advances: for the API, the status and the metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RATE_WINDOW_S = 10.0
 
 
 class DumpProgress:
-    """Measures the dump that runs.
+    """Measures the running dump.
 
     Owner: the fetcher's loop.
     """
@@ -29,7 +29,7 @@ class DumpProgress:
         self._dropped_rows += dropped_rows
 
     def totals(self) -> dict[str, int]:
-        """What was counted since the fetcher began."""
+        """The totals since the fetcher began."""
         return {
             "chunks": self._chunks,
             "sent_rows": self._sent_rows,
@@ -37,7 +37,7 @@ class DumpProgress:
         }
 
     def begin(self, dump: Dump) -> None:
-        """The dump starts, or goes on after a pause."""
+        """The dump starts, or resumes after a pause."""
         self._dump_id = dump.id
         self._marks.clear()
         self.settled(dump)
@@ -57,7 +57,7 @@ class DumpProgress:
             self._marks.popleft()
 
     def document(self, dump: Dump) -> dict[str, Any]:
-        """Rows and chunks so far, rows expected, rows a second, seconds left; null: not known."""
+        """Rows and chunks so far, rows expected, rows a second, seconds left; null: unknown."""
         tables = dump.tables or []
         rates = self._rows_per_s() if self._dump_id == dump.id else None
         estimates = [
@@ -65,7 +65,7 @@ class DumpProgress:
         ]
         expected = None
         if tables and None not in estimates:
-            # An estimate that was too low has been overtaken by the rows themselves.
+            # The rows themselves have overtaken an estimate that was too low.
             expected = sum(
                 max(estimate or 0, table.rows + table.dropped)
                 for estimate, table in zip(estimates, tables, strict=True)

@@ -1,6 +1,6 @@
-"""Dumps as records: what was asked for, how far each has come, and their file.
+"""Dumps as records: the request, how far each has come, and their file.
 
-What runs them is dump_runner.py.
+dump_runner.py runs them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DumpState(enum.StrEnum):
 ACTIVE = (DumpState.RUNNING, DumpState.QUEUED)
 FINISHED = (DumpState.COMPLETED, DumpState.FAILED, DumpState.CANCELLED)
 
-# (state, wanted by PATCH) -> new state; what is not here is refused.
+# (state, requested by PATCH) -> new state; other pairs are refused.
 TRANSITIONS: dict[tuple[DumpState, DumpState], DumpState] = {
     (DumpState.QUEUED, DumpState.PAUSED): DumpState.PAUSED,
     (DumpState.RUNNING, DumpState.PAUSED): DumpState.PAUSED,
@@ -72,24 +72,24 @@ class TableProgress:
     is_scanned: bool = False
 
 
-# What records had from the beginning; the others have their defaults in old files.
+# Fields that records had from the beginning; the others have their defaults in old files.
 _ALWAYS = frozenset({"id", "sources", "state", "tables"})
 
 
 @dataclasses.dataclass(slots=True)
 class Dump:
-    """One dump.  ``tables`` is None until it has begun; ``missing`` are asked-for keys that
-    have no row (the first thousand).
+    """One dump.  ``tables`` is None until it has begun; ``missing`` are requested keys without
+    a row (the first thousand).
 
     ``chunk_ms`` is how long a chunk's read should take: ``chunk_rows`` follows it, unless it
     is 0.  ``share`` is the percentage of the time in which chunks are read while the stream
-    brings changes; 100 never rests.  With ``parallel`` over 1 so many chunks are read at once.
+    brings changes; 100 never pauses.  ``parallel`` is the number of chunks read at once.
     With a ``watermark_table`` each chunk stands between two rows written there.  With
-    ``delete_missing`` the asked-for keys that have no row go out as deletions.
+    ``delete_missing`` the requested keys without a row go out as deletions.
 
-    ``reader`` is how far somebody has come who must have every row: no more of them go out
-    while too much of the ring lies before it.  None: nobody is waited for.  Of a reader that moves
-    the record on disk may have an older place, before which it waits until it is told again.
+    ``reader`` is the position of a reader that must get every row: no more rows go out while it
+    has too much of the ring before it.  None: there is no such reader.  The record on disk may
+    have an older position of a moving reader; the dump then waits there for the next report.
     """
 
     id: str
@@ -113,11 +113,11 @@ class Dump:
 
     @property
     def is_running(self) -> bool:
-        """Whether nobody has stopped it."""
+        """Whether the dump is not paused, cancelled or finished."""
         return self.state == DumpState.RUNNING
 
     def to_json(self) -> dict[str, Any]:
-        """The record as it is served, and kept on disk."""
+        """The record as it is served and stored."""
         document = _fields(self)
         tables = self.tables or []
         if self.tables is not None:
@@ -156,7 +156,7 @@ def _fields(record: Dump | TableProgress) -> dict[str, Any]:
 
 
 def new_dump(request: Any) -> Dump:
-    """The dump that a request asks for.
+    """The dump that a request describes.
 
     Raises:
         BadRequest: a key is unknown or its value not of its form.
@@ -193,14 +193,14 @@ def new_dump(request: Any) -> Dump:
         delete_missing=delete_missing,
         reader=_reader(document, None),
     )
-    # Who names a size wants that size; who names none wants the time.
+    # A request with a size fixes the size; one without gets the time.
     dump.chunk_ms = 0 if "chunk_rows" in document else DEFAULT_CHUNK_MS
     _set_pace(dump, document)
     return dump
 
 
 def change_dump(dump: Dump, request: Any) -> None:
-    """Apply a PATCH: ``state`` paused or running, ``reader``, and any of the pace's numbers.
+    """Apply a PATCH: ``state`` paused or running, ``reader``, and any number of the pace.
 
     Raises:
         BadRequest: a key is unknown, or the dump's state does not allow it.
@@ -222,12 +222,12 @@ def change_dump(dump: Dump, request: Any) -> None:
         dump.error = None
     dump.state = state
     if "chunk_rows" in document and "chunk_ms" not in document:
-        changed.chunk_ms = 0  # As in ``new_dump``: that size is wanted, and not a time.
+        changed.chunk_ms = 0  # As in ``new_dump``: a size was given, and not a time.
     for name in ("reader", *_PACE):
         setattr(dump, name, getattr(changed, name))
 
 
-# How fast a dump goes: what can be changed while it runs, with least and most.
+# How fast a dump goes: what can be changed while it runs, with minimum and maximum.
 _PACE = {
     "chunk_rows": (1, MAX_CHUNK_ROWS),
     "chunk_ms": (0, MAX_CHUNK_MS),
@@ -275,11 +275,11 @@ class DumpBook:
     Invariants:
         I1. Progress in the file is never ahead of the ring's disk: it is recorded after the
             ring was synced.
-        I2. Finished dumps beyond the newest ``KEPT_FINISHED`` are forgotten.
+        I2. Finished dumps beyond the newest ``KEPT_FINISHED`` are removed.
 
     Owner: the fetcher's loop; only ``keep`` may be called in another thread.
     Durability: when ``save`` or ``keep`` returns, the records are on disk.
-    Raises: StoreError, FormatError from the constructor where the file is damaged.
+    Raises: StoreError, FormatError from the constructor if the file is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -327,13 +327,13 @@ class DumpBook:
         return None
 
     def content(self) -> bytes:
-        """What belongs into the file now."""
+        """The file's content now."""
         return json.dumps({"v": 1, "dumps": [dump.to_json() for dump in self]}).encode()
 
     def save(self) -> None:
-        """Put the records on disk."""
+        """Write the records to disk."""
         self.keep(self.content())
 
     def keep(self, content: bytes) -> None:
-        """Put what ``content`` gave on disk."""
+        """Write a result of ``content`` to disk."""
         keep_document(self.path, content)

@@ -1,6 +1,6 @@
-"""Runs dumps one after the other: plans them, keeps their records, tells how far they are.
+"""Runs dumps one after the other: plans them, stores their records, reports their progress.
 
-How a table's chunks are read and spliced into the stream is table_dump.py.
+table_dump.py reads a table's chunks and splices them into the stream.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class DumpRunner:
     """Works through the queue of a database's dumps.
 
     Invariants:
-        I1. A chunk's progress is recorded after its windows are on disk, so a crash sends at
-            most one chunk a lane again.
-        I2. A chunk that cannot be read fails its dump, with the problem and its place; the
-            next dump goes on.  So it is with a record that the disk does not take.
+        I1. A chunk's progress is recorded after its windows are on disk, so after a crash at
+            most ``parallel`` chunks are sent again.
+        I2. A chunk that cannot be read fails its dump, with the problem and its key; the
+            next dump continues.  A record that the disk does not take does the same.
 
     Owner: the fetcher's loop.
     """
@@ -59,7 +59,7 @@ class DumpRunner:
 
     @property
     def emitted(self) -> tuple[Emission, ...]:
-        """Chunks that are in the ring, and not yet recorded."""
+        """Chunks that are in the ring and not yet recorded."""
         return tuple(self._emitted)
 
     def poke(self) -> None:
@@ -67,7 +67,7 @@ class DumpRunner:
         self._changed.set()
 
     def document(self, dump: Dump) -> dict[str, Any]:
-        """A dump as it is served: its record, and how fast it comes on."""
+        """A dump as it is served: its record, and how fast it advances."""
         return {**dump.to_json(), "progress": self.progress.document(dump)}
 
     def counts(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class DumpRunner:
         }
 
     async def run(self) -> None:
-        """Run dumps as they come, for ever."""
+        """Run dumps as they come, forever."""
         while True:
             self._changed.clear()
             dump = self.book.next_active()
@@ -113,7 +113,7 @@ class DumpRunner:
         try:
             await self._host.save_dumps()
         except StoreError as unsaved:
-            _log.error("dump %s: that it failed is not recorded: %s", dump.id, unsaved.message)
+            _log.error("dump %s: its failure is not recorded: %s", dump.id, unsaved.message)
 
     async def _run(self, dump: Dump) -> None:
         dump.state = DumpState.RUNNING
@@ -133,7 +133,7 @@ class DumpRunner:
                         dump, table, self._host, self.book, self._changed, self._emitted
                     ).run()
                 except (UnsupportedChange, UnknownSource) as error:
-                    # One table's value, or its end, is no reason to leave out those behind it.
+                    # One table's value, or its end, does not stop the tables after it.
                     _log.error("dump %s: %s", dump.id, error.message)
                     unread.append(error)
             if self._emitted:
@@ -151,7 +151,7 @@ class DumpRunner:
         await self._host.save_dumps()
 
     async def _while_running(self, dump: Dump, work: Coroutine[Any, Any, _T]) -> _T | None:
-        """What the work gives; None once the dump is stopped: then it ends, its queries too."""
+        """The result of the work; None once the dump is stopped: the work and its queries end."""
         task = asyncio.create_task(work)
         try:
             while not task.done() and dump.is_running:
@@ -203,7 +203,7 @@ class DumpRunner:
                 TableProgress(
                     name,
                     upto=upto,
-                    # How many rows fulfil a condition nobody knows.
+                    # The number of rows that fulfil a condition is unknown.
                     estimated_rows=size.rows if dump.where is None else None,
                     row_bytes=size.row_bytes,
                     is_scanned=size.is_scanned,

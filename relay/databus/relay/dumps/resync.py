@@ -1,8 +1,8 @@
-"""Tables that are not followed: notices them, publishes their states, has them resynchronised.
+"""Tables that are not followed: notices them, publishes their states, starts resynchronisation.
 
-A source suspends a table (sources/suspended_tables.py).  From then on the table has a record here,
-until its content is whole again, whatever becomes of the suspension: a table that the stream reads
-again is not yet equal to its copies.  docs/decisions/0040 has the reasons.
+A source suspends a table (sources/suspended_tables.py).  From then on the table has a record here
+until its content is whole again, even if the suspension ends earlier: a table that the stream
+reads again is not yet equal to its copies.  docs/decisions/0040 has the reasons.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from databus.relay.sources.suspended_tables import TableSuspension
 
 RELAY = "relay"
 CLAIM_S = 300.0
-"""How long a claim holds after the last sign of the one who has it."""
+"""How long a claim holds after the last request of the claimant."""
 PRESENT_S = 30.0
-"""How long a bootstrap server counts as there after it has reported itself."""
+"""How long a bootstrap server counts as present after it has reported itself."""
 FIRST_PAUSE_S = 5.0
 MOST_PAUSE_S = 3600.0
 
@@ -48,8 +48,8 @@ _log = logging.getLogger(__name__)
 class ResyncPace:
     """When the relay dumps a suspended table itself; tests make it short.
 
-    ``alone_s``: no bootstrap server has reported itself.  ``accompanied_s``: one has, and is
-    given this long to claim the table.
+    ``alone_s``: if no bootstrap server has reported itself.  ``accompanied_s``: if one has; it
+    can claim the table during this time.
     """
 
     alone_s: float = 10.0
@@ -58,7 +58,7 @@ class ResyncPace:
 
 
 class ResyncHost(Protocol):
-    """What is needed from the fetcher around it."""
+    """The part of the fetcher that ``Resync`` uses."""
 
     intake: Intake | None
 
@@ -71,7 +71,7 @@ class ResyncHost(Protocol):
     book: DumpBook
 
     async def start_dump(self, dump: Dump) -> None:
-        """Put a dump into the queue."""
+        """Add a dump to the queue."""
 
     def suspended(self) -> Mapping[str, TableSuspension] | None:
         """The tables that the source suspends now; None while it is not connected."""
@@ -82,25 +82,25 @@ class ResyncHost(Protocol):
 
 @dataclass(slots=True)
 class _Present:
-    """A bootstrap server that has reported itself, and the tables that it keeps."""
+    """A bootstrap server that has reported itself, and the tables that it stores."""
 
     patterns: tuple[str, ...]
     seen_s: float = field(default_factory=time.monotonic)
 
 
 class Resync:
-    """Knows which tables of a database are not followed, and ends that.
+    """Tracks which tables of a database are not followed, and resynchronises them.
 
     Invariants:
         I1. A table that the source suspends has a record before the next window of the source is
             in the ring.
         I2. A record ends only when the whole table was read after its suspension, was published,
             and nothing has suspended the table meanwhile.
-        I3. One at a time resynchronises a table: the relay, or the one whose claim was granted.
-        I4. A frame about a table stands in a window of its own, behind the windows that the
+        I3. One process at a time resynchronises a table: the relay, or the holder of a claim.
+        I4. A frame about a table is in a window of its own, behind the windows that the
             change of state is about.  After a crash it may come twice.
-        I5. What is emptied by a TRUNCATE event is suspended in the source at that moment or read
-            by the stream from an earlier position on; its dump follows.
+        I5. A table emptied by a TRUNCATE event is suspended in the source at that moment, or the
+            stream reads it from an earlier position on; its dump follows.
 
     Owner: the fetcher's loop.
     Durability: the records' file follows the ring; see ``TableBook``.
@@ -130,7 +130,7 @@ class Resync:
         for schema in batch.schemas:
             record = self.book.get(schema.source)
             if record is not None and record.again_us:
-                record.again_us = 0  # What kept it from being read may have been altered.
+                record.again_us = 0  # The cause of the failure may be gone.
                 self._changed.set()
         self.notice()
         if self.book:
@@ -141,7 +141,7 @@ class Resync:
         return self.publish(intake)
 
     def _end_emptied(self, data: bytes) -> None:
-        """The source has no rows of a table any more, and reads it: nothing is to be repaired."""
+        """The source has no rows of a table any more, and reads it: no repair is needed."""
         columns = frame_format.scan(data, verify=False)
         emptied = set(columns.source_id[columns.op == Op.TRUNCATE].tolist())
         for record in self.book:
@@ -151,7 +151,7 @@ class Resync:
                 self._followed(record)
 
     def relayed(self, data: bytes) -> None:
-        """Frames of a parent: its states are those of our tables."""
+        """Frames of a parent relay: its states are those of our tables."""
         columns = frame_format.scan(data, verify=False)
         for index in np.flatnonzero(columns.op == Op.TABLE_STATE).tolist():
             view = trusted_frame(memoryview(data), int(columns.offset[index]))
@@ -162,7 +162,7 @@ class Resync:
             self._follow(state)
 
     def parents(self, states: Sequence[TableState]) -> None:
-        """All tables that a parent does not follow, as it says."""
+        """Take over all tables that a parent does not follow, as it reports."""
         for record in self.book:
             self.book.remove(record.source)
         for state in states:
@@ -174,15 +174,15 @@ class Resync:
         self.book.add(record)
 
     def notice(self) -> None:
-        """Look at the tables that the source suspends now."""
+        """Check which tables the source suspends now."""
         stops = self._host.suspended()
         if stops is None:
             return
         self._resuming &= stops.keys()
         for known in self.book:
-            stopped = stops.get(known.source)
-            self._waits_for(known, stopped.waits_for if stopped is not None else "")
-            self._gone(known, stopped is not None and stopped.is_gone)
+            suspension = stops.get(known.source)
+            self._waits_for(known, suspension.waits_for if suspension is not None else "")
+            self._gone(known, suspension is not None and suspension.is_gone)
         for source, stop in stops.items():
             record = self.book.get(source)
             if record is None:
@@ -215,7 +215,7 @@ class Resync:
     def columns_returned(self, source: str, names: Sequence[str]) -> None:
         """The stream comes to a definition that has columns again: see ``returning_columns.py``.
 
-        The table's record is on disk when this returns, for the definition is before the next sync.
+        The table's record is on disk when this returns: the definition precedes the next sync.
         """
         intake = self._host.intake
         if self._config.is_relayed or intake is None:
@@ -232,7 +232,7 @@ class Resync:
         self._changed.set()
 
     def _waits_for(self, record: TableRecord, what: str) -> None:
-        """Whether it can be resynchronised has been learnt."""
+        """The source has found whether the table can be resynchronised."""
         if record.waits_for == what:
             return
         if what and record.state == CaptureState.SUSPENDED:
@@ -243,7 +243,7 @@ class Resync:
         self._changed.set()
 
     def _gone(self, record: TableRecord, is_gone: bool) -> None:
-        """Whether there is a table of this name has been learnt."""
+        """The source has found whether there is a table of this name."""
         if record.is_gone != is_gone:
             record.is_gone, record.again_us = is_gone, 0
             self._changed.set()
@@ -293,8 +293,8 @@ class Resync:
     # -- by dumps --
 
     async def before_dump(self, dump: Dump, reader: Source, schema: SourceSchema) -> None:
-        """All of a table is about to be dumped: what its readers have is emptied before, if it is
-        not followed, for nothing else deletes the rows that are gone.
+        """All of a table is about to be dumped: empty its readers' copies first if it is not
+        followed, because nothing else deletes the rows that are gone.
 
         Raises:
             UnsupportedChange: its first rows cannot be read; nothing was emptied.
@@ -303,7 +303,7 @@ class Resync:
         record = self.book.get(schema.source)
         if record is None:
             return
-        # What its readers have is better than nothing, if it cannot be read at all.
+        # If the table cannot be read at all, the old rows in the copies are better than none.
         await reader.read_chunk(ChunkRequest(schema.source, dump.chunk_rows, is_probe=True))
         intake = await self._no_window_open()
         record.state, record.by, record.dump = CaptureState.RESYNCHRONISING, RELAY, dump.id
@@ -311,12 +311,12 @@ class Resync:
         self._take_up(schema.source)
         keeps_deleted = {"d", "t"} & set(self._config.skipped_operations)
         self._append(intake, record, None if keeps_deleted or record.keeps_rows else schema)
-        # A dump's plan is on disk only behind this.
+        # A dump's plan is written to disk only after this.
         await self._host.make_durable()
 
     def _take_up(self, source: str) -> None:
-        """It is about to be read, which ends its suspension.  Where the source has ended that
-        already, as for a table that keeps its rows, the next suspension is another one."""
+        """It is about to be read, which ends its suspension.  If the source has ended it already,
+        as for a table that keeps its rows, the next suspension is a new one."""
         stops = self._host.suspended()
         if stops is None or source in stops:
             self._resuming.add(source)
@@ -344,7 +344,7 @@ class Resync:
         record.tries += 1
         pause_s = min(self._pace.first_pause_s * 2.0 ** min(record.tries - 1, 20), MOST_PAUSE_S)
         _log.warning(
-            "database %s: %s is not resynchronised: %s; tried again in %g s",
+            "database %s: %s is not resynchronised: %s; retried in %g s",
             self._config.name, record.source, error, pause_s,
         )  # fmt: skip
         record.suspend(error, _now_us() + int(pause_s * 1e6))
@@ -359,7 +359,7 @@ class Resync:
             self.publish(intake)
 
     async def run(self) -> None:
-        """Have suspended tables dumped when their time comes, for ever."""
+        """Have suspended tables dumped when they are due, forever."""
         while True:
             self._changed.clear()
             wait_s = await self._step()
@@ -368,7 +368,7 @@ class Resync:
                     await self._changed.wait()
 
     async def _step(self) -> float | None:
-        """Do what is due; the seconds until something else is."""
+        """Do what is due; returns the seconds until something else is."""
         waits = []
         for record in self.book:
             self._check(record)
@@ -379,7 +379,7 @@ class Resync:
                 waits.append(left_us / 1e6)
             elif record.state == CaptureState.RESYNCHRONISING:
                 self._failed(
-                    record, f"{record.by} has claimed it, and was silent for {CLAIM_S:g} s"
+                    record, f"{record.by} has claimed it, and sent nothing for {CLAIM_S:g} s"
                 )
                 self._publish_now()
             else:
@@ -387,7 +387,7 @@ class Resync:
         return min(waits) + 0.001 if waits else None
 
     def _check(self, record: TableRecord) -> None:
-        """See what has become of its dump, which may have ended while nobody looked."""
+        """Check its dump, which may have ended unnoticed."""
         if not record.dump:
             return
         dump = next((one for one in self._host.book if one.id == record.dump), None)
@@ -397,7 +397,7 @@ class Resync:
             self.dump_ended(dump)
 
     def _due_us(self, record: TableRecord) -> int | None:
-        """When something is to be done for it; None: when something happens."""
+        """When it is due; None: when an event happens."""
         if self._config.is_relayed:
             return None
         if record.state == CaptureState.RESYNCHRONISING:
@@ -412,7 +412,7 @@ class Resync:
         return max(record.again_us, record.noticed_us + int(grace_s * 1e6))
 
     def _may_start(self, record: TableRecord) -> bool:
-        """Whether it may be resynchronised without another word of an operator."""
+        """Whether it may be resynchronised without an operator's request."""
         return record.is_confirmed or (self._is_automatic and not record.waits_for)
 
     def _is_accompanied(self, source: str) -> bool:
@@ -434,7 +434,7 @@ class Resync:
         await self._host.start_dump(dump)
 
     async def _empty(self, record: TableRecord) -> None:
-        """Its table is gone: what its readers have is emptied, and that is all of it."""
+        """Its table is gone: its readers' copies are emptied, and nothing else is done."""
         intake = await self._no_window_open()
         record.state, record.by = CaptureState.FOLLOWED, RELAY
         self._take_up(record.source)
@@ -457,12 +457,12 @@ class Resync:
     # -- by a bootstrap server --
 
     def present(self, by: str, patterns: Sequence[str]) -> None:
-        """A bootstrap server reports that it is there, and repairs these tables."""
+        """A bootstrap server reports that it runs and repairs these tables."""
         self._present[by] = _Present(() if "*" in patterns else tuple(patterns))
         self._changed.set()
 
     def confirm(self, source: str) -> None:
-        """An operator wants a table to be resynchronised, now."""
+        """An operator requests that a table is resynchronised now."""
         record = self._record(source)
         record.is_confirmed, record.again_us = True, 0
         if not self._is_accompanied(source):
@@ -470,7 +470,7 @@ class Resync:
         self._publish_now()
 
     def claim(self, source: str, by: str, *, is_operator: bool = False) -> bool:
-        """Whether ``by`` may compare and repair a table; nobody else does so meanwhile."""
+        """Whether ``by`` may compare and repair a table; no other process does so meanwhile."""
         self.notice()
         record = self.book.get(source)
         if record is None:
@@ -488,7 +488,7 @@ class Resync:
         return True
 
     def touch(self, source: str) -> None:
-        """The one who has claimed a table reads it."""
+        """The holder of a table's claim reads it."""
         record = self.book.get(source)
         if record is not None and record.until_us:
             record.until_us = _now_us() + int(CLAIM_S * 1e6)
@@ -502,13 +502,13 @@ class Resync:
         if record.state != CaptureState.RESYNCHRONISING or record.by != by:
             return False
         if source in self._resuming:
-            return False  # The stream does not read it: nobody has read it from its beginning.
+            return False  # The stream does not read it: no dump has read it from its beginning.
         self._followed(record)
         self._publish_now()
         return True
 
     def give_up(self, source: str, by: str, reason: str, *, for_good: bool) -> None:
-        """The one who has claimed a table could not repair it."""
+        """The holder of a table's claim could not repair it."""
         record = self.book.get(source)
         if record is None or record.by != by:
             return
@@ -552,7 +552,7 @@ class Resync:
         ]
 
     def unwritten(self) -> bytes | None:
-        """What belongs into the records' file, if it is something else than what is there."""
+        """The content of the records' file, if it differs from what is there."""
         content = self.book.content()
         return content if content != self._written else None
 

@@ -1,4 +1,4 @@
-"""``/v1/{db}/tables``: what may be asked about tables that are not followed."""
+"""``/v1/{db}/tables``: requests about tables that are not followed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEYS = ("action", "source", "by", "sources", "reason", "is_operator", "for_good
 
 
 def change_table(tables: Resync, document: dict[str, Any]) -> dict[str, Any]:
-    """Do what a request says; the answer has ``granted`` where it was a question.
+    """Do what a request describes; the answer to a question has ``granted``.
 
     ``present``: the bootstrap server ``by`` repairs tables that match ``sources``.  ``resync``: an
     operator confirms that ``source`` is to be resynchronised.  ``claim``: ``by`` is about to
@@ -54,7 +54,7 @@ def change_table(tables: Resync, document: dict[str, Any]) -> dict[str, Any]:
 
 
 async def states_of(parent: RelayingSource) -> list[TableState]:
-    """The tables that a chained relay's parent does not follow; none where it is too old to say.
+    """The tables that a chained relay's parent does not follow; none if it is too old to report.
 
     Raises:
         DatabusError: it does not answer.

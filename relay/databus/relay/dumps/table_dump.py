@@ -1,8 +1,8 @@
-"""One table of a dump: chunks read side by side beside the stream, spliced into it in order.
+"""One table of a dump: its chunks are read in parallel, and spliced into the stream in order.
 
-The stream never waits for a chunk; only the chunk waits for the stream (chunk_window.py says
-why).  Each chunk goes out as windows behind the last window of the stream, a slice at a time,
-and counts as done only after the ring was synced.
+The stream never waits for a chunk; only the chunk waits for the stream (see chunk_window.py).
+Each chunk goes out as windows behind the last window of the stream, a slice at a time,
+and counts as finished only after the ring was synced.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ RETRY_FIRST_S = 0.05
 RETRY_MOST_S = 5.0
 WATERMARK_WAIT_S = 60.0
 LIVE_S = 1.0
-"""The stream is alive for so long after it has brought something."""
+"""How long the stream counts as live after it has brought something."""
 MAX_READ_DELAY_S = 60.0
-"""No rest is longer, however long the read before it took: a server may have stood still."""
+"""No pause is longer, however long the read before it took: a server may have hung."""
 LIVE_CHUNK_MS = 20
-"""What a chunk should take beside a live stream, if it has more than DEFAULT_CHUNK_ROWS rows."""
+"""How long a chunk should take beside a live stream, above DEFAULT_CHUNK_ROWS rows."""
 READER_SHARE = 4
-"""A dump's reader has less than this part of the ring before it when more rows go out."""
+"""More rows go out only while a dump's reader has less than this part of the ring before it."""
 READER_WAIT_S = 60.0
 _ANY_SCN = 1 << 64
 
@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 class DumpHost(Protocol):
-    """What a dump needs from the fetcher around it."""
+    """The part of the fetcher that a dump uses."""
 
     @property
     def skipped_operations(self) -> tuple[str, ...]:
@@ -80,8 +80,8 @@ class DumpHost(Protocol):
         """The frames that were streamed in the last moment, the oldest first."""
 
     async def shaped(self, chunk: Chunk) -> Chunk:
-        """The one point that every chunk's rows pass, as they were read and before they are
-        compared with the stream and packed: whatever changes the stream's rows between the
+        """Every chunk's rows pass through here, after the read and before they are
+        compared with the stream and packed.  What changes the stream's rows between the
         source and the ring must change these in the same way."""
 
     def published(self) -> None:
@@ -95,7 +95,7 @@ class DumpHost(Protocol):
         """The tables that are not followed: whole dumps of them resynchronise them."""
 
     async def save_dumps(self) -> None:
-        """Put the dumps' records on disk."""
+        """Write the dumps' records to disk."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,9 +114,9 @@ class Emission:
 
 @dataclass(slots=True, eq=False)
 class _InFlightChunk:
-    """A chunk on its way: ``after`` and ``bound`` enclose its keys.
+    """An in-flight chunk: ``after`` and ``bound`` enclose its keys.
 
-    Without a bound it ends where its rows end, and only then the next one can begin.
+    Without a bound it ends where its rows end, and the next one can only begin then.
     """
 
     after: list[Any] | None
@@ -137,7 +137,7 @@ class _InFlightChunk:
 
     @property
     def next_after(self) -> list[Any] | None:
-        """Where the chunk behind this one begins; None while that is not known, or never."""
+        """Where the next chunk begins; None while that is unknown, or if there is none."""
         if self.bound is not None:
             return self.bound
         if self.chunk is not None and not self.chunk.done:
@@ -146,7 +146,7 @@ class _InFlightChunk:
 
 
 class TableDump:
-    """Dumps one table from where its progress stands.
+    """Dumps one table from its recorded progress on.
 
     Invariants:
         I1. Chunks go out in the order of their keys, each after the stream has passed its
@@ -155,15 +155,15 @@ class TableDump:
         I3. A chunk's rows are appended only while no window of the stream is open.
         I4. With a watermark table a chunk goes out only between its own two tokens; any
             disorder among the tokens fails the dump.
-        I5. While the stream brings changes, no chunk begins before the rest that ``share`` asks
-            for after the last read.
+        I5. While the stream brings changes, no chunk begins before the pause that ``share`` gives
+            after the last read.
         I6. No rows go out while a dump's ``reader`` has a READER_SHARE of the ring before it, so
-            the rows alone never turn the ring over it.  A reader that has not moved for
-            READER_WAIT_S fails the dump: others wait behind it.
-        I7. Whatever goes wrong in a dump fails that dump, and never the stream that it observes.
+            the rows alone never overwrite unread frames.  A reader that has not moved for
+            READER_WAIT_S fails the dump: other dumps wait behind it.
+        I7. An error in a dump fails that dump, and never the stream that it observes.
 
     Owner: the fetcher's loop.  ``observe`` and ``at_window_end`` are called by its intake.
-    Raises: whatever a chunk's read raises but SourceUnavailable, which is tried again.
+    Raises: the errors of a chunk's read, except SourceUnavailable, which is retried.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class TableDump:
             self._watermark_id = frame_format.source_id(dump.watermark_table)
 
     async def run(self) -> None:
-        """Until the table is done, or the dump is stopped."""
+        """Run until the table is done, or the dump is stopped."""
         try:
             while not self._table.done and self._dump.is_running:
                 self._changed.clear()
@@ -215,10 +215,10 @@ class TableDump:
                     continue
                 await self._wait(self._patience_s(head, began_s))
         finally:
-            await self._land()
+            await self._cancel_reads()
 
-    async def _land(self) -> None:
-        """Give up what is on its way."""
+    async def _cancel_reads(self) -> None:
+        """Cancel the in-flight chunks."""
         if self._intake is not None:
             self._intake.observer = None
         tasks = [
@@ -235,9 +235,9 @@ class TableDump:
                 await self._changed.wait()
 
     def _patience_s(self, head: _InFlightChunk | None, since_s: float) -> float | None:
-        """How long nothing will happen by itself; None: for ever.
+        """How long nothing is due; None: until an event.
 
-        What has become due after ``since_s``, when it was looked at last, is due at once.
+        What has become due after ``since_s``, the last check, is due at once.
         """
         times = [
             in_flight.retry_at_s for in_flight in self._in_flight_chunks if in_flight.task is None
@@ -253,7 +253,7 @@ class TableDump:
     # -- reading --
 
     async def _launch(self) -> None:
-        """Start the reads that may be started."""
+        """Start the reads that may start now."""
         now_s = time.monotonic()
         for in_flight in self._in_flight_chunks:
             if in_flight.task is None and in_flight.retry_at_s <= now_s:
@@ -264,42 +264,42 @@ class TableDump:
                 after=self._table.last_key if last is None else last.next_after,
                 limit=self._limit(),
                 waiting=Waiting(0),
-                bound_known=self._lanes == 1,
+                bound_known=self._parallelism == 1,
             )
             self._in_flight_chunks.append(in_flight)
             await self._start(in_flight)
 
     @property
-    def _lanes(self) -> int:
+    def _parallelism(self) -> int:
         return 1 if self._dump.keys is not None else self._dump.parallel
 
     def _may_start(self, now_s: float) -> bool:
         if not self._in_flight_chunks:
-            # A list of keys is cut off behind what is settled, so that comes first.
+            # A list of keys is cut off behind the recorded keys, so those come first.
             return not self._emitted and now_s >= self._not_before_s
         if self._dump.keys is not None or now_s < self._not_before_s:
             return False
-        if self._lanes == 1 and self._dump.delay_ms:
+        if self._parallelism == 1 and self._dump.delay_ms:
             return False
         reading = sum(in_flight.chunk is None for in_flight in self._in_flight_chunks)
         last = self._in_flight_chunks[-1]
         return (
-            reading < self._lanes
-            and len(self._in_flight_chunks) <= self._lanes
+            reading < self._parallelism
+            and len(self._in_flight_chunks) <= self._parallelism
             and last.bound_known
             and last.next_after is not None
         )
 
     @property
     def _not_before_s(self) -> float:
-        """When the next chunk may begin, by the pace that is wanted now."""
+        """When the next chunk may begin, by the current pace."""
         delayed_s = self._finished_s + self._dump.delay_ms / 1000 if self._finished_s else 0.0
         read_delay_s = min(MAX_READ_DELAY_S, self._read_took_s * (100 / self._dump.share - 1))
         return max(delayed_s, self._read_end_s + read_delay_s)
 
     @property
     def _is_careful(self) -> bool:
-        """Whether the machines are to be left to the stream for a part of the time."""
+        """Whether the stream must have the machines for a part of the time."""
         return self._dump.share < 100 and time.monotonic() - self._streamed_s < LIVE_S
 
     def _limit(self) -> int:
@@ -318,7 +318,7 @@ class TableDump:
 
     async def _read(self, in_flight: _InFlightChunk, source: Source) -> None:
         dump, table = self._dump, self._table
-        # A chunk that the stream outran is read again in less time, so in fewer rows.
+        # A chunk that the stream outran is read again in less time, so with fewer rows.
         limit = max(1, in_flight.limit >> min(in_flight.attempt, MAX_HALVINGS))
         request = ChunkRequest(table.source, limit, keys=dump.keys and dump.keys[:limit])
         if dump.keys is None:
@@ -335,7 +335,7 @@ class TableDump:
             in_flight.bound_known = True
             self._changed.set()
         if in_flight.bound is not None:
-            # Some room for rows that are new in it; what does not fit is a chunk of its own.
+            # Some room for rows that are new in it; the excess becomes a chunk of its own.
             request = dataclasses.replace(
                 request, limit=limit + limit // 8 + 1, upto=in_flight.bound
             )
@@ -368,17 +368,17 @@ class TableDump:
         await source.write_watermark(self._dump.watermark_table, token)
 
     def _adapt(self, in_flight: _InFlightChunk, limit: int, chunk: Chunk) -> None:
-        """Let the size of chunks follow the time they take."""
+        """Adapt the size of chunks to the time they take."""
         dump = self._dump
         size_bytes = chunk.rows.size_bytes
         if not chunk.done and size_bytes >= MAX_CHUNK_BYTES // 2:
-            limit = min(limit, len(chunk.rows))  # More were asked for than it may have bytes.
+            limit = min(limit, len(chunk.rows))  # The limit in bytes ended it before the rows did.
         if not dump.chunk_ms or in_flight.attempt or len(chunk.rows) < limit // 2:
             return
         wanted_ms = min(dump.chunk_ms, LIVE_CHUNK_MS) if self._is_careful else dump.chunk_ms
         factor = min(2.0, max(0.5, wanted_ms / 1000 / max(in_flight.took_s, 1e-4)))
         if self._table.is_scanned:
-            factor = 2.0  # A smaller chunk takes as long, and there are more of them.
+            factor = 2.0  # A smaller chunk takes as long, and there would be more of them.
         if size_bytes:
             factor = min(factor, MAX_CHUNK_BYTES / size_bytes)
         least = min(limit, DEFAULT_CHUNK_ROWS) if wanted_ms < dump.chunk_ms else LEAST_CHUNK_ROWS
@@ -425,9 +425,9 @@ class TableDump:
         )
 
     def _send(self, head: _InFlightChunk, intake: Intake) -> bool:
-        """Append a slice of the chunk, if its time has come; True if that has changed anything."""
+        """Append a slice of the chunk, if it is due; True if that has changed anything."""
         if self._emitted:
-            return False  # a crash now would send the one before again, and that is enough
+            return False  # a crash now would send the previous one again; that is the limit
         if self._is_ahead(intake):
             return False
         resolved_scn = max(intake.resolved, intake.complete.scn)
@@ -437,15 +437,15 @@ class TableDump:
             ):
                 return False
             resolved_scn = _ANY_SCN
-        verdict = self._window.verdict(head.waiting, resolved_scn)
-        if verdict is None or head.chunk is None:
+        outcome = self._window.outcome(head.waiting, resolved_scn)
+        if outcome is None or head.chunk is None:
             return False
-        if isinstance(verdict, ReadAgain):
-            self._read_again(head, verdict.reason)
+        if isinstance(outcome, ReadAgain):
+            self._read_again(head, outcome.reason)
             return False
-        if len(verdict.left):
-            self._append(head, head.chunk, verdict, intake)
-        head.is_sent = head.waiting.next_row >= len(head.chunk.rows) or not len(verdict.left)
+        if len(outcome.left):
+            self._append(head, head.chunk, outcome, intake)
+        head.is_sent = head.waiting.next_row >= len(head.chunk.rows) or not len(outcome.left)
         return True
 
     def _is_ahead(self, intake: Intake) -> bool:
@@ -461,7 +461,7 @@ class TableDump:
             return True
         raise DumpFailed(
             f"the dump's reader has been at {reader} for {READER_WAIT_S:g} s, and further rows "
-            f"would overwrite what it has not read; resume the dump when the reader goes on",
+            f"would overwrite what it has not read; resume the dump when the reader continues",
             reader=reader.to_json(),
         )
 
@@ -479,7 +479,7 @@ class TableDump:
         self._host.published()
 
     async def _finish(self, head: _InFlightChunk) -> None:
-        """The head is in the ring: its place in line is the next one's."""
+        """The head is in the ring: the next chunk becomes the head."""
         chunk = head.chunk
         assert chunk is not None, "only what was read is sent"
         self._in_flight_chunks.popleft()
@@ -505,7 +505,7 @@ class TableDump:
         await self._host.make_durable()
 
     def _read_again(self, in_flight: _InFlightChunk, reason: str) -> None:
-        """Let the chunk be read once more, in a while; the ones behind it stay as they are."""
+        """Have the chunk read again after a while; the ones behind it stay as they are."""
         if in_flight.attempt + 1 >= MAX_ATTEMPTS:
             raise DumpFailed(
                 f"a chunk of {self._table.source} after {in_flight.after} was read {MAX_ATTEMPTS} "
@@ -526,7 +526,7 @@ class TableDump:
     # -- watching the stream --
 
     def _observe_from(self, intake: Intake) -> None:
-        """Begin to watch, with what was streamed a moment before."""
+        """Begin to observe, with what was streamed a moment before."""
         if self._intake is intake:
             return
         self._intake = intake
@@ -541,7 +541,7 @@ class TableDump:
         intake.observer = self
 
     def observe(self, columns: FrameColumns, data: memoryview) -> None:
-        """These frames have just been appended."""
+        """Observe frames that were just appended."""
         self._streamed_s = time.monotonic()
         with self._failing_the_dump():
             self._window.observe(columns, data)
@@ -568,7 +568,7 @@ class TableDump:
 
     @contextlib.contextmanager
     def _failing_the_dump(self) -> Iterator[None]:
-        """Keep what goes wrong for ``run``, and look no more at a stream that goes on."""
+        """Store an error for ``run``, and stop observing the stream, which continues."""
         try:
             yield
         except Exception as error:

@@ -1,6 +1,6 @@
-"""The tables of a database that are not followed, as records, and their file.
+"""The tables of a database that are not followed: their records, and the file.
 
-What moves them from one state to the next is resync.py.
+resync.py changes their states.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from databus.relay.ring.data_folder import keep_document, read_document
 
 @dataclasses.dataclass(slots=True)
 class TableRecord:
-    """A table that is not followed, or whose readers have not been notified yet that it is.
+    """A table that is not followed, or that is followed and whose readers have no notice of it yet.
 
     ``by`` resynchronises it: the relay with the dump ``dump``, or a bootstrap server that has
-    claimed it until ``until_us``.  After ``tries`` that failed it is tried again at ``again_us``.
-    ``is_confirmed``: an operator wants it resynchronised.  ``is_declined``: a bootstrap server
-    cannot repair it, so that the relay has to dump it.  ``published`` is the state in the last
-    frame about it, ``cure`` what the parent of a chained relay says.  ``keeps_rows``: the rows that
-    its readers have are all there still and only their values are old, so nothing is emptied.
-    ``waits_for``: what has to be done before it can be resynchronised; empty: nothing is known.
-    ``is_gone``: there is no such table any more, and it ends with emptied readers.
+    claimed it until ``until_us``.  After ``tries`` failures it is retried at ``again_us``.
+    ``is_confirmed``: an operator requested the resynchronisation.  ``is_declined``: a bootstrap
+    server cannot repair it, so that the relay has to dump it.  ``published`` is the state in the
+    last frame about it, ``cure`` that of a chained relay's parent.  ``keeps_rows``: the copies
+    of its readers have all rows and only old values, so nothing is emptied.
+    ``waits_for``: what must be done before it can be resynchronised; empty: nothing is known.
+    ``is_gone``: there is no such table any more, and the record ends once readers have emptied it.
     """
 
     source: str
@@ -65,13 +65,13 @@ class TableBook:
     """All records of a database.
 
     Invariants:
-        I1. The file is never ahead of the ring's disk: ``keep`` gets what ``content`` gave before
-            the ring was synced.  Only what ``keep_at_once`` names may be.
+        I1. The file is never ahead of the ring's disk: ``keep`` gets a result of ``content`` from
+            before the ring was synced.  Only the record of ``keep_at_once`` may be ahead.
 
     Owner: the fetcher's loop; only ``keep`` may be called in another thread, and ``content`` not
         before it has ended.
     Durability: when ``keep`` returns, the records are on disk.
-    Raises: StoreError, FormatError from the constructor where the file is damaged.
+    Raises: StoreError, FormatError from the constructor if the file is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,20 +101,20 @@ class TableBook:
         return self._records.get(source)
 
     def add(self, record: TableRecord) -> None:
-        """A table that is not followed any more."""
+        """Add a table that is not followed any more."""
         self._records[record.source] = record
 
     def remove(self, source: str) -> None:
-        """A table that is followed again."""
+        """Remove a table that is followed again."""
         self._records.pop(source, None)
 
     def content(self) -> bytes:
-        """What belongs into the file now."""
+        """The file's content now."""
         self._at_once.clear()
         return json.dumps({"v": 1, "tables": [record.to_json() for record in self]}).encode()
 
     def keep(self, content: bytes) -> None:
-        """Put what ``content`` gave on disk."""
+        """Write a result of ``content`` to disk."""
         with self._keeping:
             if self._at_once:
                 document = json.loads(content)
@@ -123,13 +123,13 @@ class TableBook:
             keep_document(self.path, content)
 
     def keep_at_once(self, content: bytes, record: TableRecord) -> None:
-        """Put a record on disk that need not wait for the ring; ``content`` was there before."""
+        """Write a record to disk before the ring's next sync; the file had ``content`` before."""
         self._at_once[record.source] = record.to_json()
         self.keep(content)
 
 
 def shown(record: TableRecord, database: str, *, is_automatic: bool) -> TableState:
-    """A record's state in words."""
+    """A record's state as readers see it."""
     if record.state == CaptureState.FOLLOWED:
         return TableState(record.source, record.state)
     reason = record.reason
@@ -155,6 +155,6 @@ def _cure(record: TableRecord, database: str, *, is_automatic: bool) -> str:
     if record.tries:
         return (
             f"Remove the cause: {record.tries} attempts to resynchronise it have failed. The next "
-            f"comes by itself, or at once with: {command}"
+            f"starts automatically, or at once with: {command}"
         )
     return "The table is resynchronised automatically."

@@ -1,9 +1,9 @@
-"""Watermarks as rows of a table, as DBLog writes them: which of them the stream has shown, pure.
+"""Watermarks as rows of a table, as DBLog writes them: which of them have come in the stream.
 
 Before a chunk is read its low token is committed to one row of a watermark table, after it the
-high token.  Both come back in the stream, in this order and once each; anything else means
-that the stream is not the log of the server that was read, or that somebody else writes the
-row, and then no chunk may go out.
+high token.  Both come back in the stream, in this order and once each.  Anything else means
+that the stream is not the log of the server that was read, or that another program writes the
+row; then no chunk may go out.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class WatermarkWrites:
     """The tokens of one dump in one life of the fetcher.
 
     A token is ``<dump>:<run>:<number>:low`` or ``...:high``.  Tokens of an earlier run of a
-    known dump are what a crash has left in the log: they are passed over.
+    known dump are leftovers of a crash in the log and are ignored.
 
     Invariants:
-        I1. A bracket is closed only after its low and then its high token were streamed, each
-            once.
-        I2. A token that is missing, doubled, reversed or foreign sets ``violation``, for good.
+        I1. A pair of watermarks is closed only after its low and then its high token were
+            streamed, each once.
+        I2. A token that is missing, doubled, reversed or foreign sets ``violation``, permanently.
 
     Owner: the fetcher's task.
     """
@@ -69,12 +69,12 @@ class WatermarkWrites:
             return "the row of the watermark table was deleted"
         parts = token.split(":")
         if len(parts) != 4 or parts[3] not in (_LOW, _HIGH) or not parts[2].isdigit():
-            return f"the watermark {token!r} is not one of ours: somebody else writes the table"
+            return f"the watermark {token!r} is not one of ours: another program writes the table"
         dump_id, run, number, _ = parts
         if (dump_id, run) != (self.dump_id, self.run):
             if self.is_known_dump(dump_id):
                 return ""
-            return f"the watermark {token!r} is of a dump that is not known here"
+            return f"the watermark {token!r} is of a dump that is unknown here"
         watermark_write = self._open.get(int(number))
         if watermark_write is None:
             return f"the watermark {token!r} was never written by this run"

@@ -1,4 +1,4 @@
-"""Where everything of a database lies in the relay's data folder, and nothing else."""
+"""The paths of a database's files in the relay's data folder."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ class DatabaseFolder:
 
     @property
     def tables(self) -> Path:
-        """The tables that are not followed, as far as that is on disk in the ring."""
+        """The tables that are not followed, as of the ring's last sync."""
         return self.path / "tables.json"
 
     @property
     def open_window(self) -> Path:
-        """What stood before a window that readers have seen a part of; see ``Intake``."""
+        """The position before a window that readers have seen a part of; see ``Intake``."""
         return self.path / "window.json"
 
     @property
     def resume_state(self) -> Path:
-        """What the source wants to be told when it goes on; see ``RememberingSource``."""
+        """The source's resume state; see ``RememberingSource``."""
         return self.path / "source.json"
 
     @property
     def socket(self) -> Path:
-        """Where the running fetcher answers; connect through ``SocketName``."""
+        """The socket of the running fetcher; connect through ``SocketName``."""
         return self.path / "fetcher.sock"
 
 
@@ -66,7 +66,7 @@ _SEAL = b"crc32c="
 
 
 class SocketName:
-    """A name of a unix socket that is short however deep its folder lies.
+    """A short name of a unix socket, however deep its folder is.
 
     The kernel takes at most 107 bytes; the name leads there through an open descriptor of
     the folder.
@@ -74,8 +74,8 @@ class SocketName:
     Invariants:
         I1. ``path`` is valid until ``close`` and in this process only.
 
-    Owner: whoever listens or connects; it is closed after the last connection was made.
-    Raises: StoreError where the folder is missing.
+    Owner: the process that listens or connects; closed after the last connection was made.
+    Raises: StoreError if the folder is missing.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -86,7 +86,7 @@ class SocketName:
         self.path = f"/proc/self/fd/{self._fd}/{socket.name}"
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the folder."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -99,14 +99,14 @@ class SocketName:
 
 
 def keep_document(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Put a document of one line at ``path`` in one step, with its CRC in a line before it."""
+    """Replace a document of one line at ``path`` atomically, with its CRC in a line before it."""
     replace_file(
         path, b"%b%08x\n%b" % (_SEAL, google_crc32c.value(content), content), durable=durable
     )
 
 
 def read_document(path: Path) -> bytes | None:
-    """What ``keep_document`` put there, or an earlier release without the CRC; None: nothing.
+    """The content that ``keep_document`` wrote, also without a CRC (earlier releases); or None.
 
     Raises:
         FormatError: it was cut or damaged.
@@ -131,7 +131,7 @@ def read_document(path: Path) -> bytes | None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """A FormatError of what was read from ``path`` names it."""
+    """Add ``path`` to a FormatError about its content."""
     try:
         yield
     except FormatError as error:
@@ -139,7 +139,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
-    """Put ``content`` at ``path`` in one step; ``durable`` also against a power loss."""
+    """Replace ``path`` atomically; ``durable``: also against a power loss."""
     beside = path.with_name(f"{path.name}.new")
     try:
         with open(beside, "wb", opener=private_opener) as file:

@@ -1,4 +1,4 @@
-"""Which windows at the ring's head are older than a moment: compiled where numba is there."""
+"""Finds the windows at the ring's head that are older than a moment: compiled if numba exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may write here: a lock on a file, held as long as its descriptor is open."""
+"""Locks of writers: a lock on a file, held as long as its descriptor is open."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def lock_data_dir(data_dir: Path, *, wait_s: float = 0.0) -> int:
 
 
 def take_lock(path: Path, what: str, *, wait_s: float = 0.0) -> int:
-    """Take the lock of ``what``, waiting for it for a while; the descriptor that holds it.
+    """Take the lock of ``what``, waiting up to ``wait_s``; returns the descriptor that holds it.
 
     Raises:
-        StoreBusy: another process has it, which the message names.
+        StoreBusy: another process holds it; the message names that process.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     until_s = time.monotonic() + wait_s

@@ -1,8 +1,8 @@
-"""Columns that a table has again: dropped or renamed, and then there under the old name.
+"""Columns that a table has again: they were dropped or renamed, then added under the old name.
 
-Frames from before have the old column's values under that name.  A reader that resolves them by
-name would show these values where the source has none, or a default.  So such a table is suspended
-and resynchronised; docs/decisions/0057 has the reasons.
+Earlier frames have the old column's values under that name.  A reader that resolves them by
+name would show these values instead of the source's null or default.  So such a table is
+suspended and resynchronised; docs/decisions/0057 has the reasons.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from databus.common.schema.source_schema import SourceSchema
 class ReturningColumns:
     """The column names of each table: those of all versions so far, and those of the last one.
 
-    Owner: the registry's.
+    Owner: the registry's owner.
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class ReturningColumns:
         return sorted((_names(schema) & self._ever[schema.source]) - last)
 
     def has_followed(self, schema: SourceSchema) -> bool:
-        """Whether the stream has come to this version before."""
+        """Whether the stream has reached this version before."""
         return schema.fingerprint in self._followed
 
     def follow(self, schema: SourceSchema) -> None:
-        """The stream has come to this version."""
+        """The stream has reached this version."""
         names = _names(schema)
         self._ever.setdefault(schema.source, set()).update(names)
         self._last[schema.source] = names

@@ -1,7 +1,7 @@
 """The ring: the relay's bounded, preallocated, mmapped log of frames.
 
 One writer process, any number of reader processes; readers map the same files and never write
-to them.  Ring positions count bytes ever written and never wrap; the place in the file is
+to them.  Ring positions count bytes ever written and never wrap; the offset in the data area is
 ``position % ring_bytes``.  FORMAT.md has the layout; in reading order: ring_format.py,
 ring_file.py, ring_writer.py, scn_index.py, ring_reader.py, ring_recovery.py, ring_check.py.
 """
@@ -30,7 +30,7 @@ __all__ = ["Ring", "RingReader", "RingState", "RingWriter"]
 
 
 class Ring:
-    """The ways to get hold of a ring in a folder."""
+    """Creates and opens the ring in a folder."""
 
     @staticmethod
     def create(
@@ -73,7 +73,7 @@ class Ring:
         start: Position = ORIGIN,
         block: bool = False,
     ) -> RingWriter:
-        """Open the ring for writing, after whatever happened to it; make it if it is missing.
+        """Open the ring for writing, in any state that a crash left; make it if it is missing.
 
         A ring of another size is rebuilt with the newest windows that fit.  ``start`` and
         ``block`` only matter to a new ring.

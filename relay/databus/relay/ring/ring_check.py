@@ -1,4 +1,4 @@
-"""Looking at a ring from outside: what it holds, and whether all its invariants hold.
+"""Inspects a ring from outside: its content, and whether all its invariants hold.
 
 Both work on a ring that is closed and on one that is being written, and change nothing.
 """
@@ -20,7 +20,7 @@ from databus.relay.ring.ring_format import (
     RingState,
 )
 from databus.relay.ring.ring_reader import RingReader
-from databus.relay.ring.ring_recovery import place
+from databus.relay.ring.ring_recovery import frame_at
 from databus.relay.ring.scn_index import FANOUT, ScnIndex, split
 
 CHECK_ATTEMPTS = 20
@@ -81,7 +81,7 @@ def describe_ring(directory: Path | str) -> dict[str, Any]:
 
 
 def check(directory: Path | str) -> list[str]:
-    """Every violation of the ring's invariants, in words; none for a sound ring.
+    """Every violation of the ring's invariants, as messages; none for a sound ring.
 
     Frames are read with their CRCs, so it takes about as long as reading the file.  Under a
     writer a violation counts if it is seen twice and the head has not moved.
@@ -140,9 +140,9 @@ def _problems(file: RingFile, index: ScnIndex | None, state: RingState) -> list[
     expected = (state.frames - state.evicted_frames, state.windows - state.evicted_windows)
     if found != expected:
         problems.append(f"frames and windows are {found}, the counters say {expected}")
-    newest = place(file, last)[0] if last >= 0 else state.prev
+    newest = frame_at(file, last)[0] if last >= 0 else state.prev
     if newest != state.max:
-        problems.append(f"the last frame is {newest}, max says {state.max}")
+        problems.append(f"the last frame is {newest}, max is {state.max}")
     if index is None:
         problems.append(f"there is no index of this ring at {file.path.parent / INDEX_NAME}")
     elif false_entry := index.problem(state.head, file.data_bytes + state.head):

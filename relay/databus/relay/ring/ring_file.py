@@ -1,6 +1,6 @@
-"""The ring's file, mapped: how its shared fields and its data area are read and written.
+"""The ring's file, mapped: reads and writes its shared fields and its data area.
 
-What is not here: what the frames mean, and when anything may be overwritten.
+It does not interpret frames, and does not decide what may be overwritten.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _DIGEST_AT = SLOT.size - _DIGEST.size
 
 
 def _boot_identity() -> str:
-    """Names the running kernel: memory shared through files lives as long as it does."""
+    """Identifies the running kernel: memory shared through files lives as long as it does."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -57,7 +57,7 @@ class RingFile:
     Invariants:
         I1. ``epoch`` names the slot that holds the state; the other one may be half-written.
         I2. Epoch and state only change together, by ``publish``: fill the other slot, fence,
-            store the epoch.  A process killed in between leaves the old state standing.
+            store the epoch.  A process killed in between leaves the old state valid.
         I3. Of the two control copies at least one is whole at any time.
 
     Owner: one writer process; readers map it read-only.
@@ -95,7 +95,7 @@ class RingFile:
         self.changeable: U8Array = np.frombuffer(self.map, dtype=np.uint8)[DATA_OFFSET:]
         """The data area, which the writer may change."""
         self.data: U8Array = self.changeable[:]
-        """The same for reading alone."""
+        """The same data area, read-only."""
         self.data.flags.writeable = False
         self.data_bytes = status.st_size - DATA_OFFSET
         boot = _boot_identity()
@@ -103,7 +103,7 @@ class RingFile:
         self.origin = xxhash.xxh3_64_intdigest(origin.encode()) if origin else 0
 
     def hold(self) -> bool:
-        """Keep the file mapped until ``release``, from any thread; False where it is closed."""
+        """Hold the file mapped until ``release``, from any thread; False if it is closed."""
         with self._hold_lock:
             self._hold_count += not self._is_closed
             return not self._is_closed
@@ -117,7 +117,7 @@ class RingFile:
             self._unmap()
 
     def close(self) -> None:
-        """Unmap the file, as soon as nobody holds it; views of it must be gone."""
+        """Unmap the file once no holder is left; views of it must be gone."""
         with self._hold_lock:
             self._is_closed = True
             is_held = self._hold_count > 0
@@ -132,7 +132,7 @@ class RingFile:
         os.close(self.fd)
 
     def require_in_place(self) -> None:
-        """The file that is mapped is still the one at its path, and as long as it was.
+        """Check that the mapped file is still the one at its path, and as long as it was.
 
         Raises:
             StoreError: it was moved away, deleted, replaced or cut.
@@ -197,9 +197,9 @@ class RingFile:
         return unflatten(values[1:-1])
 
     def live_state(self) -> RingState | None:
-        """The live state, or None if another boot, or another file copied here, wrote it.
+        """The live state; None if another boot wrote it, or another file that was copied here.
 
-        One that cannot be, since it was damaged, is none.
+        A state that is impossible, because it was damaged, counts as none.
         """
         values = self._slot()[1]
         if values is None or not self.origin or values[0] != self.origin:
@@ -219,7 +219,7 @@ class RingFile:
         return not self.origin or self.live_state() is not None
 
     def _slot(self) -> tuple[int, tuple[int, ...] | None]:
-        """(the epoch, the fields of its slot; None where they are damaged)."""
+        """(the epoch, the fields of its slot; None if they are damaged)."""
         while True:
             epoch = self._words[0]
             self.fence()
@@ -230,7 +230,7 @@ class RingFile:
                 return epoch, values if values[-1] in (0, digest) else None
 
     def _digest(self, epoch: int) -> int:
-        """What the slot of ``epoch`` has to say at its end."""
+        """The digest that the slot of ``epoch`` must end with."""
         at = SLOT_OFFSETS[epoch & 1]
         digest = xxhash.xxh3_64_intdigest(self.view[at : at + _DIGEST_AT], epoch)
         return digest or 1
@@ -246,13 +246,13 @@ class RingFile:
         return self._words[1] != 0
 
     def set_retired(self, retired: bool) -> None:
-        """Tell the readers to look for another file at the path."""
+        """Make the readers look for another file at the path."""
         self._words[1] = int(retired)
 
     # -- control copies --
 
     def read_controls(self) -> tuple[Control | None, Control | None]:
-        """Both control copies, None where one is damaged."""
+        """Both control copies, None for a damaged one."""
         first, second = (
             unpack_control(bytes(self.view[at : at + CONTROL.size]), self.path)
             for at in CONTROL_OFFSETS
@@ -274,17 +274,17 @@ class RingFile:
         return max(copies, key=lambda copy: copy.sequence)
 
     def write_control(self, control: Control) -> None:
-        """Write the copy that ``control.sequence`` chooses, and put it on disk."""
+        """Write the copy that ``control.sequence`` selects, and sync it to disk."""
         at = CONTROL_OFFSETS[control.sequence & 1]
         self.view[at : at + CONTROL.size] = pack_control(control)
         self.flush()
 
     def flush(self) -> None:
-        """Put everything that has been written to the mapped file on disk.
+        """Sync everything that was written to the mapped file to disk.
 
         Raises:
-            SyncFailed: the disk refused.  The kernel reports that once and takes the pages for
-                written from then on: a later flush says nothing about them.
+            SyncFailed: the disk refused.  The kernel reports that once and then treats the pages as
+                written: a later flush does not cover them.
         """
         try:
             os.fdatasync(self.fd)
@@ -297,7 +297,7 @@ class RingFile:
     # -- data area --
 
     def file_offset(self, position: int) -> int:
-        """Place in the file of a ring position."""
+        """The file offset of a ring position."""
         return DATA_OFFSET + position % self.data_bytes
 
     def write(self, position: int, block: memoryview) -> None:
@@ -306,9 +306,9 @@ class RingFile:
         self.view[at : at + len(block)] = block
 
     def rewrite(self, position: int, stop: int) -> None:
-        """Write what lies in [position, stop) once more, so that the next flush writes it too.
+        """Write the bytes in [position, stop) once more, so that the next flush writes them too.
 
-        A flush that failed before has left pages that the kernel takes for written.
+        After a flush that failed, the kernel treats pages as written that are not on disk.
         """
         while position < stop:
             at = self.file_offset(position)
@@ -317,9 +317,9 @@ class RingFile:
             position += size
 
     def write_pad(self, position: int) -> int:
-        """Mark the rest of the lap from ``position`` on as empty; return its bytes.
+        """Mark the rest of the lap from ``position`` on as empty; returns its bytes.
 
-        It is filled with zeros, so that a search for frames behind damage finds none of an
+        It is filled with zeros, so that a search for frames behind damage finds no frame of an
         older lap in it.
         """
         pad_bytes = self.data_bytes - position % self.data_bytes
@@ -327,13 +327,13 @@ class RingFile:
         return pad_bytes
 
     def write_stop(self, position: int) -> None:
-        """Make sure that what lies at ``position`` is not taken for a frame."""
+        """Make the bytes at ``position`` no frame."""
         PAD.pack_into(self.map, self.file_offset(position), 0, 0)
 
     def damage(self, position: int, found: bytes | None = None) -> FormatError:
         """The error for a ring position that has neither a frame nor the lap's pad.
 
-        ``found`` is what a copy of the place holds, where a copy was looked at.
+        ``found`` is what a copy of these bytes holds, if a copy was examined.
         """
         lap_rest = self.data_bytes - position % self.data_bytes
         got = self.copy(position, min(24, lap_rest)) if found is None else found[:24]
@@ -355,7 +355,7 @@ def make_file(path: Path, size: int) -> None:
     """Create a file of zeros with all its blocks allocated, so that no store can fail later.
 
     Raises:
-        StoreError: the disk has not as much; what it gave of it is given back.
+        StoreError: the disk has too little room; allocated blocks are freed.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -374,7 +374,7 @@ def make_file(path: Path, size: int) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Put the names in ``directory`` on disk."""
+    """Sync the names in ``directory`` to disk."""
     fd = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -385,7 +385,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_ring(path: Path, ring_bytes: int, clock: str, mode: int, state: RingState) -> None:
-    """Write a ring file with both control copies, and give it its name when it is whole."""
+    """Write a ring file with both control copies, and rename it once it is whole."""
     unfinished = path.with_suffix(".unfinished")
     make_file(unfinished, DATA_OFFSET + ring_bytes)
     file = RingFile(unfinished, writable=True)
@@ -403,7 +403,7 @@ def make_ring(path: Path, ring_bytes: int, clock: str, mode: int, state: RingSta
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove what an interrupted replacement left behind."""
+    """Remove the leftovers of an interrupted replacement."""
     if folder.exists():
         for path in folder.iterdir():
             path.unlink()

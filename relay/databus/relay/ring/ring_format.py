@@ -1,7 +1,7 @@
-"""The layout of the ring's file and of its index: fields, places, packing.
+"""The layout of the ring's file and of its index: fields, offsets, packing.
 
-FORMAT.md is the specification, ``CONTROL_FIELDS``, ``STATE_FIELDS`` and ``LIVE_WORDS`` are its
-tables in code.  What is not here: files and mappings.
+FORMAT.md is the specification; ``CONTROL_FIELDS``, ``STATE_FIELDS`` and ``LIVE_WORDS`` are its
+tables in code.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MODE_BLOCK = 1
 
 
 class RingField(NamedTuple):
-    """One field; its place is the sum of those before it."""
+    """One field; its offset is the sum of the sizes before it."""
 
     name: str
     code: str
@@ -118,7 +118,7 @@ PAD = struct.Struct("<II")
 
 
 class RingState(NamedTuple):
-    """What the ring holds, at one moment.
+    """What the ring holds at one moment.
 
     ``head``, ``tail`` and ``synced`` are ring positions: bytes ever written, never wrapping.
     ``prev`` is the position just before the oldest retained frame, ``min`` that frame's and

@@ -1,7 +1,7 @@
-"""Loops over the bytes of the ring and of its index, compiled where numba is there.
+"""Loops over the bytes of the ring and of its index, compiled if numba exists.
 
-What belongs here: walks from frame to frame in a block or in the ring, and the descent
-through the index's lanes.  What does not: anything that knows files, processes or errors.
+They walk from frame to frame in a block or in the ring, and descend through the index's lanes.
+They do not use files, processes or errors.
 Every walk is total: whatever the bytes are, it ends, and it never leaves its array.
 
 A position is passed as three numbers, (high half of the scn, low half of the scn, seq), so
@@ -66,7 +66,7 @@ def check_block(
 ) -> tuple[int, int]:
     """Check that ``block`` is whole frames with positions that grow from (hi, lo, seq) on.
 
-    Returns (WALK_OK, len(block)), or what is wrong and the offset of the frame it is wrong in.
+    Returns (WALK_OK, len(block)), or the problem and the offset of the frame that has it.
     """
     at = 0
     stop = len(block)
@@ -157,7 +157,7 @@ def chain_windows(
 
 @jit
 def cut_frames(buf: U8Array, lap_rest: int) -> tuple[int, int]:
-    """Where the whole frames at the start of ``buf`` end, and what comes there.
+    """Where the whole frames at the start of ``buf`` end, and what follows them.
 
     The lap of the ring that ``buf`` was copied from ends ``lap_rest`` bytes after its start.
     Returns (stop, WALK_OK | WALK_CUT | WALK_PAD | WALK_MALFORMED).
@@ -210,17 +210,17 @@ def measure(ring: U8Array, at: int, stop: int) -> tuple[int, int, int, int]:
 
 @jit
 def list_headers(
-    ring: U8Array, at: int, stop: int, places: I64Array, headers: U8Array
+    ring: U8Array, at: int, stop: int, offsets: I64Array, headers: U8Array
 ) -> tuple[int, int, int]:
     """Copy the headers of the whole frames between two offsets, which lie in one lap.
 
-    The offsets of the frames go to ``places``.  What is checked is the copy: whatever the bytes
-    become meanwhile, places and headers agree.
+    The offsets of the frames go to ``offsets``.  The copies are checked: if the bytes change
+    meanwhile, offsets and headers still agree.
 
     Returns (frames, where they end, WALK_OK | WALK_CUT | WALK_PAD | WALK_MALFORMED).
     """
     count = 0
-    while at + 8 <= stop and count < len(places):
+    while at + 8 <= stop and count < len(offsets):
         if length_of(ring, at) & 1:
             return count, at, WALK_PAD if is_pad(ring, at, len(ring) - at) else WALK_MALFORMED
         if at + HEADER_BYTES > stop:
@@ -234,7 +234,7 @@ def list_headers(
             return count, at, WALK_CUT
         if not has_crc(ring, at, length):
             return count, at, WALK_MALFORMED
-        places[count] = at
+        offsets[count] = at
         count += 1
         at += length
     return count, at, WALK_CUT if at < stop else WALK_OK
@@ -250,7 +250,7 @@ def evict(
     the end of a frame.
 
     Returns (new head, offset of the last frame before it, frames, windows passed); a new
-    head of -1 says that the bytes at that offset are no frame.
+    head of -1 means that the bytes at that offset are no frame.
     """
     size = len(ring)
     position, last, frames, windows = head, -1, 0, 0
@@ -287,8 +287,8 @@ def evict(
 def seek(ring: U8Array, start: int, tail: int, hi: int, lo: int, seq: int) -> int:
     """Position of the first frame from ``start`` on that is after (hi, lo, seq), or ``tail``.
 
-    The frame before it is looked at whole: its position says that nothing was passed over.
-    Returns ~position (which is negative) where the bytes on the way are no frame.
+    The frame before it is examined whole: its position proves that nothing was skipped.
+    Returns ~position (which is negative) if the bytes on the way are no frame.
     """
     size = len(ring)
     position, last = start, -1
@@ -315,8 +315,8 @@ def seek_time(ring: U8Array, start: int, tail: int, commit_us: int) -> tuple[int
     """The first frame from ``start`` on with this commit time or a later one.
 
     Returns (its position or ``tail``, position of the frame before it or -1 if it is the first
-    that was looked at); (~position, -1) where the bytes on the way are no frame.  The frame
-    before it is looked at whole.
+    that was examined); (~position, -1) if the bytes on the way are no frame.  The frame
+    before it is examined whole.
     """
     size = len(ring)
     position, last = start, -1
@@ -380,7 +380,7 @@ def follow(
 
 @jit
 def next_header(ring: U8Array, start: int, stop: int) -> int:
-    """First position in [start, stop) where an undamaged frame lies, or -1."""
+    """First position in [start, stop) of an undamaged frame, or -1."""
     size = len(ring)
     position = start
     while position < stop:
@@ -397,7 +397,7 @@ def list_points(
 ) -> int:
     """Positions of frames in [start, stop) for the index, the first at or after ``first_at``.
 
-    Each further one lies ``step`` bytes or more behind the last.  ``points`` is long enough
+    Each further one is ``step`` bytes or more behind the last.  ``points`` is long enough
     for (stop - start) / step + 1.  Returns how many there are, or -1 at bytes that are no
     frame.
     """
@@ -458,7 +458,7 @@ def index_lookup(
 ) -> int:
     """Number of the last entry in [first, stop) that is not after (hi, lo, seq), or -1.
 
-    Descends from the express lanes, each taken as far as it goes, down to lane 0.
+    Descends from the express lanes, each followed as far as possible, down to lane 0.
     """
     lanes = len(lane_starts)
     every = 1

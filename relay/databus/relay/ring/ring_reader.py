@@ -1,4 +1,4 @@
-"""Reading the ring, from any process, without a lock and without ever stalling its writer."""
+"""Reads the ring, from any process, without a lock and without ever delaying its writer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from databus.common.frame import header_layout
 from databus.relay.ring import ring_kernels
 from databus.relay.ring.ring_file import RingFile
 from databus.relay.ring.ring_format import INDEX_NAME, RING_NAME, RingState
-from databus.relay.ring.ring_recovery import place
+from databus.relay.ring.ring_recovery import frame_at
 from databus.relay.ring.scn_index import ScnIndex, split
 
 FIND_ATTEMPTS = 100
@@ -23,8 +23,8 @@ FIND_ATTEMPTS = 100
 def read_piece(file: RingFile, position: int, tail: int, max_bytes: int) -> tuple[memoryview, int]:
     """Whole frames from ``position`` on, at most ``max_bytes`` unless one frame is longer.
 
-    Returns (frames, ring position behind them).  What the writer overwrote meanwhile is in
-    the copy too: it is the caller who knows where the head is now.
+    Returns (frames, ring position behind them).  Bytes that the writer overwrote meanwhile are in
+    the copy too: the caller compares it with the head afterwards.
 
     Raises:
         FormatError: the bytes there are no frames.
@@ -41,7 +41,7 @@ def read_piece(file: RingFile, position: int, tail: int, max_bytes: int) -> tupl
             else:
                 piece = file.copy(position, length)
                 stop, what = ring_kernels.cut_frames(np.frombuffer(piece, dtype=np.uint8), lap_rest)
-        if stop > 0:  # What comes before damage is good.
+        if stop > 0:  # The frames before damage are good.
             return memoryview(piece)[:stop], position + stop
         if what == ring_kernels.WALK_MALFORMED:
             raise file.damage(position, piece[: header_layout.HEADER_BYTES])
@@ -53,7 +53,7 @@ class RingReader:
     """Finds and copies frames that the writer has published.
 
     Invariants:
-        I1. What ``read`` returns lay whole between head and tail while it was copied.
+        I1. The frames that ``read`` returns were whole between head and tail while it copied them.
         I2. Nothing is ever written to the ring's files.
         I3. Ring positions are never used twice, not even by a rebuilt ring: an old one is
             overtaken, never misread.
@@ -80,7 +80,7 @@ class RingReader:
             self._control = file.newest_control()
             if file.data_bytes != self._control.ring_bytes:
                 raise StoreError(
-                    f"{file.path} has {file.data_bytes} bytes of data, its control page says "
+                    f"{file.path} has {file.data_bytes} bytes of data, its control page states "
                     f"{self._control.ring_bytes}: it was cut or is a bad copy"
                 )
         except BaseException:
@@ -91,7 +91,7 @@ class RingReader:
 
     @property
     def index(self) -> ScnIndex | None:
-        """The ring's index; None while the writer has not put it there."""
+        """The ring's index; None until the writer has made it."""
         if self._index is None:
             with contextlib.suppress(StoreError):
                 self._index = ScnIndex(
@@ -104,7 +104,7 @@ class RingReader:
         return self._index
 
     def _follow_replacement(self) -> None:
-        """Map the new file where the writer has put one in the old one's place."""
+        """Map the new file if the writer has replaced the old one."""
         if not self.file.retired:
             return
         try:
@@ -120,11 +120,11 @@ class RingReader:
         old.close()
 
     def require_in_place(self) -> None:
-        """The ring that is read is still the one in the folder; to be asked now and then.
+        """Check that the ring is still the one in the folder; to be called now and then.
 
         Raises:
-            StoreError: it was moved away, deleted, replaced by something else than its writer,
-                or cut.  Nothing more is to be read here: a cut file ends the process.
+            StoreError: it was moved away, deleted, replaced by another program than its writer,
+                or cut.  It must not be read any more: reading a cut file ends the process.
         """
         try:
             self.file.require_in_place()
@@ -141,7 +141,7 @@ class RingReader:
 
     @property
     def clock(self) -> str:
-        """Identity of the clock that the stream's scn belong to."""
+        """The identity of the stream's clock."""
         return self.file.newest_control().clock
 
     @property
@@ -187,7 +187,7 @@ class RingReader:
         )
 
     def _hint(self, position: Position, state: RingState) -> int:
-        """Where to begin to scan for ``position``: an index entry that proves true, or head."""
+        """Where the scan for ``position`` begins: an index entry that proves true, or head."""
         index = self.index
         start = -1 if index is None else index.lookup(position)
         if start < state.head or start >= state.tail or start & 7:
@@ -196,7 +196,7 @@ class RingReader:
             return state.head
         at = start % self.ring_bytes
         is_frame = header_layout.is_header(self.file.data, at)
-        found, _ = place(self.file, start)
+        found, _ = frame_at(self.file, start)
         self.file.fence()
         if not is_frame or found > position or self.file.snapshot().head > start:
             return state.head
@@ -205,18 +205,18 @@ class RingReader:
     def before_time(self, commit_us: int) -> Position:
         """The position just before the first frame with this commit time or a later one.
 
-        While all are earlier it is ``snapshot().max``.  Found by halving the index and a scan
-        from there; where the source's commit times step back, one of the places is found at
-        which a later frame follows an earlier one.
+        If all are earlier it is ``snapshot().max``.  It is found by halving the index and a scan
+        from there.  If the source's commit times step back, the result is one of the positions
+        at which a later frame follows an earlier one.
 
         Raises:
-            ScnTooOld: such frames may have been evicted: the oldest that is left is not
+            ScnTooOld: such frames may have been evicted: the oldest retained frame is not
                 earlier, and does not begin the clock.
         """
         for _ in range(FIND_ATTEMPTS):
             state = self.snapshot()
             if state.is_empty:
-                # What has been evicted was no younger than that.
+                # The evicted frames were no younger than that.
                 if state.evicted_frames and commit_us <= state.max_commit_us:
                     raise _time_too_old(commit_us, state, self.directory)
                 return state.max
@@ -226,7 +226,7 @@ class RingReader:
                 return state.prev
             start, probed = self._time_hint(commit_us, state)
             found, last = ring_kernels.seek_time(self.file.data, start, state.tail, commit_us)
-            before = state.prev if last < 0 else place(self.file, last)[0]
+            before = state.prev if last < 0 else frame_at(self.file, last)[0]
             self.file.fence()
             if self.file.snapshot().head <= min(start, probed):
                 if found < 0:
@@ -238,7 +238,7 @@ class RingReader:
         )
 
     def _time_hint(self, commit_us: int, state: RingState) -> tuple[int, int]:
-        """(ring position of a frame earlier than ``commit_us``, or head; the least looked at)."""
+        """(ring position of a frame earlier than ``commit_us``, or head; the least examined)."""
         start, probed, index = state.head, state.tail, self.index
         low, high = (0, 0) if index is None else index.bounds
         while index is not None and low < high:
@@ -251,7 +251,7 @@ class RingReader:
             is_kept = position >= state.head and at <= self.ring_bytes - header_layout.HEADER_BYTES
             if is_kept and header_layout.is_header(self.file.data, at):
                 probed = min(probed, position)
-                if place(self.file, position)[1] >= commit_us:
+                if frame_at(self.file, position)[1] >= commit_us:
                     high = middle
                     continue
                 start = max(start, position)
@@ -265,23 +265,23 @@ class RingReader:
         are at most ``max_bytes``, but always one frame, however large.
 
         Raises:
-            ReaderOvertaken: the writer has gone over ``position``, or replaced the ring.
+            ReaderOvertaken: the writer has passed ``position``, or replaced the ring.
             FormatError: the file is damaged there.
         """
         state = self.snapshot()
-        self._require_kept(position, state)
+        self._require_retained(position, state)
         if position >= state.tail:
             return memoryview(b""), position
         try:
             frames, next_position = read_piece(self.file, position, state.tail, max_bytes)
         except FormatError:
-            self._require_kept(position, self.file.snapshot())
+            self._require_retained(position, self.file.snapshot())
             raise
         self.file.fence()
-        self._require_kept(position, self.file.snapshot())
+        self._require_retained(position, self.file.snapshot())
         return frames, next_position
 
-    def _require_kept(self, position: int, state: RingState) -> None:
+    def _require_retained(self, position: int, state: RingState) -> None:
         if position < state.head:
             raise ReaderOvertaken(
                 f"ring position {position} was overwritten, the head is at {state.head} "
@@ -319,13 +319,13 @@ def _too_old(position: Position, state: RingState, directory: Path) -> ScnTooOld
 
 
 def _time_too_old(commit_us: int, state: RingState, directory: Path) -> ScnTooOld:
-    kept = (
+    oldest = (
         f"frame that has gone, {state.max_commit_us} us: none is left"
         if state.is_empty
         else f"oldest frame, {state.min_commit_us} us: earlier ones are gone"
     )
     return ScnTooOld(
-        f"commit time {commit_us} us is not after that of the ring's {kept} "
+        f"commit time {commit_us} us is not after that of the ring's {oldest} "
         f"(frames {state.min} to {state.max}, {directory}); a bootstrap is needed",
         prev=state.prev.to_json(),
         min=state.min.to_json(),

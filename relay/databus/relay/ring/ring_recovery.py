@@ -1,13 +1,13 @@
-"""What a ring's file holds after its writer ended, however that was.
+"""Determines what a ring's file holds after its writer ended, in any way.
 
 Killed, the writer leaves its live state, which the kernel keeps for as long as it runs.
 After a power loss there are the two control copies of the last syncs, and a data area that
-newer frames may partly have overwritten.  ``BASES`` and ``REPAIRS`` are the decisions, every
-case of them; FORMAT.md says them in words.
+newer frames may partly have overwritten.  ``BASES`` and ``REPAIRS`` are the decisions for
+every case; FORMAT.md describes them.
 
-What is kept always ends where the chosen state ends: the source has been told that it may
-forget everything up to there, so a ring that came back with less would hide a gap.  One that
-came back with more might, too: after a power loss there may be frames of a later lap behind the
+What is retained always ends where the chosen state ends: the source may have dropped
+everything up to there, so a ring with less would hide a gap.  A ring with
+more might, too: after a power loss there may be frames of a later lap behind the
 tail, whole but with others missing before them, and they stay there until they are overwritten.
 """
 
@@ -26,11 +26,11 @@ from databus.relay.ring.ring_format import Control, RingState
 from databus.relay.ring.scn_index import split
 
 UNSEEN_BYTES = 1 << 40
-"""Readers are never so far beyond the last sync: where their position cannot be known."""
+"""Readers are never further beyond the last sync: used if their position is unknown."""
 
 
 class Base(enum.Enum):
-    """Where the state is taken from."""
+    """The origin of the state."""
 
     LIVE = "the live fields, with the newer whole control copy for what never changes"
     NEWER = "the control copy with the larger sequence"
@@ -40,7 +40,7 @@ class Base(enum.Enum):
 
 
 class Repair(enum.Enum):
-    """What becomes of the range [head, tail) of that state."""
+    """How the range [head, tail) of that state is treated."""
 
     KEEP = "all of it is served"
     CUT = "served from the first window boundary behind the damage on"
@@ -68,7 +68,7 @@ REPAIRS: dict[tuple[bool, bool], Repair] = {
 
 
 class Recovered(NamedTuple):
-    """A state to go on with, and how it was found."""
+    """The state to resume with, and how it was found."""
 
     control: Control
     state: RingState
@@ -79,7 +79,7 @@ class Recovered(NamedTuple):
     means that frames behind the last sync were lost, and that positions must not be used again."""
 
 
-def place(file: RingFile, position: int) -> tuple[Position, int]:
+def frame_at(file: RingFile, position: int) -> tuple[Position, int]:
     """Position and commit time of the frame at a ring position."""
     frame = trusted_frame(file.view, file.file_offset(position))
     return frame.position, frame.commit_us
@@ -104,12 +104,12 @@ def with_oldest(file: RingFile, state: RingState) -> RingState:
     """``state`` with ``min`` read from the frame at its head."""
     if state.is_empty:
         return state._replace(min=state.prev, min_commit_us=0)
-    oldest, commit_us = place(file, skip_pad(file, state.head))
+    oldest, commit_us = frame_at(file, skip_pad(file, state.head))
     return state._replace(min=oldest, min_commit_us=commit_us)
 
 
 def recover(file: RingFile) -> Recovered:
-    """The state that the ring goes on with.  Reads only.
+    """The state that the ring resumes with.  Reads only.
 
     Raises:
         StoreError: no control copy is whole.
@@ -125,7 +125,7 @@ def recover(file: RingFile) -> Recovered:
         state = live
     if file.data_bytes != control.ring_bytes:
         raise StoreError(
-            f"{file.path} has {file.data_bytes} bytes of data, its control page says "
+            f"{file.path} has {file.data_bytes} bytes of data, its control page states "
             f"{control.ring_bytes}; it was cut or is a bad copy: move it away"
         )
     shown = state.tail
@@ -135,21 +135,21 @@ def recover(file: RingFile) -> Recovered:
     synced = min(state.synced, control.state.synced) if base is Base.LIVE else 0
     whole = _leads_to_tail(file, state, synced)
     if not whole and base is Base.LIVE and _is_sound_before(file, control.state, state):
-        # A failed sync loses pages in a running kernel too.  None of it was acknowledged.
+        # A failed sync loses pages in a running kernel too.  None of them was acknowledged.
         base, state, whole = Base.NEWER, _last_sync(file, control.state, state), True
     start = state.head if whole else _first_sound(file, state)
     repair = REPAIRS[(whole, start is not None)]
     if repair is Repair.CUT and start is not None:
         state = _cut(file, state, start)
     elif repair is Repair.EMPTY:
-        # What was not synced comes again from the source.
+        # The source sends again what was not synced.
         newest = control.state if control.state.tail < state.tail else state
         state = _emptied(state, newest)
     return Recovered(control, with_oldest(file, state), base, repair, shown)
 
 
 def without_damage(file: RingFile, state: RingState) -> RingState:
-    """``state`` without what lies before the last damaged frame; all of it where there is none."""
+    """``state`` without the frames up to the last damaged one; all of it if there is none."""
     if _reaches_tail(file, state, state.head, split(state.prev)):
         return state
     start = _first_sound(file, state)
@@ -186,7 +186,7 @@ def _has_frame(file: RingFile, position: int) -> bool:
 
 
 def _last_sync(file: RingFile, synced: RingState, live: RingState) -> RingState:
-    """The state of the last sync, without what has been evicted since."""
+    """The state of the last sync, without the frames evicted since."""
     if live.head <= synced.head:
         return synced
     return synced._replace(
@@ -198,7 +198,7 @@ def _last_sync(file: RingFile, synced: RingState, live: RingState) -> RingState:
 
 
 def _is_sound_before(file: RingFile, synced: RingState, live: RingState) -> bool:
-    """Whether the state of the last sync can be gone back to: it is whole."""
+    """Whether the state of the last sync can be restored: it is whole."""
     if not live.head < synced.tail < live.tail:
         return False
     state = _last_sync(file, synced, live)
@@ -209,7 +209,7 @@ def _reaches_tail(
     file: RingFile, state: RingState, start: int, before: tuple[int, int, int]
 ) -> bool:
     stop, last, *_ = ring_kernels.follow(file.data, start, state.tail, *before)
-    return stop == state.tail and (last < 0 or place(file, last)[0] == state.max)
+    return stop == state.tail and (last < 0 or frame_at(file, last)[0] == state.max)
 
 
 def _first_sound(file: RingFile, state: RingState) -> int | None:
@@ -229,7 +229,7 @@ def _first_sound(file: RingFile, state: RingState) -> int | None:
 def _cut(file: RingFile, state: RingState, start: int) -> RingState:
     """``state`` from the first window boundary behind ``start``: only there is prev known."""
     head, last, _, _ = ring_kernels.evict(file.data, start, start + 1, state.tail, state.tail)
-    prev = place(file, last)[0]
+    prev = frame_at(file, last)[0]
     _, _, frames, windows = ring_kernels.follow(file.data, head, state.tail, *split(prev))
     return state._replace(
         head=head,

@@ -1,4 +1,4 @@
-"""Writing the ring: append at the tail, evict at the head, put on disk, replace."""
+"""Writes the ring: appends at the tail, evicts at the head, syncs, replaces."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from databus.relay.ring.ring_format import (
 from databus.relay.ring.ring_reader import read_piece
 from databus.relay.ring.ring_recovery import (
     Recovered,
-    place,
+    frame_at,
     recover,
     with_oldest,
     without_damage,
@@ -63,14 +63,14 @@ class RingWriter:
     Invariants:
         I1. head <= tail <= written <= head + ring_bytes, in ring positions.
         I2. A frame lies in one piece; where it does not fit into the rest of a lap, a pad does.
-        I3. Positions (scn, seq) of the frames from head to written grow strictly.
+        I2. A frame is in one piece; if it does not fit into the rest of a lap, a pad fills that.
         I4. Before a byte is overwritten, the head behind it has been published.
         I5. What readers see ends with a whole window, or inside one that is larger than
-            part_bytes; windows up to that size are evicted whole.
-        I6. A part of a window that has not been published is dropped by ``discard_open``, by
+            I5. What readers see ends with a whole window, or inside a window that is larger than
+                part_bytes; windows up to that size are evicted whole.
             ``close`` and by a restart.
-        I7. After a sync that failed it takes no frame and syncs no more: whoever opens the ring
-            again verifies what lies behind the last sync, and writes it again or drops it.
+        I7. After a sync that failed it takes no frame and syncs no more.  The next open of the
+            ring verifies what lies behind the last sync, and writes it again or drops it.
 
     Owner: one task of one process, which holds the lock file.  ``sync`` may run in another
     thread beside ``append``.
@@ -133,7 +133,7 @@ class RingWriter:
 
     @property
     def blocks(self) -> bool:
-        """Whether frames are kept until they are released."""
+        """Whether frames are retained until they are released."""
         return self._control.mode == MODE_BLOCK
 
     @property
@@ -152,15 +152,15 @@ class RingWriter:
         return self._written - self._state.tail
 
     def bytes_after(self, position: Position) -> int:
-        """How much readers at ``position`` have before them, up to a step of the index too much;
-        everything if what follows on it has gone."""
+        """How many bytes readers at ``position`` have before them, up to an index step too much;
+        everything if the next frame has been evicted."""
         state = self._state
         if position >= state.max:
             return 0
         return state.tail - max(self._index.lookup(position), state.head)
 
     def require_clock(self, clock: str | None) -> None:
-        """Take ``clock`` over if the ring has none; refuse any other than its own."""
+        """Take over ``clock`` if the ring has none; refuse any other than its own."""
         if clock is None or clock == self.clock:
             return
         if self.clock:
@@ -179,8 +179,8 @@ class RingWriter:
 
         It may hold many windows and end inside one.  Readers see everything up to the last
         window that is whole, and the parts of a window that is larger than ``part_bytes``.
-        With ``after``, the end of the last window that is there as a whole, each end of a window
-        is given the end of the one before it; without, the frames stay as they are.
+        With ``after``, the end of the last whole window, each end of a window
+        gets the end of the one before it; without, the frames stay as they are.
 
         Raises:
             FormatError: it is not whole frames with positions growing from ``last`` on.
@@ -204,7 +204,7 @@ class RingWriter:
         return self._last
 
     def _append_piece(self, frames: U8Array, view: memoryview, start: int) -> int:
-        """Copy as many frames as lie together in the ring; return where the rest begins."""
+        """Copy as many frames as are adjacent in the ring; returns where the rest begins."""
         written, index = self._written, self._index
         room = self.ring_bytes - written % self.ring_bytes
         (
@@ -260,7 +260,7 @@ class RingWriter:
         return stop
 
     def _publish_open(self) -> None:
-        """Show the part of the open window that has been appended."""
+        """Publish the appended part of the open window."""
         if self._open_frames:
             self._publish(self._written, self._last_place, self._open_frames, 0)
             self._open_frames = 0
@@ -282,10 +282,10 @@ class RingWriter:
                 f"the frame before it (last of the ring {self._last}); drop what the ring has"
             )
         what = "is cut off" if problem == ring_kernels.WALK_CUT else "is no frame"
-        raise FormatError(f"what lies at offset {at} of the block's {len(frames)} bytes {what}")
+        raise FormatError(f"the frame at offset {at} of the block's {len(frames)} bytes {what}")
 
     def _make_room(self, end: int) -> None:
-        """Let everything before ``end`` - ring_bytes go, and tell the readers first."""
+        """Evict everything before ``end`` - ring_bytes, and publish that first."""
         needed = end - self.ring_bytes
         state = self._state
         if needed <= state.head:
@@ -304,8 +304,8 @@ class RingWriter:
         self._evict(head, last, frames, windows)
 
     def _has_sound_edge(self, head: int, last: int) -> bool:
-        """Whether the frames at both sides of a new head, the last of which is at an offset, are
-        whole."""
+        """Whether the frames at both sides of a new head are whole; ``last`` is the offset of the
+        one before it."""
         data, tail = self._file.data, self._state.tail
         at = head % self.ring_bytes
         if ring_kernels.is_pad(data, at, self.ring_bytes - at):
@@ -315,14 +315,14 @@ class RingWriter:
         )
 
     def _evict(self, head: int, last: int, frames: int, windows: int) -> None:
-        """Let everything before ``head`` go, the frame at the offset ``last`` as its last."""
+        """Evict everything before ``head``; the frame at the offset ``last`` is the last of it."""
         state = self._state
         state = with_oldest(
             self._file,
             state._replace(
                 head=head,
                 synced=self._synced,
-                prev=place(self._file, last)[0] if last >= 0 else state.prev,
+                prev=frame_at(self._file, last)[0] if last >= 0 else state.prev,
                 evicted_frames=state.evicted_frames + frames,
                 evicted_windows=state.evicted_windows + windows,
             ),
@@ -331,7 +331,7 @@ class RingWriter:
         self._index.evict(head)
 
     def _drop_damage(self, position: int) -> None:
-        """Let everything go up to the last damaged frame: it was to go anyway, or cannot be read.
+        """Evict everything up to the last damaged frame: it is unreadable, or was due anyway.
 
         Raises:
             FormatError: the ring is in block mode, and the reader has not released it.
@@ -345,9 +345,9 @@ class RingWriter:
         self._index.evict(state.head)
 
     def _publish(self, tail: int, last: int, frames: int, windows: int) -> None:
-        """Show ``frames`` more frames up to ``tail``; the last of them lies at ``last``."""
+        """Publish ``frames`` more frames up to ``tail``; the last of them is at ``last``."""
         state = self._state
-        newest, commit_us = place(self._file, last)
+        newest, commit_us = frame_at(self._file, last)
         was_empty = state.is_empty
         state = state._replace(
             tail=tail,
@@ -366,10 +366,10 @@ class RingWriter:
         self._file.publish(state)
 
     def expire(self, before_us: int) -> bool:
-        """Let go of the whole windows at the head that committed before ``before_us``.
+        """Evict the whole windows at the head that committed before ``before_us``.
 
-        It stops at the first that did not, however old those behind it are, and in block mode
-        at what has not been released.  Returns whether any has gone.
+        It ends at the first window that did not, whatever follows, and in block mode at
+        frames that were not released.  Returns whether anything was evicted.
         """
         state = self._state
         if state.is_empty or state.min_commit_us >= before_us:
@@ -401,7 +401,7 @@ class RingWriter:
     # -- replace, open window, sync, reset, close --
 
     def discard_open(self) -> None:
-        """Drop the frames behind the last published one: their window will come again."""
+        """Drop the frames behind the last published one: the source sends their window again."""
         state = self._state
         if self._written == state.tail:
             return
@@ -412,9 +412,9 @@ class RingWriter:
         self._file.write_stop(state.tail)
 
     def sync(self) -> Position:
-        """Put everything published on disk; return the position that is safe now.
+        """Sync everything published to disk; returns the position that is safe now.
 
-        The source may be told that it need not keep anything up to there.
+        The source may drop everything up to there.
 
         Raises:
             SyncFailed: the disk failed, now or before; close the ring and open it again.
@@ -447,7 +447,7 @@ class RingWriter:
             raise SyncFailed(self._failure.message)
 
     def reset(self, start: Position) -> None:
-        """Empty the ring; it goes on behind ``start``.  For a source that lost our position.
+        """Empty the ring; it continues behind ``start``.  For a source that lost our position.
 
         Readers are overtaken: for them everything before is too old.
         """
@@ -467,7 +467,7 @@ class RingWriter:
     def _replace_file(
         self, ring_bytes: int, start: Position, counts: tuple[int, int], *, keep: bool
     ) -> None:
-        """Put another file in this one's place, at once for whoever comes later."""
+        """Replace this file by another; new readers get that one at once."""
         self.discard_open()
         remove_folder(self.directory / NEXT_NAME)
         folder = self.directory / NEXT_NAME
@@ -508,7 +508,7 @@ class RingWriter:
         successor._publish_open()
 
     def close(self) -> None:
-        """Sync and let go of the ring; a window that has not ended is dropped."""
+        """Sync and close the ring; a window that has not ended is dropped."""
         if self._lock < 0:
             return
         self.discard_open()

@@ -3,9 +3,9 @@
 A file of JSON lines, ``{"fingerprint": "<16 hex>", "schema": {...}}``, that only grows.  The
 fetcher appends; HTTP workers read it and read on when it has grown.  The last line of a source is
 its current version: a table that returns to an earlier version gets that version's line again.
-A line with ``"ahead":true`` is a version that the catalogue had and the stream had not come to.
+A line with ``"ahead":true`` is a version of the catalogue that the stream has not reached.
 
-Beside it stands how long it was when it was last synced, since a file of lines does not show that
+Its length at the last sync is stored beside it, because a file of lines does not show that
 its last ones are missing.
 """
 
@@ -28,7 +28,7 @@ _AHEAD_END = b',"ahead":true}\n'
 
 
 def registry_line(schema: SourceSchema, *, is_ahead: bool = False) -> bytes:
-    """The line of a version; ``is_ahead``: the stream has not come to it."""
+    """The line of a version; ``is_ahead``: the stream has not reached it."""
     document: dict[str, Any] = {
         "fingerprint": f"{schema.fingerprint:016x}",
         "schema": schema.to_json(),
@@ -41,7 +41,7 @@ def read_line(line: bytes, origin: str) -> SourceSchema:
     """The version in a line.
 
     Raises:
-        FormatError: it is not such a line, or its fingerprint is another one.
+        FormatError: it is not such a line, or its fingerprint differs.
     """
     try:
         document = json.loads(line)
@@ -61,12 +61,12 @@ def read_line(line: bytes, origin: str) -> SourceSchema:
 
 
 def end_path(path: Path) -> Path:
-    """Where the length of a registry stands."""
+    """The path of a registry's length."""
     return path.with_suffix(".end")
 
 
 def _synced_bytes(path: Path) -> int:
-    """How long a registry was when it was last synced; 0 in earlier releases.
+    """The length of a registry at its last sync; 0 in earlier releases.
 
     Raises:
         FormatError: the record is damaged.
@@ -89,7 +89,7 @@ class RegistryReader:
         I3. No line is missing of what was synced before the first ``refresh``.
 
     Owner: one task; another process may append to the file.
-    Raises: FormatError from ``refresh`` where the file is damaged; what came before stands.
+    Raises: FormatError from ``refresh`` if the file is damaged; earlier lines stay valid.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,7 +101,7 @@ class RegistryReader:
         self._is_begun = False
 
     def refresh(self) -> bool:
-        """Read what has been appended; True if there was something new."""
+        """Read the appended lines; True if there was something new."""
         if self._is_begun:
             return self._read_on()
         synced_bytes = _synced_bytes(self.path)
@@ -146,18 +146,18 @@ class RegistryReader:
 
 
 def _require_unsynced(path: Path, start: int) -> None:
-    """Nothing from ``start`` on is a version: a crash left it there.
+    """Check that nothing from ``start`` on is a version: a crash left the bytes there.
 
     Raises:
-        StoreError: there is one, so that what lies before it was on disk and is damaged.
+        StoreError: there is one, so the bytes before it were on disk and are damaged.
     """
     rest = path.read_bytes()[start:] if path.exists() else b""
     for line in rest.split(b"\n")[:-1]:
         with contextlib.suppress(FormatError):
             read_line(line, "")
             raise StoreError(
-                f"{path} is damaged at offset {start}: zero bytes before whole lines; put the "
-                "file of a backup in its place, or remove the database's folder"
+                f"{path} is damaged at offset {start}: zero bytes before whole lines; restore "
+                "the file of a backup, or remove the database's folder"
             )
 
 
@@ -167,13 +167,13 @@ class Registry:
     Invariants:
         I1. A version in ``schemas`` is on disk.
         I2. The file holds whole lines only; what a crash left behind them is cut off at start,
-            what a full disk left before the next line.
-        I3. ``on_return`` has been called before the line of a version is on disk with which the
-            stream has a column again that an earlier version had.
+            what a full disk left is cut off before the next line.
+        I3. Before the line of a version is on disk with which the stream has a column of an earlier
+            version again, ``on_return`` has been called.
 
     Owner: the fetcher's task.
     Durability: when ``add`` returns, the versions are on disk.
-    Raises: FormatError where the file is damaged, StoreError where the disk refuses.
+    Raises: FormatError if the file is damaged, StoreError if the disk refuses.
     """
 
     def __init__(
@@ -189,15 +189,15 @@ class Registry:
         self._shapes = reader.shapes
         self._synced_bytes = 0
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        # Lines that a process before this one failed to sync look as if they were on disk.
+        # Lines that an earlier process failed to sync look as if they were on disk.
         self._unsynced = os.pread(self._fd, reader.read_bytes, 0)
         self._write(b"")
         sync_directory(path.parent)
 
     def add(self, schemas: Iterable[SourceSchema]) -> list[SourceSchema]:
-        """Append the versions that are not there yet and sync; returns those.
+        """Append the versions that are not there yet and sync; returns them.
 
-        The stream may not have come to them.
+        The stream may not have reached them.
         """
         wanted = {schema.fingerprint: schema for schema in schemas}
         new = [schema for fp, schema in wanted.items() if fp not in self.schemas]
@@ -205,7 +205,7 @@ class Registry:
         return new
 
     def follow(self, schemas: Iterable[SourceSchema]) -> None:
-        """``announce`` for the stream, which has come to these versions in this order."""
+        """``announce`` for the stream, which has reached these versions in this order."""
         wanted = list(schemas)
         unknown = {s.fingerprint for s in wanted if not self._shapes.has_followed(s)}
         for schema in wanted:
@@ -221,7 +221,7 @@ class Registry:
     def _changes(
         self, schemas: Iterable[SourceSchema], unknown: Container[int] = ()
     ) -> list[SourceSchema]:
-        """The versions that are not the current ones when their turn comes, or ``unknown``."""
+        """The versions that are not the current ones in this order, or ``unknown``."""
         current: dict[str, int] = {}
         new = []
         for schema in schemas:
@@ -240,9 +240,9 @@ class Registry:
             self.schemas.announce(schema)
 
     def _write(self, lines: bytes) -> None:
-        """Put ``lines`` on disk behind all lines that were synced, and those that were not again.
+        """Write ``lines`` to disk behind all synced lines, and those that were not synced again.
 
-        Whole lines stay, for a reader may have them already: twice is no harm.
+        Whole lines stay, because a reader may have them already: a second copy does no harm.
         """
         wanted = self._unsynced + lines
         try:
@@ -262,7 +262,7 @@ class Registry:
             keep_document(end_path(self.path), end)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

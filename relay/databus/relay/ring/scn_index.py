@@ -4,7 +4,7 @@ An entry is (scn, seq, ring position) of one frame; two entries lie at least ``s
 the ring apart.  Lane 0 has every entry, each lane above every ``FANOUT``-th of the one below,
 so that a look-up reads about FANOUT entries a lane.  Entries are evicted in step with the ring.
 
-Readers take an entry as a hint only and look at the frame itself; so they need no lock, and
+Readers take an entry as a hint only and examine the frame itself; so they need no lock, and
 a torn entry costs them a second look, never a wrong answer.
 """
 
@@ -50,7 +50,7 @@ def lane_row_counts(ring_bytes: int, step: int) -> list[int]:
 
 
 def split(position: Position) -> tuple[int, int, int]:
-    """The three numbers that kernels take for a position."""
+    """A position as the three numbers that kernels take."""
     return position.scn >> 32, position.scn & 0xFFFFFFFF, position.seq
 
 
@@ -114,7 +114,7 @@ class ScnIndex:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """``first`` and ``stop``; (0, 0) where the file's numbers cannot be true."""
+        """``first`` and ``stop``; (0, 0) if the file's numbers cannot be true."""
         first, stop = self._words[0], self._words[1]
         return (first, stop) if self._is_bounded(first, stop) else (0, 0)
 
@@ -177,7 +177,7 @@ class ScnIndex:
         self._words[0] = self._words[1] = 0
 
     def complete(self, head: int, tail: int) -> None:
-        """Add what is missing between the last entry, or ``head``, and ``tail``.
+        """Add the missing entries between the last entry, or ``head``, and ``tail``.
 
         Raises:
             ValueError: the bytes there are no frames.
@@ -212,7 +212,7 @@ class ScnIndex:
     def _is_bounded(self, first: int, stop: int) -> bool:
         return 0 <= stop - first < int(self.lane_rows[0]) and stop <= MOST_ENTRIES
 
-    # -- everybody's side --
+    # -- for writer and readers --
 
     def lookup(self, position: Position) -> int:
         """Ring position of the last entry not after ``position``, or -1.  A hint, see above."""
@@ -231,7 +231,7 @@ class ScnIndex:
         return self.position(number) if number >= 0 else -1
 
     def problem(self, head: int, tail: int) -> str | None:
-        """What contradicts the ring's frames in [head, tail), or None."""
+        """A contradiction to the ring's frames in [head, tail), or None."""
         first, stop = self.first, self.stop
         if not self._is_bounded(first, stop):
             return f"entries {first} to {stop} do not fit into {self.lane_rows[0]} rows"

@@ -14,7 +14,7 @@ from databus.relay.ring import ring_kernels
 from databus.relay.ring.ring_file import RingFile
 from databus.relay.ring.ring_format import RingState
 from databus.relay.ring.ring_reader import RingReader
-from databus.relay.ring.ring_recovery import place
+from databus.relay.ring.ring_recovery import frame_at
 
 EXTENT_BYTES = 4 << 20
 MIN_EXTENT_BYTES = 64 << 10
@@ -140,7 +140,7 @@ class Extents:
         )
         if last < 0:
             return int(what)
-        position, commit_us = place(file, lap_start + last)
+        position, commit_us = frame_at(file, lap_start + last)
         if head.has_passed(start):
             raise ReaderOvertaken(f"ring position {start} was overwritten while it was walked")
         after = lap_start + (file.data_bytes if what == ring_kernels.WALK_PAD else stop)
