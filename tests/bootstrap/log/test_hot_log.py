@@ -6,7 +6,9 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import lmdb
@@ -48,6 +50,30 @@ def test_what_is_appended_is_read_back_in_order(log: HotLog) -> None:
     assert state.window == state.last == history.position
     assert state.frame_bytes == len(b"".join(written))
     assert state.since_us == 5
+
+
+def test_a_log_is_closed_once_no_thread_reads_it(tmp_path: Path) -> None:
+    log = HotLog(tmp_path / "log")
+    log.bind("shop", CLOCK, START)
+    is_reading, may_end = threading.Event(), threading.Event()
+
+    def read() -> bytes:
+        with log._reading() as transaction:
+            is_reading.set()
+            assert may_end.wait(120)
+            return bytes(transaction.get(b"clock", db=log._facts))
+
+    with ThreadPoolExecutor(2) as threads:
+        reading = threads.submit(read)
+        assert is_reading.wait(120)
+        closing = threads.submit(log.close)
+        with pytest.raises(TimeoutError):
+            closing.result(0.1)
+        may_end.set()
+        assert reading.result(120)
+        closing.result(120)
+    with pytest.raises(StoreError):
+        log.state()
 
 
 def frame_positions(block: bytes) -> list[Position]:

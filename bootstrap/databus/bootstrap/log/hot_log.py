@@ -150,8 +150,9 @@ class HotLog:
             raise StoreError(f"{self.folder} cannot be opened again: {error}") from error
 
     def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
+        """Close the environment once no thread reads it, for that would end by SIGSEGV."""
+        with self._gate.alone():
+            self._env.close()
 
     # -- transactions -------------------------------------------------------------------
 
@@ -185,7 +186,7 @@ class HotLog:
                 return
             except lmdb.MapFullError:
                 with self._gate.alone():
-                    self._env.set_mapsize(2 * self._env.info()["map_size"])
+                    self._env.set_mapsize(2 * self.map_bytes())
             except lmdb.Error as error:
                 if isinstance(error, lmdb.PanicError):
                     # The disk failed at a commit's last page.  After LMDB is opened again it has
@@ -558,8 +559,7 @@ class HotLog:
 
         self._write(change)
 
-    # -- inspection ---------------------------------------------------------------------
-
+    # -- inspection
     def check(self) -> int:
         """Assert I1-I4 over everything that is stored; returns the number of frames.
 

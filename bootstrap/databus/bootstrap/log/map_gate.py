@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 
 class MapGate:
-    """Lets transactions run at the same time, and resizes the map while there is none.
+    """Lets transactions run at the same time, and resizes or closes the map while there is none.
 
-    LMDB forbids to resize a map while this process has a transaction on it.
+    LMDB forbids to resize or close a map while this process has a transaction on it.
     """
 
     def __init__(self) -> None:
