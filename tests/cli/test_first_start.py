@@ -60,7 +60,7 @@ def test_the_stream_is_there_before_the_kernels_are_compiled_and_after(
         relay.wait_ready(f"{url}/readyz", 60)
         db.execute("INSERT INTO t VALUES (2, 'compiled')")
         eventually_sync(lambda: len(rows(url)) == 2, 60, "it streams again")
-    assert relay.pid == pid, "for whoever watches the process it is the same"
+    assert relay.pid == pid, "a supervisor sees the same process"
     assert "Traceback" not in relay.log
     assert list((tmp_path / "cache" / "databus").glob("kernels-*"))
     assert relay.stop() == 0, relay.log

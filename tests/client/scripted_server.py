@@ -1,4 +1,4 @@
-"""A server that speaks the protocol over frames in memory and fails exactly when told to.
+"""A server that speaks the protocol over frames in memory and fails where a test needs it.
 
 It stands for a relay or a bootstrap server where the real one cannot be made to fail at a
 chosen byte.  It knows no ring and no filter.
@@ -45,7 +45,7 @@ class Fault:
 
 @dataclass
 class ScriptedServer:
-    """Serves ``frames`` (one stream, in order) to whoever asks.
+    """Serves ``frames`` (one stream, in order) to every client.
 
     ``prev`` is the oldest position that is served.  Faults are used up one for each stream or
     bootstrap request.  With ``holds_open`` a follower's answer stays open at the end and gets
@@ -102,9 +102,9 @@ class ScriptedServer:
 
     def evict_to(self, scn: int) -> None:
         """Forget everything up to the end of ``scn``."""
-        kept = [frame for frame in self.frames if _position(frame).scn > scn]
+        retained = [frame for frame in self.frames if _position(frame).scn > scn]
         gone = [frame for frame in self.frames if _position(frame).scn <= scn]
-        self.frames = kept
+        self.frames = retained
         if gone:
             self.prev = _position(gone[-1])
 

@@ -350,9 +350,9 @@ async def test_a_bootstrap_cut_off_goes_on_at_its_last_checkpoint(scripted: Star
     recorder = Recorder()
     client = make(recorder, relay.url, bootstraps=[bootstrap.url], start="bootstrap")
     await consume(client, recorder, 8)
-    asked = bootstrap.bootstraps()
-    assert len(asked) == 2
-    assert '"row":2' in asked[1]["checkpoint"]
+    requests = bootstrap.bootstraps()
+    assert len(requests) == 2
+    assert '"row":2' in requests[1]["checkpoint"]
     assert sorted({position.scn for position in recorder.positions}) == [1, 2, 3, 4, 5, 6, 8]
 
 
@@ -534,7 +534,7 @@ async def test_deletions_sent_before_another_base_are_made_durable_before_the_ro
     assert recorder.calls.count("onRollback") == 1
     at = recorder.calls.index("onRollback")
     assert recorder.calls[:at].count("onDataEvent") == 1
-    assert recorder.calls[at - 1] == "onCheckpoint", "a consumer that rolls back keeps it"
+    assert recorder.calls[at - 1] == "onCheckpoint", "a consumer that rolls back retains it"
     Grammar(recorder.steps).check()
 
 

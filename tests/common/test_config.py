@@ -27,8 +27,8 @@ listen = "127.0.0.1:8701"
 data_dir = "var/bootstrap"
 relays = ["http://127.0.0.1:8700"]
 apply_every = "30s"
-retention_bytes = "64GiB"   # merged changes kept for those who come back
-run_grace = "10min"         # how long what was merged is kept as it was
+retention_bytes = "64GiB"   # merged changes retained for returning readers
+run_grace = "10min"         # how long merged runs are retained
 """
 
 
@@ -129,7 +129,7 @@ def test_excluded_tables_are_not_captured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ('exclude_columns = ["password"]', "SCHEMA.TABLE.COLUMN"),
         ('hash_columns = ["a.b.c"]', "hash_salt"),
@@ -141,9 +141,9 @@ def test_excluded_tables_are_not_captured() -> None:
         ('keys = { "a.b" = ["*", "c"] }', "more than"),
     ],
 )
-def test_a_rule_that_is_none_is_named(line: str, told: str) -> None:
+def test_a_rule_that_is_none_is_named(line: str, message: str) -> None:
     text = f'[relay]\n[[database]]\nname = "a"\nurl = "sqlite:///x"\n{line}\n'
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         parse(text)
 
 

@@ -1,4 +1,4 @@
-"""Passwords that nobody sees, and files that nobody else reads."""
+"""Hidden passwords, and files that only their user can read."""
 
 from __future__ import annotations
 

@@ -68,14 +68,18 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 def section(server: S3Server, name: str, **changes: object) -> str:
     """How the server is reached, as a section of the file."""
     options = server.options(**{"attempts": 3, **changes})
-    told = {key: getattr(options, key) for key in ("endpoint", "region", "access_key", "attempts")}
-    told["secret_key"] = options.secret_key.get_secret_value()
-    return f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in told.items())
+    settings = {
+        key: getattr(options, key) for key in ("endpoint", "region", "access_key", "attempts")
+    }
+    settings["secret_key"] = options.secret_key.get_secret_value()
+    return f"[{name}]\n" + "".join(
+        f"{key} = {json.dumps(value)}\n" for key, value in settings.items()
+    )
 
 
 @pytest.fixture
 def on_s3(system: System, s3: S3Server, tmp_path: Path) -> Callable[..., OnS3]:
-    """Makes an empty place on S3, with more of the configuration."""
+    """Makes an empty prefix on S3, with more configuration."""
 
     def make(more: str) -> OnS3:
         file = tmp_path / "s3.toml"
@@ -86,13 +90,13 @@ def on_s3(system: System, s3: S3Server, tmp_path: Path) -> Callable[..., OnS3]:
 
 
 @pytest.fixture
-def place(on_s3: Callable[..., OnS3], s3: S3Server) -> OnS3:
-    """An empty place, reached by [export.s3]."""
+def store(on_s3: Callable[..., OnS3], s3: S3Server) -> OnS3:
+    """An empty prefix, reached by [export.s3]."""
     return on_s3(section(s3, "export.s3"))
 
 
 def from_environment(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps the credentials it has found
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it caches the credentials
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
@@ -128,23 +132,25 @@ def test_an_export_is_the_source_and_the_next_one_writes_what_changed(
     assert exported(system, form, to, "stock") == source_rows(system, "stock")
 
 
-def test_duckdb_reads_the_files_of_the_list_and_old_ones_go(system: System, place: OnS3) -> None:
+def test_duckdb_reads_the_files_of_the_list_and_old_ones_go(system: System, store: OnS3) -> None:
     name = name_of(system, "orders")
     expected: dict[Any, str] = {}
     lists = []
     for _ in range(3):
         write(system, 10)
-        export(system, "parquet", place, "--source", "*.orders")
-        lists.append(place.files(name))
-        files = ds.dataset(lists[-1], filesystem=place.filesystem)
+        export(system, "parquet", store, "--source", "*.orders")
+        lists.append(store.files(name))
+        files = ds.dataset(lists[-1], filesystem=store.filesystem)
         found = duckdb.from_arrow(files).select("id", "state").fetchall()
         expected = {key: row["state"] for (key,), row in source_rows(system, "orders").items()}
         assert dict(found) == expected
-    bucket, prefix = open_bucket(place.url, place.server.options())
+    bucket, prefix = open_bucket(store.url, store.server.options())
     folder = f"{prefix}shop/{name}/data/"
-    kept = {f"{bucket.name}/{folder}{one}" for one in bucket.keys(folder)}
-    assert kept == {*lists[-1], *lists[-2]}, "readers of the last list but one are not disturbed"
-    assert not kept >= {*lists[0]}
+    retained = {f"{bucket.name}/{folder}{one}" for one in bucket.keys(folder)}
+    assert retained == {*lists[-1], *lists[-2]}, (
+        "readers of the last list but one are not disturbed"
+    )
+    assert not retained >= {*lists[0]}
 
 
 KILLED = """
@@ -173,47 +179,47 @@ export_command.export(
 @pytest.mark.faults
 @pytest.mark.parametrize("form", FORMATS)
 def test_one_that_is_killed_before_its_commit_leaves_the_old_state_and_is_made_up_for(
-    system: System, place: OnS3, form: str
+    system: System, store: OnS3, form: str
 ) -> None:
     write(system, 10)
-    export(system, form, place, "--source", "*.orders")
-    before = exported(system, form, place, "orders")
+    export(system, form, store, "--source", "*.orders")
+    before = exported(system, form, store, "orders")
     write(system, 20)
-    command = [sys.executable, "-c", KILLED, str(place.config), form, place.url]
+    command = [sys.executable, "-c", KILLED, str(store.config), form, store.url]
     done = subprocess.run(command, capture_output=True, timeout=120 * PATIENCE, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-    assert exported(system, form, place, "orders") == before
-    assert export(system, form, place, "--source", "*.orders") == ["changes"]
-    assert exported(system, form, place, "orders") == source_rows(system, "orders")
+    assert exported(system, form, store, "orders") == before
+    assert export(system, form, store, "--source", "*.orders") == ["changes"]
+    assert exported(system, form, store, "orders") == source_rows(system, "orders")
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_commit_that_is_refused_changes_nothing_and_one_whose_answer_is_lost_counts(
-    system: System, place: OnS3, form: str
+    system: System, store: OnS3, form: str
 ) -> None:
-    faults = place.server.faults
+    faults = store.server.faults
     write(system, 10)
-    export(system, form, place, "--source", "*.orders")
-    before = exported(system, form, place, "orders")
+    export(system, form, store, "--source", "*.orders")
+    before = exported(system, form, store, "orders")
     write(system, 10)
     faults.refused_writes = (COMMITS[form],)
     with pytest.raises(StoreError, match=r"^s3://.*orders.*503|^s3://.*SlowDown") as refused:
-        export(system, form, place, "--source", "*.orders")
+        export(system, form, store, "--source", "*.orders")
     assert isinstance(refused.value, BucketError), "its hint is about S3"
     assert "\n" not in refused.value.message and "\x1b" not in refused.value.message
     faults.refused_writes = ()
-    assert exported(system, form, place, "orders") == before
+    assert exported(system, form, store, "orders") == before
 
     faults.lost_writes.append(COMMITS[form])
     if form == "delta":  # its library takes it for another's commit; the next export knows better
         with pytest.raises(StoreError, match=r"main\.orders: "):
-            export(system, form, place, "--source", "*.orders")
+            export(system, form, store, "--source", "*.orders")
     else:
-        assert export(system, form, place, "--source", "*.orders") == ["changes"]
+        assert export(system, form, store, "--source", "*.orders") == ["changes"]
     assert faults.lost_writes == []
-    assert exported(system, form, place, "orders") == source_rows(system, "orders")
-    assert export(system, form, place, "--source", "*.orders") == ["nothing"]
+    assert exported(system, form, store, "orders") == source_rows(system, "orders")
+    assert export(system, form, store, "--source", "*.orders") == ["nothing"]
 
 
 def rows(*ids: int) -> pa.Table:
@@ -269,8 +275,8 @@ def test_a_catalog_of_the_users_gets_the_tables(
         "glue.secret-access-key": "env:GLUE_SECRET",
     }
     monkeypatch.setenv("GLUE_SECRET", "not-a-secret")
-    told = "".join(f'"{name}" = "{value}"\n' for name, value in glue.items())
-    to = on_s3(f"{section(s3, 'export.s3')}[export.catalog]\n{told}")
+    properties = "".join(f'"{name}" = "{value}"\n' for name, value in glue.items())
+    to = on_s3(f"{section(s3, 'export.s3')}[export.catalog]\n{properties}")
     reader = GlueCatalog("mine", **{**glue, "glue.secret-access-key": "x"}, **to.properties)
     for expected in ("whole", "changes"):
         write(system, 10)
@@ -291,7 +297,7 @@ def test_a_place_that_is_none_is_told_in_a_line(
 
     reached = section(s3, "export.s3")
     assert "there is no bucket 'nowhere' at http" in refused("s3://nowhere/lake", reached)
-    stranger = section(s3, "export.s3", access_key="somebody")
+    stranger = section(s3, "export.s3", access_key="stranger")
     assert "refuses the credentials: InvalidAccessKeyId" in refused(s3.place(), stranger)
     assert "--to is a folder or s3://" in refused("gs://bucket/lake", reached)
     assert "did you mean endpoint?" in refused(s3.place(), reached.replace("endpoint", "endpont"))
@@ -303,8 +309,8 @@ def test_a_place_that_is_none_is_told_in_a_line(
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(system.folder / "none"))
-    nobody = f'[export.s3]\nendpoint = "{s3.url}"\nregion = "us-east-1"\n'
-    assert "there are no credentials for S3" in refused(s3.place(), nobody)
+    anonymous = f'[export.s3]\nendpoint = "{s3.url}"\nregion = "us-east-1"\n'
+    assert "there are no credentials for S3" in refused(s3.place(), anonymous)
 
 
 def test_a_catalog_that_cannot_be_opened_is_told_without_its_secrets(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ async def test_who_stops_at_the_end_of_a_window_has_its_checkpoint(scripted: Sta
 async def test_a_checkpoint_that_comes_due_within_a_window_covers_that_window(
     scripted: StartServer,
 ) -> None:
-    """An application that keeps it with its state would have more than the checkpoint says."""
+    """An application that stores it with its state would have more than the checkpoint covers."""
     server = await scripted(*[orders(scn, 2) for scn in range(1, 200)])
 
     def take_time(step: Step) -> None:

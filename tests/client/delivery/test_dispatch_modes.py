@@ -47,12 +47,12 @@ def workload(seed: int, windows: int) -> tuple[list[bytes], dict[str, dict[Any, 
 
 
 class OrderChecking(Mirror):
-    """Applies under a lock, and notes keys of which two events are played at once."""
+    """Applies under a lock, and records keys with two events at once."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        self._playing: dict[Any, int] = defaultdict(int)
+        self._running: dict[Any, int] = defaultdict(int)
         self.overlaps: list[Any] = []
         self.threads: set[int] = set()
 
@@ -60,17 +60,17 @@ class OrderChecking(Mirror):
         key = (event.source, event.key_bytes)
         with self._lock:
             self.threads.add(threading.get_ident())
-            self._playing[key] += 1
-            if self._playing[key] > 1:
+            self._running[key] += 1
+            if self._running[key] > 1:
                 self.overlaps.append(key)
         with self._lock:
             super().onDataEvent(event)
-            self._playing[key] -= 1
+            self._running[key] -= 1
         return None
 
 
 class AsyncMirror(Mirror):
-    """Applies after a turn of the loop, so that lanes interleave."""
+    """Applies after a yield to the loop, so that workers interleave."""
 
     async def onDataEvent(self, event: Any) -> Result | None:
         await asyncio.sleep(0)
@@ -118,7 +118,7 @@ async def test_all_modes_recover_from_failures_to_the_same_tables(
             return super().onDataEvent(event)
 
         def onRollback(self, checkpoint: Any) -> Result | None:
-            self._playing.clear()
+            self._running.clear()
             return super().onRollback(checkpoint)
 
     mirror = Failing()
@@ -134,23 +134,23 @@ async def test_across_windows_a_checkpoint_waits_for_every_event_before_it(
 ) -> None:
     server = await scripted(*[orders(scn, scn) for scn in range(1, 9)])
     release = asyncio.Event()
-    played: set[int] = set()
+    delivered: set[int] = set()
     checkpoints: list[tuple[int, set[int]]] = []
 
     class Slow(Consumer):
         async def onDataEvent(self, event: Any) -> None:
             if event.scn == 3:
                 await release.wait()
-            played.add(event.scn)
+            delivered.add(event.scn)
 
         def onCheckpoint(self, checkpoint: Any) -> Result | None:
-            checkpoints.append((checkpoint.position.scn, set(played)))
+            checkpoints.append((checkpoint.position.scn, set(delivered)))
             return None
 
     client = make(Slow(), server.url, dispatch="across_windows", workers=4)
     async with serving(client):
         async with asyncio.timeout(10 * PATIENCE):
-            while len(played) < 6:
+            while len(delivered) < 6:
                 await asyncio.sleep(0.001)
             assert all(scn < 3 for scn, _ in checkpoints)
             release.set()
@@ -165,7 +165,7 @@ async def test_across_windows_no_checkpoint_covers_an_event_that_fails_during_th
 ) -> None:
     server = await scripted(orders(1, 1), orders(2, 2))
     first, second = asyncio.Event(), asyncio.Event()
-    played: list[int] = []
+    delivered: list[int] = []
     failed: list[int] = []
     checkpoints: list[tuple[int, list[int]]] = []
 
@@ -175,7 +175,7 @@ async def test_across_windows_no_checkpoint_covers_an_event_that_fails_during_th
             if event.scn == 2 and not failed:
                 failed.append(event.scn)
                 raise RuntimeError("once")
-            played.append(event.scn)
+            delivered.append(event.scn)
 
         async def onEndDataEventSequence(self, window: Any) -> None:
             if window.scn == 2:
@@ -183,7 +183,7 @@ async def test_across_windows_no_checkpoint_covers_an_event_that_fails_during_th
                 await some_turns()
 
         async def onCheckpoint(self, checkpoint: Any) -> None:
-            checkpoints.append((checkpoint.position.scn, list(played)))
+            checkpoints.append((checkpoint.position.scn, list(delivered)))
             second.set()
             await some_turns()
 
@@ -257,13 +257,13 @@ async def test_who_cancels_the_client_ends_it_within_a_callback(
 async def test_who_is_cancelled_plays_nothing_that_was_queued(scripted: StartServer) -> None:
     server = await scripted(*[orders(scn, *range(20)) for scn in range(1, 21)])
     gate, began = threading.Event(), threading.Event()
-    played: list[Position] = []
+    delivered: list[Position] = []
 
     class Slow(Recorder):
         def onDataEvent(self, event: Any) -> Result | None:
             began.set()
             gate.wait(60)
-            played.append(event.position)
+            delivered.append(event.position)
             return None
 
     recorder = Slow()
@@ -278,7 +278,7 @@ async def test_who_is_cancelled_plays_nothing_that_was_queued(scripted: StartSer
         lambda: not {"databus-0", "databus-1"} & {t.name for t in threading.enumerate()}
     )
     assert began.is_set()
-    assert len(played) <= 2, "what was being played when the client ended"
+    assert len(delivered) <= 2, "the events that were running when the client ended"
 
 
 async def test_an_async_callback_that_hangs_is_cancelled_and_replayed(

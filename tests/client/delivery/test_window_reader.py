@@ -1,4 +1,4 @@
-"""The iterator: windows asked for and committed, with and without an event loop."""
+"""The iterator: windows taken and committed, with and without an event loop."""
 
 from __future__ import annotations
 
@@ -196,9 +196,9 @@ async def test_windows_that_are_kept_can_be_read_when_the_iteration_has_ended(
     client = make(server.url, buffer_bytes=30_000)
 
     def read() -> None:
-        kept = list(itertools.islice(client.windows(), 2))
-        assert [event.seq for event in kept[0]] == [0]
-        for late in (kept[0].commit, lambda: list(kept[1])):
+        taken = list(itertools.islice(client.windows(), 2))
+        assert [event.seq for event in taken[0]] == [0]
+        for late in (taken[0].commit, lambda: list(taken[1])):
             with pytest.raises(InternalError, match="the iteration has ended"):
                 late()
 
@@ -209,12 +209,12 @@ async def test_awindows_that_are_kept_can_be_read_when_the_iteration_has_ended(
     scripted: StartServer,
 ) -> None:
     server = await scripted(orders(1, 1), orders(2, *range(5000)))
-    kept = []
+    taken = []
     async with contextlib.aclosing(make(server.url, buffer_bytes=30_000).awindows()) as windows:
         async for one in windows:
-            kept.append(one)
+            taken.append(one)
             if one.scn == 2:
                 break
-    assert [event.seq async for event in kept[0]] == [0]
+    assert [event.seq async for event in taken[0]] == [0]
     with pytest.raises(InternalError, match="the iteration has ended"):
-        _ = [event async for event in kept[1]]
+        _ = [event async for event in taken[1]]

@@ -207,14 +207,14 @@ async def test_a_time_that_the_ring_has_left_goes_through_the_bootstrap_and_back
     assert client.status.bootstrap_count == 1
 
 
-@pytest.mark.parametrize("kept", [slice(200, None), slice(0)], ids=["later", "nothing"])
+@pytest.mark.parametrize("retained", [slice(200, None), slice(0)], ids=["later", "nothing"])
 async def test_a_time_that_nobody_holds_is_an_error_and_never_a_gap(
-    tmp_path: Path, kept: slice
+    tmp_path: Path, retained: slice
 ) -> None:
     made = orders(*range(4, 900))
     async with (
         small_relay(tmp_path / "relay", made) as relay,
-        bootstrap_of(tmp_path / "bootstrap", made[kept]) as url,
+        bootstrap_of(tmp_path / "bootstrap", made[retained]) as url,
     ):
         with pytest.raises(LogTooYoung, match="committed at 9999999 us or before") as caught:
             await consume(

@@ -109,7 +109,7 @@ def test_a_position_ahead_of_the_ring_keeps_its_relay_and_waits_there() -> None:
     drive(one, PullOutcome.ENDED)
     step = one.next()
     assert (step.state, step.resume) == (State.STREAM, at(10**9))
-    assert step.wait_s > 0, "answers that give nothing are not asked for in a busy loop"
+    assert step.wait_s > 0, "empty answers are not requested in a busy loop"
 
 
 def test_long_polls_that_bring_nothing_are_no_failures_however_many() -> None:
@@ -119,7 +119,7 @@ def test_long_polls_that_bring_nothing_are_no_failures_however_many() -> None:
         drive(one, PullOutcome.QUIET)
         step = one.next()
         assert (step.state, step.resume) == (State.STREAM, at(5))
-        assert 0 < step.wait_s <= 0.1, "a server that answers at once is not asked in a busy loop"
+        assert 0 < step.wait_s <= 0.1, "a server that answers at once is not polled in a busy loop"
 
 
 def test_a_position_that_only_the_log_has_goes_to_the_bootstrap_and_returns_at_the_target() -> None:

@@ -189,7 +189,7 @@ def test_filters_and_columns_make_the_request_smaller(spark: Any, system: System
     assert sent < plain[1]
     frame = read(spark, system, "orders")
     assert frame.where(f"id = {keys[5][0]}").count() == 1
-    assert frame.count() == len(keys), "what one query asked for is none of the next one's"
+    assert frame.count() == len(keys), "a query's filter does not apply to the next one"
     some = read(spark, system, "orders", columns="state,id")
     assert some.columns == ["state", "id"]
     assert {(row["id"],) for row in rows_of(some)} == set(keys)
@@ -216,7 +216,7 @@ class Sink:
         return [pq.read_table(folder).to_pylist() for folder in folders]
 
 
-def run_to_the_end(spark: Any, system: System, sink: Sink, place: Path) -> None:
+def run_to_the_end(spark: Any, system: System, sink: Sink, checkpoints: Path) -> None:
     """A query over what there is now, from where its checkpoint stands."""
     stream = spark.readStream.format("databus").options(
         **options(system, "orders", metadata="true")
@@ -224,7 +224,7 @@ def run_to_the_end(spark: Any, system: System, sink: Sink, place: Path) -> None:
     query = (
         stream.load()
         .writeStream.foreachBatch(sink)
-        .option("checkpointLocation", str(place))
+        .option("checkpointLocation", str(checkpoints))
         .trigger(once=True)
         .start()
     )
@@ -244,7 +244,7 @@ def test_a_stream_that_dies_and_starts_again_gives_each_change_once(
     with pytest.raises(StreamingQueryException):
         run_to_the_end(spark, system, dying, tmp_path / "checkpoint")
     half = dying.rows()[1]
-    # So much happens meanwhile that the relay's ring has forgotten the batch; the log keeps up.
+    # So much happens meanwhile that the relay's ring no longer has the batch; the log has it.
     while get(f"{system.relay_url}/v1/databases")["databases"][0]["prev"]["scn"] <= begun.scn:
         write(system, 100)
     sink = Sink(folder)
@@ -268,7 +268,7 @@ def test_a_stream_that_is_killed_goes_on_though_its_batch_was_merged_meanwhile(
 ) -> None:
     processes = Processes(tmp_path)
     # Without relays, as if these had forgotten everything: their rings are not merged.
-    asked = {
+    read_options = {
         table: options(system, table, metadata="true", partitions=1, relays="") for table in STALLS
     }
     settings = {
@@ -278,7 +278,7 @@ def test_a_stream_that_is_killed_goes_on_though_its_batch_was_merged_meanwhile(
                 "folder": str(tmp_path / table),
                 "key": TABLES[table],
                 "stalls_in": batch,
-                "options": asked[table],
+                "options": read_options[table],
             }
             for table, batch in STALLS.items()
         ],
@@ -305,7 +305,7 @@ def test_a_stream_that_is_killed_goes_on_though_its_batch_was_merged_meanwhile(
     write_segments(system, 1)
     for _ in range(2):  # the batches that were killed, then what came since
         queries = [
-            query_to(spark, sink, asked[table], tmp_path / table / "place", once=True)
+            query_to(spark, sink, read_options[table], tmp_path / table / "place", once=True)
             for table, sink in sinks.items()
         ]
         for query in queries:

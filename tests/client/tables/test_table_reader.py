@@ -25,8 +25,8 @@ def read(url: str) -> list[Any]:
     address = TableAddress("shop", "shop.orders", relays=(url,), give_up_s=0.1)
     reader = TableReader(address)
     decoder = RowDecoder(reader.schema(), reader.schema_of)
-    asked = Range("all", Position(1, 1), Position(3, 1), reader.clock)
-    return [row for batch in reader.batches(asked, decoder) for row in batch.to_pylist()]
+    requested = Range("all", Position(1, 1), Position(3, 1), reader.clock)
+    return [row for batch in reader.batches(requested, decoder) for row in batch.to_pylist()]
 
 
 async def test_the_changes_of_a_range_are_read(scripted: StartServer) -> None:

@@ -73,10 +73,10 @@ def test_gathered_frames_are_the_chosen_ones_back_to_back(chosen: list[bool]) ->
     columns = scan(block)
     assert len(columns) == 8
     raw = np.frombuffer(block, dtype=np.uint8)
-    places = np.flatnonzero(chosen)
-    found = gather(raw, columns.offset[places], columns.length[places].astype(np.int64))
+    indexes = np.flatnonzero(chosen)
+    found = gather(raw, columns.offset[indexes], columns.length[indexes].astype(np.int64))
     offsets = [*columns.offset.tolist(), len(block)]
-    wanted = b"".join(block[offsets[at] : offsets[at + 1]] for at in places)
+    wanted = b"".join(block[offsets[at] : offsets[at + 1]] for at in indexes)
     assert bytes(found) == wanted
 
 

@@ -1,4 +1,4 @@
-"""What a TCP connection is told: how much may be on the way to a peer that is near."""
+"""Options of a TCP connection: the send buffer for a peer that is near."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_neighbour_has_less_on_the_way_and_still_gets_every_byte() -> None:
         with here:
             assert tcp_options.is_near(here)
             tcp_options.limit_sending(here, 64 << 10)
-            # Linux takes twice of what it is told.
+            # Linux doubles the value.
             assert here.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 128 << 10
             here.sendall(b"a row")
             assert there.recv(5) == b"a row"

@@ -1,4 +1,4 @@
-"""Names of sources: a part with a dot is told from the dot between the parts."""
+"""Names of sources: a dot within a part is not the dot between the parts."""
 
 from __future__ import annotations
 

@@ -212,8 +212,8 @@ def test_json_values_follow_the_rules() -> None:
 def test_json_values_are_read_back_as_what_they_were(row: dict[str, Any]) -> None:
     for column in ALL_KINDS.columns:
         value = row[column.name]
-        told = to_json_value(value, column.kind)
-        back = from_json_value(json.loads(json.dumps(told)), column.kind)
+        rendered = to_json_value(value, column.kind)
+        back = from_json_value(json.loads(json.dumps(rendered)), column.kind)
         assert back == value or (back != back and value != value)
 
 

@@ -71,7 +71,7 @@ def checkpoints(tmp_path: Path) -> Path:
 
 
 def read_each(kind: str, folder: Path, contents: list[bytes]) -> list[str]:
-    """What a reader says of the store with each content; "" where the process ended."""
+    """The error of a reader for each content; "" if the process ended."""
     answers: list[str] = []
     process = subprocess.Popen(
         [sys.executable, "-c", READ], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
