@@ -155,11 +155,15 @@ async def test_a_claim_keeps_the_relay_away_until_it_is_given_up(
     assert any("too many rows differ" in reason for reason in reasons)
 
 
+@pytest.mark.parametrize("keeps_rows", [True, False])
 @pytest.mark.parametrize("by", ["the relay", "bootstrap"])
 async def test_a_second_definition_while_a_table_is_read_suspends_it_again(
-    tmp_path: Path, by: str
+    tmp_path: Path, by: str, keeps_rows: bool
 ) -> None:
-    """Of a table that keeps its rows the source ends the suspension itself, before it is read."""
+    """Of a table that keeps its rows the source ends the suspension itself, before it is read.
+
+    Of another one the read ends it, and the second one can come before that has been noticed.
+    """
 
     class Host:
         intake: Any = None
@@ -176,9 +180,11 @@ async def test_a_second_definition_while_a_table_is_read_suspends_it_again(
     host: Any = Host()
     pace = ResyncPace(alone_s=0.0)
     tables = Resync(config_of(tmp_path, "auto"), tmp_path / "tables.json", host, pace)
-    host.stops = {"main.t": TableSuspension(5, "its column d was added", keeps_rows=True)}
+    first = TableSuspension(5, "its column d was added", keeps_rows=keeps_rows)
+    host.stops = {"main.t": first}
     tables.notice()
-    host.stops = {}
+    if keeps_rows:
+        host.stops = {}
     if by == "bootstrap":
         assert tables.claim("main.t", by)
     else:

@@ -113,7 +113,7 @@ class Resync:
         self._config = config
         self._host = host
         self._pace = pace
-        self._resuming: set[str] = set()
+        self._resuming: dict[str, str] = {}
         self._present: dict[str, _Present] = {}
         self._changed = asyncio.Event()
         self._closed = asyncio.Event()
@@ -178,7 +178,11 @@ class Resync:
         stops = self._host.suspended()
         if stops is None:
             return
-        self._resuming &= stops.keys()
+        self._resuming = {
+            source: _identity(stops[source])
+            for source, suspension in self._resuming.items()
+            if source in stops and suspension in ("", _identity(stops[source]))
+        }
         for known in self.book:
             suspension = stops.get(known.source)
             self._waits_for(known, suspension.waits_for if suspension is not None else "")
@@ -316,10 +320,13 @@ class Resync:
 
     def _take_up(self, source: str) -> None:
         """It is about to be read, which ends its suspension.  If the source has ended it already,
-        as for a table that keeps its rows, the next suspension is a new one."""
+        as for a table that keeps its rows, the next suspension is a new one.  So is one that comes
+        before the end of this one has been noticed."""
         stops = self._host.suspended()
-        if stops is None or source in stops:
-            self._resuming.add(source)
+        if stops is None:
+            self._resuming[source] = ""  # whichever it is
+        elif source in stops:
+            self._resuming[source] = _identity(stops[source])
 
     def dump_ended(self, dump: Dump) -> None:
         """A dump is completed, has failed or was cancelled."""
@@ -447,7 +454,7 @@ class Resync:
             if isinstance(source, ForgettingSource):
                 await source.forget(record.source)
         except DatabusError as error:
-            self._resuming.discard(record.source)
+            self._resuming.pop(record.source, None)
             self._failed(record, error.message)
             self._publish_now()
             return
@@ -569,6 +576,10 @@ def _exactly(source: str) -> str:
 def _words(dump: Dump) -> str:
     error = dump.error or {}
     return str(error.get("detail") or error.get("title") or f"dump {dump.id} was {dump.state}")
+
+
+def _identity(suspension: TableSuspension) -> str:
+    return f"{suspension.since_scn} {suspension.why}"
 
 
 def _now_us() -> int:
