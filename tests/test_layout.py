@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import subprocess
@@ -192,6 +193,27 @@ def test_no_file_of_a_room_is_longer_than_600_lines_and_no_test_longer_than_800(
 
     sizes = {path: len(path.read_text().splitlines()) for path in python_files()}
     assert {str(path): count for path, count in sizes.items() if count > limit(path)} == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("relay/databus/relay/processes/fetcher.py", "Fetcher"),
+        ("client/databus/client/delivery/consumer_calls.py", "Delivery"),
+        ("bootstrap/databus/bootstrap/log/hot_log.py", "HotLog"),
+    ],
+)
+def test_a_central_class_holds_fewer_than_twenty_attributes(path: str, name: str) -> None:
+    tree = ast.parse((ROOT / path).read_text())
+    (found,) = (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == name)
+    attributes = {
+        node.attr
+        for node in ast.walk(found)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and ast.unparse(node.value) == "self"
+    }
+    assert 5 < len(attributes) < 20, sorted(attributes)
 
 
 def test_modules_are_named_after_things_of_the_domain() -> None:

@@ -90,7 +90,6 @@ FIELDS: tuple[FrameField, ...] = (
 )
 HEADER = struct.Struct("<" + "".join(field.code for field in FIELDS))
 HEADER_BYTES = HEADER.size
-HEADER_WORDS = HEADER_BYTES // 8
 OFFSETS: dict[str, int] = {
     field.name: struct.calcsize("<" + "".join(f.code for f in FIELDS[:index]))
     for index, field in enumerate(FIELDS)
