@@ -1,4 +1,4 @@
-"""A publication that somebody drops while a relay without the right to make it again reads it."""
+"""A relay that may not alter its publication, and what others do with it and its tables."""
 
 from __future__ import annotations
 
@@ -75,3 +75,33 @@ async def test_every_table_is_suspended_until_the_publication_is_there_again(
 def warnings(fetcher: Fetcher) -> list[str]:
     found = fetcher.status_document()["source"].get("warnings") or []
     return [str(warning) for warning in found]
+
+
+async def test_a_table_that_loses_its_key_keeps_no_other_from_being_looked_at(
+    postgres_database: FreshDatabase, reader: str, tmp_path: Path
+) -> None:
+    """The relay cannot take it out of the publication."""
+    db, folder = postgres_database, tmp_path / "shop"
+    db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    db.execute("CREATE PUBLICATION given FOR TABLE t WITH (publish_via_partition_root = true)")
+    config = database_config(
+        "shop", reader, "public.*", publication="given", discover_every="200ms"
+    ).model_copy(update={"resync": "auto"})
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        db.execute("ALTER TABLE t REPLICA IDENTITY NOTHING")
+        await eventually(lambda: "public.t" in stopped(fetcher), 30, "named")
+        assert 'ALTER PUBLICATION "given" DROP TABLE' in stopped(fetcher)["public.t"]
+        db.execute("CREATE TABLE later (id int PRIMARY KEY)")
+        db.execute("INSERT INTO later VALUES (1)")
+        await eventually(lambda: "public.later" in stopped(fetcher), 30, "later is named")
+        db.execute("ALTER PUBLICATION given ADD TABLE later")
+        db.execute("ALTER TABLE t REPLICA IDENTITY DEFAULT")
+        await eventually(lambda: not stopped(fetcher), 60, "both are followed")
+        db.execute("INSERT INTO later VALUES (2); INSERT INTO t VALUES (1)")
+        wanted = {"public.later": {(1,), (2,)}, "public.t": {(1,)}}
+        await eventually(
+            lambda: {
+                source: set(ring_state(folder).tables.get(source, ())) for source in wanted
+            } == wanted, 30, "equal",
+        )  # fmt: skip

@@ -49,7 +49,12 @@ from databus.relay.sources.postgres.tables.postgres_catalogue import (
     Catalogue,
     create_publication_sql,
 )
-from databus.relay.sources.postgres.tables.postgres_tables import PostgresTable, key_remedy, matches
+from databus.relay.sources.postgres.tables.postgres_tables import (
+    PostgresTable,
+    key_remedy,
+    matches,
+    quote,
+)
 from databus.relay.sources.postgres.tables.publications import (
     FORGOTTEN,
     NO_OID,
@@ -432,8 +437,8 @@ class PostgresSource:
         unkeyed = [table for table in tables if not table.key and table.source in given]
         for table in unkeyed:
             if table.oid in publication.members:
-                await self._catalogue.reduce_publication(table)
-            self._suspend(table.source, DefinitionGap(unpublished[table.source], keeps_rows=False))
+                unpublished[table.source] += await self._taken_out(table)
+            self._suspend_until(table.source, unpublished[table.source], key_remedy(table))
         if unkeyed:
             self._given = self._given.without(unkeyed)
         missing = given.keys() - {table.source for table in tables}
@@ -449,14 +454,28 @@ class PostgresSource:
                 _log.warning("database %s: %s is not captured: %s", name, source, reason)
         self._unpublished = unpublished
 
+    async def _taken_out(self, table: PostgresTable) -> str:
+        """Take a table without a key out of the publication: the server refuses the application's
+        updates of it.  What remains to be done by others."""
+        try:
+            await self._catalogue.reduce_publication(table)
+        except (
+            asyncpg.InsufficientPrivilegeError,
+            asyncpg.LockNotAvailableError,
+            asyncpg.UndefinedObjectError,
+            asyncpg.UndefinedTableError,
+        ) as error:
+            name = quote(self._settings.publication)
+            return f", or ALTER PUBLICATION {name} DROP TABLE {table.only} ({error})"
+        return ""
+
     async def _suspend_eventless(self, oids: dict[str, int], unpublished: dict[str, str]) -> None:
         """Stop tables that are no longer among those that can be captured, and are not gone."""
         found = await self._catalogue.eventless(oids.values()) if oids else {}
         for source in found.keys() & oids:
             why, cure = found[source]
             unpublished[source] = f"{why}; {cure}"
-            self._suspend(source, DefinitionGap(why, keeps_rows=False, waits_for=cure))
-            self._stopped.wait_for(source, cure)
+            self._suspend_until(source, why, cure)
             self._given = self._given.lost([source])
 
     async def _suspend_gone(self, tables: Iterable[PostgresTable]) -> None:
@@ -535,7 +554,7 @@ class PostgresSource:
                 if not is_known and await self._catalogue.table(table.oid) != table:
                     continue  # It was altered or dropped meanwhile: the next look sees it.
                 unpublished.setdefault(table.source, str(problem))
-                self._suspend(table.source, DefinitionGap(str(problem), keeps_rows=False))
+                self._suspend_until(table.source, str(problem), problem.cure)
                 continue
             self._stopped.wait_for(table.source, "")
             # The stream may have met a later definition meanwhile.
@@ -562,6 +581,11 @@ class PostgresSource:
             return await self._catalogue.is_empty(table)
         except asyncpg.PostgresError:
             return False
+
+    def _suspend_until(self, source: str, why: str, cure: str) -> None:
+        """Stop a table, which is not read before this is done."""
+        self._suspend(source, DefinitionGap(why, keeps_rows=False, waits_for=cure))
+        self._stopped.wait_for(source, cure)
 
     def _suspend(self, source: str, change: DefinitionGap) -> None:
         if self._stream is not None:
