@@ -285,7 +285,7 @@ async def test_what_is_no_http_is_a_problem_and_one_line(
             assert json.loads(body)["code"] == "bad_request"
             (record,) = caplog.records
             assert record.exc_info is None and record.getMessage().startswith(
-                "no HTTP request from"
+                "not an HTTP request from"
             )
 
 

@@ -371,7 +371,7 @@ def from_error_frame(body: bytes) -> DatabusError:
     """The error that an ERROR frame holds."""
     problem = _document(body)
     if problem is None:
-        return FormatError(f"an error frame holds no problem: {body[:200]!r}")
+        return FormatError(f"an error frame without a problem document: {body[:200]!r}")
     return from_problem(problem)
 
 

@@ -62,7 +62,7 @@ def decode_table_state(content: bytes) -> TableState:
     try:
         document = json.loads(content)
     except ValueError as error:
-        raise FormatError(f"{content[:200]!r} is no state of a table: {error}") from error
+        raise FormatError(f"{content[:200]!r} is not a table's state: {error}") from error
     return table_state_of(document)
 
 
@@ -81,4 +81,4 @@ def table_state_of(document: Any) -> TableState:
             str(document["cure"]),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{str(document)[:200]!r} is no state of a table: {error}") from error
+        raise FormatError(f"{str(document)[:200]!r} is not a table's state: {error}") from error

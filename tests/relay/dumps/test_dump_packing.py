@@ -63,5 +63,5 @@ def test_asked_for_keys_without_a_row_go_out_as_deletions_behind_the_rows() -> N
 
 
 def test_a_value_that_is_none_of_its_column_is_refused() -> None:
-    with pytest.raises(FormatError, match="'yesterday' is no value of kind date"):
+    with pytest.raises(FormatError, match="'yesterday' is not a value of kind date"):
         with_deletions(chunk_of(EMPTY), ITEMS, [["yesterday", 7]])

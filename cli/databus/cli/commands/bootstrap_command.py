@@ -35,7 +35,7 @@ def bootstrap(
         databus bootstrap -c databus.toml --role writer
     """
     if role not in ("all", "writer", "server"):
-        raise BadRequest(f"--role {role!r} is none of all, writer, server")
+        raise BadRequest(f"--role {role!r} is not one of all, writer, server")
     require_extra("bootstrap")
     keep_files_private()
     serving_log.log_to_stderr()

@@ -44,7 +44,7 @@ def demo(
     from databus.cli.demo.shop import DIALECTS
 
     if db not in DIALECTS:
-        raise BadRequest(f"--db {db!r} is none of {', '.join(DIALECTS)}")
+        raise BadRequest(f"--db {db!r} is not one of {', '.join(DIALECTS)}")
     if duration < SHORTEST_S:
         raise BadRequest(f"--duration {duration} is too short; give {SHORTEST_S:.0f} or more")
     equal = asyncio.run(Demo(db, duration_s=duration, seed=seed, keep=keep, picture=picture).run())

@@ -64,7 +64,7 @@ def export(
         databus export -c databus.toml --format iceberg --to s3://bucket/lake
     """
     if form not in FORMATS:
-        raise BadRequest(f"--format {form!r} is none of {', '.join(FORMATS)}")
+        raise BadRequest(f"--format {form!r} is not one of {', '.join(FORMATS)}")
     loaded = _loaded(config)
     url = bootstrap or _address(config, loaded)
     require_extra("export")

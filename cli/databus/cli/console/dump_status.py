@@ -123,9 +123,9 @@ def key_list(text: str) -> list[Any]:
     try:
         keys = json.loads(text)
     except ValueError as error:
-        raise BadRequest(f"--keys {text!r} is no JSON: {error}") from None
+        raise BadRequest(f"--keys {text!r} is not JSON: {error}") from None
     if not isinstance(keys, list):
-        raise BadRequest(f"--keys {text!r} is no list")
+        raise BadRequest(f"--keys {text!r} is not a list")
     return keys
 
 

@@ -101,8 +101,8 @@ def _start(text: str, bootstraps: list[str]) -> str | int | dt.datetime:
         time = dt.datetime.fromisoformat(text)
     except ValueError:
         raise BadRequest(
-            f"--from {text!r} is none of oldest, latest, bootstrap, an SCN, or a time in ISO 8601 "
-            "such as 2026-03-01T12:00:00Z"
+            f"--from {text!r} is not one of oldest, latest, bootstrap, an SCN, or a time in ISO "
+            "8601 such as 2026-03-01T12:00:00Z"
         ) from None
     # UTC by default, as at the relay.
     return time if time.tzinfo else time.replace(tzinfo=dt.UTC)

@@ -162,7 +162,7 @@ def control_json(block: Block, index: int) -> dict[str, object]:
     """The JSON object that a control frame carries.
 
     Raises:
-        FormatError: it carries none.
+        FormatError: it carries no such object.
     """
     frame = block.frame(index)
     try:

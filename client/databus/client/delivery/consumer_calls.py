@@ -468,7 +468,7 @@ class Delivery:
 
 
 def _checked_result(name: str, answer: Any) -> Result:
-    """The result that a callback returned, if it is no error.
+    """The result that a callback returned, if it is not an error.
 
     Raises:
         CallbackFailed: it is ERROR, ERROR_FATAL or not a result.
@@ -480,7 +480,7 @@ def _checked_result(name: str, answer: Any) -> Result:
     if answer is Result.ERROR_FATAL:
         raise CallbackFailed(f"{name} returned ERROR_FATAL", is_fatal=True)
     if not isinstance(answer, Result):
-        raise CallbackFailed(f"{name} returned {answer!r}, which is no Result and not None")
+        raise CallbackFailed(f"{name} returned {answer!r}, which is neither a Result nor None")
     return answer
 
 

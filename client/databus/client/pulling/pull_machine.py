@@ -417,7 +417,7 @@ def first_resume(
     """Where a client without a stored checkpoint begins.
 
     Raises:
-        ConfigError: ``start`` is none of bootstrap, oldest, latest, an SCN, a commit time with
+        ConfigError: ``start`` is not one of bootstrap, oldest, latest, an SCN, a commit time with
             a zone, or a checkpoint.
     """
     if isinstance(start, OnlineCheckpoint | BootstrapCheckpoint):

@@ -209,7 +209,9 @@ def _buckets(text: str, count: int, whole: str) -> frozenset[int]:
     for part in text.split(","):
         found = _BUCKETS.fullmatch(part)
         if found is None:
-            raise BadFilter(f"partition {whole!r}: {part!r} is no bucket and no range of them")
+            raise BadFilter(
+                f"partition {whole!r}: {part!r} is neither a bucket nor a range of buckets"
+            )
         low, high = int(found[1]), int(found[2] or found[1])
         if not low <= high < count:
             raise BadFilter(f"partition {whole!r}: {part!r} is not within 0-{count - 1}")

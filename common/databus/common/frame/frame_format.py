@@ -165,7 +165,9 @@ def read_frame(buf: Buffer, offset: int = 0) -> FrameView:
     view = memoryview(buf)
     room = len(view) - offset
     if room < HEADER_BYTES:
-        raise FormatError(f"{room} bytes at offset {offset} are no frame of {HEADER_BYTES} or more")
+        raise FormatError(
+            f"{room} bytes at offset {offset} are not a frame of {HEADER_BYTES} or more"
+        )
     header = HEADER.unpack_from(view, offset)
     problem = header_problem(header, room)
     if problem:

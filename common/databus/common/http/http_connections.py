@@ -184,8 +184,8 @@ class _Connection(RequestHandler):
             raise ConnectionError("the answer has begun; there can be no other")
         if status < 500:
             reason = " ".join((message or str(exc)).split())[:200]
-            _log.info("no HTTP request from %s: %r", request.remote, reason)
-            response = self._respond(BadRequest(f"this is no HTTP request: {reason!r}"))
+            _log.info("not an HTTP request from %s: %r", request.remote, reason)
+            response = self._respond(BadRequest(f"this is not an HTTP request: {reason!r}"))
         elif status == 504:
             response = self._respond(ServerUnavailable("the request was not answered in time"))
         else:

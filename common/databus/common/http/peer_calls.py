@@ -76,7 +76,7 @@ class CallAnswer:
         body = self.body()
         document = read_json(body, f"the answer of {self.url}", error) if body else {}
         if not isinstance(document, dict):
-            raise error(f"{self.url} answered {str(document)[:100]}, which is no object")
+            raise error(f"{self.url} answered {str(document)[:100]}, which is not an object")
         return document
 
 

@@ -74,7 +74,7 @@ class PeerAnswer:
         """The body, a JSON object.  Anything else raises ``error``."""
         document = await self.json(error)
         if not isinstance(document, dict):
-            raise error(f"{self.url} answered {str(document)[:100]}, which is no object")
+            raise error(f"{self.url} answered {str(document)[:100]}, which is not an object")
         return document
 
     async def problem(self, otherwise: type[DatabusError] | None) -> DatabusError:
@@ -154,7 +154,7 @@ class PeerClient:
         """The answer of ``server`` for ``path``, to be closed.
 
         With ``silence_s`` the answer has no time limit, but no pause in it may be longer.
-        A status that is no success is raised: as the error that the code of its problem names, or
+        A status other than success is raised: as the error that the code of its problem names, or
         as one of the class ``otherwise``.  With ``is_any_status_fine`` only redirects are raised.
 
         Raises:

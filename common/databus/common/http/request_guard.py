@@ -47,7 +47,7 @@ class RequestGuard:
         host = request.headers.get("Host", "")
         if not await self._is_known(_name_of(host)):
             raise ForeignHost(
-                f"the request's Host is {host!r}, which is no name of this server; add it to "
+                f"the request's Host is {host!r}, which is not a name of this server; add it to "
                 f"allowed_hosts if it is one",
                 host=host,
             )

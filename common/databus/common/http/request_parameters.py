@@ -142,7 +142,7 @@ def parse_position(text: str) -> Position:
         position = Position(int(scn), int(seq) if len(numbers) == 2 else SEQ_END)
         if position.scn <= SCN_MAX and position.seq <= SEQ_END:
             return position
-    raise BadRequest(f"{text!r} is no position: write SCN, SCN:SEQ or SCN:end", parameter="scn")
+    raise BadRequest(f"{text!r} is not a position: write SCN, SCN:SEQ or SCN:end", parameter="scn")
 
 
 def parse_checkpoint(query: Mapping[str, str], database: str) -> Checkpoint | None:
@@ -203,7 +203,7 @@ def parse_time(text: str) -> int:
         time = time.replace(tzinfo=dt.UTC) if time.tzinfo is None else time.astimezone(dt.UTC)
     except (ValueError, OverflowError):
         raise BadRequest(
-            f"{text!r} is no time: write ISO 8601 such as 2026-03-01T12:00:00Z, with + as %2B, "
+            f"{text!r} is not a time: write ISO 8601 such as 2026-03-01T12:00:00Z, with + as %2B, "
             "or microseconds since 1970",
             parameter="start_time",
         ) from None

@@ -111,7 +111,7 @@ def choose_format(accept: str, wanted: str | None) -> str:
     if wanted is not None:
         if wanted not in CONTENT_TYPES:
             raise BadRequest(
-                f"format={wanted!r} is none of {', '.join(CONTENT_TYPES)}", parameter="format"
+                f"format={wanted!r} is not one of {', '.join(CONTENT_TYPES)}", parameter="format"
             )
         return wanted
     offers = [_media_range(part) for part in accept.split(",") if part.strip()]

@@ -177,7 +177,7 @@ def from_json_value(value: Any, kind: str) -> Any:
     """The column value of a result of ``to_json_value``.
 
     Raises:
-        FormatError: it is no value of this kind.
+        FormatError: it is not a value of this kind.
     """
     if value is None or kind in ("bool", "string"):
         return value
@@ -187,7 +187,7 @@ def from_json_value(value: Any, kind: str) -> Any:
     try:
         return convert(value)
     except (ValueError, TypeError, ArithmeticError) as error:
-        raise FormatError(f"{value!r} is no value of kind {kind}: {error}") from None
+        raise FormatError(f"{value!r} is not a value of kind {kind}: {error}") from None
 
 
 def _span_of_json(text: str) -> dt.timedelta:

@@ -2,7 +2,7 @@
 
 LMDB reads its file through a memory map.  A page behind the end of the file is a SIGBUS there,
 and a damaged offset within a page is a read outside of the map.  Neither is an exception.  So
-the file is read here, by ordinary reads, before LMDB opens it.  This is no reader of values.
+the file is read here, by ordinary reads, before LMDB opens it.  It does not read values.
 
 Source: lmdb 0.9 ``mdb.c``, structures MDB_meta, MDB_db, MDB_page and MDB_node on 64 bits.
 """
