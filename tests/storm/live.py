@@ -56,13 +56,14 @@ class Loop:
     def __init__(self) -> None:
         self.turns = 0
         """How often the loop has slept for ``TURN_S``: what a busy machine does less often."""
+        self._is_closing = False
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         self._turning = asyncio.run_coroutine_threadsafe(self._turn(), self.loop)
 
     async def _turn(self) -> None:
-        while True:
+        while not self._is_closing:
             await asyncio.sleep(TURN_S)
             self.turns += 1
 
@@ -78,7 +79,8 @@ class Loop:
         return self.run(look())
 
     def close(self) -> None:
-        self._turning.cancel()
+        self._is_closing = True
+        self._turning.result(PATIENCE_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
