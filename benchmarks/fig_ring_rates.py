@@ -143,7 +143,7 @@ def filter_once(
     began = time.perf_counter()
     at, events = ring.snapshot().head, 0
     while (cached_headers := header_cache.at(ring, at)) is not None:
-        cursor.take_listed(cached_headers, partial(cached_headers.fetch, ring))
+        cursor.take_cached(cached_headers, partial(cached_headers.fetch, ring))
         at = cached_headers.after
         events += len(cached_headers.columns)
     seconds = time.perf_counter() - began
@@ -167,8 +167,8 @@ def match_once(
     began = time.perf_counter()
     at, events = ring.snapshot().head, 0
     while (cached_headers := header_cache.at(ring, at)) is not None:
-        refine = partial(row_filter.refine_listed, cached_headers, ring)
-        cursor.take_listed(cached_headers, partial(cached_headers.fetch, ring), refine)
+        refine = partial(row_filter.refine_cached, cached_headers, ring)
+        cursor.take_cached(cached_headers, partial(cached_headers.fetch, ring), refine)
         at = cached_headers.after
         events += len(cached_headers.columns)
     seconds = time.perf_counter() - began

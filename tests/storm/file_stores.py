@@ -108,7 +108,7 @@ def read_ring(folder: Path) -> dict[str, Any]:
         at = ring.find(state.prev)
         while listing := directory.at(ring, at):
             lengths = listing.columns.length.astype(np.int64)
-            listed += copy_of(listing.file.data, listing.places, lengths)
+            listed += copy_of(listing.file.data, listing.offsets, lengths)
             at = listing.after
         at = ring.find(state.prev)
         while found := extents.at(ring, at, None):

@@ -163,10 +163,10 @@ def _full(path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("again", "resolved", "what"),
     [
-        (window(12, 30, 601), 12, "has another change in the last one's place"),
+        (window(12, 30, 601), 12, "has another change instead of the last one"),
         (window(12, 3, 600), 12, "ends after 3"),
         (b"", 12, "is without any of them"),
-        (window(13), 13, "goes on at"),
+        (window(13), 13, "continues at"),
     ],
     ids=["other rows", "shorter", "nothing of ours", "nothing there"],
 )

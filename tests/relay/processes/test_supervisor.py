@@ -21,7 +21,7 @@ from databus.common.errors import ConfigError, ServerUnavailable, StoreBusy, Sto
 from databus.relay.local_relay import LocalRelay
 from databus.relay.processes import supervisor as supervisor_module
 from databus.relay.processes.process_handover import Handover, take_over
-from databus.relay.processes.supervisor import TELLING, Supervisor
+from databus.relay.processes.supervisor import HANDOVER_THREAD, Supervisor
 from databus.relay.processes.wakeup import make_wakeup
 from tests.support.processes import wait_process_gone
 from tests.support.relay_process import RelayProcess
@@ -173,7 +173,7 @@ async def test_a_child_that_cannot_be_told_what_to_do_is_ended_before_the_next_i
         return begun[-1]
 
     def sparing(thread: threading.Thread) -> None:
-        if thread.name == TELLING and not refused:
+        if thread.name == HANDOVER_THREAD and not refused:
             refused.append(thread)
             raise NO_THREAD
         start(thread)

@@ -53,7 +53,7 @@ def listed(ring: RingReader, cursor: StreamCursor, directory: HeaderCache) -> li
     """The parts that a reader is given, as ``StreamAnswer`` takes them."""
     at, parts = ring.find(cursor.position), []
     while not cursor.is_full and (cached_headers := directory.at(ring, at)) is not None:
-        part = cursor.take_listed(cached_headers, partial(cached_headers.fetch, ring))
+        part = cursor.take_cached(cached_headers, partial(cached_headers.fetch, ring))
         parts.append(bytes(part.data))
         is_whole = part.used_bytes == cached_headers.stop - cached_headers.start
         at = cached_headers.after if is_whole else cached_headers.start + part.used_bytes
@@ -124,7 +124,7 @@ def test_a_reader_that_is_overtaken_between_headers_and_rows_stays_where_it_was(
     assert directory.at(reader, reader.find(ORIGIN)) is cached_headers
     fill(writer, scn, 1.5)
     with pytest.raises(ReaderOvertaken):
-        cursor.take_listed(cached_headers, partial(cached_headers.fetch, reader))
+        cursor.take_cached(cached_headers, partial(cached_headers.fetch, reader))
     assert (cursor.position, cursor.sent_bytes, cursor.sent_position) == (ORIGIN, 0, None)
     with pytest.raises(ReaderOvertaken):
         directory.at(reader, cached_headers.start)

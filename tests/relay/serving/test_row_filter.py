@@ -1,4 +1,4 @@
-"""``where`` at work: which image is judged, what is remembered, and the stream over HTTP."""
+"""``where`` at work: which image is decided, what is remembered, and the stream over HTTP."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def row_filter_of(where: str, *schemas: SourceSchema) -> RowFilter:
     return RowFilter(parse_where(where), SchemaSet(schemas or (PEOPLE,)))
 
 
-def cursor_of(judge: RowFilter) -> StreamCursor:
-    return StreamCursor(Position(0, 0), StreamFilter(), row_filter=judge)
+def cursor_of(matcher: RowFilter) -> StreamCursor:
+    return StreamCursor(Position(0, 0), StreamFilter(), row_filter=matcher)
 
 
 def is_taken(where: str, block: bytes) -> bool:
@@ -125,36 +125,36 @@ def test_the_key_alone_decides_where_the_rest_cannot_change_it() -> None:
 
 
 def test_sources_without_the_column_are_left_out_truncates_and_all() -> None:
-    judge = row_filter_of("age > 1", PEOPLE, ORDERS)
-    judge.check(["shop.people", "shop.orders"])
+    matcher = row_filter_of("age > 1", PEOPLE, ORDERS)
+    matcher.check(["shop.people", "shop.orders"])
     builder = WindowBuilder(1, 1)
     for schema in (ORDERS, PEOPLE):
         builder.event(Op.TRUNCATE, schema.source_id, schema.fingerprint, b"")
-    kept = [f.source_id for f in iter_frames(bytes(cursor_of(judge).take(builder.end()).data))]
+    kept = [f.source_id for f in iter_frames(bytes(cursor_of(matcher).take(builder.end()).data))]
     assert kept == [PEOPLE.source_id, 0]
 
 
 def test_a_column_of_a_newer_version_is_null_in_the_older_ones() -> None:
     block = change(Op.INSERT, None, OLD)
     for where, taken in (("note IS NULL", True), ("note = 'x'", False)):
-        judge = row_filter_of(where, PEOPLE, WIDER)
-        judge.check(["shop.people"])
-        assert (len(cursor_of(judge).take(block).data) > 0) is taken
+        matcher = row_filter_of(where, PEOPLE, WIDER)
+        matcher.check(["shop.people"])
+        assert (len(cursor_of(matcher).take(block).data) > 0) is taken
 
 
 def test_a_version_whose_types_do_not_compare_is_passed_through() -> None:
-    judge = row_filter_of("age = 'old'", PEOPLE, RETYPED)
-    judge.check(["shop.people"])
-    assert len(cursor_of(judge).take(change(Op.INSERT, None, YOUNG)).data)
+    matcher = row_filter_of("age = 'old'", PEOPLE, RETYPED)
+    matcher.check(["shop.people"])
+    assert len(cursor_of(matcher).take(change(Op.INSERT, None, YOUNG)).data)
 
 
 def test_a_new_version_is_reckoned_with_as_soon_as_it_is_known() -> None:
     schemas = SchemaSet([PEOPLE])
-    judge = RowFilter(parse_where("note IS NULL"), schemas)
+    matcher = RowFilter(parse_where("note IS NULL"), schemas)
     block = change(Op.INSERT, None, OLD)
-    assert not len(cursor_of(judge).take(block, 0).data)
+    assert not len(cursor_of(matcher).take(block, 0).data)
     schemas.add(WIDER)
-    assert len(cursor_of(judge).take(block, 0).data)
+    assert len(cursor_of(matcher).take(block, 0).data)
 
 
 @pytest.mark.parametrize(
@@ -189,39 +189,39 @@ def blocks_of(count: int) -> bytes:
 def test_readers_with_other_cuts_share_the_verdicts_of_the_ring() -> None:
     block = blocks_of(300)
     edges = [*[frame.offset for frame in iter_frames(block)][::37], len(block)]
-    judge = row_filter_of("id % 3 = 0", ORDERS)
+    matcher = row_filter_of("id % 3 = 0", ORDERS)
     base = 5 * CHUNK_BYTES - 4096
-    whole = bytes(cursor_of(judge).take(block, base).data)
-    judged = judge.judged_count
-    assert judged == 299 * 5
-    cursor, parts = cursor_of(judge), b""
+    whole = bytes(cursor_of(matcher).take(block, base).data)
+    decided = matcher.decided_count
+    assert decided == 299 * 5
+    cursor, parts = cursor_of(matcher), b""
     for start, stop in itertools.pairwise(edges):
         parts += bytes(cursor.take(block[start:stop], base + start).data)
     assert parts == whole
-    assert judge.judged_count == judged
+    assert matcher.decided_count == decided
     kept = [f for f in iter_frames(whole) if f.op == Op.INSERT]
     assert [ORDERS.decode_key(f.key)["id"] % 3 for f in kept] == [0] * len(kept)
     assert len(kept) == sum((scn + n) % 3 == 0 for scn in range(1, 300) for n in range(5))
 
 
 def test_a_verdict_is_only_made_for_what_the_other_filters_take() -> None:
-    judge = row_filter_of("id > 0", ORDERS, ITEMS)
+    matcher = row_filter_of("id > 0", ORDERS, ITEMS)
     wanted = StreamFilter(sources=("shop.items",))
-    cursor = StreamCursor(Position(0, 0), wanted, row_filter=judge)
+    cursor = StreamCursor(Position(0, 0), wanted, row_filter=matcher)
     cursor.set_sources(np.array([ITEMS.source_id], dtype=np.uint32))
     cursor.take(window(1, [(Op.INSERT, ORDERS, 1), (Op.INSERT, ITEMS, 2)]), 0)
-    assert judge.judged_count == 1
+    assert matcher.decided_count == 1
 
 
 def test_memory_is_bounded_however_far_a_reader_goes() -> None:
-    judge = row_filter_of("id = 1", ORDERS)
-    cursor, block = cursor_of(judge), window(1, [(Op.INSERT, ORDERS, 1)])
+    matcher = row_filter_of("id = 1", ORDERS)
+    cursor, block = cursor_of(matcher), window(1, [(Op.INSERT, ORDERS, 1)])
     for number in range(MAX_CHUNKS + 10):
         cursor.take(block, number * CHUNK_BYTES)
-    assert len(judge._chunks) == MAX_CHUNKS
+    assert len(matcher._chunks) == MAX_CHUNKS
 
 
-def test_equal_predicates_share_a_judge_and_the_oldest_are_let_go() -> None:
+def test_equal_predicates_share_a_filter_and_the_oldest_are_dropped() -> None:
     row_filters = RowFilters(SchemaSet([ORDERS]))
     first = row_filters.of(parse_where("id=1"))
     assert row_filters.of(parse_where("id  =  1")) is first
@@ -288,13 +288,13 @@ async def test_a_reader_that_is_behind_gets_the_matching_rows_of_a_ring(
 ) -> None:
     monkeypatch.setattr(row_filter, "MAX_BY_HAND", most_by_hand)
     row_filters: set[RowFilter] = set()
-    match_cached = RowFilter.refine_listed
+    match_cached = RowFilter.refine_cached
 
-    def noting(judge: RowFilter, *arguments: Any) -> Any:
-        row_filters.add(judge)
-        return match_cached(judge, *arguments)
+    def noting(matcher: RowFilter, *arguments: Any) -> Any:
+        row_filters.add(matcher)
+        return match_cached(matcher, *arguments)
 
-    monkeypatch.setattr(RowFilter, "refine_listed", noting)
+    monkeypatch.setattr(RowFilter, "refine_cached", noting)
     live = LiveRelay(tmp_path)
     live.append(
         *(window(n, [(Op.INSERT, ORDERS, n), (Op.INSERT, ITEMS, n)]) for n in range(1, 899))
@@ -305,9 +305,9 @@ async def test_a_reader_that_is_behind_gets_the_matching_rows_of_a_ring(
         url = f"{live.url}/v1/shop/stream"
         async with http.get(url, params=query, headers=headers) as answer:
             found = [(f.op, f.scn) for f in iter_frames(await answer.read())]
-    (judge,) = row_filters
-    assert judge.takes_listings == (most_by_hand > 898 or "/" not in where)
-    assert judge.judged_count == 898
+    (matcher,) = row_filters
+    assert matcher.uses_cached_headers == (most_by_hand > 898 or "/" not in where)
+    assert matcher.decided_count == 898
     rows = [n for n in range(1, 899) if n % 7 == 3 or ("/" in where and n == 210)]
     wanted = [(op, n) for n in rows for op in (Op.INSERT, Op.END_OF_WINDOW)]
     assert found == [*wanted, (Op.HEARTBEAT, 898)]

@@ -1,10 +1,10 @@
-"""A short rest after each read, where commits come faster than one by one is worth it.
+"""A short delay after each read, if commits come too fast to be handled one by one.
 
-A commit on its own wakes fetcher, worker and client in turn, which costs a hundred times what
-its row does.  At some thousands a second that is all of two processors, each process waits for
-the others, and latency grows without end.  So from ``BUSY_WINDOWS_PER_S`` on the fetcher rests
-for a millisecond after a read: the next one brings several commits, and all that follows it
-has as many fewer to do (docs/decisions/0034).
+A single commit wakes fetcher, worker and client in sequence, which costs a hundred times what
+its row does.  At some thousands a second that takes two whole processors, each process waits for
+the others, and latency grows without end.  So from ``BUSY_WINDOWS_PER_S`` on the fetcher waits
+for a millisecond after a read: the next read brings several commits, and every later step
+runs as many times less often (docs/decisions/0034).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ CALM_WINDOWS_PER_S = 1800.0
 MEASURED_S = 0.1
 COALESCING_DELAY_S = 0.001
 LARGE_BYTES = 32 << 10
-"""A batch of this size has come together by itself: there is a backlog, or huge commits."""
+"""A batch of this size needs no delay: there is a backlog, or huge commits."""
 
 
 class CommitCoalescing:
-    """How long to rest after a batch.
+    """How long to wait after a batch.
 
     Invariants:
         I1. No commit waits for more than one ``COALESCING_DELAY_S`` here, and none while fewer than
             ``CALM_WINDOWS_PER_S`` come.
-        I2. What comes in large batches is not held up.
+        I2. Large batches are not delayed.
 
     Owner: the fetcher's task that reads the source.
     """
@@ -34,7 +34,7 @@ class CommitCoalescing:
         self._window_count = 0
 
     def coalescing_delay_s(self, window_count: int, size_bytes: int, now_s: float) -> float:
-        """Seconds to rest; ``window_count`` is of all windows so far, the size of this batch."""
+        """Seconds to wait; ``window_count`` is of all windows so far, the size of this batch."""
         spent_s = now_s - self._since_s
         if spent_s >= MEASURED_S:
             limit = CALM_WINDOWS_PER_S if self.is_busy else BUSY_WINDOWS_PER_S

@@ -1,4 +1,4 @@
-"""From the source's batches into the ring: what is new, where windows end, where to resume.
+"""Appends the source's batches to the ring: what is new, where windows end, where to resume.
 
 Synchronous and without a clock: the fetcher around it waits, reconnects and syncs.
 """
@@ -25,7 +25,7 @@ SCAN_BYTES = 4 << 20
 
 
 class StreamObserver(Protocol):
-    """Who looks at the stream while a dump is running."""
+    """An observer of the stream while a dump is running."""
 
     def observe(self, columns: FrameColumns, data: memoryview) -> None:
         """These frames have just been appended."""
@@ -35,15 +35,15 @@ class StreamObserver(Protocol):
 
 
 async def first_position(source: Source) -> Position:
-    """Where the ring of a source that was never read begins."""
+    """The first position of the ring of a source that was never read."""
     if isinstance(source, RelayingSource):
         return await source.first_position()
-    # The first position counts as held by no frame: a dump window may follow it.
+    # No frame holds the first position: a dump window may follow it.
     return Position(await source.first_scn(), 0)
 
 
 class Intake:
-    """The one hand that appends to a database's ring.
+    """The only writer of a database's ring.
 
     Invariants:
         I1. A schema is in the registry before the first frame that uses it is in the ring.
@@ -51,10 +51,11 @@ class Intake:
         I3. ``complete`` is the last end of window in the ring; every window of the source
             with a smaller or equal scn is there as a whole.
         I4. A window of our own (idle, dump) never stands inside a window of the source.
+        I4. A window of our own (idle, dump) is never inside a window of the source.
         I5. Each end of a window states the end of the window before it in the ring, so that a
             reader of everything sees that one is missing.
-        I6. A window of which readers have seen a part is gone on with only if what is read again
-            of it is the same: another server may have another transaction under its scn.
+        I6. A window that readers have seen a part of is continued only if the part read again
+            is the same: another server may have another transaction under its scn.
 
     Owner: the fetcher's task.
     Durability: the ring's; see ``RingWriter``.
@@ -86,8 +87,8 @@ class Intake:
     def _before_open_window(self, last: Position) -> Position:
         """The end of the window before the one that the ring ends in.
 
-        From there the source has to be read again: scn - 1 would not do, for where a window
-        collects a range of a log (SQLite) it lies inside.
+        The source must be read again from there: scn - 1 would not do, because a window that
+        collects a range of a log (SQLite) has it inside.
         """
         try:
             noted = json.loads(read_document(self._open_window) or b"{}")
@@ -109,7 +110,7 @@ class Intake:
             return found
 
     def _note_open_window(self) -> None:
-        """Keep on disk what stands before a window that readers have seen a part of."""
+        """Store on disk the position before a window that readers have seen a part of."""
         shown = self.ring.state.max
         if shown == self.complete or self._noted_scn == shown.scn:
             return
@@ -130,7 +131,7 @@ class Intake:
             return frame_format.read_frame(frames)
 
     def last_transaction(self) -> Transaction | None:
-        """The transaction whose window is ``complete``; None where that window is our own."""
+        """The transaction whose window is ``complete``; None if that window is our own."""
         before = Position(self.complete.scn, self.complete.seq - 1)
         if not self.complete.seq or self.ring.state.is_empty or before < self.ring.state.prev:
             return None
@@ -147,22 +148,22 @@ class Intake:
         return self.ring.last != self.complete
 
     def resume(self) -> int:
-        """Forget what has not been published; the scn after which the source must go on."""
+        """Drop what has not been published; returns the scn after which the source resumes."""
         self.resume_position()
         if self.in_window and self._last_is_row_of_dump:
-            # A dump's window of one huge row, which was ours to end.
+            # A dump's window of one huge row, which we have to end.
             self._end_torn_dump()
         shown = self._last_frame() if self.in_window else None
         self._torn = shown if shown and shown.position == self.ring.last else None
         return self.complete.scn
 
     def resume_position(self) -> Position:
-        """Forget what has not been published; the frame after which a relayed stream goes on."""
+        """Drop what has not been published; the frame after which a relayed stream resumes."""
         self.ring.discard_open()
         return self.ring.last
 
     def stream(self, source: Source) -> AsyncGenerator[Batch, None]:
-        """The source's batches from where the ring ends."""
+        """The source's batches from the ring's end on."""
         if isinstance(source, RelayingSource):
             return source.stream_from(self.resume_position())
         return source.stream(self.resume())
@@ -176,19 +177,19 @@ class Intake:
     def _leave_torn(self, following: Position) -> None:
         """Close the window that the stream has left without its end.
 
-        A dump window is known to one relay alone: who moves to another parent inside of it
+        Only one relay has a given dump window: a child that moves to another parent inside it
         never gets its rest.  A commit's window has an end at every relay.
 
         Raises:
             FormatError: it is a commit's window.
-            SourcePositionLost: it is one, and a server was to send it again.
+            SourcePositionLost: it is a commit's window, and a server had to send it again.
         """
         if self._torn is not None:
-            raise _another(self._torn, f"is not there: the stream goes on at {following}")
+            raise _another(self._torn, f"is not there: the stream continues at {following}")
         last = self.ring.last
         if not self._last_is_row_of_dump:
             raise FormatError(
-                f"the window at {last} has not ended, and the source goes on at {following}; "
+                f"the window at {last} has not ended, and the source continues at {following}; "
                 f"its parents do not carry the same stream"
             )
         self.ring.discard_open()
@@ -251,16 +252,16 @@ class Intake:
             self._note_open_window()
             self._observe(columns, data)
             return
-        # A dump window may have to stand between the two parts.
+        # A dump window may have to go between the two parts.
         self._append(data[:cut])
         observer.at_window_end()
         self._append(data[cut:])
 
     def _recognise(self, torn: FrameView, columns: FrameColumns, data: memoryview) -> None:
-        """See to it that the source goes on inside the transaction that the ring ends in.
+        """Check that the source continues inside the transaction that the ring ends in.
 
         Raises:
-            SourcePositionLost: it has another one there.
+            SourcePositionLost: it has another transaction there.
         """
         of_it = np.flatnonzero(columns.scn == torn.scn)
         again = of_it[columns.seq[of_it] <= torn.seq]
@@ -271,7 +272,7 @@ class Intake:
             frame_format.read_frame(data, int(columns.offset[again[-1]])) if len(again) else torn
         )
         if last_again.seq == torn.seq and not _is_same(last_again, torn):
-            raise _another(torn, "has another change in the last one's place")
+            raise _another(torn, "has another change instead of the last one")
         if len(of_it) and columns.seq[of_it[-1]] >= torn.seq:
             self._torn = None
 
@@ -289,7 +290,7 @@ class Intake:
             self.observer.observe(columns, data)
 
     def append_idle_window(self, commit_us: int) -> bool:
-        """Let readers know of ``resolved`` by an empty window, if it is ahead of the ring."""
+        """Publish ``resolved`` by an empty window, if it is ahead of the ring."""
         if self.in_window or self.resolved <= self.ring.last.scn:
             return False
         end = end_of_window(self.resolved, 0, commit_us, 0)
@@ -307,24 +308,24 @@ def _position(columns: FrameColumns, index: int) -> Position:
 
 
 def _require_ends(columns: FrameColumns) -> None:
-    """Refuse frames that go on at another scn inside a window; nothing of them is in the ring.
+    """Refuse frames that continue at another scn inside a window; none of them is in the ring.
 
     Raises:
         FormatError.
     """
     is_left = (columns.scn[1:] != columns.scn[:-1]) & (columns.op[:-1] != Op.END_OF_WINDOW)
     if is_left.any():
-        place = int(np.argmax(is_left))
+        at = int(np.argmax(is_left))
         raise FormatError(
-            f"the window at {_position(columns, place)} has not ended, and the source goes on "
-            f"at {_position(columns, place + 1)}"
+            f"the window at {_position(columns, at)} has not ended, and the source continues "
+            f"at {_position(columns, at + 1)}"
         )
 
 
 def _is_same(found: FrameView, known: FrameView) -> bool:
     """Whether both are the same change of the same transaction.
 
-    The rows are not compared if the table's definition is told differently by now.
+    The rows are not compared if the table's definition has changed since.
     """
     if found.schema_fp == known.schema_fp:
         return bytes(found.bytes) == bytes(known.bytes)

@@ -1,4 +1,4 @@
-"""Block mode: a reader has everything up to a position, and the ring may forget it."""
+"""Block mode: a reader has everything up to a position, and the ring may evict it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from databus.relay.ring.ring import Ring
 def release(
     intake: Intake | None, config: DatabaseConfig, folder: DatabaseFolder, position: Position
 ) -> dict[str, Any]:
-    """Release a ring in block mode up to ``position``; the range that is left.
+    """Release a ring in block mode up to ``position``; returns the range that is left.
 
     Raises:
-        BadRequest: the ring is not in block mode, or has not come as far.
+        BadRequest: the ring is not in block mode, or has not reached the position.
         ScnTooOld: it was released before, and is gone.
     """
     if intake is None or not intake.ring.blocks:

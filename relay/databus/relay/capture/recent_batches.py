@@ -1,4 +1,4 @@
-"""What was streamed in the last moment: whoever begins to watch the stream looks back at it."""
+"""The frames of the last moment, for observers that begin to watch the stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RecentBatches:
         self._bytes = 0
 
     def add(self, frames: bytes) -> None:
-        """These were appended; the oldest are forgotten."""
+        """These were appended; the oldest are dropped."""
         batches = self._batches
         batches.append(frames)
         self._bytes += len(frames)

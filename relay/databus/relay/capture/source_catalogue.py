@@ -1,4 +1,4 @@
-"""Which source serves which URL scheme.  Drivers are imported only when they are needed."""
+"""Which source serves which URL scheme.  Drivers are imported only when needed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def create_source(config: DatabaseConfig) -> Source:
     """The source for a database's URL, not opened yet; called with the database's config.
 
     Raises:
-        ConfigError: no source knows the scheme.
+        ConfigError: no source serves the scheme.
         MissingDependency: its driver is not installed.
     """
     scheme = config.url.reveal.partition("://")[0]

@@ -1,4 +1,4 @@
-"""``/v1/{db}/dumps*``: handed on to the database's fetcher through its unix socket."""
+"""``/v1/{db}/dumps*``: forwarded to the database's fetcher through its unix socket."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ async def pass_on(request: web.Request, database: DatabaseView) -> web.Response:
     body = await body_of(request)
     try:
         with SocketName(database.folder.socket) as socket:
-            return await _ask(request, body, socket.path)
+            return await _forward(request, body, socket.path)
     except (ServerUnavailable, StoreError) as error:
         if isinstance(error.__cause__, TimeoutError):
             problem = (
-                f"has not answered within {TIMEOUT_S:g} s; it may be reading a large chunk: ask "
+                f"has not answered within {TIMEOUT_S:g} s; it may be reading a large chunk: try "
                 f"again, or lower chunk_rows"
             )
         else:
-            problem = f"does not answer ({error.message}); it is restarted by the relay"
+            problem = f"does not answer ({error.message}); the relay restarts it"
         raise ServerUnavailable(
             f"the fetcher of {database.name} {problem}", database=database.name
         ) from error
 
 
-async def _ask(request: web.Request, body: bytes, socket_path: str) -> web.Response:
+async def _forward(request: web.Request, body: bytes, socket_path: str) -> web.Response:
     async with (
         PeerClient(answer_s=TIMEOUT_S, socket_path=socket_path) as http,
         await http.request(

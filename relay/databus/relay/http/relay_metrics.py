@@ -1,4 +1,4 @@
-"""What Prometheus reads from a relay; one worker answers for all of them."""
+"""Prometheus metrics of a relay; one worker answers for all of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COUNTED_BY_CLIENT = {
 
 
 class RelayCollector(Collector):
-    """Gathers the workers' tallies, the rings' states and the fetchers' lag when asked.
+    """Collects the workers' counters, the rings' states and the fetchers' lag at a scrape.
 
     Owner: one worker; it reads what all of them write.
     """
@@ -45,7 +45,7 @@ class RelayCollector(Collector):
         self.databases = databases
 
     def describe(self) -> list[Metric]:
-        """Nothing is known before it is asked for."""
+        """Nothing: the metrics are known only at a scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -73,8 +73,7 @@ class RelayCollector(Collector):
         yield readers
 
     def _clients(self) -> Iterator[Metric]:
-        """By the names that readers give themselves; client_counters.py bounds how many there
-        are."""
+        """By the names that readers give themselves; client_counters.py bounds their number."""
         found = [
             ([database.name, name], client, _newest_us(database))
             for database in self.databases
@@ -154,14 +153,14 @@ class RelayCollector(Collector):
         yield from (up, lag, retained, safe, warnings)
 
     def _tables(self) -> Iterator[Metric]:
-        """One for each captured table: 1 for the state that it is in."""
+        """One sample for each captured table: 1 for its state."""
         family = GaugeMetricFamily(
             "databus_relay_table_state",
             "1 for the state of a captured table: followed, suspended, resynchronising.",
             labels=["database", "table", "state"],
         )
         for database in self.databases:
-            # What is damaged is named by the fetcher's state; the others are shown.
+            # The fetcher's state names a damaged file; the other tables are shown.
             with contextlib.suppress(DatabusError):
                 database.refresh_schemas()
             states = {name: str(CaptureState.FOLLOWED) for name in database.schemas.sources}
@@ -213,5 +212,5 @@ def _client_gauge(name: str, meaning: str) -> GaugeMetricFamily:
 
 
 def _newest_us(database: DatabaseView) -> int:
-    """Commit time of the newest frame in the ring, 0 where there is none."""
+    """Commit time of the newest frame in the ring, 0 if there is none."""
     return database.ring.snapshot().max_commit_us if database.is_ready else 0

@@ -60,7 +60,7 @@ class RelayServer:
     """The handlers of one worker.
 
     Invariants:
-        I1. Nothing of a database is written here; its fetcher may die and come back.
+        I1. The worker writes nothing of a database; its fetcher may die and come back.
 
     Owner: one event loop, in which it was made.
     """
@@ -88,7 +88,7 @@ class RelayServer:
         )
 
     def close(self) -> None:
-        """Let go of all files and descriptors."""
+        """Close all files and descriptors."""
         for database in self.databases.values():
             database.close()
         self.counters.close()
@@ -108,13 +108,13 @@ class RelayServer:
         )
 
     def remove(self, name: str) -> None:
-        """Serve a database no longer; its readers are told so, at once."""
+        """Serve a database no longer; its readers are notified at once."""
         database = self.databases.pop(name, None)
         if database is not None:
             database.retire()
 
     def routes(self) -> Iterator[web.RouteDef]:
-        """What the worker answers to."""
+        """The worker's routes."""
         operations = Operations(
             registry=self.registry,
             openapi=relay_endpoints.document(),
@@ -126,7 +126,7 @@ class RelayServer:
     def missing(self) -> list[str]:
         """What keeps the relay from being ready.
 
-        A database that cannot be captured does not keep the others from their readers.
+        A database that cannot be captured does not make the others unready.
         """
         waiting = {
             database.name: database.fetcher_state().name
@@ -183,12 +183,12 @@ class RelayServer:
         self.counters.add(database.name, "requests")
         try:
             query = query_of(request)
-            asked = parse_stream_request(query, request.headers, database.name)
+            parsed = parse_stream_request(query, request.headers, database.name)
             with (
                 database.answering(),
-                self.clients.answering(database.name, asked.client) as client,
+                self.clients.answering(database.name, parsed.client) as client,
             ):
-                return await self.sender.send(request, database, asked, client)
+                return await self.sender.send(request, database, parsed, client)
         except DatabusError as error:
             self.counters.add(database.name, "errors")
             if isinstance(error, ScnTooOld):
@@ -196,7 +196,7 @@ class RelayServer:
             raise
 
     async def pass_on(self, request: web.Request) -> web.Response:
-        """What the database's fetcher answers."""
+        """The answer of the database's fetcher."""
         query_of(request)
         return await pass_on(request, self._database(request))
 
@@ -206,7 +206,7 @@ class RelayServer:
         return json_response(self.status_document())
 
     def status_document(self) -> dict[str, Any]:
-        """The state of everything, as far as it can be seen from here."""
+        """The state of everything, as this worker sees it."""
         return {
             "version": version(),
             "now_us": time.time_ns() // 1000,
@@ -285,7 +285,7 @@ async def run_worker(handover: Handover) -> None:
 
 
 def allow_connections() -> None:
-    """Let the process open as many descriptors as it may: a connection is one or two."""
+    """Raise the limit of open descriptors to the maximum: a connection takes one or two."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,10 +1,10 @@
-"""The relay's processes, and how they talk to each other.
+"""The relay's processes, and how they communicate.
 
 In reading order: ``supervisor`` (the parent), ``child_process`` (the first code of a child),
-``process_handover`` (what a child takes over), ``wakeup`` (a commit wakes the workers),
+``process_handover`` (what a child inherits), ``wakeup`` (a commit wakes the workers),
 ``worker_channel`` and ``reload`` (a changed configuration); ``fetcher`` (the process that writes
-one database's folder) with ``source_link`` (its source) and ``fetcher_durability`` (what is on
-disk), ``fetcher_process``, ``fetcher_status``, ``fetcher_api`` (its unix socket).  The worker's
+one database's folder) with ``source_link`` (its source) and ``fetcher_durability`` (syncs and
+acknowledges), ``fetcher_process``, ``fetcher_status``, ``fetcher_api`` (unix socket).  The worker's
 process is ``http/relay_server``.
 
 Imported by ``serving``, ``http`` and ``local_relay``.  It imports ``dumps``, ``capture`` and below.

@@ -1,6 +1,6 @@
-"""The first that each process of the relay runs, before it loads what it is for.
+"""The first code of each process of the relay, before it loads its own modules.
 
-That takes a second, on a busy machine several; a supervisor that is killed meanwhile must not leave
+Loading takes a second or more; a supervisor that is killed meanwhile must not leave
 a child behind that holds its port.  ``python -m databus.relay.processes.child_process PARENT MODULE
 ...``
 """

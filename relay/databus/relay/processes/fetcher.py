@@ -1,7 +1,7 @@
 """The fetcher: one process per database that moves its source's windows into its ring.
 
-It connects, streams, syncs and acknowledges, reconnects when it must, runs the dumps and tells how
-it is doing.  ``python -m databus.relay.processes.fetcher`` is the process; ``Fetcher`` is the same
+It connects, streams, syncs and acknowledges, reconnects after errors, runs the dumps and reports
+its status.  ``python -m databus.relay.processes.fetcher`` is the process; ``Fetcher`` is the same
 inside another one.
 """
 
@@ -43,7 +43,7 @@ from databus.relay.dumps.resync import Resync, ResyncPace
 from databus.relay.dumps.resync_requests import states_of
 from databus.relay.processes.fetcher_api import FetcherApi
 from databus.relay.processes.fetcher_durability import FetcherDurability
-from databus.relay.processes.fetcher_process import serve_until_told
+from databus.relay.processes.fetcher_process import serve_until_signal
 from databus.relay.processes.fetcher_status import FetcherState, FetcherStatus
 from databus.relay.processes.process_handover import take_over
 from databus.relay.processes.source_link import SourceLink
@@ -78,13 +78,13 @@ class Fetcher:
 
     Invariants:
         I1. The source is acknowledged only up to a window that is on disk (``FetcherDurability``).
-        I2. Nothing ends it but ``stop`` and a sync that failed: what can pass is tried again with
-            back-off, what cannot is shown as state ``failed`` and tried again slowly.
+        I2. Only ``stop`` and a failed sync end it: errors that can pass are retried with
+            back-off, the others are shown as state ``failed`` and retried slowly.
         I3. It never holds more than one batch of the source, besides ``RecentBatches``.
-        I4. No reader holds back a database: only what another relay sends may be blocked.
+        I4. No reader delays a database: only what another relay sends may be blocked.
         I5. After a failed sync of the ring ``run`` ends; opening the ring again verifies the rest.
 
-    Owner: one event loop; its ring's lock keeps a second fetcher away.
+        Owner: one event loop; its ring's lock excludes a second fetcher.
     Durability: at most ``sync_every`` after a window was appended it is on disk.
     """
 
@@ -132,7 +132,7 @@ class Fetcher:
     # -- life --
 
     def stop(self) -> None:
-        """Let ``run`` come to its end."""
+        """Make ``run`` return."""
         self._stopping.set()
 
     async def run(self) -> None:
@@ -162,7 +162,7 @@ class Fetcher:
             try:
                 await self.make_durable()
             except (DatabusError, OSError) as error:
-                _log.warning("%s: what came last is not on disk: %s", self.config.name, error)
+                _log.warning("%s: the last frames are not on disk: %s", self.config.name, error)
             await self._close()
         if self._durability.failure is not None:
             raise self._durability.failure
@@ -182,7 +182,7 @@ class Fetcher:
         self._wakeup.close()
         failure = self._durability.failure
         self.status.enter(FetcherState.FAILED if failure else FetcherState.STOPPED, failure)
-        # Its folder may be what failed.
+        # The folder may be the cause of the failure.
         with contextlib.suppress(StoreError) if failure else contextlib.nullcontext():
             self.status.write(self.status.document(None, self.dumps.counts()))
 
@@ -204,7 +204,7 @@ class Fetcher:
             await asyncio.sleep(delay_s)
 
     def _note_failure(self, error: DatabusError) -> float:
-        """Show the failure; seconds to wait before the next attempt."""
+        """Show the failure; returns the seconds to wait before the next attempt."""
         pace = self._pace
         self.status.reconnect_count += 1
         if error.retry:
@@ -227,7 +227,7 @@ class Fetcher:
         return delay_s
 
     async def _capture(self) -> None:
-        """Connect and stream until something goes wrong."""
+        """Connect and stream until an error."""
         if self.intake is None and (self.folder.path / RING_NAME).exists():
             self._open_intake(None, Position(0, 0))
         source = self._link.make()
@@ -254,7 +254,7 @@ class Fetcher:
                         self._take(intake, batch)
                     if batch.keep:
                         await self.make_durable()
-                    # A source that never has to wait must not keep the others from running.
+                    # A source that never has to wait must not block the other tasks.
                     now_s = time.monotonic()
                     await asyncio.sleep(
                         coalescing.coalescing_delay_s(intake.window_count, len(batch.data), now_s)
@@ -264,7 +264,7 @@ class Fetcher:
             await self._link.close(source)
 
     def _recall(self, source: contract.Source) -> None:
-        """Give the source its memo back if the stream goes on where that was kept."""
+        """Give the source its resume state if the stream continues at the same position."""
         intake = self.intake
         if intake is not None and isinstance(source, contract.RememberingSource):
             resume_state = (read_document(self.folder.resume_state) or b"").decode()
@@ -317,7 +317,7 @@ class Fetcher:
             self._write_status()
 
     def _wants_idle_window(self, intake: Intake) -> bool:
-        """Every now and then, and as soon as it tells of all that a chunk has shown."""
+        """At intervals, and as soon as it covers all that a chunk has shown."""
         if intake.complete.scn < self._asked_scn <= intake.resolved:
             return True
         return time.monotonic() - self._appended_s >= self._pace.idle_window_s
@@ -337,7 +337,7 @@ class Fetcher:
                 self.status.enter(FetcherState.STREAMING)
 
     def release(self, position: Position) -> dict[str, Any]:
-        """In block mode: whoever reads this ring has everything up to ``position``.
+        """In block mode: the ring's reader has everything up to ``position``.
 
         Returns the range that is left.
 
@@ -381,7 +381,7 @@ class Fetcher:
                 return self._link.source, self.intake
 
     async def read_chunk(self, request: contract.ChunkRequest) -> tuple[Position, contract.Chunk]:
-        """A chunk for somebody who compares, and the end of the last window that it shows.
+        """A chunk for a comparison, and the end of the last window that it shows.
 
         Raises:
             ServerUnavailable: the source is not connected now.
@@ -413,15 +413,15 @@ class Fetcher:
         self._wakeup.wake()
 
     async def save_dumps(self) -> None:
-        """Put the dumps' records on disk."""
+        """Write the dumps' records to disk."""
         await self._durability.save_dumps()
 
     def dump_reader_moved(self) -> None:
-        """Let the runner look at the dumps; what is on disk of the reader is older, and will do."""
+        """Let the runner look at the dumps; the reader's position on disk may stay older."""
         self.dumps.poke()
 
     async def dumps_changed(self) -> None:
-        """Put the dumps' records on disk and let the runner look at them."""
+        """Write the dumps' records to disk and let the runner look at them."""
         self.dumps.poke()
         await self.save_dumps()
 
@@ -430,12 +430,12 @@ class Fetcher:
         return self._link.suspended()
 
     async def start_dump(self, dump: Dump) -> None:
-        """Put a dump into the queue."""
+        """Add a dump to the queue."""
         self.book.add(dump)
         await self.dumps_changed()
 
     def origin(self) -> contract.RelayingSource | None:
-        """Who runs this database's dumps instead of us; None where they are run here."""
+        """The relay that runs this database's dumps instead of us; None if they run here."""
         return self._link.origin()
 
     # -- status --
@@ -450,14 +450,14 @@ class Fetcher:
         return {**document, "tables": self.tables.document()}
 
     def dump_document(self, dump: Dump) -> dict[str, Any]:
-        """A dump as it is served, and what it waits for while the stream is off."""
+        """A dump as it is served, with what it waits for while there is no stream."""
         document, error = self.dumps.document(dump), self.status.error
         if error is not None and dump.state in ACTIVE and not self._link.streaming.is_set():
             document["progress"]["waits_for"] = error.message
         return document
 
     def _write_status(self) -> None:
-        self._status_due.set()  # not here: a sync may hold up the file system
+        self._status_due.set()  # not here: a sync may block the file system
 
     async def _status_loop(self) -> None:
         while True:
@@ -469,14 +469,14 @@ class Fetcher:
             except StoreError as error:
                 _log.warning("%s: the status is not written: %s", self.config.name, error.message)
             finally:
-                # There are never two that write, and the last one is ``_close``.
+                # There are never two that write, and ``_close`` writes last.
                 await asyncio.wait([writing])
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pace.status_s):
                     await self._status_due.wait()
 
     async def _ask_loop(self) -> None:
-        """Ask the source how it is, every now and then."""
+        """Query the source's status at intervals."""
         while True:
             source = self._link.source
             if source is None:
@@ -486,7 +486,7 @@ class Fetcher:
                 async with asyncio.timeout(self._pace.source_status_s):
                     self.status.source = await source.status()
             except (DatabusError, OSError, TimeoutError):
-                pass  # The stream has the same trouble, and tells.
+                pass  # The stream has the same error and reports it.
             except Exception:
                 _log.exception("%s: the source's status", self.config.name)
             await asyncio.sleep(self._pace.source_status_s)
@@ -495,7 +495,7 @@ class Fetcher:
 def main(arguments: list[str]) -> int:
     """The fetcher's process; the relay's supervisor starts it."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    # What a thread that reads a chunk may hold up the stream by, whenever it is in Python.
+    # How long a thread that reads a chunk may delay the stream while it runs Python.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         handover = take_over(arguments)
@@ -504,7 +504,7 @@ def main(arguments: list[str]) -> int:
         wakeup = WakeupSender(handover.wakeup_fds)
 
         async def serve() -> None:
-            await serve_until_told(Fetcher(config, relay.data_dir, wakeup=wakeup))
+            await serve_until_signal(Fetcher(config, relay.data_dir, wakeup=wakeup))
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve())

@@ -1,4 +1,4 @@
-"""What a running fetcher answers on its unix socket: live status and dumps, as JSON."""
+"""The HTTP API of a running fetcher on its unix socket: live status and dumps, as JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from databus.relay.sources.contract import Chunk, ChunkRequest, RelayingSource
 
 
 class Fetching(Protocol):
-    """What the answers are taken from."""
+    """The part of the fetcher that the API uses."""
 
     @property
     def book(self) -> DumpBook:
@@ -59,19 +59,19 @@ class Fetching(Protocol):
         """Names of the captured tables; empty before the source was reached once."""
 
     def release(self, position: Position) -> dict[str, Any]:
-        """In block mode: whoever reads the ring has everything up to ``position``."""
+        """In block mode: the ring's reader has everything up to ``position``."""
 
     async def dumps_changed(self) -> None:
-        """Put the dumps' records on disk and let the runner look at them."""
+        """Write the dumps' records to disk and let the runner look at them."""
 
     def dump_reader_moved(self) -> None:
-        """Let the runner look at the dumps; what is on disk of the reader is older, and will do."""
+        """Let the runner look at the dumps; the reader's position on disk may stay older."""
 
     async def read_chunk(self, request: ChunkRequest) -> tuple[Position, Chunk]:
-        """A chunk, and the end of the last window that it surely shows."""
+        """A chunk, and the end of the last window that it certainly shows."""
 
     def origin(self) -> RelayingSource | None:
-        """Who runs this database's dumps instead of us; None where they are run here."""
+        """The relay that runs this database's dumps instead of us; None if they run here."""
 
 
 class FetcherApi:
@@ -109,7 +109,7 @@ class FetcherApi:
             yield web.delete(f"{prefix}/dumps/{{id}}", self._at_origin(self._cancel))
 
     def _at_origin(self, handler: Handler) -> Handler:
-        """``handler``, unless the tables are another relay's business: then that one's answer."""
+        """``handler``; if another relay owns the tables, that relay's answer instead."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
             origin = self._fetching.origin()
@@ -184,7 +184,7 @@ class FetcherApi:
         was_waiting = dump.reader is not None
         change_dump(dump, document)
         if document.keys() == {"reader"} and was_waiting and dump.reader is not None:
-            # Told many times a second, and told again after a crash: no write is worth it.
+            # Readers report it many times a second and again after a crash: no write is needed.
             self._fetching.dump_reader_moved()
         else:
             await self._fetching.dumps_changed()

@@ -1,7 +1,7 @@
-"""What a fetcher's restart relies on, written in the order in which it relies on it.
+"""Writes what a fetcher's restart relies on, in the order in which it relies on it.
 
-What belongs here: syncing the ring, the records beside it, and what is acknowledged after.  When
-that is done is the fetcher's business.
+It syncs the ring, writes the records beside it, and then acknowledges.  The fetcher decides
+when.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from databus.relay.sources import contract
 
 
 class FetcherDurability:
-    """Puts on disk what was captured, then acknowledges it.
+    """Writes what was captured to disk, then acknowledges it.
 
     Invariants:
         I1. The source is acknowledged only up to a window that is on disk.
         I2. No record on disk is ahead of the ring on disk, and the resume state is not ahead of
             the suspended tables.
-        I3. After a failed sync of the ring nothing more is synced, recorded or acknowledged, for
-            the kernel reports it once; ``stop`` is called, and ``failure`` says why.
+        I3. After a failed sync of the ring nothing more is synced, recorded or acknowledged,
+            because the kernel reports it once; ``stop`` is called, and ``failure`` has the reason.
 
-    ``lock`` is held while something is written: the ring must not be closed meanwhile.
+    ``lock`` is held during a write: the ring must not be closed meanwhile.
 
     Owner: the fetcher's event loop.
-    Raises: SyncFailed; StoreError for the records, with which the next call tries again.
+    Raises: SyncFailed; StoreError for the records, which the next call writes again.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FetcherDurability:
 
     async def make(self, intake: Intake | None) -> None:
         """Sync the ring if it is dirty, record the dumps' progress, acknowledge the source."""
-        # Not to be cut short: the ring must not be closed under the syncing thread.
+        # Not to be cancelled: the ring must not be closed under the syncing thread.
         await asyncio.shield(asyncio.ensure_future(self._make(intake)))
 
     async def _make(self, intake: Intake | None) -> None:
@@ -75,11 +75,11 @@ class FetcherDurability:
             complete = intake.complete
             await self._sync(intake)
             if tables is not None:
-                # Before the memo: a table that the source reads again is still named in here.
+                # Before the resume state: a table that the source reads again is still named here.
                 await asyncio.to_thread(self._tables.book.keep, tables)
                 self._tables.written(tables)
             if resume_state != self._stored_resume_state:
-                # Not before the ring: the memo must not be ahead of it.
+                # Not before the ring: the resume state must not be ahead of it.
                 await asyncio.to_thread(
                     keep_document, self._folder.resume_state, resume_state.encode()
                 )
@@ -103,7 +103,7 @@ class FetcherDurability:
         self.synced_tail = tail
 
     async def save_dumps(self) -> None:
-        """Put the dumps' records on disk."""
+        """Write the dumps' records to disk."""
         async with self.lock:
             await self._keep_dumps()
 

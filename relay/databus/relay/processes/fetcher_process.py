@@ -1,4 +1,4 @@
-"""What a fetcher's own process does around it."""
+"""The code of a fetcher's process around the fetcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Running(Protocol):
     """The fetcher."""
 
     def stop(self) -> None:
-        """Let ``run`` come to its end."""
+        """Make ``run`` return."""
 
     async def run(self) -> None:
         """Fetch until ``stop``."""
@@ -21,7 +21,7 @@ class Running(Protocol):
         """Return once it is streaming."""
 
 
-async def serve_until_told(fetcher: Running) -> None:
+async def serve_until_signal(fetcher: Running) -> None:
     """Run until SIGTERM or SIGHUP."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -34,7 +34,7 @@ async def serve_until_told(fetcher: Running) -> None:
 
 
 async def settle_heap(fetcher: Running) -> None:
-    """What the modules and the compiled kernels have left is walked over by no collection any
-    more: it is for good, and each walk would hold up the stream for a tenth of a second."""
+    """Exclude the objects of modules and compiled kernels from garbage collection: they live
+    forever, and each walk over them would delay the stream for a tenth of a second."""
     await fetcher.connected()
     gc.freeze()  # without a collection before, which would be such a walk

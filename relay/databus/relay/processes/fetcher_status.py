@@ -1,4 +1,4 @@
-"""What the fetcher says about itself: its state, counters and rates, as one document."""
+"""The fetcher's status: its state, counters and rates, as one document."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FetcherStatus:
         self._marks: deque[tuple[float, int]] = deque()
 
     def enter(self, state: FetcherState, error: DatabusError | None = None) -> None:
-        """Change the state; an error stays until the next success."""
+        """Change the state; the error stays until the next success."""
         self.state, self.error = state, error
 
     def document(self, intake: Intake | None, dumps: dict[str, Any]) -> dict[str, Any]:

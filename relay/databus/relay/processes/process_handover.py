@@ -1,7 +1,7 @@
-"""What the relay's supervisor tells a child process, and how the child takes it over.
+"""What the relay's supervisor passes to a child process, and how the child takes it over.
 
-The text comes through an inherited pipe, so that no secret stands in the process list;
-sockets and eventfds are inherited under the numbers that it names.
+The text comes through an inherited pipe, so that no secret is in the process list;
+the child inherits sockets and eventfds under the numbers that it names.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Handover:
     """The configuration with the descriptors that belong to one child.
 
     A worker gets its own listening socket (bound with SO_REUSEPORT; it belongs to the
-    supervisor, so connections wait in it while the worker is restarted) and one wake-up for
-    each database, and the channel on which it is told of databases that come and go.  A fetcher
+    supervisor, so connections wait in it while the worker is restarted), one wake-up for
+    each database, and the channel that announces databases that are added or removed.  A fetcher
     gets the name of its database and one wake-up for each worker.
     """
 
@@ -47,7 +47,7 @@ class Handover:
         return socket.socket(fileno=self.listen_fd)
 
     def to_json(self) -> dict[str, Any]:
-        """The text for the pipe; the databases' URLs are in it as they are."""
+        """The text for the pipe; it contains the databases' URLs with their secrets."""
         return {
             "config": self.config.model_dump(mode="json"),
             "database": self.database,
@@ -84,7 +84,7 @@ def take_over(arguments: list[str]) -> Handover:
         with os.fdopen(int(arguments[1]), "rb") as pipe:
             text = pipe.read()
         if not text:
-            raise SystemExit(0)  # The supervisor died before it had told us anything.
+            raise SystemExit(0)  # The supervisor died before it sent anything.
         return Handover.from_json(json.loads(text))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"the handover cannot be read: {type(error).__name__}") from None

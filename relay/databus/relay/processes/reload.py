@@ -1,8 +1,8 @@
-"""What a changed configuration means for a relay that runs, and how it is asked to read it.
+"""How a running relay reads a changed configuration, and what the change means.
 
-``changes`` is pure; ``ReloadSocket`` is where the relay listens in its data folder, and
-``ask_reload`` how ``databus reload`` speaks to it.  Who starts and ends what, the supervisor
-decides.
+``changes`` is pure; ``ReloadSocket`` is the relay's listening socket in its data folder, and
+``ask_reload`` is the client of ``databus reload``.  The supervisor starts and ends
+processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ANSWER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ConfigChanges:
-    """What has to be done about the databases, so that a new configuration holds."""
+    """What must be done about the databases to apply a new configuration."""
 
     added: tuple[DatabaseConfig, ...] = ()
     changed: tuple[DatabaseConfig, ...] = ()
@@ -42,7 +42,7 @@ class ConfigChanges:
 
 
 def changes(old: Config, new: Config) -> ConfigChanges:
-    """What has to be done to go from ``old`` to ``new``.
+    """What must be done to go from ``old`` to ``new``.
 
     Raises:
         ConfigError: it cannot be done without a restart, or leaves nothing to serve.
@@ -70,7 +70,7 @@ def changes(old: Config, new: Config) -> ConfigChanges:
 class ReloadSocket:
     """Answers each connection with the outcome of one reload, as one line of JSON.
 
-    Owner: the supervisor's loop; only who may write to the data folder can connect.
+    Owner: the supervisor's loop; only users who may write to the data folder can connect.
     """
 
     def __init__(self, data_dir: Path, reload: Callable[[], Awaitable[ConfigChanges]]) -> None:
@@ -109,11 +109,11 @@ class ReloadSocket:
 
 
 async def ask_reload(data_dir: Path) -> dict[str, list[str]]:
-    """Let the relay over ``data_dir`` read its configuration; the names of what has changed.
+    """Make the relay over ``data_dir`` read its configuration; the names of what has changed.
 
     Raises:
         ServerUnavailable: no relay runs over this folder.
-        ConfigError: the relay goes on with what it had.
+        ConfigError: the relay continues with its old configuration.
     """
     try:
         async with asyncio.timeout(ANSWER_S):
@@ -126,7 +126,7 @@ async def ask_reload(data_dir: Path) -> dict[str, list[str]]:
             f"no relay over {data_dir} answers ({type(error).__name__})"
         ) from error
     if not line:
-        raise ServerUnavailable(f"the relay over {data_dir} ended before it had answered")
+        raise ServerUnavailable(f"the relay over {data_dir} ended before it answered")
     document = json.loads(line)
     if "problem" in document:
         raise from_problem(document["problem"])

@@ -1,4 +1,4 @@
-"""A fetcher's source, while it is connected: which one it is, and how far it is acknowledged."""
+"""The connection of a fetcher to its source, and how far it is acknowledged."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class SourceLink:
         I1. ``source`` is one that was opened and is not closed, or None.
         I2. ``streaming`` is set only while a source streams.
 
-    ``is_relaying`` says of the last one that was made whether another relay is behind it.
-    ``attempt`` counts those that did not come to stream.
+    ``is_relaying``: the last source is another relay.
+    ``attempt`` counts the attempts that did not start to stream.
 
     Owner: the fetcher's event loop.
     """
@@ -42,7 +42,7 @@ class SourceLink:
         self._acked_scn = -1
 
     def make(self) -> contract.Source:
-        """A new source, not open yet."""
+        """A new source, not opened yet."""
         source = within_limits(self._make_source(self._config), self._config)
         self.is_relaying = isinstance(source, contract.RelayingSource)
         return source
@@ -52,7 +52,7 @@ class SourceLink:
         self.source, self._acked_scn = source, -1
 
     def has_begun(self) -> bool:
-        """Something came from the source; whether that is the first time."""
+        """Something came from the source; returns whether that is the first time."""
         if self.streaming.is_set():
             return False
         self.streaming.set()
@@ -60,7 +60,7 @@ class SourceLink:
         return True
 
     async def close(self, source: contract.Source) -> None:
-        """Close a source of ``make``, whatever became of it."""
+        """Close a source of ``make``, in any state."""
         self.streaming.clear()
         self.source = None
         with contextlib.suppress(Exception):
@@ -68,7 +68,7 @@ class SourceLink:
 
     async def acknowledge(self, scn: int, durable: Position | None) -> None:
         """Everything up to ``scn`` is on disk, in the ring up to ``durable``; a refusal is logged,
-        and the next call tries again."""
+        and the next call retries."""
         source, name = self.source, self._config.name
         parent: object = source
         if durable is not None and isinstance(parent, contract.RelayingSource):
@@ -91,7 +91,7 @@ class SourceLink:
         return source.suspended() if isinstance(source, contract.SuspendingSource) else {}
 
     def origin(self) -> contract.RelayingSource | None:
-        """Who runs this database's dumps instead of us; None where they are run here."""
+        """The relay that runs this database's dumps instead of us; None if they run here."""
         if not self.is_relaying:
             return None
         source = self.source

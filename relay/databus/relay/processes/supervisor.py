@@ -1,9 +1,9 @@
 """The relay's parent process: one fetcher process per database and N HTTP workers.
 
-It binds the sockets, makes the wake-ups, starts the children and restarts whichever dies,
-with back-off, while the others go on.  When the configuration is read again it starts and ends
-the fetchers of the databases that came and went, and tells the workers.  It reads no source and
-serves no request.
+It binds the sockets, makes the wake-ups, starts the children and restarts each that dies,
+with back-off, while the others continue.  When it reads the configuration again it starts and
+ends the fetchers of added and removed databases, and notifies the workers.  It reads no source
+and serves no request.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RESTART_FIRST_S = 0.1
 RESTART_MOST_S = 10.0
 STEADY_S = 10.0
 STOP_S = 10.0
-TELLING = "handover"
+HANDOVER_THREAD = "handover"
 TAKEN_S = 2.0
 TAKEN_POLL_S = 0.05
 
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Child:
-    """A process that is kept running: its module and what it is told at each start."""
+    """A process that is kept running: its module and the handover of each start."""
 
     name: str
     module: str
@@ -61,12 +61,12 @@ class Child:
 
 
 def free_address(address: str) -> str:
-    """``address`` with its port chosen, once it is sure that nobody else listens there.
+    """``address`` with its port chosen, after a check that no other process listens there.
 
-    The children of a relay that was killed a moment ago are given ``TAKEN_S`` to die of it.
+    The children of a relay that was killed a moment ago get ``TAKEN_S`` to die.
 
     Raises:
-        ServerUnavailable: somebody does.
+        ServerUnavailable: another process listens there.
     """
     until_s = time.monotonic() + TAKEN_S
     while True:
@@ -81,18 +81,18 @@ def free_address(address: str) -> str:
 
 
 class Supervisor:
-    """Keeps the relay's processes running, and lets databases come and go among them.
+    """Keeps the relay's processes running, and adds and removes databases.
 
     Invariants:
-        I1. There is at most one process per child: the next starts when the last is reaped.
-        I2. A child that dies takes no other with it.
+        I1. There is at most one process per child: the next starts once the last is reaped.
+        I2. A child that dies does not end another.
         I3. No child outlives this process.
-        I4. What ``reload`` does to one database touches no process of another one, and no
+        I4. What ``reload`` does to one database affects no process of another database, and no
             worker; a configuration that it refuses changes nothing.
 
-    Owner: one event loop in the main thread, for the kernel ties the children to the thread
+    Owner: one event loop in the main thread, because the kernel ties the children to the thread
     that started them.
-    Raises: from the constructor ServerUnavailable where the address is taken, StoreBusy where
+    Raises: from the constructor ServerUnavailable if the address is taken, StoreBusy if
         another relay has the folder.
     """
 
@@ -115,7 +115,7 @@ class Supervisor:
         self._reloading = asyncio.Lock()
         self._group: asyncio.TaskGroup | None = None
         self.address = free_address(self.relay.listen)
-        # Before anything of its folder is touched: two relays would answer for one another.
+        # Before anything in the folder is changed: two relays would share their files.
         self._lock_fd = lock_data_dir(self.relay.data_dir, wait_s=TAKEN_S)
         self._sockets: list[socket.socket] = []
         self._wakeups: dict[str, list[int]] = {}
@@ -146,10 +146,10 @@ class Supervisor:
         return child
 
     def _make_wakeups(self, databases: Iterable[DatabaseConfig]) -> dict[str, list[int]]:
-        """A wake-up of each of the databases for each worker.
+        """A wake-up for each database and worker.
 
         Raises:
-            ServerUnavailable: the system does not give as many; none is left open.
+            ServerUnavailable: the system does not give enough; none is left open.
         """
         made: dict[str, list[int]] = {database.name: [] for database in databases}
         try:
@@ -175,7 +175,7 @@ class Supervisor:
 
     @property
     def children(self) -> list[Child]:
-        """All that are kept running."""
+        """All children that are kept running."""
         return [*self._fetchers.values(), *self._workers]
 
     @property
@@ -190,7 +190,7 @@ class Supervisor:
 
     @property
     def url(self) -> str:
-        """Where the workers are reached."""
+        """The URL of the workers."""
         host, _, port = self.address.rpartition(":")
         return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
 
@@ -205,7 +205,7 @@ class Supervisor:
                 async with asyncio.TaskGroup() as group:
                     self._group = group
                     for child in self.children:
-                        group.create_task(self._keep(child))
+                        group.create_task(self._supervise(child))
         finally:
             self._group = None
             self._close()
@@ -222,14 +222,14 @@ class Supervisor:
         for fd in self._wakeups.pop(name):
             os.close(fd)
 
-    # -- databases come and go --
+    # -- adding and removing databases --
 
     async def reload(self) -> ConfigChanges:
-        """Read the configuration again and make it hold; what has been done.
+        """Read the configuration again and apply it; returns what has been done.
 
         Raises:
-            ConfigError: it is wrong, or needs a restart; everything goes on as before.
-            ServerUnavailable: there are no descriptors for it; likewise.
+            ConfigError: it is wrong, or needs a restart; nothing was changed.
+            ServerUnavailable: there are no descriptors for it; nothing was changed.
         """
         if self._read_again is None:
             raise ConfigError("this relay was not started from a file; nothing is changed")
@@ -242,7 +242,7 @@ class Supervisor:
                 fetcher = self._make_fetcher(database.name, wakeups[database.name])
                 self._tell_workers("add", database, self._wakeups[database.name])
                 if self._group is not None and not self._stopping.is_set():
-                    self._group.create_task(self._keep(fetcher))
+                    self._group.create_task(self._supervise(fetcher))
             for database in found.changed:
                 self._tell_workers("change", database)
                 self._restart(self._fetchers[database.name])
@@ -253,7 +253,7 @@ class Supervisor:
         return found
 
     async def reload_or_log(self) -> None:
-        """``reload``, for a signal that nobody waits for."""
+        """``reload`` at a signal, without a caller that waits."""
         try:
             await self.reload()
         except DatabusError as error:
@@ -265,7 +265,7 @@ class Supervisor:
         for number, worker in enumerate(self._workers):
             channel = worker.channel
             if channel is None:
-                continue  # it is told everything when it starts
+                continue  # its handover will have everything
             try:
                 if isinstance(database, str):
                     channel.remove(database)
@@ -273,12 +273,12 @@ class Supervisor:
                     channel.add(database, wakeups[number] if wakeups else -1)
             except OSError as error:
                 _log.warning(
-                    "%s cannot be told to %s and is restarted: %s", worker.name, what, error
+                    "%s did not take the message %s and is restarted: %s", worker.name, what, error
                 )
                 self._restart(worker)
 
     def _restart(self, child: Child) -> None:
-        """Let its process end and another begin at once."""
+        """End its process and start another at once."""
         child.again.set()
 
     async def _remove(self, name: str) -> None:
@@ -289,7 +289,7 @@ class Supervisor:
 
     # -- keeping a child running --
 
-    async def _keep(self, child: Child) -> None:
+    async def _supervise(self, child: Child) -> None:
         try:
             await self._keep_running(child)
         finally:
@@ -299,11 +299,11 @@ class Supervisor:
         delay_s = RESTART_FIRST_S
         while not (self._stopping.is_set() or child.ending.is_set()):
             started_s = time.monotonic()
-            child.again.clear()  # what it is told is put together right after
+            child.again.clear()  # the handover is put together right after
             try:
                 what = await self._run(child)
             except (OSError, RuntimeError) as error:
-                # No process, no thread or no pipe to be had: the others go on meanwhile.
+                # The system has no process, thread or pipe: the other children continue.
                 what = f"does not start: {error}"
             if self._stopping.is_set() or child.ending.is_set():
                 return
@@ -317,7 +317,7 @@ class Supervisor:
             await self._first_of(self._stopping, child.ending, child.again, timeout_s=pause_s)
 
     async def _run(self, child: Child) -> str:
-        """Start the child and wait for its end, which is put into words.
+        """Start the child and wait for its end; returns how it ended.
 
         Raises:
             OSError: the system gives no process or no descriptor.
@@ -349,7 +349,7 @@ class Supervisor:
                 str(read_fd),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(read_fd, *handover.fds),
-                process_group=0,  # ctrl-C in a terminal is for this process alone
+                process_group=0,  # ctrl-C in a terminal is only for this process
             )
         except BaseException:
             os.close(write_fd)
@@ -359,10 +359,12 @@ class Supervisor:
         if child.channel is not None:
             child.channel.started()
         text = json.dumps(handover.to_json()).encode()
-        # Not by a pool of threads: it would keep what it has no thread for, and do it later.
-        telling = threading.Thread(target=_tell, args=(write_fd, text), name=TELLING, daemon=True)
+        # Not by a pool of threads: it queues work for which it has no thread, and does it later.
+        sending = threading.Thread(
+            target=_send, args=(write_fd, text), name=HANDOVER_THREAD, daemon=True
+        )
         try:
-            telling.start()
+            sending.start()
         except RuntimeError:
             os.close(write_fd)
             _end(process, process.kill)
@@ -386,7 +388,7 @@ class Supervisor:
                     task.cancel()
 
     async def _until_end(self, child: Child, process: asyncio.subprocess.Process) -> int:
-        """The exit code; when its time has come the process is asked to end, and then made to."""
+        """The exit code; when due, the process is ended with SIGTERM, then with SIGKILL."""
         ended = asyncio.create_task(process.wait())
         try:
             await self._first_of(ended, self._stopping, child.ending, child.again)
@@ -401,7 +403,7 @@ class Supervisor:
             ended.cancel()
 
 
-def _tell(fd: int, text: bytes) -> None:
+def _send(fd: int, text: bytes) -> None:
     # A child that is dead already does not read; its end is noticed elsewhere.
     with contextlib.suppress(BrokenPipeError), os.fdopen(fd, "wb") as pipe:
         pipe.write(text)
@@ -450,7 +452,7 @@ def run_relay(
 ) -> None:
     """The relay's process: returns after SIGTERM or SIGINT, when all children have ended.
 
-    ``read_again`` gives the configuration as it is now, for SIGHUP and ``databus reload``.
+    ``read_again`` returns the current configuration, for SIGHUP and ``databus reload``.
 
     Raises:
         ConfigError: there is nothing to serve.

@@ -1,7 +1,7 @@
-"""A commit wakes those who wait for it, across processes, without a timer.
+"""A commit wakes waiting tasks across processes, without a timer.
 
 There is one eventfd for each pair of an HTTP worker and a database.  The supervisor makes
-them and hands each to both sides, so that it outlives a restart of either.
+them and gives each to both sides, so that it outlives a restart of either.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class WakeupSender:
     def wake(self) -> None:
         """Something new is in the ring; it has been published before this call."""
         for fd in self._fds:
-            # A full counter belongs to a worker that is being restarted: it is awake enough.
+            # A full counter belongs to a worker that is being restarted: it needs no more wake-ups.
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_write(fd, 1)
 
     def close(self) -> None:
-        """Let go of the descriptors."""
+        """Close the descriptors."""
         for fd in self._fds:
             os.close(fd)
         self._fds = ()
@@ -44,7 +44,7 @@ class WakeupReceiver:
     """The worker's side: wakes every task that waits for one database.
 
     Invariants:
-        I1. A wake-up that comes after ``wait`` was called ends that wait.  So whoever looks
+        I1. A wake-up that comes after ``wait`` was called ends that wait.  So a task that looks
             into the ring and then waits, with no ``await`` in between, misses nothing.
         I2. Any number of wake-ups before a task runs again count as one.
 
@@ -74,8 +74,8 @@ class WakeupReceiver:
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the next wake-up; False when ``timeout_s`` has passed without one.
 
-        Thousands wait at once, some of them thousands of times a second: a future and a timer
-        each, as ``asyncio.wait`` would cost several times that.
+        Thousands of tasks wait at once, some of them thousands of times a second: ``asyncio.wait``
+        would make a future and a timer for each, at several times the cost.
         """
         woken: asyncio.Future[bool] = self._loop.create_future()
         self._waiting[woken] = None
@@ -90,7 +90,7 @@ class WakeupReceiver:
                 timer.cancel()
 
     def close(self) -> None:
-        """Stop listening and wake whoever still waits."""
+        """Stop listening and wake all waiting tasks."""
         if self._fd < 0:
             return
         self._loop.remove_reader(self._fd)

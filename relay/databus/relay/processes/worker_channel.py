@@ -1,7 +1,7 @@
-"""How a running HTTP worker is told which databases come, change and go.
+"""The channel on which a running HTTP worker learns of added, changed and removed databases.
 
 The supervisor has one end of a socket pair, the worker the other.  A message is about one
-database; the wake-up of a database that is new to the worker travels with it as a descriptor.
+database; the wake-up of a database that is new to the worker comes with it as a descriptor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Serving(Protocol):
-    """Who serves the databases."""
+    """The server of the databases."""
 
     def add(self, database: DatabaseConfig, wakeup_fd: int = -1) -> None:
         """Serve one more database, or, without a wake-up, a known one as configured now."""
@@ -37,7 +37,7 @@ class SupervisorChannel:
     """The supervisor's end; a new pair for each worker process.
 
     Owner: the supervisor's loop.
-    Raises: OSError where the worker does not take what it is told: it has to be restarted.
+    Raises: OSError if the worker does not take the message: it must be restarted.
     """
 
     def __init__(self) -> None:
@@ -61,13 +61,13 @@ class SupervisorChannel:
     def add(self, database: DatabaseConfig, wakeup_fd: int = -1) -> None:
         """Let the worker serve one more database, or a known one as configured now."""
         fds = [wakeup_fd] if wakeup_fd >= 0 else []
-        self._tell({"add": database.model_dump(mode="json"), "fds": len(fds)}, fds)
+        self._send({"add": database.model_dump(mode="json"), "fds": len(fds)}, fds)
 
     def remove(self, name: str) -> None:
         """Let the worker serve a database no longer."""
-        self._tell({"remove": name}, [])
+        self._send({"remove": name}, [])
 
-    def _tell(self, message: dict[str, Any], fds: list[int]) -> None:
+    def _send(self, message: dict[str, Any], fds: list[int]) -> None:
         socket.send_fds(self._socket, [json.dumps(message).encode()], fds)
 
 
@@ -93,16 +93,16 @@ class WorkerChannel:
                 asyncio.get_running_loop().remove_reader(self._socket.fileno())
                 return
             try:
-                self._obey(json.loads(data), fds)
+                self._apply(json.loads(data), fds)
             except Exception:
-                # It would serve what it should not, or not what it should: a new one is told all.
+                # It would serve the wrong databases: a new worker gets the whole configuration.
                 _log.exception("a change of the databases cannot be followed; this worker ends")
                 signal.raise_signal(signal.SIGTERM)
             finally:
                 for fd in fds:
                     os.close(fd)
 
-    def _obey(self, message: dict[str, Any], fds: list[int]) -> None:
+    def _apply(self, message: dict[str, Any], fds: list[int]) -> None:
         if "remove" in message:
             self._serving.remove(message["remove"])
             _log.info("%s is no longer served", message["remove"])
@@ -110,7 +110,7 @@ class WorkerChannel:
         if message["fds"] != len(fds):
             raise OSError(errno.EMFILE, "the wake-up did not come: too many open files")
         database = DatabaseConfig.model_validate(message["add"])
-        # The descriptor is taken over; the one that came is ours to close.
+        # The descriptor is taken over; the received one is ours to close.
         self._serving.add(database, os.dup(fds[0]) if fds else -1)
         _log.info("%s is served", database.name)
 

@@ -1,8 +1,8 @@
-"""Content codings of stream answers: gzip and zstd, for readers who ask for them.
+"""Content codings of stream answers: gzip and zstd, for readers that request them.
 
-A coder is fed what one step of the stream gives and flushes at its end, so that a follower can
-decode every batch as soon as it has come.  Levels are low: the network is to be spared, the
-event loop too.
+A coder gets the bytes of one step of the stream and flushes at its end, so that a follower can
+decode every batch as soon as it has come.  Levels are low: a coder saves network
+bandwidth and must not block the event loop.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import zstandard
 from databus.common.frame.frame_format import Buffer
 
 CODED_BLOCK_BYTES = 256 << 10
-"""How much is worth coding at once: it holds the event loop."""
+"""How much is coded at once: it blocks the event loop."""
 _GZIP_LEVEL = 2
 _GZIP_WINDOW_BITS = 31
 _ZSTD_LEVEL = 1
 
 
 class Coder(Protocol):
-    """Turns the pieces of one body into coded ones."""
+    """Encodes the pieces of one body."""
 
     def encode(self, data: Buffer) -> bytes:
         """The coded bytes of ``data``, all of them."""
@@ -63,14 +63,14 @@ class ZstdCoder:
 
 
 CODERS: dict[str, type[GzipCoder] | type[ZstdCoder]] = {"zstd": ZstdCoder, "gzip": GzipCoder}
-"""The codings that are offered, the better one first."""
+"""The offered codings, the better one first."""
 
 
 def choose_coding(accept: str) -> str | None:
-    """A name in ``CODERS`` for an Accept-Encoding header; None: the body as it is.
+    """A name in ``CODERS`` for an Accept-Encoding header; None: the body without coding.
 
-    Only what is named is taken: whoever says nothing, or just ``*``, gets the bytes as they
-    are.  Of equal ones the better goes first; ``identity`` wins where it is wanted more.
+    Only named codings are used: without a header, or with just ``*``, the body has no coding.
+    Of equal ones the better goes first; ``identity`` wins if its quality is higher.
     """
     wanted: dict[str, float] = {}
     for part in accept.lower().split(","):

@@ -1,7 +1,7 @@
 """A database as one HTTP worker sees it: its ring, its schemas and its fetcher's state.
 
 Everything here is read from the database's folder; the fetcher writes it.  The folder may be
-empty when the worker starts, and whatever is missing is looked for again when it is needed.
+empty when the worker starts; the view looks for missing files again when it needs them.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _log = logging.getLogger("databus.relay.serving.database_view")
 
 @dataclass(frozen=True, slots=True)
 class FetcherReport:
-    """What ``status.json`` says; ``age_s`` is how long ago it was written."""
+    """The content of ``status.json``; ``age_s`` is how long ago it was written."""
 
     document: dict[str, Any]
     age_s: float
 
     @property
     def name(self) -> str:
-        """The fetcher's own word for its state, or ``down`` where it has fallen silent."""
+        """The fetcher's state as reported, or ``down`` if it stopped reporting."""
         if self.age_s > STALE_FETCHER_S:
             return "down"
         return str(self.document.get("state", "starting"))
@@ -75,9 +75,9 @@ class DatabaseView:
         I1. A schema is known here before a frame that uses it can have been read from the
             ring, as long as ``refresh_schemas`` is called after the read.
         I2. A ring that was moved away, replaced or cut is noticed within ``LOOK_EVERY_S`` of the
-            next look at it; nothing of it is served from then on.
-        I3. After ``retire`` no reader is served, and the ring's files are let go when the last
-            of those that were being served has ended.
+            next access; nothing of it is served from then on.
+        I3. After ``retire`` no reader is served, and the ring's files are closed once the last
+            open answer has ended.
 
     Owner: one worker's event loop.
     Raises: SourceUnavailable while the fetcher has not made the ring yet; UnknownDatabase
@@ -115,7 +115,7 @@ class DatabaseView:
                 if not (self.folder.path / RING_NAME).exists():
                     raise self._not_ready() from error
                 raise SourceUnavailable(error.message, database=self.name) from error
-            # What another boot left may be torn: its writer looks through it first.
+            # A ring of an earlier boot may be torn: its writer repairs it first.
             if not ring.clock or not ring.is_live:
                 ring.close()
                 raise self._not_ready()
@@ -123,7 +123,7 @@ class DatabaseView:
         return self._ring
 
     def _start_over(self) -> None:
-        """Let go of the folder's files: others may come in their place."""
+        """Close the folder's files: others may replace them."""
         self._close_ring()
         self._registry = RegistryReader(self.folder.registry)
         self._fetcher: tuple[int, dict[str, Any]] = (0, {})
@@ -157,7 +157,7 @@ class DatabaseView:
             return False
 
     def close(self) -> None:
-        """Let go of the ring and wake whoever waits for it."""
+        """Close the ring and wake all tasks that wait for it."""
         self.wakeup.close()
         self._close_ring()
 
@@ -173,7 +173,7 @@ class DatabaseView:
                 self.close()
 
     def retire(self) -> None:
-        """Serve nobody any more: those who are being served are woken, and end."""
+        """Serve no reader any more: open answers are woken, and end."""
         self._is_retired = True
         self.wakeup.close()
         if not self._answer_count:
@@ -183,11 +183,11 @@ class DatabaseView:
 
     @property
     def schemas(self) -> SchemaSet:
-        """All versions as last read."""
+        """All versions as of the last refresh."""
         return self._registry.schemas
 
     def refresh_schemas(self) -> int:
-        """Read what the fetcher has added; returns a number that grows when there was any."""
+        """Read what the fetcher has added; returns a number that grows with each addition."""
         self._registry.refresh()
         return len(self._registry.schemas)
 
@@ -196,15 +196,15 @@ class DatabaseView:
         return self.schemas.by_fingerprint(fingerprint)
 
     def source_ids(self, stream_filter: StreamFilter) -> npt.NDArray[np.uint32]:
-        """The numbers of the known sources that the filter takes."""
+        """The numbers of the known sources that the filter selects."""
         return matching_ids(self.schemas.sources, stream_filter)
 
     def require_sources(self, patterns: tuple[str, ...]) -> list[str]:
-        """The known sources that match; without patterns all of them.
+        """The known sources that match; all of them without patterns.
 
         Raises:
             UnknownSource: a name without wildcards is unknown, or no pattern matches at all.
-                While no source is known yet, every pattern may still come true.
+                While no source is known yet, every pattern may still match later.
         """
         known = self.schemas.sources
         if not patterns:
@@ -226,7 +226,7 @@ class DatabaseView:
         """Make sure that each name is a column of one of the sources, in any version.
 
         Raises:
-            BadRequest: one is not; the message lists those there are.
+            BadRequest: one is not; the message lists the columns.
         """
         chosen = set(sources)
         known = {c.name for s in self.schemas if s.source in chosen for c in s.columns}
@@ -240,7 +240,7 @@ class DatabaseView:
     # -- documents --
 
     def fetcher_state(self) -> FetcherReport:
-        """The fetcher's last word."""
+        """The fetcher's last report."""
         try:
             status = self.folder.status.stat()
             if status.st_mtime_ns != self._fetcher[0]:
@@ -268,9 +268,9 @@ class DatabaseView:
         }
 
     def dumps_document(self) -> list[dict[str, Any]]:
-        """The newest dumps as last recorded, without the keys that were asked for.
+        """The newest dumps as last recorded, without the requested keys.
 
-        None where the record is damaged: its fetcher says so, and the others are shown.
+        None if the record is damaged: its fetcher reports that, and the others are shown.
         """
         names = ("id", "state", "sources", "rows", "chunks", "error", "end")
         try:
@@ -304,7 +304,7 @@ class DatabaseView:
         return {one["source"]: one["state"] for one in self.tables_not_followed(())}
 
     def tables_not_followed(self, patterns: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Those of them that match, all without patterns, with the reasons."""
+        """The tables that are not followed and match, all without patterns, with the reasons."""
         tables = self.fetcher_state().document.get("tables") or ()
         return [
             table_state_of(one).to_json()
@@ -349,7 +349,7 @@ class DatabaseView:
 
 
 def range_headers(state: RingState, clock: str) -> dict[str, str]:
-    """The headers that tell the servable range."""
+    """The headers with the servable range."""
 
     def text(position: Position) -> str:
         return f"{position.scn}:{position.seq}"

@@ -1,6 +1,6 @@
-"""Extents: stretches of whole frames of the ring that are sent as they lie there, uncopied.
+"""Extents: stretches of whole frames of the ring that are sent without a copy.
 
-What is not here: sockets, and what follows if the writer comes by meanwhile.
+Sockets, and the case that the writer overtakes a reader, are in ``socket_writer``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from databus.relay.ring.ring_recovery import frame_at
 
 EXTENT_BYTES = 4 << 20
 MIN_EXTENT_BYTES = 64 << 10
-"""Less is copied: the copy is shared by all who stand at the tail, and goes out in one write."""
+"""Less is copied: all readers at the tail share the copy, and it goes out in one write."""
 MAX_EXTENTS = 4096
 
 
@@ -27,7 +27,7 @@ class Extent:
     """Whole frames between two ring positions, in one lap.
 
     ``last`` is the position of the last frame, ``row_count`` how many frames are rows; ``after``
-    is where to go on, ``span`` the frame that tells a reader what comes.
+    is where to continue, ``span`` the frame that announces the extent to a reader.
     """
 
     file: RingFile
@@ -48,7 +48,7 @@ class Extent:
 class Head:
     """Where a ring's head is, read again only when something was published.
 
-    Owner: whoever made it, in one event loop.
+    Owner: the code that made it, in one event loop.
     """
 
     def __init__(self, ring: RingReader, file: RingFile) -> None:
@@ -60,7 +60,7 @@ class Head:
     def has_passed(self, position: int) -> bool:
         """Whether bytes from ``position`` on may have been overwritten before this call.
 
-        False means that every load of them that came before it saw what was there.
+        False means that every load of them before the call saw the original bytes.
         """
         if self._ring.file is not self._file:
             return True
@@ -76,11 +76,11 @@ class Extents:
     """The extents of one ring, walked once for all readers.
 
     Invariants:
-        I1. An extent lay whole between head and tail while it was walked.  Ring positions are
-            not used twice, so that it stays true of what it says until it is evicted.
-        I2. Extents end at multiples of ``EXTENT_BYTES`` where nothing else ends them, so that
-            readers who began anywhere come to the same ones.
-        I3. At most ``MAX_EXTENTS`` are remembered; the first of them is not evicted yet.
+        I1. An extent was whole between head and tail while it was walked.  Ring positions are
+            not used twice, so its fields stay true until it is evicted.
+        I2. Extents end at multiples of ``EXTENT_BYTES`` if nothing else ends them, so that
+            readers with any start use the same ones.
+        I3. At most ``MAX_EXTENTS`` are cached; the first of them is not evicted yet.
 
     Owner: one worker's event loop.
     Raises: ReaderOvertaken as ``RingReader.read`` does.
@@ -98,8 +98,8 @@ class Extents:
     ) -> tuple[Extent, bool] | None:
         """The extent at a ring position, and whether the frame after it exceeds ``max_bytes``.
 
-        None where what comes had better be copied: where it is little, where one frame is
-        longer than an extent, and where ``max_bytes`` takes less than one frame.
+        None if the bytes should be copied: a short stretch, a frame that is longer
+        than an extent, or a ``max_bytes`` of less than one frame.
         """
         state = self._snapshot(ring)
         file = ring.file
@@ -131,7 +131,7 @@ class Extents:
         return self._state
 
     def _walk(self, ring: RingReader, start: int, limit: int) -> Extent | int:
-        """The extent from ``start`` to ``limit`` at most; without a frame, what lies there."""
+        """The extent from ``start`` to ``limit`` at most; without a frame, what is there."""
         file, head = ring.file, Head(ring, ring.file)
         lap_start = start - start % file.data_bytes
         self.walk_count += 1
@@ -164,5 +164,5 @@ class Extents:
 
 
 def _grid_line(position: int) -> int:
-    """Where an extent from ``position`` on is to end: a line that is not too near."""
+    """Where an extent from ``position`` on should end: a grid line that is not too near."""
     return (position + MIN_EXTENT_BYTES) // EXTENT_BYTES * EXTENT_BYTES + EXTENT_BYTES

@@ -1,8 +1,8 @@
-"""A directory of the ring: the headers of its frames, copied once for all filtered readers.
+"""A cache of the headers of the ring's frames, copied once for all filtered readers.
 
-A filter decides by headers, which lie one to a cache line or two over all of the ring; here
-they lie together.  What is not here: readers at the tail, who share copies of whole blocks, and
-what is decided by rows.
+A filter decides by headers, which are spread over the whole ring; here they are adjacent.
+Readers at the tail do not use it: they share copies of whole blocks.  Decisions by rows are
+made elsewhere.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MIN_CACHE_PART_BYTES = 64 << 10
 MAX_HEADERS_BYTES = 16 << 20
 
 _MOST = (CACHE_PART_BYTES + MIN_CACHE_PART_BYTES) // HEADER_BYTES + 1
-_places = np.empty(_MOST, dtype=np.int64)
+_offsets = np.empty(_MOST, dtype=np.int64)
 _headers = np.empty(_MOST * HEADER_BYTES, dtype=np.uint8)
 
 
 class HeaderColumns(FrameColumns):
-    """``FrameColumns`` where headers lie back to back: a field is every so many-th number."""
+    """``FrameColumns`` over adjacent headers: a field is every n-th number."""
 
     __slots__ = ()
 
@@ -50,8 +50,8 @@ class HeaderColumns(FrameColumns):
 class CachedHeaders:
     """The headers of the frames between two ring positions, in one lap.
 
-    ``columns`` are over the headers alone, so that its offsets are places in ``headers``;
-    ``places`` are the frames' offsets in the ring's data area.  ``after`` is where to go on.
+    ``columns`` are over the headers alone, so that its offsets are offsets in ``headers``;
+    ``offsets`` are the frames' offsets in the ring's data area.  ``after`` is where to continue.
     """
 
     file: RingFile
@@ -60,13 +60,13 @@ class CachedHeaders:
     after: int
     columns: FrameColumns
     headers: npt.NDArray[np.uint8]
-    places: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
 
     def used_bytes(self, count: int) -> int:
         """How long the first ``count`` frames are together."""
-        if count == len(self.places):
+        if count == len(self.offsets):
             return self.stop - self.start
-        return int(self.places[count] - self.places[0])
+        return int(self.offsets[count] - self.offsets[0])
 
     def fetch(
         self, ring: RingReader, chosen: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
@@ -76,13 +76,13 @@ class CachedHeaders:
         Raises:
             ReaderOvertaken: the writer may have overwritten one of them.
         """
-        self.require_kept(ring)
-        data = copy_of(self.file.data, self.places[chosen], lengths)
-        self.require_kept(ring)
+        self.require_retained(ring)
+        data = copy_of(self.file.data, self.offsets[chosen], lengths)
+        self.require_retained(ring)
         return data
 
-    def require_kept(self, ring: RingReader) -> None:
-        """What was read of the listing's frames before this call was theirs.
+    def require_retained(self, ring: RingReader) -> None:
+        """Check that what was read of these frames before this call was theirs.
 
         Raises:
             ReaderOvertaken: the writer may have overwritten one of them.
@@ -92,15 +92,15 @@ class CachedHeaders:
 
 
 class HeaderCache:
-    """The listings of one ring.
+    """The cached headers of one ring.
 
     Invariants:
-        I1. A listing lay whole between head and tail while it was copied: what it says stays
-            true of its ring positions, which are not used twice.
-        I2. Listings end at multiples of ``CACHE_PART_BYTES`` where nothing else ends them, so that
-            readers who began anywhere come to the same ones.
-        I3. At most ``MAX_HEADERS_BYTES`` of headers are kept, and one listing more; the first
-            of them is not of an earlier lap.
+        I1. The frames of cached headers were whole between head and tail during the copy: the
+            headers stay true for their ring positions, which are not used twice.
+        I2. Cached headers end at multiples of ``CACHE_PART_BYTES`` if nothing else ends them, so
+            that readers with any start use the same ones.
+        I3. At most ``MAX_HEADERS_BYTES`` of headers are cached, and one part more; the first
+            part is not of an earlier lap.
 
     Owner: one worker's event loop.
     Raises: ReaderOvertaken as ``RingReader.read`` does.
@@ -113,7 +113,7 @@ class HeaderCache:
         self._file: RingFile | None = None
 
     def at(self, ring: RingReader, position: int) -> CachedHeaders | None:
-        """The listing at a ring position; None where little comes, or one very long frame."""
+        """The headers at a ring position; None before a short stretch or one very long frame."""
         state = ring.snapshot()
         file = ring.file
         if file is not self._file:
@@ -134,14 +134,14 @@ class HeaderCache:
         return None
 
     def _list(self, ring: RingReader, start: int, limit: int) -> CachedHeaders | int:
-        """The listing from ``start`` to ``limit`` at most; without a frame, what lies there."""
+        """The headers from ``start`` to ``limit`` at most; without a frame, what is there."""
         file, head = ring.file, Head(ring, ring.file)
         lap_start = start - start % file.data_bytes
         count, stop, what = ring_kernels.list_headers(
             file.data,
             start - lap_start,
             limit - lap_start,
-            _places,
+            _offsets,
             _headers,
         )
         if head.has_passed(start):
@@ -157,12 +157,12 @@ class HeaderCache:
             after=lap_start + (file.data_bytes if what == ring_kernels.WALK_PAD else stop),
             columns=HeaderColumns(headers),
             headers=headers,
-            places=_places[:count].copy(),
+            offsets=_offsets[:count].copy(),
         )
-        self._keep(start, limit, cached_headers)
+        self._store(start, limit, cached_headers)
         return cached_headers
 
-    def _keep(self, start: int, limit: int, cached_headers: CachedHeaders) -> None:
+    def _store(self, start: int, limit: int, cached_headers: CachedHeaders) -> None:
         head = cached_headers.file.snapshot().head
         while self._known:
             key = next(iter(self._known))
@@ -174,7 +174,7 @@ class HeaderCache:
 
 
 def _grid_line(position: int) -> int:
-    """Where a listing from ``position`` on is to end: a line that is not too near."""
+    """Where headers from ``position`` on should end: a grid line that is not too near."""
     return (
         position + MIN_CACHE_PART_BYTES
     ) // CACHE_PART_BYTES * CACHE_PART_BYTES + CACHE_PART_BYTES

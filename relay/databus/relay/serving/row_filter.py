@@ -1,10 +1,10 @@
-"""Which row changes a predicate takes, with the decisions kept for the next reader.
+"""Selects row changes by a predicate, and caches the decisions for the next reader.
 
-What is judged: of an insert or a dumped row the row, of a delete the row before it, of an
-update both: it is taken if the row was in or is in, so that whoever keeps a copy learns of
-rows that leave.  Where the source gives no image before, the key stands for it.  Whatever
-cannot be decided, because a column that matters is not in the image, is taken.  A source that
-has none of the predicate's columns, or not all of them, is left out; a column that only other
+The predicate is applied to the row of an insert or a dumped row, to the row before a delete, and
+to both rows of an update.  An update is selected if the row was in or is in, so that the owner of
+a copy learns of rows that leave.  If the source gives no image before, the key replaces it.
+A change that cannot be decided, because a column that matters is not in the image, is selected.
+A source that has not all of the predicate's columns is left out; a column that only other
 versions of the table have is NULL.
 """
 
@@ -40,25 +40,25 @@ from databus.relay.serving.filter.predicate_program import Program, compile_prog
 from databus.relay.serving.header_cache import CachedHeaders
 
 JUDGED_BLOCK_BYTES = 128 << 10
-"""How much is worth judging at once: it holds the event loop."""
+"""How much is filtered at once: it blocks the event loop."""
 CHUNK_BYTES = 64 << 10
 MAX_CHUNKS = 256
 MAX_ROW_FILTERS = 32
 MAX_LISTED = 1 << 20
-"""Verdicts on frames of listings that a judge keeps, a byte each."""
+"""How many matches on frames of cached headers a filter stores, a byte each."""
 MAX_BY_HAND = 512
-"""How many rows of a listing are worth telling one by one: it holds the event loop."""
+"""How many rows of cached headers are decided one by one: it blocks the event loop."""
 MAX_CHECKED = 256
 
 Matches = npt.NDArray[np.int8]
 
 
 class SlowRowsError(Exception):
-    """Too many rows of a listing are to be told one by one; read them block by block."""
+    """Too many rows of cached headers need Python one by one; read them block by block."""
 
 
 class _Rule(NamedTuple):
-    """How rows of one schema are judged; no ``test``: all of them are ``otherwise``.
+    """How rows of one schema are filtered; without ``test`` the result is ``otherwise``.
 
     ``program`` decides most of what ``test`` does, many rows at once.
     """
@@ -69,7 +69,7 @@ class _Rule(NamedTuple):
     program: Program | None = None
 
     def takes(self, frame: FrameView) -> bool:
-        """Whether the change is taken."""
+        """Whether the change is selected."""
         if self.test is None:
             return self.otherwise
         if frame.op == Op.TRUNCATE:
@@ -86,7 +86,7 @@ class _Rule(NamedTuple):
         return self.schema.decode_key(frame.key) if frame.key_len else {}
 
     def _row_after(self, frame: FrameView, old: dict[str, Any] | None) -> dict[str, Any]:
-        """The row; columns that a partial frame lacks are unchanged, so taken from before."""
+        """The row; columns that a partial frame lacks are unchanged, so the row before has them."""
         row = self.schema.decode_row(frame.after or b"")
         if frame.absent_len:
             for name in self.schema.absent_names(frame.absent):
@@ -105,21 +105,21 @@ class _Rule(NamedTuple):
 
 
 class RowFilter:
-    """Applies one predicate to the frames of one database, for all readers who have it.
+    """Applies one predicate to the frames of one database, for all readers that use it.
 
     Invariants:
-        I1. A verdict depends on the frame's bytes and the known schemas alone, so it may be
-            kept under the frame's ring position, which is never used twice.
-        I2. At most ``MAX_CHUNKS`` pieces of the ring have verdicts, 8 KiB each; of listings
-            ``MAX_LISTED`` verdicts are kept, and one listing's more.
-        I3. A verdict on a listing is kept only if its frames were in the ring until it was made.
+        I1. A match depends on the frame's bytes and the known schemas alone, so it may be
+            cached under the frame's ring position, which is never used twice.
+        I2. At most ``MAX_CHUNKS`` pieces of the ring have matches, 8 KiB each; of cached headers
+            ``MAX_LISTED`` matches are stored, and one part's more.
+        I3. A match on cached headers is stored only if its frames were in the ring until then.
 
     Owner: one worker's event loop.
     """
 
     def __init__(self, predicate: Predicate, schemas: SchemaSet) -> None:
         self.predicate = predicate
-        self.judged_count = 0
+        self.decided_count = 0
         self._schemas = schemas
         self._known_schemas = -1
         self._checked: set[tuple[str, ...]] = set()
@@ -130,8 +130,8 @@ class RowFilter:
         self._is_slow = False
 
     @property
-    def takes_listings(self) -> bool:
-        """Whether most rows have been told without Python so far."""
+    def uses_cached_headers(self) -> bool:
+        """Whether most rows so far were decided without Python."""
         return not self._is_slow
 
     def check(self, sources: Sequence[str]) -> None:
@@ -167,9 +167,9 @@ class RowFilter:
         block: npt.NDArray[np.uint8],
         ring_position: int | None,
     ) -> Mask:
-        """``taken`` without the rows that the predicate leaves out.
+        """``taken`` without the rows that the predicate excludes.
 
-        ``ring_position`` is that of the block's first byte; None: nothing is remembered.
+        ``ring_position`` is that of the block's first byte; None: nothing is cached.
         """
         self._forget_old_rules()
         rows = np.flatnonzero(taken & (columns.op < FIRST_CONTROL_OP))
@@ -194,12 +194,12 @@ class RowFilter:
         mask[rows] = matches == TAKEN
         return mask
 
-    def refine_listed(self, cached_headers: CachedHeaders, ring: RingReader, taken: Mask) -> Mask:
-        """``taken`` without the rows of a listing that the predicate leaves out.
+    def refine_cached(self, cached_headers: CachedHeaders, ring: RingReader, taken: Mask) -> Mask:
+        """``taken`` without the rows of cached headers that the predicate excludes.
 
         Raises:
             ReaderOvertaken: the writer may have overwritten one of them.
-            SlowRowsError: too much of it is not for a program.
+            SlowRowsError: too many rows need Python.
         """
         self._forget_old_rules()
         rows = np.flatnonzero(taken & (cached_headers.columns.op < FIRST_CONTROL_OP))
@@ -209,10 +209,10 @@ class RowFilter:
         known = self._listed.get(key)
         unknown = rows if known is None else rows[known[rows] == UNDECIDED]
         if known is None:
-            known = np.full(len(cached_headers.places), UNDECIDED, dtype=np.int8)
+            known = np.full(len(cached_headers.offsets), UNDECIDED, dtype=np.int8)
         if len(unknown):
             known[unknown] = self._cached_matches(cached_headers, ring, unknown)
-        self._keep(key, known)
+        self._store(key, known)
         mask = taken.copy()
         mask[rows] = known[rows] == TAKEN
         return mask
@@ -220,13 +220,13 @@ class RowFilter:
     def _cached_matches(
         self, cached_headers: CachedHeaders, ring: RingReader, chosen: npt.NDArray[np.int64]
     ) -> Matches:
-        """The verdicts on the chosen frames of a listing."""
-        matches = np.full(len(cached_headers.places), UNDECIDED, dtype=np.int8)
+        """The matches on the chosen frames of cached headers."""
+        matches = np.full(len(cached_headers.offsets), UNDECIDED, dtype=np.int8)
         fingerprints = cached_headers.columns.schema_fp[chosen]
         self._by_program(
-            cached_headers.file.data, cached_headers.places, chosen, fingerprints, matches
+            cached_headers.file.data, cached_headers.offsets, chosen, fingerprints, matches
         )
-        cached_headers.require_kept(ring)
+        cached_headers.require_retained(ring)
         left = chosen[matches[chosen] == UNDECIDED]
         if len(left) > MAX_BY_HAND:
             self._is_slow = True
@@ -238,10 +238,10 @@ class RowFilter:
                 frame = trusted_frame(copies, int(offset))
                 is_taken = self._rule_of(frame.schema_fp).takes(frame)
                 matches[index] = TAKEN if is_taken else LEFT_OUT
-        self.judged_count += len(chosen)
+        self.decided_count += len(chosen)
         return matches[chosen]
 
-    def _keep(self, key: tuple[int, int], matches: Matches) -> None:
+    def _store(self, key: tuple[int, int], matches: Matches) -> None:
         if key not in self._listed:
             self._listed_count += len(matches)
         self._listed[key] = matches
@@ -252,9 +252,9 @@ class RowFilter:
     def _decide(
         self, block: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], matches: Matches
     ) -> None:
-        """Fill in the verdicts that are unknown."""
+        """Decide the unknown matches."""
         unknown = np.flatnonzero(matches == UNDECIDED)
-        self.judged_count += len(unknown)
+        self.decided_count += len(unknown)
         whole_words = block[: len(block) & ~7].view(np.uint64)
         fingerprints = gathered(whole_words, offsets[unknown], "schema_fp")
         self._by_program(block, offsets, unknown, fingerprints, matches)
@@ -272,7 +272,7 @@ class RowFilter:
         fingerprints: npt.NDArray[np.uint64],
         matches: Matches,
     ) -> None:
-        """Fill in those of the unknown verdicts that it does not take Python to tell."""
+        """Decide those unknown matches that need no Python."""
         found = set(fingerprints.tolist())
         for fingerprint in found:
             rule = self._rule_of(fingerprint)
@@ -327,17 +327,17 @@ class RowFilter:
             try:
                 test = compile_predicate(self.predicate, schema.columns, names)
                 rule = _Rule(schema, test, program=compile_program(self.predicate, schema, names))
-            except BadFilter:  # a version of other types than the newest: not to be decided
+            except BadFilter:  # a version with other types than the newest: it cannot be decided
                 rule = _Rule(schema, None)
         self._rules[fingerprint] = rule
         return rule
 
 
 class RowFilters:
-    """The judges of one database; readers with the same predicate get the same one.
+    """The row filters of one database; readers with the same predicate get the same one.
 
     Invariants:
-        I1. At most ``MAX_ROW_FILTERS`` are kept, those that were asked for last.
+        I1. At most ``MAX_ROW_FILTERS`` are cached, those that were requested last.
 
     Owner: one worker's event loop.
     """
@@ -350,7 +350,7 @@ class RowFilters:
         return len(self._row_filters)
 
     def of(self, predicate: Predicate) -> RowFilter:
-        """The judge of a predicate."""
+        """The row filter of a predicate."""
         row_filter = self._row_filters.get(predicate.text)
         if row_filter is None:
             row_filter = self._row_filters[predicate.text] = RowFilter(predicate, self._schemas)

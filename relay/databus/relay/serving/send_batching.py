@@ -1,8 +1,8 @@
-"""When what waits for a reader is sent: a batch ends by time or by size.
+"""When waiting events are sent to a reader: a batch ends by time or by size.
 
-Unasked, every commit goes out at once.  A reader that would rather have fewer and larger
-pieces, because each costs it a wake-up or because coded ones pack better, says how long events
-may be gathered for it and how many bytes are enough.
+By default every commit goes out at once.  A reader can request fewer and larger
+pieces, because each costs it a wake-up or because larger pieces compress better.  The request has
+the time for which events may be gathered, and how many bytes are enough.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _POLLS_A_BATCH = 8
 
 
 class PendingBatch:
-    """What is gathered for one reader; the bytes stay in the ring.
+    """The events gathered for one reader; the bytes stay in the ring.
 
     Invariants:
-        I1. What waits is held until it is ``enough_bytes`` of the stream, before any filter,
-            or the first of it has waited for ``wait_s``, give or take a nap.
-        I2. Once a batch has ended, all that waits goes, in as many pieces as it takes.
+        I1. Waiting events are held until they are ``enough_bytes`` of the stream, before any
+            filter, or the first of them has waited for ``wait_s``, give or take one poll delay.
+        I2. Once a batch has ended, all waiting events go out, in as many pieces as needed.
 
     Owner: the task that answers the request.
     """
@@ -32,7 +32,7 @@ class PendingBatch:
         self.is_held = False
 
     def holds(self, waiting_bytes: int, now_s: float) -> bool:
-        """Whether ``waiting_bytes`` of the stream are to wait for more."""
+        """Whether ``waiting_bytes`` of the stream should wait for more."""
         if waiting_bytes and self._ends_s is None:
             self._ends_s = now_s + self._wait_s
         is_late = self._ends_s is not None and now_s >= self._ends_s
@@ -41,12 +41,12 @@ class PendingBatch:
         return self.is_held
 
     def sent_all(self) -> None:
-        """Nothing waits: the next batch begins with what comes next."""
+        """Nothing waits: the next batch begins with the next event."""
         self._ends_s = None
         self._has_ended = self.is_held = False
 
     def poll_delay_s(self, most_s: float) -> float:
-        """How long to sleep before the next look: a look at every commit is what it saves."""
+        """How long to sleep before the next check: batching saves a check at every commit."""
         return max(
             0.0,
             min(most_s, _MAX_POLL_DELAY_S, max(_MIN_POLL_DELAY_S, self._wait_s / _POLLS_A_BATCH)),

@@ -1,8 +1,8 @@
-"""Threads that put large parts of answers into sockets, so that several are sent at once.
+"""Threads that write large parts of answers to sockets, so that several are sent at once.
 
-A write of megabytes keeps a processor for as long as it takes to copy them, and the interpreter
-lets go of its lock meanwhile: the event loop answers others, and as many copies run side by
-side as there are threads.  What is not here: what is sent, and when it must not be.
+A write of megabytes occupies a processor for as long as the copy takes, and the interpreter
+releases its lock meanwhile: the event loop answers others, and each thread runs one copy at a
+time.  The callers decide what is sent and when.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_THREADS = 4
 
 
 class _Sending:
-    """Something that is being sent; ``step`` sends what there is room for, True at its end."""
+    """A transfer; ``step`` sends what there is room for and returns True at its end."""
 
     def __init__(self, fd: int, step: Callable[[], bool]) -> None:
         self.fd = fd
@@ -31,16 +31,16 @@ class _Sending:
         self.done: asyncio.Future[None] = self._loop.create_future()
 
     def finish(self, error: BaseException | None) -> None:
-        """Tell the task that waits, from the thread."""
+        """Notify the waiting task, from the thread."""
         self.is_finished = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits
             self._loop.call_soon_threadsafe(_settle, self.done, error)
 
 
 class _SendThread:
-    """One thread; what has no room waits in its epoll, so that no reader holds up another.
+    """One thread; transfers without room wait in its epoll, so that no reader delays another.
 
-    Owner: ``SendThreads``; ``load`` is its count of what this thread has to do.
+    Owner: ``SendThreads``; ``load`` is its count of this thread's transfers.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class _SendThread:
         threading.Thread(target=self._run, name="databus-send", daemon=True).start()
 
     def put(self, sending: _Sending) -> None:
-        """Begin with it, or look at it again."""
+        """Start a transfer, or check it again."""
         self._inbox.append(sending)
         os.eventfd_write(self._wakeup, 1)
 
@@ -63,11 +63,11 @@ class _SendThread:
                 if fd == self._wakeup:
                     os.eventfd_read(fd)
                     while self._inbox:
-                        self._go_on(self._inbox.popleft(), waiting)
+                        self._advance(self._inbox.popleft(), waiting)
                 elif fd in waiting:
-                    self._go_on(waiting[fd], waiting)
+                    self._advance(waiting[fd], waiting)
 
-    def _go_on(self, sending: _Sending, waiting: dict[int, _Sending]) -> None:
+    def _advance(self, sending: _Sending, waiting: dict[int, _Sending]) -> None:
         if sending.is_finished:
             return
         error: BaseException | None = None
@@ -101,10 +101,10 @@ class SendThreads:
         self._threads: list[_SendThread] = []
 
     async def run(self, fd: int, step: Callable[[], bool]) -> None:
-        """Call ``step`` in a thread, whenever ``fd`` has room, until it says that it is done.
+        """Call ``step`` in a thread, whenever ``fd`` has room, until it returns True.
 
         Raises:
-            Exception: what ``step`` has raised.
+            Exception: what ``step`` raised.
         """
         sending, thread = _Sending(fd, step), self._least_busy()
         thread.load += 1

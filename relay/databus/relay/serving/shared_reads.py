@@ -1,7 +1,7 @@
-"""Blocks of the ring that several readers of one worker want at the same moment.
+"""Blocks of the ring that several readers of one worker need at the same moment.
 
-Every commit wakes all followers, and all stand at the same place: the first reads and copies,
-the others are given its copy.
+Every commit wakes all followers, and all are at the same position: the first reads and copies,
+the others get its copy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_BLOCKS = 4
 
 
 class BlockFacts(NamedTuple):
-    """What readers of a block have to know: its frames, the last of them, how many are rows."""
+    """What readers of a block need: its frames, the last of them, how many are rows."""
 
     columns: FrameColumns
     last: Position
@@ -28,12 +28,12 @@ class BlockFacts(NamedTuple):
 
 
 class SharedReads:
-    """``RingReader.read`` with the last answers remembered.
+    """``RingReader.read`` with a cache of the last results.
 
     Invariants:
-        I1. An answer is given again only while nothing has been published or evicted since it
-            was asked for, so that it is what a new read would give.
-        I2. At most ``MAX_BLOCKS`` blocks are kept.
+        I1. A result is returned again only while nothing has been published or evicted since its
+            read, so that a new read would give the same.
+        I2. At most ``MAX_BLOCKS`` blocks are cached.
 
     Owner: one worker's event loop.
     Raises: as ``RingReader.read``.
@@ -63,7 +63,7 @@ class SharedReads:
         return answer
 
     def facts(self, block: memoryview) -> BlockFacts:
-        """About a block that ``read`` has given; looked up once for all who are given it."""
+        """The facts about a block of ``read``, looked up once for all readers that get it."""
         known = self._facts.get(id(block))
         if known is not None and known[0] is block:
             return known[1]

@@ -1,9 +1,9 @@
-"""From the ring's mapping to the socket: large parts of an answer, without a buffer between.
+"""Writes large parts of an answer from the ring's mapping to the socket, without a buffer between.
 
-aiohttp keeps the connection and writes everything else; its transport is empty while this
-writes to its descriptor.  The kernel copies what it takes during the call, so
-that the ring's writer can spoil bytes only then, or before.  Both are seen: before a call that
-the head has not passed the bytes, after it that it did not meanwhile (decision 0018).
+aiohttp owns the connection and writes everything else; its transport is empty while this module
+writes to its descriptor.  The kernel copies the bytes during the call, so
+the ring's writer can spoil them only then, or before.  Both are detected: a check before a call
+that the head has not passed the bytes, and a check after it (decision 0018).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from databus.relay.serving.send_threads import SendThreads
 ON_THE_WAY_BYTES = 256 << 10
 SCRATCH_BYTES = 256 << 10
 THREAD_BYTES = 256 << 10
-"""Less is sent by the event loop itself: handing it to a thread takes longer."""
+"""Less is sent by the event loop itself: passing it to a thread takes longer."""
 _CHUNK_END = b"\r\n"
 _ABORTIVE = struct.pack("ii", 1, 0)
 
@@ -37,7 +37,7 @@ _threads = SendThreads()
 
 
 class _Scratch(threading.local):
-    """A thread's buffer for what is copied before it is sent."""
+    """A thread's buffer for bytes that are copied before they are sent."""
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(SCRATCH_BYTES))
@@ -54,19 +54,18 @@ class SocketWriter:
     """Sends extents over one connection, between the writes of its response.
 
     Invariants:
-        I1. No byte of the mapping is handed to the kernel that had been overwritten when the
+        I1. No byte of the mapping is passed to the kernel that had been overwritten when the
             call began; if one may have been overwritten during the call, the connection is
-            reset, and the reader has a SPAN frame to know such bytes by.
-        I2. A reader that has not asked for spans is only sent bytes from a copy that was
+            reset, and a SPAN frame lets the reader recognise such bytes.
+        I2. A reader that has not requested spans only gets bytes from a copy that was
             checked after it was made.
-        I3. An extent goes out whole, or the body never ends: the reader sees that it was cut.
-        I4. Nothing of the mapping is held but during a call that does not wait, and then so
-            that the ring's reader may let go of its file meanwhile.
-
+        I3. An extent goes out whole, or the body never ends and the reader sees that it was cut.
+        I4. The mapping is held only during a call that does not wait, and in a way that lets
+            the ring's reader close its file meanwhile.
     Owner: the task that answers the request, which makes it after the headers and closes it;
-    while ``send`` runs it is a thread that writes, or the task, never both.
+    while ``send`` runs, either a thread writes or the task, never both.
     Raises: ReaderOvertaken while nothing of an extent is sent, CutOff later; ConnectionError
-    where the reader has gone.
+    if the reader is gone.
     """
 
     def __init__(self, request: web.Request, *, spans: bool) -> None:
@@ -74,8 +73,8 @@ class SocketWriter:
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the reader has gone")
         self._transport = transport
-        # Its own descriptor: the loop lets nobody else wait for that of a transport, which
-        # moreover may close it, and another connection get its number, while we write.
+        # Its own descriptor: the loop does not let other code wait for a transport's descriptor.
+        # The transport may also be closed meanwhile, and another connection get its number.
         self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
         limit_sending(self._socket, ON_THE_WAY_BYTES)
         self._spans = spans
@@ -85,12 +84,12 @@ class SocketWriter:
         transport.set_write_buffer_limits(high=0)
 
     def set_corked(self, corked: bool) -> None:
-        """Keep the head and the end of the body from going out as packets of their own."""
+        """Hold back the head and the end of the body, so that they are no packets of their own."""
         if not self._transport.is_closing():
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, int(corked))
 
     def close(self) -> None:
-        """Let go; the connection stays as it is."""
+        """Close the descriptor; the connection stays open."""
         if not self._transport.is_closing():
             self._transport.set_write_buffer_limits()
         self._socket.close()
@@ -112,7 +111,7 @@ class SocketWriter:
             raise
 
     def _steps(self, head: Head, extent: Extent) -> Callable[[], bool]:
-        """What sends as much of an extent as the kernel takes now; it says True at the end."""
+        """A step that sends as much of an extent as the kernel takes now; True at the end."""
         size = extent.size_bytes
         start: bytes = extent.span if self._spans else b""
         if self._is_chunked:
@@ -159,7 +158,7 @@ class SocketWriter:
         return self._write((start[sent:], scratch[:size], end if size == left else b""))
 
     def _write(self, parts: Sequence[Buffer]) -> int:
-        """Bytes that the kernel has taken now; 0 where there is no room."""
+        """The number of bytes that the kernel has taken; 0 if it has no room."""
         self.write_count += 1
         try:
             if self._transport.is_closing():
@@ -183,7 +182,7 @@ class SocketWriter:
             self._loop.remove_writer(self._socket.fileno())
 
     def _reset(self) -> None:
-        """Let what waits in the socket be thrown away when it is closed."""
+        """Make a close of the socket discard the bytes that wait in it."""
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORTIVE)
 

@@ -1,6 +1,6 @@
-"""What a reader at a position gets: the serving rule and the cut of each block.  No I/O.
+"""Decides what a reader at a position gets: the serving rule and the cut of each block.  No I/O.
 
-The serving rule: a reader at position p gets every frame after p that its filter takes, if and
+The serving rule: a reader at position p gets every frame after p that its filter selects, if and
 only if p is not before ``prev``, the position just before the oldest retained frame.
 """
 
@@ -58,7 +58,7 @@ def start_position(start: StartPoint, state: RingState, clock: str, database: st
 
 
 def too_old(position: Position, state: RingState, database: str) -> ScnTooOld:
-    """The refusal of a position before ``prev``, with the range that is served."""
+    """The refusal of a position before ``prev``, with the served range."""
     return ScnTooOld(
         f"position {position} is older than what the ring serves, after {state.prev} up to "
         f"{state.max} (database={database}); a bootstrap is needed",
@@ -69,9 +69,9 @@ def too_old(position: Position, state: RingState, database: str) -> ScnTooOld:
 
 
 def is_ahead(position: Position, state: RingState) -> bool:
-    """Whether the stream has not come as far as the reader has already been.
+    """Whether the reader is ahead of the stream.
 
-    A reader that asked for "after everything at this scn" is not ahead at that scn.
+    A reader that requested "after everything at this scn" is not ahead at that scn.
     """
     if position.scn == state.max.scn and position.seq == SEQ_END:
         return False
@@ -85,8 +85,8 @@ _NONE = np.empty(0, dtype=np.int64)
 class StreamPart(NamedTuple):
     """What to send of a block.
 
-    ``data`` are whole frames; ``used_bytes`` of the block are finished with, the rest would
-    exceed what the reader has asked for.
+    ``data`` are whole frames; ``used_bytes`` of the block are finished, the rest would
+    exceed the reader's limit.
     """
 
     data: Buffer
@@ -94,16 +94,16 @@ class StreamPart(NamedTuple):
 
 
 class StreamCursor:
-    """One reader's way through the stream, in one answer.
+    """One reader's progress through the stream, in one answer.
 
     Invariants:
-        I1. The frames handed out are those after the start position that the filter takes,
-            and the end of each window that it takes anything of; in order, each once.
+        I1. The frames sent are those after the start position that the filter selects,
+            and the end of each window with a selected frame; in order, each once.
         I2. A reader that began inside a window gets the end of that window in any case, since
             an answer before this one may have had the rest.
-        I3. ``position`` is the last frame that was looked at; nothing at or before it is
+        I3. ``position`` is the last frame that was examined; nothing at or before it is
             still to come for this reader.
-        I4. No more than ``max_bytes`` are handed out, but always a first frame.  Heartbeats
+        I4. No more than ``max_bytes`` are sent, but always a first frame.  Heartbeats
             do not count.
 
     Owner: the task that answers one request.
@@ -118,8 +118,8 @@ class StreamCursor:
         may_be_inside: bool = False,
         row_filter: RowFilter | None = None,
     ) -> None:
-        """``may_be_inside`` says that ``position`` is perhaps before the end of its window;
-        ``row_filter`` has the last word on rows that the filter takes."""
+        """``may_be_inside``: ``position`` may be before the end of its window;
+        ``row_filter`` decides about rows that the filter selects."""
         self.position = position
         self.commit_us = 0
         self.sent_position: Position | None = None
@@ -138,7 +138,7 @@ class StreamCursor:
         self._source_ids = np.empty(0, dtype=np.uint32)
 
     def set_sources(self, source_ids: npt.NDArray[np.uint32]) -> None:
-        """The numbers of the sources that the filter takes, as far as they are known now."""
+        """Set the numbers of the sources that the filter selects, as known now."""
         self._source_ids = source_ids
 
     def take(
@@ -149,8 +149,8 @@ class StreamCursor:
     ) -> StreamPart:
         """Choose from the next frames of the ring; ``block`` is not empty and holds whole ones.
 
-        ``ring_position`` is where it begins, for the judge's memory; ``columns`` are the
-        block's, where somebody has scanned it already.
+        ``ring_position`` is where it begins, for the row filter's cache; ``columns`` are the
+        block's, if it was scanned already.
         """
         raw = np.frombuffer(block, dtype=np.uint8)
         if columns is None:
@@ -166,49 +166,49 @@ class StreamCursor:
 
     @property
     def left_bytes(self) -> int | None:
-        """How much may still be handed out; None without a limit."""
+        """How much may still be sent; None without a limit."""
         return None if self._max_bytes is None else max(0, self._max_bytes - self.sent_bytes)
 
     @property
     def takes_all(self) -> bool:
-        """Whether frames go out as they lie."""
+        """Whether frames go out unchanged."""
         return self._takes_all
 
     @property
     def decides_by_headers(self) -> bool:
-        """Whether no byte of a frame but its header is looked at."""
+        """Whether only the headers of frames are examined."""
         return self._row_filter is None and not isinstance(self._filter.partition, RangePartition)
 
     @property
-    def takes_listings(self) -> bool:
-        """Whether it chooses by headers, and by what a judge reads in the ring itself."""
+    def uses_cached_headers(self) -> bool:
+        """Whether it selects by headers, and by rows that a row filter reads in the ring itself."""
         if isinstance(self._filter.partition, RangePartition) or self._takes_all:
             return False
-        return self._row_filter is None or self._row_filter.takes_listings
+        return self._row_filter is None or self._row_filter.uses_cached_headers
 
     def pass_on(self, extent: Extent, *, is_limited: bool) -> None:
-        """All frames of an extent are handed out; ``is_limited``: the next one is too much."""
+        """Count all frames of an extent as sent; ``is_limited``: the next one exceeds the limit."""
         self.pass_over(extent.last, extent.commit_us, extent.size_bytes, extent.row_count)
         self.is_full = is_limited
 
     def pass_over(self, last: Position, commit_us: int, size: int, row_count: int) -> None:
-        """All frames of a block are handed out as they lie, the one at ``last`` as its last."""
+        """Count all frames of a block as sent unchanged, the last of them at ``last``."""
         self._may_be_inside = False
         self.position = self.sent_position = last
         self.commit_us = commit_us
         self.sent_bytes += size
         self.sent_events += row_count
 
-    def take_listed(
+    def take_cached(
         self,
         cached_headers: CachedHeaders,
         fetch: Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Buffer],
         refine: Callable[[Mask], Mask] | None = None,
     ) -> StreamPart:
-        """Choose from frames whose headers alone are here; ``fetch`` gets the chosen ones.
+        """Select from frames of which only headers are here; ``fetch`` gets the selected ones.
 
-        ``refine`` is the judge's word on this listing, where there is a judge.  At most
-        ``PART_BYTES`` of them, or one.  What the two raise leaves the cursor where it was.
+        ``refine`` applies the row filter to the cached headers, if there is one.  At most
+        ``PART_BYTES`` of frames, or one frame.  If either raises, the cursor does not move.
         """
         columns = cached_headers.columns
         if self._may_be_inside:
@@ -242,7 +242,7 @@ class StreamCursor:
         raw: npt.NDArray[np.uint8],
         refine: Callable[[Mask], Mask] | None,
     ) -> tuple[npt.NDArray[np.int64], bool]:
-        """(numbers of the frames that are taken, whether a window is open behind them)."""
+        """(numbers of the selected frames, whether a window is open behind them)."""
         if self._takes_all:
             return np.arange(len(columns)), self._in_window
         if self._by_headers is not None:
@@ -264,11 +264,11 @@ class StreamCursor:
         part_bytes: int | None = None,
         refine: Callable[[Mask], Mask] | None = None,
     ) -> tuple[Buffer, int]:
-        """(the frames that are handed out, how many frames are finished with).
+        """(the frames to send, how many frames are finished).
 
-        No more than ``part_bytes`` are handed out, but always a first frame.
+        No more than ``part_bytes`` are sent, but always a first frame.
         """
-        # Whoever gets only some of the windows cannot see that one is missing.
+        # A reader that gets only some of the windows cannot see that one is missing.
         require_chain(columns, self.position)
         chosen, in_window = self._taken(columns, raw, refine)
         if not len(chosen):
@@ -282,7 +282,7 @@ class StreamCursor:
             fits = int(np.searchsorted(np.cumsum(lengths), part_bytes, side="right"))
             if max(1, fits) < fitting:
                 fitting, is_full = max(1, fits), False
-                # The end of a window that anything is taken of is chosen, too.
+                # The end of a window with a selected frame is sent, too.
                 in_window = columns.op[chosen[fitting - 1]] != Op.END_OF_WINDOW
         looked_at = len(columns)
         if fitting < len(chosen):
@@ -296,7 +296,7 @@ class StreamCursor:
         return data, looked_at
 
     def _look(self, columns: FrameColumns, count: int) -> None:
-        """Move on behind the first ``count`` frames."""
+        """Move behind the first ``count`` frames."""
         if count:
             self.position = _position(columns, count - 1)
             self.commit_us = _commit_us(columns, count - 1)
@@ -304,13 +304,13 @@ class StreamCursor:
     def _send(
         self, columns: FrameColumns, last: int, sent_bytes: int, ops: npt.NDArray[np.uint8]
     ) -> None:
-        """Remember that frames up to the one numbered ``last`` are handed out."""
+        """Record that frames up to the one numbered ``last`` are sent."""
         self.sent_position = _position(columns, last)
         self.sent_bytes += sent_bytes
         self.sent_events += int(np.count_nonzero(ops < FIRST_CONTROL_OP))
 
     def has_room(self, size: int) -> bool:
-        """Whether so many bytes may be handed out."""
+        """Whether so many bytes may still be sent."""
         return self._max_bytes is None or self.sent_bytes + size <= self._max_bytes
 
     def _fitting(self, lengths: npt.NDArray[np.int64]) -> int:
@@ -323,11 +323,11 @@ class StreamCursor:
 
     @property
     def owes_heartbeat(self) -> bool:
-        """Whether the reader cannot tell from the frames how far it has come."""
+        """Whether the frames sent do not show the reader how far it has come."""
         return self.sent_position != self.position
 
     def heartbeat(self) -> bytes:
-        """The frame that tells the reader how far it has come."""
+        """The frame that shows the reader how far it has come."""
         self.sent_position = self.position
         return heartbeat(self.position, self.commit_us)
 
@@ -352,5 +352,5 @@ def warm_up() -> None:
         builder.event(Op.INSERT, 1, 0, bytes([number]))
     built = builder.end()
     for partition in (ModPartition(2, frozenset({0, 1})), RangePartition(1, -1, -1)):
-        for block in (built, bytearray(built)):  # a listing's headers are not read-only
+        for block in (built, bytearray(built)):  # cached headers are not read-only
             StreamCursor(Position(0, 0), StreamFilter(partition=partition)).take(block)

@@ -1,4 +1,4 @@
-"""What a reader asks ``/stream`` for, out of its query and headers."""
+"""A reader's request for ``/stream``, parsed from its query and headers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ STREAM_PARAMETERS = (
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """What a reader asks for."""
+    """A reader's request."""
 
     start: StartPoint | AtTime
     filter: StreamFilter
@@ -108,7 +108,7 @@ def parse_stream_request(
 ) -> StreamRequest:
     """The request in a query whose names are known.
 
-    A browser that connects again repeats its query; where it had come is in Last-Event-ID.
+    A browser that reconnects repeats its query; its position is in Last-Event-ID.
 
     Raises:
         BadRequest, BadFilter, BadCheckpoint, NotAcceptable.

@@ -1,6 +1,6 @@
 """Answers to ``/stream``: from the ring through a cursor and a format into the response.
 
-``StreamAnswer`` takes the next step whenever it is asked and never waits; ``send_stream``
+``StreamAnswer`` takes one step at each call and never waits; ``send_stream``
 waits, writes and ends.  A reader costs one task, one cursor and at most one block of bytes.
 """
 
@@ -49,7 +49,7 @@ class StreamAnswer:
 
     Invariants:
         I1. Between ``next_part`` returning None and the wait for a wake-up nothing is awaited,
-            so that no commit is slept through.
+            so that no commit is missed.
 
     Owner: the task of the request.
     Raises: ScnTooOld from the constructor and ``next_part``; ClockMismatch, UnknownSource and
@@ -78,7 +78,7 @@ class StreamAnswer:
         if self.is_ahead:
             self.headers["Databus-Ahead"] = "true"
         if isinstance(request.start, AtTime):
-            # Asked again, the same time may be another place: the stream has moved on.
+            # A second look-up of the same time may give another position: the stream has moved on.
             self.headers["Databus-Start"] = f"{position.scn}:{position.seq}"
         self.cursor = StreamCursor(
             position,
@@ -107,7 +107,7 @@ class StreamAnswer:
         sends_as_it_lies = request.format == "frames" and self.coder is None and projected is None
         self._sends_extents = sends_as_it_lies and self.cursor.takes_all
         self._row_filter = row_filter
-        self._uses_listings = sends_as_it_lies and self.cursor.takes_listings
+        self._uses_listings = sends_as_it_lies and self.cursor.uses_cached_headers
         self.batch = PendingBatch(request.batch_s, request.batch_bytes) if request.batch_s else None
         self.has_lost_its_place = False
         self._is_limited = False
@@ -136,7 +136,7 @@ class StreamAnswer:
         return frame.position == position and frame.op != Op.END_OF_WINDOW
 
     def next_of_batch(self, now_s: float, *, is_last: bool) -> Buffer | Extent | None:
-        """``next_part``, or None while what there is waits for more; not where ``is_last``."""
+        """``next_part``, or None while the batch waits for more; not if ``is_last``."""
         batch = self.batch
         if batch is None:
             return self.next_part()
@@ -148,7 +148,7 @@ class StreamAnswer:
         return part
 
     def _waiting_bytes(self) -> int:
-        """Bytes of the stream that the reader has not been shown."""
+        """Bytes of the stream that were not sent to the reader yet."""
         if self._ring_position < 0 and not self._find():
             return 0
         return max(0, self.database.ring.snapshot().tail - self._ring_position)
@@ -172,12 +172,12 @@ class StreamAnswer:
                 cached_headers := database.header_cache.at(ring, self._ring_position)
             ):
                 try:
-                    return self._take_listed(cached_headers)
+                    return self._take_cached(cached_headers)
                 except SlowRowsError:
                     self._uses_listings = False
             block, after = self._read()
         except ReaderOvertaken:
-            self._ring_position = -1  # the next step looks it up again, in a new ring maybe
+            self._ring_position = -1  # the next step looks it up again, perhaps in a new ring
             self.has_lost_its_place = True
             return b""
         if not block:
@@ -196,7 +196,7 @@ class StreamAnswer:
         return self.format.render(part.data) if part.data else b""
 
     def _read(self) -> tuple[memoryview, int]:
-        """The next block; by now the schemas of all of its frames are in the registry."""
+        """The next block; the schemas of all of its frames are in the registry then."""
         database = self.database
         reads, count = database.reads, database.reads.read_count
         found = reads.read(database.ring, self._ring_position, self._block_bytes)
@@ -205,7 +205,7 @@ class StreamAnswer:
         return found
 
     def _next_extent(self) -> Extent | None:
-        """What can go to the socket as it lies in the ring."""
+        """An extent that can go to the socket without a copy."""
         database = self.database
         found = database.extents.at(database.ring, self._ring_position, self.cursor.left_bytes)
         if found is None:
@@ -215,15 +215,15 @@ class StreamAnswer:
         self._sent_a_frame = True
         return extent
 
-    def _take_listed(self, cached_headers: CachedHeaders) -> Buffer:
-        """The bytes of what the filter takes of a listing."""
+    def _take_cached(self, cached_headers: CachedHeaders) -> Buffer:
+        """The selected frames of cached headers."""
         self._refresh_sources()
         ring = self.database.ring
         row_filter = self._row_filter
         refine = (
-            None if row_filter is None else partial(row_filter.refine_listed, cached_headers, ring)
+            None if row_filter is None else partial(row_filter.refine_cached, cached_headers, ring)
         )
-        part = self.cursor.take_listed(cached_headers, partial(cached_headers.fetch, ring), refine)
+        part = self.cursor.take_cached(cached_headers, partial(cached_headers.fetch, ring), refine)
         if part.used_bytes == cached_headers.stop - cached_headers.start:
             self._ring_position = cached_headers.after
         else:
@@ -232,11 +232,11 @@ class StreamAnswer:
         return part.data
 
     def passed_on(self, extent: Extent) -> None:
-        """The extent that ``next_part`` gave has been sent, whole."""
+        """The extent of ``next_part`` has been sent, whole."""
         self.cursor.pass_on(extent, is_limited=self._is_limited)
 
     def _find(self) -> bool:
-        """Look up where the cursor stands; False while the stream is not beyond it."""
+        """Look up the cursor's position; False while the stream is not beyond it."""
         ring, position = self.database.ring, self.cursor.position
         if position > ring.snapshot().max:
             return False
@@ -247,7 +247,7 @@ class StreamAnswer:
         return True
 
     def _refresh_sources(self) -> None:
-        """After a read: by now the schemas of all frames that were read are in the registry."""
+        """After a read: the schemas of all frames that were read are in the registry."""
         self.database.refresh_schemas()
         self._set_sources()
 
@@ -259,7 +259,7 @@ class StreamAnswer:
 
     @property
     def has_reached_tail(self) -> bool:
-        """Whether everything has been looked at that was there when the answer began."""
+        """Whether everything has been examined that was there when the answer began."""
         return self._ring_position >= self._stop_at
 
     @property
@@ -274,7 +274,7 @@ class StreamAnswer:
         return count
 
     def heartbeat(self) -> Buffer:
-        """The bytes that tell the reader how far it has come."""
+        """The bytes that show the reader how far it has come."""
         return self.format.render(self.cursor.heartbeat())
 
     def error(self, error: DatabusError) -> Buffer:
@@ -283,7 +283,7 @@ class StreamAnswer:
 
 
 class _Output:
-    """The body of one answer on its way out: coded, or from the mapping, or as it is.
+    """The body of one answer: coded, from the mapping, or unchanged.
 
     Owner: the task of the request, which closes it.
     """
@@ -326,7 +326,7 @@ class _Output:
         return self._direct
 
     def begin(self, part: Buffer | Extent | None) -> None:
-        """Before the headers go out: what is the first part of the body?"""
+        """Choose the kind of output by the first part of the body, before the headers go out."""
         if isinstance(part, Extent) and not self._answer.request.follow:
             self._directly().set_corked(True)
             self._is_corked = True
@@ -339,7 +339,7 @@ class _Output:
             self._directly().set_corked(False)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket's descriptor."""
         if self._direct is not None:
             self._direct.close()
 
@@ -358,12 +358,12 @@ class StreamSender:
         self,
         request: web.Request,
         database: DatabaseView,
-        asked: StreamRequest,
+        stream_request: StreamRequest,
         client: ClientCounter,
     ) -> web.StreamResponse:
-        """Answer a stream request, from its first look into the ring to its last byte."""
+        """Answer a stream request, from the look-up in the ring to the last byte."""
         try:
-            answer, part = _begin(database, asked)
+            answer, part = _begin(database, stream_request)
         except ScnTooOld:
             client.add("too_old")
             raise
@@ -466,29 +466,29 @@ class StreamSender:
             had_part = part is not None
             part = answer.next_of_batch(now(), is_last=not follow and now() >= deadline_s)
             if had_part and part is not None:
-                await asyncio.sleep(0)  # the other readers' turn
+                await asyncio.sleep(0)  # let the other readers run
         if answer.cursor.owes_heartbeat:
             await output.write(answer.heartbeat())
 
 
 def _begin(
-    database: DatabaseView, asked: StreamRequest
+    database: DatabaseView, stream_request: StreamRequest
 ) -> tuple[StreamAnswer, Buffer | Extent | None]:
-    """An answer and its first part, so that whatever forbids it is known before the headers.
+    """An answer and its first part, so that a refusal is known before the headers.
 
-    The oldest event may be evicted between the look at the range and the read.
+    The oldest event may be evicted between the look-up of the range and the read.
     """
     for _ in range(OLDEST_ATTEMPTS):
-        answer = StreamAnswer(database, asked)
+        answer = StreamAnswer(database, stream_request)
         try:
-            is_last = not (asked.follow or asked.wait_s)
+            is_last = not (stream_request.follow or stream_request.wait_s)
             now_s = asyncio.get_running_loop().time()
             part = answer.next_of_batch(now_s, is_last=is_last)
             while answer.has_lost_its_place:
                 part = answer.next_of_batch(now_s, is_last=is_last)
             return answer, part
         except ScnTooOld:
-            if not isinstance(asked.start, Oldest):
+            if not isinstance(stream_request.start, Oldest):
                 raise
     raise SourceUnavailable(
         f"the ring of {database.name} turns over faster than its oldest event can be read; "

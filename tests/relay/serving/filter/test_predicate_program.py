@@ -128,9 +128,9 @@ def block_of(rng: random.Random, count: int) -> np.ndarray[Any, np.dtype[np.uint
 
 def compare(where: str, block: np.ndarray[Any, np.dtype[np.uint8]]) -> float:
     """Fail where program and closures differ; the share of rows that the program decides."""
-    judge = RowFilter(parse_where(where), SCHEMAS)
-    rule = judge._rule_of(TABLE.fingerprint)
-    program = compile_program(judge.predicate, TABLE, ["note"])
+    matcher = RowFilter(parse_where(where), SCHEMAS)
+    rule = matcher._rule_of(TABLE.fingerprint)
+    program = compile_program(matcher.predicate, TABLE, ["note"])
     columns = frame_format.scan(block, verify=False)
     rows = np.flatnonzero(columns.op < frame_format.FIRST_CONTROL_OP)
     matches = np.full(len(columns), predicate_kernels.UNDECIDED, dtype=np.int8)
@@ -283,40 +283,40 @@ def listed(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("where", ["n > 1 OR t LIKE 'a%'", "lower(t) = 'ä' OR huge > 1"])
-def test_a_listing_is_judged_where_it_lies_as_a_copy_is(listed: Any, where: str) -> None:
+def test_cached_headers_are_filtered_as_a_copy_is(listed: Any, where: str) -> None:
     _, reader, cached_headers, block = listed
     taken = np.ones(len(cached_headers.columns), dtype=np.bool_)
     wanted = RowFilter(parse_where(where), SCHEMAS).refine(
         taken, frame_format.scan(block, verify=False), block, None
     )
-    judge = RowFilter(parse_where(where), SCHEMAS)
+    matcher = RowFilter(parse_where(where), SCHEMAS)
     half = taken.copy()
     half[::2] = False
-    first = judge.refine_listed(cached_headers, reader, half)
+    first = matcher.refine_cached(cached_headers, reader, half)
     assert (first == (wanted & half)).all()
-    judged = judge.judged_count
-    assert (judge.refine_listed(cached_headers, reader, taken) == wanted).all()
-    assert judge.judged_count - judged == 400 - judged
-    assert (judge.refine_listed(cached_headers, reader, taken) == wanted).all()
-    assert judge.judged_count == 400
+    decided = matcher.decided_count
+    assert (matcher.refine_cached(cached_headers, reader, taken) == wanted).all()
+    assert matcher.decided_count - decided == 400 - decided
+    assert (matcher.refine_cached(cached_headers, reader, taken) == wanted).all()
+    assert matcher.decided_count == 400
 
 
 def test_a_listing_that_is_overwritten_meanwhile_gives_no_verdict(
     listed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, reader, cached_headers, _ = listed
-    judge = RowFilter(parse_where("n > 1"), SCHEMAS)
+    matcher = RowFilter(parse_where("n > 1"), SCHEMAS)
 
     def overwritten(*arguments: Any) -> None:
         _lap(writer)
         arguments[-1][:] = predicate_kernels.LEFT_OUT  # as it may seem by then
 
-    monkeypatch.setattr(judge, "_by_program", overwritten)
+    monkeypatch.setattr(matcher, "_by_program", overwritten)
     with pytest.raises(ReaderOvertaken):
-        judge.refine_listed(
+        matcher.refine_cached(
             cached_headers, reader, np.ones(len(cached_headers.columns), dtype=np.bool_)
         )
-    assert not judge._listed
+    assert not matcher._listed
 
 
 def _lap(writer: Any) -> None:
@@ -331,22 +331,22 @@ def test_rows_that_take_python_are_read_block_by_block(
 ) -> None:
     _, reader, cached_headers, _ = listed
     monkeypatch.setattr(row_filter, "MAX_BY_HAND", 10)
-    judge = RowFilter(parse_where("huge > 1"), SCHEMAS)
-    assert judge.takes_listings
+    matcher = RowFilter(parse_where("huge > 1"), SCHEMAS)
+    assert matcher.uses_cached_headers
     with pytest.raises(SlowRowsError):
-        judge.refine_listed(
+        matcher.refine_cached(
             cached_headers, reader, np.ones(len(cached_headers.columns), dtype=np.bool_)
         )
-    assert not judge.takes_listings
+    assert not matcher.uses_cached_headers
 
 
 def test_verdicts_on_listings_are_kept_within_bounds(
     listed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, cached_headers, _ = listed
-    monkeypatch.setattr(row_filter, "MAX_LISTED", 2 * len(cached_headers.places))
-    judge = RowFilter(parse_where("n > 1"), SCHEMAS)
+    monkeypatch.setattr(row_filter, "MAX_LISTED", 2 * len(cached_headers.offsets))
+    matcher = RowFilter(parse_where("n > 1"), SCHEMAS)
     for start in range(5):
-        judge._keep((start, start + 1), np.zeros(len(cached_headers.places), dtype=np.int8))
-    assert list(judge._listed) == [(3, 4), (4, 5)]
-    assert judge._listed_count == 2 * len(cached_headers.places)
+        matcher._store((start, start + 1), np.zeros(len(cached_headers.offsets), dtype=np.int8))
+    assert list(matcher._listed) == [(3, 4), (4, 5)]
+    assert matcher._listed_count == 2 * len(cached_headers.offsets)

@@ -1,8 +1,8 @@
-"""Counts by client, for a relay that keeps no state of its readers.
+"""Counts by client; the relay holds no other state of its readers.
 
-A reader may say who it is, by the header ``Databus-Client`` or the parameter ``client``.  The
-name changes nothing about its answer: it is where its bytes are counted, and how far they have
-come.  What is counted here is lost with the worker, and nobody misses it but the graphs.
+A reader may give a name, in the header ``Databus-Client`` or the parameter ``client``.  The
+name does not change its answer: its bytes and its progress are counted under the
+name.  A worker's counts are lost when it ends; only graphs depend on them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from databus.relay.serving.counters.counter_file import CounterFile, counter_pat
 UNNAMED = "unnamed"
 OTHERS = "others"
 MAX_CLIENTS = 100
-"""Names that are counted of each database, by each worker."""
+"""The most names that each worker counts for a database."""
 IDLE_S = 3600.0
-"""How long a name keeps its row after its last answer, where others want it."""
+"""How long a name keeps its row after its last answer, if other names need one."""
 COUNTED = ("requests", "too_old", "overtaken", "bytes", "events", "readers")
 _COLUMNS = (*COUNTED, "scn", "commit_us", "seen_us")
 _KIND = "clients"
@@ -39,7 +39,7 @@ def parse_client(name: str | None) -> str:
     """The name under which a reader is counted.
 
     Raises:
-        BadRequest: it is none.
+        BadRequest: it is no valid name.
     """
     if not name:
         return UNNAMED
@@ -58,32 +58,32 @@ class ClientCounter:
     Owner: the table that made it.
     """
 
-    __slots__ = ("_table", "place")
+    __slots__ = ("_table", "offset")
 
-    def __init__(self, table: ClientCounters, place: int) -> None:
+    def __init__(self, table: ClientCounters, offset: int) -> None:
         self._table = table
-        self.place = place
+        self.offset = offset
 
     def add(self, counter: str, count: int = 1) -> None:
         """Count; ``count`` is negative when a reader leaves."""
-        self._table.numbers[self.place + _COLUMNS.index(counter)] += count
+        self._table.numbers[self.offset + _COLUMNS.index(counter)] += count
 
     def sent(self, size_bytes: int, events: int, scn: int, commit_us: int) -> None:
         """Count what was sent, and how far it reaches."""
-        numbers, place = self._table.numbers, self.place
-        numbers[place + _BYTES] += size_bytes
-        numbers[place + _EVENTS] += events
+        numbers, offset = self._table.numbers, self.offset
+        numbers[offset + _BYTES] += size_bytes
+        numbers[offset + _EVENTS] += events
         if commit_us:
-            numbers[place + _SCN] = scn - (1 << 64) if scn >> 63 else scn
-            numbers[place + _COMMIT] = commit_us
+            numbers[offset + _SCN] = scn - (1 << 64) if scn >> 63 else scn
+            numbers[offset + _COMMIT] = commit_us
 
 
 class ClientCounters:
     """One worker's counts by client.
 
     Invariants:
-        I1. Of each database at most ``MAX_CLIENTS`` names have rows, and ``OTHERS``, where
-            every other one is counted.
+        I1. For each database at most ``MAX_CLIENTS`` names have rows, and ``OTHERS``, where
+            all other names are counted.
         I2. A row is given to another name only when it has had no reader for ``IDLE_S``; its
             counts go to ``OTHERS``, so that the sum over a database never falls.
 
@@ -114,7 +114,7 @@ class ClientCounters:
             yield row
         finally:
             row.add("readers", -1)
-            self.numbers[row.place + _SEEN] = int(self._now_s() * 1e6)
+            self.numbers[row.offset + _SEEN] = int(self._now_s() * 1e6)
 
     def _row(self, database: str, client: str) -> ClientCounter:
         row = self._rows.get((database, client))
@@ -131,34 +131,34 @@ class ClientCounters:
         return row
 
     def _give_up_idle(self, database: str, named: list[tuple[str, str]]) -> bool:
-        """Let the row go that has been idle for longest, if any has been for long enough."""
+        """Free the row that has been idle for longest, if any has been for long enough."""
         numbers = self.numbers
-        idle = [key for key in named if not numbers[self._rows[key].place + _READERS]]
+        idle = [key for key in named if not numbers[self._rows[key].offset + _READERS]]
         if not idle:
             return False
-        oldest = min(idle, key=lambda key: numbers[self._rows[key].place + _SEEN])
-        seen_s = numbers[self._rows[oldest].place + _SEEN] / 1e6
+        oldest = min(idle, key=lambda key: numbers[self._rows[key].offset + _SEEN])
+        seen_s = numbers[self._rows[oldest].offset + _SEEN] / 1e6
         if self._now_s() - seen_s < IDLE_S:
             return False
         others = self._row(database, OTHERS)
-        gone = self._rows.pop(oldest).place
+        gone = self._rows.pop(oldest).offset
         for column in range(len(COUNTED)):
-            self.numbers[others.place + column] += self.numbers[gone + column]
+            self.numbers[others.offset + column] += self.numbers[gone + column]
         left = list(self.numbers)
         del left[gone : gone + len(_COLUMNS)]
         for row in self._rows.values():
-            row.place -= len(_COLUMNS) if row.place > gone else 0
+            row.offset -= len(_COLUMNS) if row.offset > gone else 0
         self._write(left)
         return True
 
     def _write(self, numbers: list[int]) -> None:
-        by_place = sorted(self._rows, key=lambda key: self._rows[key].place)
-        self._file.replace([json.dumps(key) for key in by_place], numbers)
+        by_offset = sorted(self._rows, key=lambda key: self._rows[key].offset)
+        self._file.replace([json.dumps(key) for key in by_offset], numbers)
 
     def close(self) -> None:
         """Unmap the file; its readers are gone, its other counts stay to be read."""
         for row in self._rows.values():
-            self.numbers[row.place + _READERS] = 0
+            self.numbers[row.offset + _READERS] = 0
         self._file.close()
 
 
@@ -167,7 +167,7 @@ class ClientCounts:
     """What all workers have counted for one client: ``counts`` by the names in ``COUNTED``.
 
     ``scn`` and ``commit_us`` are the position that was sent last, and its commit time; zero
-    where nothing has been.
+    if nothing was sent.
     """
 
     counts: dict[str, int]
@@ -176,7 +176,7 @@ class ClientCounts:
     seen_us: int = 0
 
     def add(self, numbers: list[int]) -> None:
-        """Add one worker's row; the one that has come further tells the position."""
+        """Add one worker's row; the row with the later position gives the position."""
         for counter, number in zip(COUNTED, numbers, strict=False):
             self.counts[counter] += number
         if numbers[_COMMIT] >= self.commit_us:
@@ -184,7 +184,7 @@ class ClientCounts:
         self.seen_us = max(self.seen_us, numbers[_SEEN])
 
     def lag_us(self, newest_us: int) -> int | None:
-        """How far the commit time that was sent last is behind the ring's newest."""
+        """How far the last sent commit time is behind the ring's newest."""
         return max(0, newest_us - self.commit_us) if self.commit_us else None
 
     def to_json(self, newest_us: int) -> dict[str, Any]:

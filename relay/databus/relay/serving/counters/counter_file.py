@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def counter_path(data_dir: Path, worker: int, kind: str) -> Path:
-    """Where a worker's file of one kind lies."""
+    """The path of a worker's file of one kind."""
     return data_dir / FOLDER / f"{worker}.{kind}"
 
 
@@ -29,9 +29,9 @@ class CounterFile:
 
     Invariants:
         I1. Every number is one aligned 64-bit word: readers see the old or the new one.
-        I2. The names of a file do not change: other names are another file in its place.
-        I3. Counting never fails: what the disk does not take is counted unseen by the others, until
-            the next file is made.
+        I2. The names of a file do not change: other names are another file that replaces it.
+        I3. Counting never fails: if the disk refuses a file, other workers do not see the
+            counts until the next file is made.
 
     Owner: one worker process; all others read.
     Durability: none; a worker begins at zero.
@@ -44,7 +44,7 @@ class CounterFile:
         self._map: mmap.mmap | None = None
 
     def replace(self, names: Sequence[str], numbers: Sequence[int]) -> None:
-        """Put a file with these names and their numbers, row after row, in the old one's place."""
+        """Replace the file by one with these names and their numbers, row after row."""
         text = json.dumps(list(names)).encode()
         text += b" " * (-len(text) % _WORD_BYTES)
         words = array("q", numbers)
@@ -79,7 +79,7 @@ class CounterFile:
 
 
 def read_rows(path: Path, column_count: int) -> Iterator[tuple[str, list[int]]]:
-    """(name, numbers) of each row as they are now; nothing where there is no file."""
+    """(name, numbers) of each row as they are now; nothing if there is no file."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -1,10 +1,10 @@
 """``where=``: a SQL predicate over one row, parsed by sqlglot and compiled to closures.
 
 The text is data: it is parsed, each node is checked against the tables below, and closures are
-built of them; nothing of it is evaluated as code.  What is supported: comparisons, AND, OR,
+built from them; nothing is evaluated as code.  It supports comparisons, AND, OR,
 NOT, IN (list), BETWEEN, LIKE and ILIKE (with ESCAPE), IS NULL, IS TRUE, + - * / %, lower,
-upper, length, literals, with the three-valued logic of SQL.  How two values compare is in
-``predicate_values``; which image of a row is judged is in ``row_filter``.
+upper, length, literals, with the three-valued logic of SQL.  ``predicate_values`` compares two
+values; ``row_filter`` chooses the image of a row that a predicate is applied to.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_DEPTH = 60
 FUNCTIONS = ("length", "lower", "upper")
 
 Test = Callable[[Row], bool | None]
-"""True, False, or None for SQL's unknown; KeyError where the row lacks a column that matters."""
+"""True, False, or None for SQL's unknown; KeyError if the row lacks a column that matters."""
 
 COMPARISONS: dict[type[exp.Expr], Callable[[Any, Any], bool]] = {
     exp.EQ: operator.eq,
@@ -65,7 +65,7 @@ _CALLS: dict[type[exp.Expr], str] = {
     exp.Length: "length",
 }
 _SHAPES: dict[type[exp.Expr], frozenset[str]] = {
-    # node: the arguments that are understood; any other that is set is refused
+    # node: the supported arguments; any other argument is refused
     **{kind: frozenset({"this", "expression"}) for kind in (*COMPARISONS, *_ARITHMETIC)},
     **{kind: frozenset({"this"}) for kind in (*_CALLS, exp.Not, exp.Neg, exp.Paren)},
     exp.And: frozenset({"this", "expression"}),
@@ -89,13 +89,13 @@ _HARMLESS: dict[type[exp.Expr], set[str]] = {exp.Div: {"typed", "safe"}}
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A column's name as it was written; an unquoted one also finds another case."""
+    """A column's name as written; an unquoted name also finds another case."""
 
     text: str
     quoted: bool
 
     def among(self, names: Collection[str]) -> str | None:
-        """The column that is meant, or None."""
+        """The column with this name, or None."""
         if self.text in names:
             return self.text
         if self.quoted:
@@ -106,7 +106,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """A parsed predicate; equal ones have the same ``text``, whatever their spaces were."""
+    """A parsed predicate; equal ones have the same ``text``, whatever their spacing."""
 
     text: str
     names: tuple[Name, ...] = field(compare=False)
@@ -118,7 +118,7 @@ def parse_where(text: str) -> Predicate:
     """The predicate in a text.
 
     Raises:
-        BadFilter: it is no predicate, too long, or has something that is not understood.
+        BadFilter: it is no predicate, too long, or has an unsupported part.
     """
     if len(text) > MAX_TEXT_CHARS:
         raise BadFilter(f"where: {len(text)} characters are over the limit of {MAX_TEXT_CHARS}")
@@ -184,7 +184,7 @@ def compile_predicate(
     ``older`` are names that other versions of the table have; here they are NULL.
 
     Raises:
-        BadFilter: a column is unknown, or two things do not compare.
+        BadFilter: a column is unknown, or two values do not compare.
     """
     compiler = Compiler({column.name: column for column in columns}, older)
     return compiler.condition(predicate.expression, 0)
@@ -312,7 +312,7 @@ class Compiler:
 
 
 def unknown_column(name: Name, known: Collection[str]) -> BadFilter:
-    """The refusal of a column that nobody has."""
+    """The refusal of a column that no source has."""
     return BadFilter(
         f"where: unknown column {name.text!r}{nearest(name.text, known)}; known are: "
         f"{', '.join(sorted(known))}"
@@ -386,7 +386,7 @@ def _any(parts: Sequence[Test]) -> Test:
 
 
 def _decided_by(decisive: bool, parts: Sequence[Test]) -> Test:
-    """AND (decided by one False) and OR (by one True), even where another part lacks a column."""
+    """AND (decided by one False) and OR (by one True), even if another part lacks a column."""
 
     def test(row: Row) -> bool | None:
         result: bool | None = not decisive
@@ -409,7 +409,7 @@ def _decided_by(decisive: bool, parts: Sequence[Test]) -> Test:
 
 
 def like_tokens(pattern: str, escape: str) -> Iterator[tuple[str, str]]:
-    """A LIKE pattern as ("%", ""), ("_", "") and ("=", a character that is meant itself)."""
+    """A LIKE pattern as ("%", ""), ("_", "") and ("=", a literal character)."""
     characters = iter(pattern)
     for character in characters:
         if escape and character == escape:

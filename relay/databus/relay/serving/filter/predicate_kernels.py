@@ -1,13 +1,13 @@
-"""``where=`` over many frames at once: rows are read as far as the predicate needs them.
+"""``where=`` over many frames at once: rows are read as far as the predicate needs.
 
 A program is a table of instructions for two stacks, one of numbers and one of truths, made by
-``predicate_program``.  What belongs here: walking the Avro records of frames, and running a
-program over what was found.  Every walk is total: the bytes may be those of a ring whose writer
-comes by meanwhile, so nothing outside the array is read, and what was found then is worthless.
+``predicate_program``.  The kernels walk the Avro records of frames and run the program over the
+values.  Every walk is total: the ring's writer may overwrite the bytes
+meanwhile, so nothing outside the array is read, and the caller then discards the result.
 
 A truth is one of FALSE .. UNSURE, a value has one of the states VALUE .. UNSURE.  LACKING: the
-image lacks a column.  UNSURE: it takes Python to tell (numbers beyond 64 bits, letters beyond
-ASCII that are to change their case, bytes that are no record).
+image lacks a column.  UNSURE: only Python can decide (numbers beyond 64 bits, letters beyond
+ASCII that change their case, bytes that are no record).
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from databus.relay.serving.filter.text_kernels import (
 F64Array = npt.NDArray[np.float64]
 
 VALUE = 1
-"""The state of a value that is there; the others are as for truths."""
+"""The state of a value that exists; the other states are as for truths."""
 
 LEFT_OUT, TAKEN, UNDECIDED = 0, 1, -1
 
 MAX_DEPTH = 64
 """How many numbers, or truths, a program may have on its stack."""
 
-# Instructions: (code, a, b, c, d).  A slot is a column that the program needs; the place of a
-# text is that of its start and stop among the constants.
+# Instructions: (code, a, b, c, d).  A slot is a column that the program needs; a text is given
+# by the index of its start and stop among the constants.
 (
     PUSH_SLOT,  # a: slot; a whole number, or the bits of a real one
     PUSH_NUMBER,  # a: the number, or the bits of a real one
@@ -85,15 +85,15 @@ MAX_DEPTH = 64
     COMPARE,  # a: EQUAL ..
     COMPARE_REAL,  # a: EQUAL ..
     IN_RANGE,  # a..b, c: 1 to invert
-    IN_NUMBERS,  # a: first place among the constants, b: how many, ascending
+    IN_NUMBERS,  # a: index of the first among the constants, b: how many, ascending
     IS_TRUE_NUMBER,
     NUMBER_IS_NULL,
     SLOT_IS_NULL,  # a: slot
     NULL_SLOT,  # a: slot; NULL, or LACKING
-    COMPARE_TEXT,  # a: slot, b: place of a text, c: EQUAL .., d: FOLD_*
+    COMPARE_TEXT,  # a: slot, b: index of a text, c: EQUAL .., d: FOLD_*
     COMPARE_SLOTS,  # a: slot, b: slot, c: EQUAL .., d: FOLD_* of a + 4 * FOLD_* of b
-    IN_TEXTS,  # a: slot, b: place of the first text, c: how many, d: FOLD_*
-    LIKE,  # a: slot, b: place of the pattern's tokens, d: FOLD_*
+    IN_TEXTS,  # a: slot, b: index of the first text, c: how many, d: FOLD_*
+    LIKE,  # a: slot, b: index of the pattern's tokens, d: FOLD_*
     PUSH_TRUTH,  # a: the truth
     AND,
     OR,
@@ -165,8 +165,8 @@ def _read_record(
                 if size > 8:
                     state = UNSURE
                 low = i64(-1) if buf[start] & 0x80 else i64(0)
-                for place in range(start, min(at, start + 8)):
-                    low = low << 8 | i64(buf[place])
+                for byte_at in range(start, min(at, start + 8)):
+                    low = low << 8 | i64(buf[byte_at])
         if slot >= 0:
             work[base + slot] = state
             work[base + slots + slot] = low
@@ -200,23 +200,23 @@ def _text(
     slots: int,
 ) -> int:
     """The truth of an instruction about texts whose columns have values."""
-    code, slot, place = program[number, 0], program[number, 1], program[number, 2]
+    code, slot, operand = program[number, 0], program[number, 1], program[number, 2]
     how, fold = program[number, 3], program[number, 4]
     at, size = work[slots + slot], work[2 * slots + slot]
     if code == COMPARE_SLOTS:
-        other_at, other_size = work[slots + place], work[2 * slots + place]
+        other_at, other_size = work[slots + operand], work[2 * slots + operand]
         return compare_bytes(buf, at, size, fold & 3, buf, other_at, other_size, fold >> 2, how)
     if fold == FOLD_UUID and size != _UUID_CHARS:
         return UNSURE
-    start, stop = constants[place], constants[place + 1]
+    start, stop = constants[operand], constants[operand + 1]
     if code == LIKE:
         return like(buf, at, at + size, texts, start, stop, fold)
     if code == COMPARE_TEXT:
         return compare_bytes(buf, at, size, fold, texts, start, stop - start, FOLD_NONE, how)
     found = FALSE
     for index in range(how):
-        start = constants[place + 2 * index]
-        length = constants[place + 2 * index + 1] - start
+        start = constants[operand + 2 * index]
+        length = constants[operand + 2 * index + 1] - start
         if fold == FOLD_NONE and length != size:
             continue
         truth = compare_bytes(buf, at, size, fold, texts, start, length, FOLD_NONE, EQUAL)
@@ -450,10 +450,10 @@ def match_frames(
     texts: U8Array,
     matches: npt.NDArray[np.int8],
 ) -> None:
-    """Verdicts on the frames at ``offsets[i]`` for each i of ``chosen``, all of one schema.
+    """Fill in the matches of the frames at ``offsets[i]``, i in ``chosen``, all of one schema.
 
-    ``buf`` is read-only (one form of it is compiled).  Those that Python has to decide are
-    UNDECIDED.  ``slot_columns`` are the places of the slots' columns in the row.
+    ``buf`` is read-only (one form of it is compiled).  Frames that Python has to decide are
+    UNDECIDED.  ``slot_columns`` are the indices of the slots' columns in the row.
     """
     slots = len(slot_columns)
     work = np.empty(6 * slots + 3 * MAX_DEPTH, dtype=np.int64)

@@ -1,9 +1,9 @@
 """A parsed predicate as a program for ``predicate_kernels``, for the rows of one schema.
 
-The closures of ``predicate`` say what a predicate means; a program gives the same answers, or
-says that it cannot.  Where a part of a predicate has no instruction (arithmetic on decimals,
-times against dates, ...) the program is UNSURE there, so that Python decides the rows for
-which the other parts do not.
+The closures of ``predicate`` define a predicate's meaning; a program gives the same results, or
+UNSURE.  If a part of a predicate has no instruction (arithmetic on decimals,
+times against dates, ...) the program is UNSURE there, and Python decides the rows that
+the other parts do not decide.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CODES: dict[Kind, int] = {
     Kind.TIMESTAMP: avro_row_kernels.LONG,
     Kind.TIMESTAMPTZ: avro_row_kernels.LONG,
 }
-"""How a kind lies in a record; the others lie as bytes."""
+"""The form of a kind in a record; the others are bytes."""
 _MOMENTS: dict[str, str] = {
     "date": "date",
     "time": "time",
@@ -49,7 +49,7 @@ _MOMENTS: dict[str, str] = {
     "timestamp": "timestamp",
     "timestamptz": "timestamptz",
 }
-"""Kinds of a predicate whose values are numbers in a record, and how those are called there."""
+"""Kinds of a predicate whose values are numbers in a record, and their names there."""
 _TEXT_KINDS = (Kind.STRING, Kind.JSON, Kind.UUID)
 _HOW: dict[type[exp.Expr], int] = {
     exp.EQ: tk.EQUAL,
@@ -98,11 +98,11 @@ _UNSURE = (pk.PUSH_TRUTH, tk.UNSURE)
 
 
 class _NoInstructionError(Exception):
-    """A part of a predicate is left to Python."""
+    """Python must decide a part of a predicate."""
 
 
 class _Text(NamedTuple):
-    """Where a text comes from: a column in a case, or a constant."""
+    """The origin of a text: a column in a case, or a constant."""
 
     column: Column | None
     fold: int
@@ -110,9 +110,9 @@ class _Text(NamedTuple):
 
 
 class Program:
-    """What the kernel needs to judge the rows of one schema.
+    """What the kernel needs to filter the rows of one schema.
 
-    Owner: whoever compiled it; it is never changed.
+    Owner: the code that compiled it; it is immutable.
     """
 
     def __init__(
@@ -139,9 +139,9 @@ class Program:
         chosen: npt.NDArray[np.int64],
         matches: npt.NDArray[np.int8],
     ) -> None:
-        """Fill in ``verdicts[i]`` for the frames at ``offsets[i]``, i in ``chosen``.
+        """Fill in ``matches[i]`` for the frames at ``offsets[i]``, i in ``chosen``.
 
-        Those that Python has to decide become ``predicate_kernels.UNDECIDED``.
+        Frames that Python has to decide become ``predicate_kernels.UNDECIDED``.
         """
         if buf.flags.writeable:
             buf = buf[:]
@@ -178,9 +178,9 @@ def _layout(columns: Sequence[Column], slots: dict[str, int]) -> npt.NDArray[np.
 def compile_program(
     predicate: Predicate, schema: SourceSchema, older: Collection[str] = ()
 ) -> Program | None:
-    """The program that judges as ``compile_predicate`` does; None where nothing is gained.
+    """The program with the results of ``compile_predicate``; None if it would decide nothing.
 
-    ``older`` are as for ``compile_predicate``, which has refused what does not compare.
+    ``older`` are as for ``compile_predicate``, which has refused values that do not compare.
     """
     writer = _Writer({column.name: column for column in schema.columns}, older)
     writer.condition(predicate.expression)
@@ -208,7 +208,7 @@ class _Writer:
 
     @property
     def is_all_unsure(self) -> bool:
-        """Whether the program never tells anything."""
+        """Whether the program never decides anything."""
         joints = (pk.AND, pk.OR, pk.NOT, pk.IS_TRUTH, pk.TRUTH_IS_NULL)
         return all(line[0] in joints or line[:2] == _UNSURE for line in self.lines)
 
@@ -224,7 +224,7 @@ class _Writer:
         return deepest
 
     def condition(self, node: exp.Expr) -> None:
-        """Write a node whose value is a truth, UNSURE where there is no instruction for it."""
+        """Write a node whose value is a truth, UNSURE if there is no instruction for it."""
         mark = len(self.lines)
         try:
             self._condition(node)
@@ -273,13 +273,13 @@ class _Writer:
                 self._write(code)
 
     def _constant(self, text: bytes | bytearray) -> int:
-        """Where a text's edges lie among the constants."""
+        """The index of a text's edges among the constants."""
         self.constants += (len(self.texts), len(self.texts) + len(text))
         self.texts += text
         return len(self.constants) - 2
 
     def _columns_of(self, node: exp.Expr) -> list[Column]:
-        """The columns of this schema that a node looks at."""
+        """The columns of this schema in a node."""
         found = []
         for inner in node.find_all(exp.Column):
             name = Name(str(inner.this.this), bool(inner.this.args.get("quoted")))
@@ -293,7 +293,7 @@ class _Writer:
         return list(self.slots).index(column.name)
 
     def _operand(self, node: exp.Expr) -> Operand:
-        """A node's kind, and its value where no row changes it."""
+        """A node's kind, and its value if it is constant."""
         operand = self._typing.operand(node, 0)
         if operand.is_constant or self._columns_of(node):
             return operand
@@ -322,7 +322,7 @@ class _Writer:
             self._write(pk.COMPARE, how)
 
     def _nulls(self, node: exp.Expr) -> None:
-        """NULL, whatever the row has, unless it lacks a column."""
+        """NULL for every row, unless the row lacks a column."""
         for number, column in enumerate(self._columns_of(node)):
             self._write(pk.NULL_SLOT, self._slot(column))
             if number:
@@ -331,7 +331,7 @@ class _Writer:
     # ---- numbers ----
 
     def _whole(self, node: exp.Expr, kind: str) -> int:
-        """Write a node whose value is a whole number; how many of its digits are a fraction.
+        """Write a node whose value is a whole number; returns how many digits are its fraction.
 
         ``kind`` is what it is compared as.
         """
@@ -402,7 +402,7 @@ class _Writer:
             raise _NoInstructionError
 
     def _within(self, how: int, scale: int, value: Fraction) -> None:
-        """Compare the number on the stack with a constant, as the range in which it then is."""
+        """Compare the number on the stack with a constant, as a range."""
         value *= 10**scale
         low, high = _LEAST, _MOST
         if how in (tk.EQUAL, tk.NOT_EQUAL):
@@ -436,8 +436,8 @@ class _Writer:
             text = self._text(node.this)
             if text.column is None:
                 raise _NoInstructionError
-            places = [self._constant(str(item.value).encode()) for _, item in pairs]
-            self._write(pk.IN_TEXTS, self._slot(text.column), places[0], len(pairs), text.fold)
+            indices = [self._constant(str(item.value).encode()) for _, item in pairs]
+            self._write(pk.IN_TEXTS, self._slot(text.column), indices[0], len(pairs), text.fold)
         elif "float" in kinds or any(one.kind != left.kind for one, _ in pairs):
             self._alternatives(node)
         else:
@@ -475,7 +475,7 @@ class _Writer:
         self._write(pk.NUMBER_IS_NULL)
 
     def _text(self, node: exp.Expr) -> _Text:
-        """Where a node's text comes from."""
+        """The origin of a node's text."""
         node = node.unnest()
         columns = self._columns_of(node)
         if not columns:
@@ -498,8 +498,8 @@ class _Writer:
         if one.column is None:
             raise _NoInstructionError
         if constant.is_constant:
-            place = self._constant(str(constant.value).encode())
-            self._write(pk.COMPARE_TEXT, self._slot(one.column), place, how, one.fold)
+            index = self._constant(str(constant.value).encode())
+            self._write(pk.COMPARE_TEXT, self._slot(one.column), index, how, one.fold)
             return
         other = self._text(right)
         if other.column is None or tk.FOLD_UUID in (one.fold, other.fold):

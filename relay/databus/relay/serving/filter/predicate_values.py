@@ -1,12 +1,12 @@
-"""The values of a predicate: their kinds, their literals, and how two of them meet.
+"""The values of a predicate: their kinds, their literals, and how two of them compare.
 
 Numbers compare by value, with floats where one of them is a float; text by code point; dates
-with times as their midnight, times without a zone as UTC.  A text in quotes takes the kind of
-what it is compared with.  Division is exact, by zero NULL; the remainder has the sign of the
-dividend.
+with times as their midnight, times without a zone as UTC.  A quoted text takes the kind of
+the value that it is compared with.  Division is exact, by zero NULL; the remainder has the sign of
+the dividend.
 
-``where`` gives the part of the predicate that a message is about, in words: those take long to
-find, and only a refusal needs them.
+``where`` returns the part of the predicate for a message: it takes long to compute,
+and only a refusal needs it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SPAN = re.compile(r"(-?)(\d{1,4}):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
 
 
 class Operand(NamedTuple):
-    """A part of a predicate that has a value; ``value`` is that of a constant."""
+    """A part of a predicate with a value; ``value`` is that of a constant."""
 
     kind: str
     get: Get
@@ -59,25 +59,25 @@ class Operand(NamedTuple):
 
 
 def constant(kind: str, value: Any) -> Operand:
-    """A value that no row changes."""
+    """A value that is the same for all rows."""
     return Operand(kind, lambda row: value, True, value)
 
 
 def column(found: Column) -> Operand:
-    """A column's value; KeyError where the row lacks it."""
+    """A column's value; KeyError if the row lacks it."""
     return Operand(COLUMN_KINDS[found.kind], operator.itemgetter(found.name))
 
 
 def text_literal(text: str) -> Operand:
-    """A text in quotes: of whatever kind it is compared with."""
+    """A quoted text: it takes the kind of what it is compared with."""
     return constant("literal", text)
 
 
 def typed_literal(kind: str, text: str) -> Operand:
-    """``NUMBER``, or the name of an SQL type before a text in quotes.
+    """``NUMBER``, or the name of an SQL type before a quoted text.
 
     Raises:
-        BadFilter: the type is unknown, or the text is none of it.
+        BadFilter: the type is unknown, or the text has another form.
     """
     names = {
         "DATE": "date",
@@ -269,7 +269,7 @@ _FLOAT: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def arithmetic(sign: str, left: Operand, right: Operand, where: Callable[[], str]) -> Operand:
-    """A sum, difference, product, quotient or remainder; NULL where there is none.
+    """A sum, difference, product, quotient or remainder; NULL if there is none.
 
     Raises:
         BadFilter: one of them is no number.

@@ -1,7 +1,7 @@
-"""Comparing texts where they lie as UTF-8: by code point, in another case, by LIKE patterns.
+"""Compares texts in their UTF-8 buffers: by code point, in another case, by LIKE patterns.
 
-Beside ``predicate_kernels``, which says what UNSURE is for: letters beyond ASCII that are to
-change their case are left to Python.
+See ``predicate_kernels`` for UNSURE: letters beyond ASCII that change their case are left
+to Python.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def compare(order: int, how: int) -> int:
 
 @jit_uncounted
 def _folded(byte: int, fold: int) -> int:
-    """An ASCII letter in its other case, or -1 where it takes more than that."""
+    """An ASCII letter in its other case, or -1 for all other letters."""
     if fold == FOLD_NONE:
         return byte
     if byte >= 0x80:
@@ -80,9 +80,9 @@ def _next_character(buf: U8Array, at: int, stop: int) -> int:
 def like(
     buf: U8Array, at: int, stop: int, tokens: U8Array, token: int, last: int, fold: int
 ) -> int:
-    """Whether a text matches a pattern: greedy, with one place to go back to.
+    """Whether a text matches a pattern: greedy, with one position to go back to.
 
-    UNSURE after some steps a byte: only a pattern that was made for it takes more.
+    UNSURE after some steps a byte: only a pattern made for this purpose takes more.
     """
     back_token = -1
     back_at = -1
@@ -118,10 +118,10 @@ def like(
 
 @jit_uncounted
 def length(buf: U8Array, at: int, size: int, fold: int) -> int:
-    """How many characters a text has; -1 where changing its case may change that."""
+    """How many characters a text has; -1 if changing its case may change that."""
     count = i64(0)
-    for place in range(at, at + size):
-        byte = buf[place]
+    for offset in range(at, at + size):
+        byte = buf[offset]
         if byte >= 0x80 and fold != FOLD_NONE:
             return i64(-1)
         if byte & 0xC0 != 0x80:
