@@ -14,7 +14,7 @@ from databus.relay.http import dump_proxy
 
 
 @pytest.mark.parametrize(
-    ("is_slow", "said"), [(True, r"has not answered within 0\.2 s"), (False, "is restarted")]
+    ("is_slow", "said"), [(True, r"has not answered within 0\.2 s"), (False, "the relay restarts it")]
 )
 async def test_a_fetcher_that_takes_its_time_is_not_said_to_be_restarted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_slow: bool, said: str

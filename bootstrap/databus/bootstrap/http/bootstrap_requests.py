@@ -139,7 +139,7 @@ def parse_snapshot_request(query: Mapping[str, str], headers: Mapping[str, str])
 
 
 def _range_filter(query: Mapping[str, str]) -> StreamFilter:
-    """The filter, in which ``source``, one name, may stand for ``sources``."""
+    """The filter, in which ``source``, one name, may replace ``sources``."""
     name = query.get("source")
     if name is None:
         return parse_filter(query)

@@ -165,7 +165,7 @@ class BootstrapServer:
         return json_response(position.to_json())
 
     async def answer_target_scn(self, request: web.Request) -> web.Response:
-        """GET /v1/{db}/targetSCN: where a bootstrap ends that starts now."""
+        """GET /v1/{db}/targetSCN: the end of a bootstrap that starts now."""
         database, _ = self._requested_sources(request)
         return json_response(database.target_position().to_json())
 

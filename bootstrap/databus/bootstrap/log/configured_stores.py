@@ -1,6 +1,6 @@
-"""The stores that a configuration names: the databases, and where the runs of each are.
+"""The stores that a configuration names: the databases, and the location of each one's runs.
 
-Importable without Spark, and without boto3 where no store is on S3.
+Importable without Spark, and without boto3 if no store is on S3.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class HotLog:
 
     Invariants:
         I1. Keys ascend; each is the position of the last frame of its value.
-        I2. A value holds whole frames; it ends with the end of a window, or lies inside one.
+        I2. A value holds whole frames; it ends with the end of a window, or is inside one.
         I3. ``start`` <= ``window`` <= ``last``; ``window`` is where a value ends, or later
             with no frame between.
         I4. The checkpoint is the position of the last frame that came, heartbeats included.
@@ -464,7 +464,7 @@ class HotLog:
             return Position(0, 0)
         last = self._require_key(cursor)
         if last >= after:
-            raise damage(self.folder, f"the block at {last} stands before {after}")
+            raise damage(self.folder, f"the block at {last} comes before {after}")
         if found:
             cursor.next()
         return last

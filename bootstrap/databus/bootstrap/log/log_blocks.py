@@ -34,7 +34,7 @@ class Value:
 
 
 def cut_values(block: bytes, columns: FrameColumns, wanted: Mask) -> Iterator[Value]:
-    """The wanted frames as values of about ``BLOCK_BYTES`` at most.
+    """The selected frames as values of about ``BLOCK_BYTES`` at most.
 
     A value ends with the end of a window, or has none in it.
 

@@ -32,7 +32,7 @@ def begins_here(log: HotLog) -> bool:
 
 
 def dropped(log: HotLog, store: Store, manifest: Manifest) -> Position | None:
-    """Up to where runs must have what the log dropped; None if it dropped nothing.
+    """The position up to which runs must have what the log dropped; None if nothing.
 
     A log older than the note of origins may have begun where it starts now.  It has not if there
     are runs, or if a source was whole before the start: its rows had come into the log.

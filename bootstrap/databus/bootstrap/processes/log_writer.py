@@ -296,7 +296,7 @@ class LogWriter:
         """Do work on log and store in a thread, one at a time.
 
         Cancelling the caller does not end a thread.  So a cancelled caller waits for its end, and
-        keeps the lock and the lease until then.
+        holds the lock and the lease until then.
         """
         async with self._lock:
             loop = asyncio.get_running_loop()

@@ -75,7 +75,7 @@ class _OfSpool:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Some rows in order, read at once; those in (``after``, ``upto``] are wanted."""
+    """Some rows in order, read at once; those in (``after``, ``upto``] are selected."""
 
     content: _Content
     rows: int

@@ -202,7 +202,7 @@ class StoredDatabase:
         return decode_position(noted) if noted else None
 
     def resolved(self, point: Position | AtTime | None, *, exact: bool) -> Position | None:
-        """A commit time as the position that everything up to it lies at or before.
+        """The position of a commit time: everything committed up to it is at or before.
 
         Raises:
             LogTooYoung: see ``ranges.at_time``.

@@ -422,7 +422,7 @@ class OpenRun:
         return self._damaged(self._storage.location(self.run.files[group.file].name), error)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for file in self._files:
             file.close(force=True)
 

@@ -38,7 +38,7 @@ class Document:
 class Lease(Protocol):
     """The right to be the only process of a role.
 
-    ``number`` grows with each holder; 0 where a holder cannot outlive its lease.
+    ``number`` grows with each holder; 0 if a holder cannot outlive its lease.
     """
 
     @property

@@ -50,7 +50,6 @@ class Intake:
         I2. Every window reaches the ring once, whatever the source repeats.
         I3. ``complete`` is the last end of window in the ring; every window of the source
             with a smaller or equal scn is there as a whole.
-        I4. A window of our own (idle, dump) never stands inside a window of the source.
         I4. A window of our own (idle, dump) is never inside a window of the source.
         I5. Each end of a window states the end of the window before it in the ring, so that a
             reader of everything sees that one is missing.

@@ -128,7 +128,7 @@ def edit_record(
     buf: U8Array, at: int, stop: int, out: U8Array, to: int, columns: I64Array, first: int,
     count: int, blob: U8Array, hashes: U8Array, texts: U8Array, ends: I64Array,
 ) -> int:  # fmt: skip
-    """Write the record ``buf[at:stop]`` as its columns' plans say; where it ends, or -1."""
+    """Write the record ``buf[at:stop]`` by its columns' plans; where it ends, or -1."""
     copied = at  # from here on nothing has been copied yet: what is copied goes out in runs
     for line in range(first, first + count):
         action = columns[line, 2]
@@ -213,7 +213,7 @@ def _edit_frame(
     table: int, columns: I64Array, blob: U8Array, hashes: U8Array, texts: U8Array,
     ends: I64Array,
 ) -> int:  # fmt: skip
-    """Write a row change as its table's plan says; where the frame ends, or -1."""
+    """Write a row change by its table's plan; where the frame ends, or -1."""
     key_len, before_len, after_len, absent_len = parts_of(buf, frame)
     flags = flags_of(buf, frame)
     first, count = tables[table, 2], tables[table, 3]

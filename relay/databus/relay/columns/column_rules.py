@@ -77,9 +77,9 @@ class ColumnRules:
 
     Invariants:
         I1. A plan depends on the rules and the schema alone: a column that appears in the
-                middle of the stream is subject to the same patterns.
-            I2. A schema that the rules cannot be applied to gets an error instead of a plan: no row
-                of it passes unchanged.
+            middle of the stream is subject to the same patterns.
+        I2. A schema that the rules cannot be applied to gets an error instead of a plan: no row
+            of it passes unchanged.
 
     Owner: the process that reads the source; frozen.
     """

@@ -105,8 +105,8 @@ class ChunkWindow:
         I1. Every observed window that touched the table, and that a chunk being read now or later
             may not show, is remembered with its keys.  If there were too many keys, the chunk must
             show the window, or is read again.
-        I2. ``take`` gives a row only if every streamed window that touched its key shows in
         I2. ``take`` returns a row only if every streamed window that touched its key shows in
+            the chunk's snapshot.
         I3. At most ``max_keys`` keys and ``max_windows`` windows are remembered.
 
     Owner: the fetcher's task.  The observed windows reach back to a moment before the first chunk,

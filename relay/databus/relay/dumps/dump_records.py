@@ -84,7 +84,7 @@ class Dump:
     ``chunk_ms`` is how long a chunk's read should take: ``chunk_rows`` follows it, unless it
     is 0.  ``share`` is the percentage of the time in which chunks are read while the stream
     brings changes; 100 never pauses.  ``parallel`` is the number of chunks read at once.
-    With a ``watermark_table`` each chunk stands between two rows written there.  With
+    With a ``watermark_table`` each chunk is between two rows written there.  With
     ``delete_missing`` the requested keys without a row go out as deletions.
 
     ``reader`` is the position of a reader that must get every row: no more rows go out while it

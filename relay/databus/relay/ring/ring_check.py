@@ -139,7 +139,7 @@ def _problems(file: RingFile, index: ScnIndex | None, state: RingState) -> list[
     found = (frames, windows)
     expected = (state.frames - state.evicted_frames, state.windows - state.evicted_windows)
     if found != expected:
-        problems.append(f"frames and windows are {found}, the counters say {expected}")
+        problems.append(f"frames and windows are {found}, the counters state {expected}")
     newest = frame_at(file, last)[0] if last >= 0 else state.prev
     if newest != state.max:
         problems.append(f"the last frame is {newest}, max is {state.max}")

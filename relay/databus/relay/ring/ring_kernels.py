@@ -246,7 +246,7 @@ def evict(
 ) -> tuple[int, int, int, int]:
     """Walk from ``head`` to the first boundary at or after ``needed``.
 
-    The boundary is the end of a window where one lies at or before ``whole_until``, otherwise
+    The boundary is the end of a window if there is one at or before ``whole_until``, otherwise
     the end of a frame.
 
     Returns (new head, offset of the last frame before it, frames, windows passed); a new
@@ -346,7 +346,7 @@ def follow(
     Frames have a right CRC and are after (hi, lo, seq); pads have their mark and reach to
     the ring's end exactly.
 
-    Returns (where it stopped, offset of the last frame or -1, frames, ends of windows).
+    Returns (where it ended, offset of the last frame or -1, frames, ends of windows).
     """
     size = len(ring)
     position, last, frames, windows = start, -1, 0, 0
@@ -490,7 +490,7 @@ def index_first_kept(rows: I64Array, lane_zero_rows: int, first: int, stop: int,
 def index_false_entry(
     rows: I64Array, lane_zero_rows: int, first: int, stop: int, ring: U8Array, head: int, tail: int
 ) -> int:
-    """Number of the first entry that does not tell the truth about the ring, or -1."""
+    """Number of the first entry that does not match the ring, or -1."""
     size = len(ring)
     before = head - 1
     for number in range(first, stop):

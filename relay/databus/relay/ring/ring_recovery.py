@@ -44,7 +44,7 @@ class Repair(enum.Enum):
 
     KEEP = "all of it is served"
     CUT = "served from the first window boundary behind the damage on"
-    EMPTY = "nothing is left to serve; the ring goes on at its last position"
+    EMPTY = "nothing is left to serve; the ring continues at its last position"
 
 
 BASES: dict[tuple[bool, bool, bool], Base] = {

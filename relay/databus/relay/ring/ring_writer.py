@@ -62,12 +62,12 @@ class RingWriter:
 
     Invariants:
         I1. head <= tail <= written <= head + ring_bytes, in ring positions.
-        I2. A frame lies in one piece; where it does not fit into the rest of a lap, a pad does.
         I2. A frame is in one piece; if it does not fit into the rest of a lap, a pad fills that.
+        I3. Positions (scn, seq) of the frames from head to written grow strictly.
         I4. Before a byte is overwritten, the head behind it has been published.
-        I5. What readers see ends with a whole window, or inside one that is larger than
-            I5. What readers see ends with a whole window, or inside a window that is larger than
-                part_bytes; windows up to that size are evicted whole.
+        I5. What readers see ends with a whole window, or inside a window that is larger than
+            part_bytes; windows up to that size are evicted whole.
+        I6. A part of a window that has not been published is dropped by ``discard_open``, by
             ``close`` and by a restart.
         I7. After a sync that failed it takes no frame and syncs no more.  The next open of the
             ring verifies what lies behind the last sync, and writes it again or drops it.

@@ -71,7 +71,7 @@ class ScnIndex:
     def __init__(
         self, path: Path, ring: U8Array, ring_id: int, step: int, *, writable: bool
     ) -> None:
-        """Map the index at ``path``; a writer makes a new one where it is missing or foreign.
+        """Map the index at ``path``; a writer makes a new one if it is missing or foreign.
 
         Raises:
             StoreError: a reader finds none, or another ring's.

@@ -1,6 +1,6 @@
 """The values of a predicate: their kinds, their literals, and how two of them compare.
 
-Numbers compare by value, with floats where one of them is a float; text by code point; dates
+Numbers compare by value, as floats if one of them is a float; text by code point; dates
 with times as their midnight, times without a zone as UTC.  A quoted text takes the kind of
 the value that it is compared with.  Division is exact, by zero NULL; the remainder has the sign of
 the dividend.
