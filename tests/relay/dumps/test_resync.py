@@ -207,6 +207,61 @@ async def test_a_second_definition_while_a_table_is_read_suspends_it_again(
     assert (record.state, record.reason) == (CaptureState.SUSPENDED, "its column e was added")
 
 
+async def test_a_table_is_emptied_behind_the_windows_that_came_before_its_suspension(
+    tmp_path: Path,
+) -> None:
+    """A source names a suspension before it hands out the rows of the transactions before."""
+
+    class Place:
+        in_window = False
+        resolved = 5
+
+    class Host:
+        intake = Place()
+        book: Any = ()
+        stops: ClassVar[dict[str, TableSuspension]] = {"main.t": TableSuspension(9, "truncated")}
+
+        def suspended(self) -> dict[str, TableSuspension]:
+            return self.stops
+
+        async def start_dump(self, dump: Dump) -> None:
+            started.append(dump)
+
+        async def make_durable(self) -> None:
+            pass
+
+    class Reader:
+        async def read_chunk(self, request: Any) -> None:
+            reads.append(request)
+
+    class Table:
+        source = "main.t"
+
+    started: list[Dump] = []
+    reads: list[Any] = []
+    emptied: list[int] = []
+    host: Any = Host()
+    reader: Any = Reader()
+    schema: Any = Table()
+    config = config_of(tmp_path, "auto")
+    tables: Any = Resync(config, tmp_path / "tables.json", host, ResyncPace(alone_s=0.0))
+    tables._append = lambda *_: emptied.append(host.intake.resolved)
+    tables.notice()
+    await tables._step()
+    (dump,) = started
+    begins = asyncio.create_task(tables.before_dump(dump, reader, schema))
+    while not reads:
+        await asyncio.sleep(0)
+    for resolved in (6, 8, 9):
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert emptied == []
+        host.intake.resolved = resolved
+        tables._closed.set()
+    await begins
+    assert emptied == [9]
+
+
 async def test_a_kill_between_any_two_steps_leaves_the_table_named_or_followed(
     shop: sqlite3.Connection, tmp_path: Path
 ) -> None:

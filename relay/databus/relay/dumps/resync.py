@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from databus.common.config import DatabaseConfig
-from databus.common.errors import BadRequest, DatabusError
+from databus.common.errors import BadRequest, DatabusError, SourceUnavailable
 from databus.common.filters.stream_filter import matches
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Op, trusted_frame
@@ -40,6 +40,7 @@ PRESENT_S = 30.0
 """How long a bootstrap server counts as present after it has reported itself."""
 FIRST_PAUSE_S = 5.0
 MOST_PAUSE_S = 3600.0
+_BEHIND_WITHIN_S = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -286,13 +287,22 @@ class Resync:
     def _shown(self, record: TableRecord) -> TableState:
         return shown(record, self._config.name, is_automatic=self._is_automatic)
 
-    async def _no_window_open(self) -> Intake:
-        while True:
-            intake = self._host.intake
-            if intake is not None and not intake.in_window:
-                return intake
-            self._closed.clear()
-            await self._closed.wait()
+    async def _behind(self, record: TableRecord) -> Intake:
+        """The intake without an open window, once it is behind a table's suspension: the source can
+        name that before it hands out the windows that come before."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_BEHIND_WITHIN_S):
+                while True:
+                    intake = self._host.intake
+                    is_open = intake is None or intake.in_window
+                    if intake is not None and not is_open and intake.resolved >= record.since_scn:
+                        return intake
+                    self._closed.clear()
+                    await self._closed.wait()
+        raise SourceUnavailable(
+            f"{record.source} cannot be resynchronised yet: for {_BEHIND_WITHIN_S:g} s the stream "
+            f"has not come to scn {record.since_scn}, where the table was suspended"
+        )
 
     # -- by dumps --
 
@@ -309,7 +319,7 @@ class Resync:
             return
         # If the table cannot be read at all, the old rows in the copies are better than none.
         await reader.read_chunk(ChunkRequest(schema.source, dump.chunk_rows, is_probe=True))
-        intake = await self._no_window_open()
+        intake = await self._behind(record)
         record.state, record.by, record.dump = CaptureState.RESYNCHRONISING, RELAY, dump.id
         record.until_us = 0
         self._take_up(schema.source)
@@ -442,7 +452,10 @@ class Resync:
 
     async def _empty(self, record: TableRecord) -> None:
         """Its table is gone: its readers' copies are emptied, and nothing else is done."""
-        intake = await self._no_window_open()
+        try:
+            intake = await self._behind(record)
+        except SourceUnavailable as error:
+            return self._failed(record, error.message)
         record.state, record.by = CaptureState.FOLLOWED, RELAY
         self._take_up(record.source)
         keeps_deleted = {"d", "t"} & set(self._config.skipped_operations)
