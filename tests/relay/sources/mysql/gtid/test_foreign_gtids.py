@@ -121,3 +121,11 @@ def test_a_list_of_gtids_is_read_or_refused() -> None:
     for size in range(len(body)):
         with pytest.raises(FormatError, match="an event of type 163 is damaged"):
             mariadb_decoder().feed(event(GTID_LIST, bytes(body[:size])))
+
+
+def test_a_row_of_a_table_that_could_not_be_seen_when_it_took_its_name_suspends_it() -> None:
+    reader = mariadb_decoder()
+    reader.known.unmet = {"shop.t"}
+    groups = mariadb_transaction(1, *change(1), table_map("u"), insert("u", 7))
+    run(reader, groups, mariadb_transaction(2, *change(2)), with_kernel=True)
+    assert (rows_in(reader), list(reader.stopped.stops)) == ([(1, 7)], ["shop.t"])

@@ -478,7 +478,9 @@ class BinlogDecoder(GroupsWithoutScn):
             return True
         mapped = None
         source = join_source(schema, table)
-        if self.settings.captures(schema, table) and not self.stopped.passes_over(
+        if source in self.known.unmet:
+            self.meet([source])  # What it had before this row is not known.
+        elif self.settings.captures(schema, table) and not self.stopped.passes_over(
             source, group.scn
         ):
             try:

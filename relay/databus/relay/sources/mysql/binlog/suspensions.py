@@ -22,6 +22,8 @@ from databus.relay.sources.suspended_tables import SuspendedTables
 
 _log = logging.getLogger(__name__)
 
+_UNMET = "it took this name, with rows, while the relay's account could not see it"
+
 
 class Suspensions(ABC):
     """The tables that the stream cannot follow; ``BinlogDecoder`` is the whole.
@@ -66,7 +68,7 @@ class Suspensions(ABC):
         """Names that could not be seen are those of tables that can be read now."""
         for source in sources:
             self.known.unmet.discard(source)
-            self._stop(source, "it was made or renamed while the relay could not see it")
+            self._stop(source, _UNMET)
 
     def suspend_unlogged(self, catalogue: Catalogue) -> None:
         """Suspend the tables whose content the binlog does not give."""
