@@ -98,7 +98,7 @@ class BootstrapServer:
         return routes_of(bootstrap_endpoints.ENDPOINTS, self, operations)
 
     def missing(self) -> list[str]:
-        """What keeps the server from being ready: a source that is not whole, or no log."""
+        """Why the server is not ready: a source that is not whole, or no log."""
         databases = self.databases()
         wanted = {*self.config.databases, *databases}
         reasons = []

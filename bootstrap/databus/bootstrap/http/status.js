@@ -68,7 +68,7 @@ function shownDatabase(database, now_us) {
       fact("sources whole", count(whole) + " of " + count(sources.length)),
       fact("hot log", size(database.log.frame_bytes)),
       fact("runs", count(database.runs.length) + ", " + size(bytes)),
-      fact("kept for readers", count(database.retired_runs) + " replaced runs"),
+      fact("retained for readers", count(database.retired_runs) + " replaced runs"),
       fact("readers", count(served.readers)),
       fact("served", servedNow(database, now_us)),
       fact("rows served", count(served.rows)),

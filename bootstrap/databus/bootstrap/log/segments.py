@@ -172,8 +172,8 @@ def _gathered(
 ) -> pa.Array:
     """Binary column of ``data[start : start + length]`` for each pair."""
     edges = np.concatenate([[0], np.cumsum(lengths)])
-    places = np.repeat(starts - edges[:-1], lengths) + np.arange(edges[-1])
-    values = np.frombuffer(data, dtype=np.uint8)[places]
+    indices = np.repeat(starts - edges[:-1], lengths) + np.arange(edges[-1])
+    values = np.frombuffer(data, dtype=np.uint8)[indices]
     return pa.Array.from_buffers(
         pa.binary(),
         len(starts),

@@ -439,7 +439,7 @@ def bounds(group: Any) -> tuple[Position, Position]:
 
 
 def footer_crc(source: Any, size: int) -> int:
-    """CRC-32C of a Parquet file's footer, with its length and the magic behind it."""
+    """CRC-32C of a Parquet file's footer, with its length and the magic after it."""
     tail = source.read_at(min(size, FOOTER_BYTES), max(0, size - FOOTER_BYTES))
     footer_bytes = min(size, int.from_bytes(tail[-8:-4], "little") + 8)
     if footer_bytes > len(tail):

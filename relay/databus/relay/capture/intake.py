@@ -99,9 +99,9 @@ class Intake:
         with Ring.open_reader(self.ring.directory) as reader:
             state = reader.snapshot()
             found = state.prev if state.prev.scn < last.scn else Position(last.scn - 1)
-            place = state.head
-            while place < state.tail:
-                frames, place = reader.read(place, SCAN_BYTES)
+            at = state.head
+            while at < state.tail:
+                frames, at = reader.read(at, SCAN_BYTES)
                 columns = frame_format.scan(frames, verify=False)
                 ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
                 if len(ends):
@@ -123,10 +123,10 @@ class Intake:
         last = self.ring.state.max
         before = Position(last.scn, last.seq - 1) if last.seq else Position(last.scn - 1)
         with Ring.open_reader(self.ring.directory) as reader:
-            place = reader.snapshot().head
+            at = reader.snapshot().head
             if before >= reader.snapshot().prev:
-                place = reader.find(before)
-            frames, _ = reader.read(place, 1)
+                at = reader.find(before)
+            frames, _ = reader.read(at, 1)
             return frame_format.read_frame(frames)
 
     def last_transaction(self) -> Transaction | None:
@@ -297,7 +297,7 @@ class Intake:
         return True
 
     def append_dump_window(self, window: bytes) -> Position:
-        """Append a whole window that begins behind ``complete``; returns its end."""
+        """Append a whole window that begins after ``complete``; returns its end."""
         self.complete = self.ring.append(window, self.complete)
         return self.complete
 

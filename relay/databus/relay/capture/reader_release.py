@@ -31,6 +31,6 @@ def release(
     if position > Position(state.max.scn, SEQ_END):
         raise BadRequest(f"{position} was never served: the newest frame is {state.max}")
     with Ring.open_reader(folder.path) as reader:
-        place = reader.find(position)
-    intake.ring.release(place)
+        ring_position = reader.find(position)
+    intake.ring.release(ring_position)
     return {"prev": state.prev.to_json(), "max": state.max.to_json()}

@@ -5,7 +5,7 @@ walked value by value, and values are copied, replaced or left out.  record_edit
 reference implementation, and tests compare the two.
 
 Values that are to be hashed take two calls.  The first has no ``hashes``: it writes to ``texts``
-what is to be hashed, one behind the other, their count to ``ends[0]`` and their ends behind it.
+the texts to be hashed, back to back, their count to ``ends[0]`` and their ends after it.
 The second has the hashes in their order.  ``ends[0]`` is 0 before each.
 """
 

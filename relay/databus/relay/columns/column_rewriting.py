@@ -314,7 +314,7 @@ class _KernelTables:
         return edit(np.frombuffer(hashes, dtype=np.uint8), texts, ends)
 
     def _hashes(self, texts: bytes, ends: Iterable[int]) -> bytes:
-        """HMAC-SHA256 of each text, in hexadecimal digits, one behind the other."""
+        """HMAC-SHA256 of each text, in hexadecimal digits, back to back."""
         keyed_inner, keyed_outer = self._keyed
         found, begin = [], 0
         for end in ends:

@@ -19,7 +19,7 @@ from databus.relay.sources.row_buffers import Rows
 def filtered(chunk: Chunk, where: str) -> Chunk:
     """The chunk with only those rows for which ``where`` is true.
 
-    Its ``last_key`` and ``done`` stay: the next chunk begins behind all rows that were read.
+    Its ``last_key`` and ``done`` stay: the next chunk begins after all rows that were read.
 
     Raises:
         BadFilter: it is no predicate, or not over this table's columns.

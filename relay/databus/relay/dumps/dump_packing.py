@@ -29,7 +29,7 @@ def pack_window(
     commit_us: int,
     limit_bytes: int,
 ) -> tuple[bytes, int]:
-    """A dump window behind ``after`` of the first of the rows ``left``, at least one.
+    """A dump window that begins after ``after``, of the first of the rows ``left``, at least one.
 
     It is no longer than ``limit_bytes`` unless its first row is.  Returns the window, and how
     many rows are in it.
@@ -50,7 +50,7 @@ def pack_window(
 
 
 def with_deletions(chunk: Chunk, schema: SourceSchema, gone: list[list[Any]]) -> Chunk:
-    """The chunk with a deletion behind its rows for each of the keys ``gone``, which are JSON.
+    """The chunk with a deletion after its rows for each of the keys ``gone``, which are JSON.
 
     Raises:
         FormatError: a value does not match its column's kind.

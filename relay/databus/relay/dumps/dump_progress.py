@@ -43,7 +43,7 @@ class DumpProgress:
         self.settled(dump)
 
     def rest(self, dump: Dump) -> None:
-        """The dump has stopped."""
+        """The dump is paused or has ended."""
         if self._dump_id == dump.id:
             self._dump_id = ""
 

@@ -151,7 +151,7 @@ class DumpRunner:
         await self._host.save_dumps()
 
     async def _while_running(self, dump: Dump, work: Coroutine[Any, Any, _T]) -> _T | None:
-        """The result of the work; None once the dump is stopped: the work and its queries end."""
+        """The result of the work; None once the dump is paused or cancelled, which ends it."""
         task = asyncio.create_task(work)
         try:
             while not task.done() and dump.is_running:

@@ -98,7 +98,7 @@ class Resync:
         I2. A record ends only when the whole table was read after its suspension, was published,
             and nothing has suspended the table meanwhile.
         I3. One process at a time resynchronises a table: the relay, or the holder of a claim.
-        I4. A frame about a table is in a window of its own, behind the windows that the
+        I4. A frame about a table is in a window of its own, after the windows that the
             change of state is about.  After a crash it may come twice.
         I5. A table emptied by a TRUNCATE event is suspended in the source at that moment, or the
             stream reads it from an earlier position on; its dump follows.

@@ -1,7 +1,7 @@
 """One table of a dump: its chunks are read in parallel, and spliced into the stream in order.
 
 The stream never waits for a chunk; only the chunk waits for the stream (see chunk_window.py).
-Each chunk goes out as windows behind the last window of the stream, a slice at a time,
+Each chunk goes out as windows after the last window of the stream, a slice at a time,
 and counts as finished only after the ring was synced.
 """
 
@@ -198,7 +198,7 @@ class TableDump:
             self._watermark_id = frame_format.source_id(dump.watermark_table)
 
     async def run(self) -> None:
-        """Run until the table is done, or the dump is stopped."""
+        """Run until the table is done, or the dump is paused or cancelled."""
         try:
             while not self._table.done and self._dump.is_running:
                 self._changed.clear()
@@ -275,7 +275,7 @@ class TableDump:
 
     def _may_start(self, now_s: float) -> bool:
         if not self._in_flight_chunks:
-            # A list of keys is cut off behind the recorded keys, so those come first.
+            # A list of keys is cut off after the recorded keys, so those come first.
             return not self._emitted and now_s >= self._not_before_s
         if self._dump.keys is not None or now_s < self._not_before_s:
             return False
@@ -505,7 +505,7 @@ class TableDump:
         await self._host.make_durable()
 
     def _read_again(self, in_flight: _InFlightChunk, reason: str) -> None:
-        """Have the chunk read again after a while; the ones behind it stay as they are."""
+        """Have the chunk read again after a while; the later ones stay as they are."""
         if in_flight.attempt + 1 >= MAX_ATTEMPTS:
             raise DumpFailed(
                 f"a chunk of {self._table.source} after {in_flight.after} was read {MAX_ATTEMPTS} "

@@ -124,7 +124,7 @@ class RelayServer:
         return routes_of(relay_endpoints.ENDPOINTS, self, operations)
 
     def missing(self) -> list[str]:
-        """What keeps the relay from being ready.
+        """Why the relay is not ready.
 
         A database that cannot be captured does not make the others unready.
         """

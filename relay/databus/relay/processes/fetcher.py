@@ -74,7 +74,7 @@ class Pace:
 
 
 class Fetcher:
-    """Keeps one database's ring up to date.
+    """Writes one database's ring from its source.
 
     Invariants:
         I1. The source is acknowledged only up to a window that is on disk (``FetcherDurability``).

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Child:
-    """A process that is kept running: its module and the handover of each start."""
+    """A child process: its module and the handover of each start."""
 
     name: str
     module: str
@@ -81,7 +81,7 @@ def free_address(address: str) -> str:
 
 
 class Supervisor:
-    """Keeps the relay's processes running, and adds and removes databases.
+    """Starts and restarts the relay's processes, and adds and removes databases.
 
     Invariants:
         I1. There is at most one process per child: the next starts once the last is reaped.
@@ -175,7 +175,7 @@ class Supervisor:
 
     @property
     def children(self) -> list[Child]:
-        """All children that are kept running."""
+        """All children."""
         return [*self._fetchers.values(), *self._workers]
 
     @property

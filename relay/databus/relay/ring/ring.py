@@ -41,7 +41,7 @@ class Ring:
         start: Position = ORIGIN,
         block: bool = False,
     ) -> RingWriter:
-        """Make a new, empty ring that begins behind ``start``, and open it for writing.
+        """Make a new, empty ring that begins after ``start``, and open it for writing.
 
         ``ring_bytes`` is rounded up to whole pages.  With ``block`` nothing is evicted that
         has not been released.

@@ -290,7 +290,7 @@ class RingFile:
             os.fdatasync(self.fd)
         except OSError as error:
             raise SyncFailed(
-                f"{self.path} could not be written to disk: {error.strerror}; nothing behind its "
+                f"{self.path} could not be written to disk: {error.strerror}; nothing after its "
                 f"last sync is acknowledged"
             ) from error
 
@@ -319,7 +319,7 @@ class RingFile:
     def write_pad(self, position: int) -> int:
         """Mark the rest of the lap from ``position`` on as empty; returns its bytes.
 
-        It is filled with zeros, so that a search for frames behind damage finds no frame of an
+        It is filled with zeros, so that a search for frames after damage finds no frame of an
         older lap in it.
         """
         pad_bytes = self.data_bytes - position % self.data_bytes

@@ -397,7 +397,7 @@ def list_points(
 ) -> int:
     """Positions of frames in [start, stop) for the index, the first at or after ``first_at``.
 
-    Each further one is ``step`` bytes or more behind the last.  ``points`` is long enough
+    Each further one is ``step`` bytes or more after the last.  ``points`` is long enough
     for (stop - start) / step + 1.  Returns how many there are, or -1 at bytes that are no
     frame.
     """

@@ -23,7 +23,7 @@ FIND_ATTEMPTS = 100
 def read_piece(file: RingFile, position: int, tail: int, max_bytes: int) -> tuple[memoryview, int]:
     """Whole frames from ``position`` on, at most ``max_bytes`` unless one frame is longer.
 
-    Returns (frames, ring position behind them).  Bytes that the writer overwrote meanwhile are in
+    Returns (frames, ring position after them).  Bytes that the writer overwrote meanwhile are in
     the copy too: the caller compares it with the head afterwards.
 
     Raises:
@@ -261,7 +261,7 @@ class RingReader:
     def read(self, position: int, max_bytes: int) -> tuple[memoryview, int]:
         """Copy whole frames from ring ``position`` on.
 
-        Returns (frames back to back, ring position behind them); empty at the tail.  There
+        Returns (frames back to back, ring position after them); empty at the tail.  There
         are at most ``max_bytes``, but always one frame, however large.
 
         Raises:

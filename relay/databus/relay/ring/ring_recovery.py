@@ -7,7 +7,7 @@ every case; FORMAT.md describes them.
 
 What is retained always ends where the chosen state ends: the source may have dropped
 everything up to there, so a ring with less would hide a gap.  A ring with
-more might, too: after a power loss there may be frames of a later lap behind the
+more might, too: after a power loss there may be frames of a later lap after the
 tail, whole but with others missing before them, and they stay there until they are overwritten.
 """
 
@@ -43,7 +43,7 @@ class Repair(enum.Enum):
     """How the range [head, tail) of that state is treated."""
 
     KEEP = "all of it is served"
-    CUT = "served from the first window boundary behind the damage on"
+    CUT = "served from the first window boundary after the damage on"
     EMPTY = "nothing is left to serve; the ring continues at its last position"
 
 
@@ -59,7 +59,7 @@ BASES: dict[tuple[bool, bool, bool], Base] = {
     (False, False, False): Base.REFUSE,
 }
 REPAIRS: dict[tuple[bool, bool], Repair] = {
-    # (frames lead from head to tail, frames lead from somewhere behind head to tail)
+    # (frames lead from head to tail, frames lead from somewhere after head to tail)
     (True, True): Repair.KEEP,
     (True, False): Repair.KEEP,
     (False, True): Repair.CUT,
@@ -76,7 +76,7 @@ class Recovered(NamedTuple):
     repair: Repair
     shown: int
     """Ring position up to which readers may have seen it; a later one than the state's tail
-    means that frames behind the last sync were lost, and that positions must not be used again."""
+    means that frames after the last sync were lost, and that positions must not be used again."""
 
 
 def frame_at(file: RingFile, position: int) -> tuple[Position, int]:
@@ -157,7 +157,7 @@ def without_damage(file: RingFile, state: RingState) -> RingState:
 
 
 def _emptied(state: RingState, newest: RingState) -> RingState:
-    """``state`` with nothing left to serve, behind the last position of ``newest``."""
+    """``state`` with nothing left to serve, after the last position of ``newest``."""
     return state._replace(
         head=state.tail,
         prev=newest.max,
@@ -213,7 +213,7 @@ def _reaches_tail(
 
 
 def _first_sound(file: RingFile, state: RingState) -> int | None:
-    """First position behind head from which undamaged frames lead to tail."""
+    """First position after head from which undamaged frames lead to tail."""
     at = state.head
     while at < state.tail:
         start = ring_kernels.next_header(file.data, at, state.tail)
@@ -227,7 +227,7 @@ def _first_sound(file: RingFile, state: RingState) -> int | None:
 
 
 def _cut(file: RingFile, state: RingState, start: int) -> RingState:
-    """``state`` from the first window boundary behind ``start``: only there is prev known."""
+    """``state`` from the first window boundary after ``start``: only there is prev known."""
     head, last, _, _ = ring_kernels.evict(file.data, start, start + 1, state.tail, state.tail)
     prev = frame_at(file, last)[0]
     _, _, frames, windows = ring_kernels.follow(file.data, head, state.tail, *split(prev))

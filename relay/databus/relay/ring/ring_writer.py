@@ -64,13 +64,13 @@ class RingWriter:
         I1. head <= tail <= written <= head + ring_bytes, in ring positions.
         I2. A frame is in one piece; if it does not fit into the rest of a lap, a pad fills that.
         I3. Positions (scn, seq) of the frames from head to written grow strictly.
-        I4. Before a byte is overwritten, the head behind it has been published.
+        I4. Before a byte is overwritten, the head after it has been published.
         I5. What readers see ends with a whole window, or inside a window that is larger than
             part_bytes; windows up to that size are evicted whole.
         I6. A part of a window that has not been published is dropped by ``discard_open``, by
             ``close`` and by a restart.
         I7. After a sync that failed it takes no frame and syncs no more.  The next open of the
-            ring verifies what lies behind the last sync, and writes it again or drops it.
+            ring verifies what is after the last sync, and writes it again or drops it.
 
     Owner: one task of one process, which holds the lock file.  ``sync`` may run in another
     thread beside ``append``.
@@ -401,7 +401,7 @@ class RingWriter:
     # -- replace, open window, sync, reset, close --
 
     def discard_open(self) -> None:
-        """Drop the frames behind the last published one: the source sends their window again."""
+        """Drop the frames after the last published one: the source sends their window again."""
         state = self._state
         if self._written == state.tail:
             return
@@ -447,7 +447,7 @@ class RingWriter:
             raise SyncFailed(self._failure.message)
 
     def reset(self, start: Position) -> None:
-        """Empty the ring; it continues behind ``start``.  For a source that lost our position.
+        """Empty the ring; it continues after ``start``.  For a source that lost our position.
 
         Readers are overtaken: for them everything before is too old.
         """

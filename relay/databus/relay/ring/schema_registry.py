@@ -85,7 +85,7 @@ class RegistryReader:
         I1. ``schemas`` only grows, in the order of the file.
         I2. A last line without its end is not there yet, and neither is a line with a zero byte:
             that is what a power loss leaves where a sector was not written, before the file
-            had been synced, and so before anybody relied on the line or those behind it.
+            had been synced, and so before any process relied on the line or those after it.
         I3. No line is missing of what was synced before the first ``refresh``.
 
     Owner: one task; another process may append to the file.
@@ -166,7 +166,7 @@ class Registry:
 
     Invariants:
         I1. A version in ``schemas`` is on disk.
-        I2. The file holds whole lines only; what a crash left behind them is cut off at start,
+        I2. The file holds whole lines only; what a crash left after them is cut off at start,
             what a full disk left is cut off before the next line.
         I3. Before the line of a version is on disk with which the stream has a column of an earlier
             version again, ``on_return`` has been called.
@@ -240,7 +240,7 @@ class Registry:
             self.schemas.announce(schema)
 
     def _write(self, lines: bytes) -> None:
-        """Write ``lines`` to disk behind all synced lines, and those that were not synced again.
+        """Write ``lines`` to disk after all synced lines, and those that were not synced again.
 
         Whole lines stay, because a reader may have them already: a second copy does no harm.
         """

@@ -139,7 +139,7 @@ class ScnIndex:
     # -- the writer's side --
 
     def add(self, position: int) -> None:
-        """Add the frame at ``position`` behind all others."""
+        """Add the frame at ``position`` after all others."""
         number = self._words[1]
         ring_kernels.index_add(
             self.rows,

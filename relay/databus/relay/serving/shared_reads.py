@@ -47,7 +47,7 @@ class SharedReads:
         self._file: RingFile | None = None
 
     def read(self, ring: RingReader, position: int, max_bytes: int) -> tuple[memoryview, int]:
-        """Whole frames from ring ``position`` on and the position behind them."""
+        """Whole frames from ring ``position`` on and the position after them."""
         file = ring.file
         epoch = file.epoch
         if epoch != self._epoch or file is not self._file or file.retired:

@@ -242,7 +242,7 @@ class StreamCursor:
         raw: npt.NDArray[np.uint8],
         refine: Callable[[Mask], Mask] | None,
     ) -> tuple[npt.NDArray[np.int64], bool]:
-        """(numbers of the selected frames, whether a window is open behind them)."""
+        """(numbers of the selected frames, whether a window is open after them)."""
         if self._takes_all:
             return np.arange(len(columns)), self._in_window
         if self._by_headers is not None:
@@ -296,7 +296,7 @@ class StreamCursor:
         return data, looked_at
 
     def _look(self, columns: FrameColumns, count: int) -> None:
-        """Move behind the first ``count`` frames."""
+        """Move past the first ``count`` frames."""
         if count:
             self.position = _position(columns, count - 1)
             self.commit_us = _commit_us(columns, count - 1)
