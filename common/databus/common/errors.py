@@ -388,8 +388,8 @@ def from_answer(
 ) -> DatabusError:
     """The error for an HTTP answer: that of its problem document, or else by its status.
 
-    A status of 5xx or 429 gives ServerUnavailable, any other one ``otherwise`` or BadRequest.  A
-    document whose ``code`` is unknown may come from a proxy: then the status counts.
+    A status of 3xx, 5xx or 429 gives ServerUnavailable, any other one ``otherwise`` or BadRequest.
+    A document whose ``code`` is unknown may come from a proxy: then the status counts.
     """
     problem = _document(body)
     if problem is not None and str(problem.get("code")) in registry():
