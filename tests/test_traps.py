@@ -31,7 +31,7 @@ TRAPS = {
         "common/frame/test_frame_format.py::test_any_flipped_bit_is_found",
         "common/frame/test_frame_format.py::test_the_splitter_hands_out_nothing_after_damage",
         "relay/sources/mysql/binlog/test_binlog_decoder.py::"
-        "test_an_event_whose_length_or_checksum_is_wrong_is_refused_with_its_place",
+        "test_an_event_whose_length_or_checksum_is_wrong_is_refused_with_its_position",
     ],
     "two units under one name": ["test_traps.py::test_a_number_says_its_unit"],
     "hands in another's pockets": [

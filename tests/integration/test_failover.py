@@ -187,7 +187,7 @@ async def test_a_replica_promoted_without_what_we_have_read_is_refused_by_name(
         with writers.at_work(replica):
             message = await failed_with(fetcher, "source_position_lost")
             await asyncio.to_thread(writers.each_commits, 1)
-    assert "history is not the one that we have read" in message
+    assert "history is not the one that the relay has read" in message
     assert "server_id 1" in message
     assert "server_id 2" in message
     assert newest not in {row["version"] for row in busy_rows(replica, "shop").values()}
@@ -310,7 +310,7 @@ async def test_a_standby_promoted_without_what_we_have_read_is_refused_by_name(
     await asyncio.to_thread(insert, standby, 5, 60)
     async with capturing(postgres_config(primary, standby), tmp_path / "relay") as fetcher:
         message = await failed_with(fetcher, "source_position_lost")
-    assert "history is not the one that we have read" in message
+    assert "history is not the one that the relay has read" in message
     assert "timeline 1" in message
     assert ring_state(folder) == before
 

@@ -149,7 +149,7 @@ async def test_a_replica_promoted_without_what_we_have_read_is_refused_by_name(
         await asyncio.to_thread(writers.each_commits, 10)
         async with capturing(several((replica,), uuids), tmp_path / "relay") as fetcher:
             message = await failed_with(fetcher, "source_position_lost")
-    assert "has only come to" in message
+    assert "has only reached" in message
     assert "promoted without the last transactions" in message
     assert newest not in {row["version"] for row in busy_rows(replica, "shop").values()}
     assert ring_state(folder) == before, "nothing of the new primary's follows what it has lost"

@@ -285,7 +285,7 @@ async def test_a_purged_binlog_and_a_future_scn_are_named(
     head = await source.first_scn()
     with pytest.raises(SourcePositionLost, match=f"purged its binlog up to .*:{head}"):
         await read_to_end(source, start)
-    with pytest.raises(SourcePositionLost, match="has only come to"):
+    with pytest.raises(SourcePositionLost, match="has only reached"):
         await _endless(source, head + 1)
     mysql_database.execute("INSERT INTO t VALUES (2)")
     assert [e.key["id"] for e in (await read_to_end(source, head)).events()] == [2]

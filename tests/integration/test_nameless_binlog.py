@@ -96,7 +96,7 @@ async def test_tables_altered_under_load_are_equal_and_every_row_keeps_its_own_s
         for table in ("a", "b"):
             database.execute(f"UPDATE {table} SET id = id + 2000")  # Each row in its last form.
             await holds_what_the_source_has(fetcher, database, table)
-        assert not any("has stopped" in text for text in fetcher.status.source["warnings"])
+        assert not any("is suspended" in text for text in fetcher.status.source["warnings"])
 
 
 async def has_read(fetcher: Fetcher, scn: int) -> None:
@@ -212,7 +212,7 @@ async def test_a_change_right_after_the_rows_leaves_them_uncertain_and_later_one
         streamed = await read_to_end(source, start)
         assert [event.source for event in streamed.events()] == [f"{database.name}.t"]
         (warning,) = (await source.status())["warnings"]
-        assert warning.startswith(f"{database.name}.un-named has stopped")
+        assert warning.startswith(f"{database.name}.un-named is suspended")
         later = await source.first_scn()
         database.execute("INSERT INTO t VALUES (2, 2)")
         assert [e.after for e in (await read_to_end(source, later)).events()] == [{"id": 2, "v": 2}]
@@ -249,7 +249,7 @@ async def test_a_truncated_table_is_none_that_is_another_and_a_dropped_schemas_t
         database.server.drop_database(other)
         assert operations(await read_to_end(source, start)) == [(Op.INSERT, here)]
         (warning,) = (await source.status())["warnings"]
-        assert warning.startswith(f"{there} has stopped")
+        assert warning.startswith(f"{there} is suspended")
         assert "DROP DATABASE" in warning.upper()
     finally:
         await source.close()

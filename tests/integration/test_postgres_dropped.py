@@ -177,7 +177,7 @@ async def test_rows_that_the_stream_still_has_of_a_dropped_table_do_not_come_aft
 
     async def start_late(stream: SlotStream, after_scn: int) -> None:
         # The end of t is published, and the stream still is before its last row.
-        await eventually(lambda: stream._stopped.is_asked, 60, "it is given up")
+        await eventually(lambda: stream._suspended.has_requests, 60, "it is given up")
         await start_now(stream, after_scn)
 
     monkeypatch.setattr(SlotStream, "_start", start_late)

@@ -49,15 +49,15 @@ class Following:
 
     async def why(self, source: str) -> str:
         """Why the table is suspended; waits until it is."""
-        await self.until(lambda: source in self.source._stopped.stops)
-        return self.source._stopped.stops[source].why
+        await self.until(lambda: source in self.source._suspended.suspensions)
+        return self.source._suspended.suspensions[source].why
 
     async def equals(self, database: FreshDatabase, source: str) -> None:
         """After a dump, and what comes then, the copy is the table."""
         self.seen.tables[source] = await table_of(self.source, source)
         await self.reaches(database)
         assert self.seen.tables[source] == await table_of(self.source, source)
-        assert source not in self.source._stopped.stops
+        assert source not in self.source._suspended.suspensions
 
 
 @contextlib.asynccontextmanager
@@ -189,7 +189,7 @@ async def test_what_somebody_alters_in_the_publication_suspends_tables_and_is_no
                                "'insert, update, delete, truncate')")  # fmt: skip
                 await reader.until(lambda: not source._unpublished)
                 for table in ("public.t", "public.other", "public.days"):
-                    if table in source._stopped.stops:
+                    if table in source._suspended.suspensions:
                         await reader.equals(db, table)
                 db.execute("UPDATE t SET v = v || 'c'")
                 await reader.equals(db, "public.t")
@@ -199,7 +199,7 @@ async def test_what_somebody_alters_in_the_publication_suspends_tables_and_is_no
                 both.execute("INSERT INTO other VALUES (1)")
                 both.execute(f"ALTER PUBLICATION {name} ADD TABLE other")
             assert "was altered" in await reader.why("public.other")
-            assert "public.t" not in source._stopped.stops
+            assert "public.t" not in source._suspended.suspensions
             await reader.equals(db, "public.other")
             # Without the root, partitions come under their own names: not as tables of ours.
             db.execute(f"ALTER PUBLICATION {name} SET (publish_via_partition_root = false)")
@@ -393,12 +393,12 @@ async def test_rows_of_the_table_that_had_a_name_before_do_not_come_under_it(
     start_now = SlotStream._start
 
     async def start_late(stream: SlotStream, after_scn: int) -> None:
-        while not stream._stopped.is_asked:
+        while not stream._suspended.has_requests:
             await asyncio.sleep(0.01)
         await start_now(stream, after_scn)
 
     async def read(source: PostgresSource) -> dict[object, object]:
-        while not source._stopped._is_streamed:
+        while not source._suspended._is_streamed:
             await asyncio.sleep(0.01)
         return await table_of(source, "public.t")
 
@@ -509,7 +509,7 @@ async def test_rows_that_come_or_go_with_a_partition_suspend_its_root(
             db.execute("INSERT INTO d3 VALUES (32, 1)")
             await looked_at()
             await reader.reaches(db)
-            assert root not in source._stopped.stops
+            assert root not in source._suspended.suspensions
             assert reader.seen.tables[root] == await table_of(source, root)
             # These have none.
             db.execute("TRUNCATE d0")

@@ -354,7 +354,7 @@ async def test_that_a_table_has_stopped_is_told_before_the_end_of_its_transactio
     resume_state, last_resume_state = batches[kept[0]].resume_state, batches[-1].resume_state
     assert isinstance(resume_state, PostgresResumeState)
     assert last_resume_state is not None
-    stopped = resume_state.stopped["public.t"]
+    stopped = resume_state.suspended["public.t"]
     assert re.search(r"public\.t\.day.*-infinity", stopped.why)
     for after_scn, special_values, ops in (
         (start, "error", "c"), (stopped.since_scn, "error", ""), (start, "null", "cc"),

@@ -85,5 +85,5 @@ async def test_a_reset_while_no_relay_runs_is_named_though_the_numbers_have_pass
     insert_later(database, 9)
     async with capturing(config, tmp_path) as fetcher:
         message = await failed_with(fetcher, "source_position_lost")
-    assert "this server's history is not the one that we have read" in message
+    assert "this server's history is not the one that the relay has read" in message
     assert ring_state(tmp_path / "shop") == before

@@ -107,7 +107,7 @@ async def dump(folder: Path, source: str, *, ends: str = "completed") -> None:
             await eventually(ended, 60, f"the dump is {ends}")
 
 
-def warned_of(fetcher: Fetcher, source: str, what: str = "has stopped") -> str:
+def warned_of(fetcher: Fetcher, source: str, what: str = "is suspended") -> str:
     """The warning in the status about a table."""
     told = fetcher.status.source.get("warnings") or []
     return next((text for text in told if text.startswith(f"{source} {what}")), "")

@@ -284,7 +284,7 @@ class LiveFetcher:
         found = {table["source"]: table["reason"] for table in document.get("tables", [])}
         source = document["source"]
         for warning in source.get("warnings") or []:
-            name, _, why = str(warning).partition(" has stopped: ")
+            name, _, why = str(warning).partition(" is suspended: ")
             if not why:
                 name, _, why = str(warning).partition(" cannot be captured: ")
             found.setdefault(name, why)

@@ -80,7 +80,7 @@ def test_a_finding_that_forbids_nothing_is_shown_with_what_mends_it(
     _, config = shop(tmp_path, "CREATE TABLE good (id INTEGER PRIMARY KEY)")
     done = databus("check", config)
     assert done.code == 0
-    assert "To mend it: PRAGMA journal_mode = WAL" in done.out
+    assert "To fix it: PRAGMA journal_mode = WAL" in done.out
     assert "shop: ready" in done.out
 
 

@@ -56,7 +56,7 @@ class Stream:
 
 
 def waits(found: RowLimit) -> str:
-    return found._tables.stops["shop.wide"].waits_for
+    return found._tables.suspensions["shop.wide"].waits_for
 
 
 def test_a_frame_at_the_limit_goes_on_and_one_that_is_larger_does_not() -> None:
@@ -149,4 +149,4 @@ def test_how_frames_are_cut_into_batches_does_not_matter(
     gone = {source for source in ("shop.calm", "shop.wide") if source in whole.large}
     for view in frame_format.iter_frames(expected):
         assert view.length <= LIMIT
-    assert gone == set(whole._tables.stops)
+    assert gone == set(whole._tables.suspensions)

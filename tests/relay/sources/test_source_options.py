@@ -37,7 +37,7 @@ def options(kind: type[SourceOptions], **given: Any) -> SourceOptions:
 @pytest.mark.parametrize(
     ("kind", "given", "said"),
     [
-        (SourceOptions, {"seed": 1}, "unknown option 'seed'; this source knows none"),
+        (SourceOptions, {"seed": 1}, "unknown option 'seed'; this source has no options"),
         (SqliteOptions, {"pol_ms": 1}, "unknown option 'pol_ms'; did you mean poll_ms?"),
         (SqliteOptions, {"poll_ms": "soon"}, "poll_ms is 'soon': input should be a valid number"),
         (SqliteOptions, {"retain_rows": -1}, "retain_rows is -1: input should be greater than"),

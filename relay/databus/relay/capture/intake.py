@@ -335,8 +335,9 @@ def _is_same(found: FrameView, known: FrameView) -> bool:
 def _another(torn: FrameView, found: str) -> SourcePositionLost:
     return SourcePositionLost(
         f"readers have seen {torn.seq + 1} frames of the transaction at scn {torn.scn}, and the "
-        f"one that this server has there {found}: its history is not the one that we have read. It "
-        "was reset, is another server, or was promoted without the last transactions of its primary"
+        f"one that this server has there {found}: its history is not the one that the relay has "
+        "read. It was reset, is another server, or was promoted without the last transactions of "
+        "its primary"
     )
 
 

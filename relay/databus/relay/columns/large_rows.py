@@ -160,7 +160,7 @@ class RowLimit:
 
     def _suspend(self, schema: SourceSchema, view: FrameView) -> None:
         why, waits_for = self._words(schema, bytes(view.key), view.length)
-        self._tables.stop(schema.source, view.scn, why, waits_for=waits_for)
+        self._tables.suspend(schema.source, view.scn, why, waits_for=waits_for)
         self.large[schema.source] = LargeRows(waits_for)
 
     def _look(self, schema: SourceSchema, view: FrameView) -> None:
@@ -186,7 +186,7 @@ class RowLimit:
     def suspend_again(self, source: str, scn: int, problem: UnsupportedChange) -> None:
         """A read of the whole suspended table has met a row that is too large."""
         waits_for = str(problem.details["waits_for"])
-        self._tables.stop_again(source, scn, problem.message, waits_for=waits_for)
+        self._tables.suspend_again(source, scn, problem.message, waits_for=waits_for)
         rows = self.large.setdefault(source, LargeRows(waits_for))
         key = bytes.fromhex(str(problem.details["key"]))
         rows.add(key or bytes(MAX_KEY_BYTES + 1))
@@ -194,7 +194,7 @@ class RowLimit:
 
     def resumed(self) -> None:
         """Tables have resumed."""
-        for source in self.large.keys() - self._tables.stops.keys():
+        for source in self.large.keys() - self._tables.suspensions.keys():
             del self.large[source]
 
     def keys_of(self, source: str, schema: SourceSchema) -> list[list[Any]]:

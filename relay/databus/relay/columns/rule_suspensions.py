@@ -28,7 +28,7 @@ from databus.relay.sources.suspended_tables import (
     SuspendedTables,
     SuspensionState,
     TableSuspension,
-    decode_stops,
+    decode_suspensions,
 )
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class RuledResumeState:
     """
 
     digest: str = ""
-    stopped: Mapping[str, TableSuspension] = field(default_factory=dict)
+    suspended: Mapping[str, TableSuspension] = field(default_factory=dict)
     inner: ResumeState | None = None
     text: str = ""
     limit_bytes: int = 0
@@ -53,9 +53,9 @@ class RuledResumeState:
     def encode(self) -> str:
         """As JSON; the source's own resume state if there is nothing else."""
         text = self.inner.encode() if self.inner is not None else self.text
-        if not self.digest and not self.stopped:
+        if not self.digest and not self.suspended:
             return text
-        tables = SuspensionState(self.stopped).encode()
+        tables = SuspensionState(self.suspended).encode()
         ruled: dict[str, Any] = {"by": self.digest, "tables": tables}
         if self.large:
             ruled |= {"limit_bytes": self.limit_bytes, "large": self.large}
@@ -74,11 +74,11 @@ def decode_ruled(text: str) -> RuledResumeState:
     try:
         document = json.loads(text)
         ruled = document["ruled"]
-        stopped = decode_stops(str(ruled["tables"])).stopped
+        suspended = decode_suspensions(str(ruled["tables"])).suspended
         large, limit_bytes = dict(ruled.get("large", {})), int(ruled.get("limit_bytes", 0))
         text = str(document["source"])
         return RuledResumeState(
-            str(ruled["by"]), stopped, text=text, limit_bytes=limit_bytes, large=large
+            str(ruled["by"]), suspended, text=text, limit_bytes=limit_bytes, large=large
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{text[:200]!r} is no state of a source with rules: {error}") from error
@@ -164,11 +164,11 @@ class UnfitTables:
         # A table that was fixed can be dumped before it has a row.
         batch = self._with_schemas(batch, (*batch.schemas, *announced))
         self._in_window, self._last = _is_open(columns), b""
-        if not self._unfit and not self.tables.stops:
+        if not self._unfit and not self.tables.suspensions:
             return Sifted(batch, columns)
-        before = len(self.tables.stops)
+        before = len(self.tables.suspensions)
         left_out = self._left_out(columns, ops)
-        has_suspended = len(self.tables.stops) > before
+        has_suspended = len(self.tables.suspensions) > before
         if not left_out.any():
             return Sifted(batch, columns, has_suspended)
         data = columns.words[np.repeat(~left_out, columns.length >> 3)].tobytes()
@@ -198,7 +198,7 @@ class UnfitTables:
         """Which frames do not pass; their tables are suspended."""
         is_row = ops < FIRST_CONTROL_OP
         left_out = np.zeros(len(columns), dtype=np.bool_)
-        suspended = self.tables.stops.keys()
+        suspended = self.tables.suspensions.keys()
         before = [
             frame_format.source_id(source) for source in suspended if source not in self._large
         ]
@@ -206,22 +206,22 @@ class UnfitTables:
             left_out = np.isin(columns.schema_fp, np.array(list(self._unfit), dtype=np.uint64))
             left_out &= is_row | (ops == Op.SCHEMA_CHANGE)
         ids = columns.source_id
-        for source, first in self._stop(columns, np.flatnonzero(left_out)):
+        for source, first in self._suspend(columns, np.flatnonzero(left_out)):
             left_out[first:] |= is_row[first:] & (ids[first:] == frame_format.source_id(source))
         if before:
             left_out |= is_row & np.isin(ids, np.array(before, dtype=ids.dtype))
         return left_out
 
-    def _stop(self, columns: FrameColumns, unfit: I64Array) -> list[tuple[str, int]]:
+    def _suspend(self, columns: FrameColumns, unfit: I64Array) -> list[tuple[str, int]]:
         """Suspend the tables of these frames; returns the newly suspended, each with its frame."""
         found = []
         fingerprints, firsts = np.unique(columns.schema_fp[unfit], return_index=True)
         order = sorted(zip(unfit[firsts].tolist(), fingerprints.tolist(), strict=True))
         for first, fingerprint in order:
             source, why = self._unfit[fingerprint]
-            if source not in self.tables.stops:
+            if source not in self.tables.suspensions:
                 _log.warning("database %s: %s is suspended: %s", self._database, source, why)
-                self.tables.stop(source, int(columns.scn[first]), why)
+                self.tables.suspend(source, int(columns.scn[first]), why)
                 found.append((source, first))
         return found
 

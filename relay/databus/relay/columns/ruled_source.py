@@ -83,8 +83,8 @@ class RuledSource:
         self._resumed: set[str] = set()
         self._too_large: dict[str, UnsupportedChange] = {}
         self._without: dict[str, str] = {}
-        self._taken_up: set[str] = set()
-        self._stop_next: dict[str, str] = {}
+        self._resumed_from: set[str] = set()
+        self._suspend_next: dict[str, str] = {}
         self._resolved, self._looked_s = 0, 0.0
         self._is_unchanged = False
         self._sealing = KeyEncryption(config.hash_salt.reveal if config.hash_salt else "")
@@ -104,9 +104,9 @@ class RuledSource:
         return self._inner.clock
 
     def _remembers(
-        self, stops: Mapping[str, TableSuspension], large: Mapping[str, LargeRows]
+        self, suspensions: Mapping[str, TableSuspension], large: Mapping[str, LargeRows]
     ) -> None:
-        tables = SuspendedTables(stops)
+        tables = SuspendedTables(suspensions)
         self._limit = RowLimit(self._ring_bytes, tables, large)
         self._unfit = UnfitTables(self._name, self._rules, tables, self._limit.large)
 
@@ -129,18 +129,18 @@ class RuledSource:
         self._is_unchanged = state.digest == self._rules.digest
         # A part of a window that is read again may have other definitions or other rules, under
         # which the table would not be suspended; but its rows there are lost.
-        stops = {
+        suspensions = {
             source: TableSuspension(min(stop.since_scn, after_scn), stop.why)
-            for source, stop in state.stopped.items()
+            for source, stop in state.suspended.items()
             if self._captures(source)
         }
         limit_bytes = self._limit.limit_bytes
-        large = {s: rows for s, rows in decode_large(state.large).items() if s in stops}
+        large = {s: rows for s, rows in decode_large(state.large).items() if s in suspensions}
         for source, rows in large.items():
             if not self._is_unchanged or limit_bytes > state.limit_bytes:
                 rows.waits_for = ""  # The obstacle may be gone.
-            stops[source] = replace(stops[source], waits_for=rows.waits_for)
-        self._remembers(stops, large)
+            suspensions[source] = replace(suspensions[source], waits_for=rows.waits_for)
+        self._remembers(suspensions, large)
         self._resume_state = RuledResumeState(self._rules.digest, text=state.text)
         self._remember()
         if isinstance(self._inner, RememberingSource):
@@ -152,9 +152,9 @@ class RuledSource:
         if not self._has_rules:
             return
         schemas = await self._inner.schemas()
-        stops = self._unfit.tables.stops
-        findings = [f for f in self._rules.findings(schemas) if f.table not in stops]
-        raise_findings(self._name, findings, goes_on=self._is_unchanged)
+        suspensions = self._unfit.tables.suspensions
+        findings = [f for f in self._rules.findings(schemas) if f.table not in suspensions]
+        raise_findings(self._name, findings, resumes=self._is_unchanged)
         for finding in findings:
             if not finding.fatal:
                 _log.warning("database %s: %s", self._name, finding)
@@ -211,8 +211,8 @@ class RuledSource:
 
     def _sifted(self, batch: Batch) -> Sifted:
         """The part of a batch that passes, rewritten."""
-        stops = self._unfit.tables.stops
-        if not (self._has_rules or stops) and self._limit.passes(batch):
+        suspensions = self._unfit.tables.suspensions
+        if not (self._has_rules or suspensions) and self._limit.passes(batch):
             self._limit.learn(batch.schemas)
             self._unfit.passed(batch.data)
             return Sifted(batch)
@@ -233,18 +233,18 @@ class RuledSource:
         Returns whether there were any.
         """
         tables = self._unfit.tables
-        is_due = tables.is_asked or self._stop_next or self._too_large
+        is_due = tables.has_requests or self._suspend_next or self._too_large
         if not is_due or self._unfit.in_window:
             return False
-        tables.begin_again()
+        tables.resume_requested()
         self._limit.resumed()
-        for source, why in self._stop_next.items():
+        for source, why in self._suspend_next.items():
             _log.warning("database %s: %s is suspended: %s", self._name, source, why)
-            tables.stop_again(source, self._resolved, why)
+            tables.suspend_again(source, self._resolved, why)
         for source, problem in self._too_large.items():
             _log.warning("database %s: %s", self._name, problem.message)
             self._limit.suspend_again(source, self._resolved, problem)
-        self._stop_next.clear()
+        self._suspend_next.clear()
         self._too_large.clear()
         self._remember()
         return True
@@ -252,7 +252,7 @@ class RuledSource:
     def _remember(self) -> None:
         self._resume_state = replace(
             self._resume_state,
-            stopped=dict(self._unfit.tables.stops),
+            suspended=dict(self._unfit.tables.suspensions),
             limit_bytes=self._limit.limit_bytes,
             large={source: rows.to_json() for source, rows in self._limit.large.items()},
         )
@@ -281,27 +281,27 @@ class RuledSource:
 
     async def largest_key(self, source: str) -> list[Any] | None:
         """See ``Source.largest_key``; sealed if a key column is hashed."""
-        await self._begin_again(source)
+        await self._resume_first(source)
         return self._seal(source, await self._inner.largest_key(source))
 
-    async def _begin_again(self, source: str) -> None:
+    async def _resume_first(self, source: str) -> None:
         """All of a table is about to be read: a suspended table resumes in the stream before.
 
         Raises:
             UnsupportedChange: a rule does not fit it as it is now, or it still has a row that is
                 too large.
         """
-        stops = self._unfit.tables.stops
+        suspensions = self._unfit.tables.suspensions
         if source in self.suspended():
             self._resumed.add(source)
-        if source in stops or source in self._without:
+        if source in suspensions or source in self._without:
             await self.schemas()
             self._require_fit(source)
-        if source not in stops:
+        if source not in suspensions:
             return
         await self._require_small(source)
         await self._unfit.tables.resumption(source)
-        self._taken_up.add(source)
+        self._resumed_from.add(source)
 
     def _require_fit(self, source: str) -> None:
         if source in self._without:
@@ -329,14 +329,14 @@ class RuledSource:
     def suspended(self) -> Mapping[str, TableSuspension]:
         """See ``SuspendingSource``: the tables suspended by the source and by the rules."""
         inner = self._inner
-        stops = inner.suspended() if isinstance(inner, SuspendingSource) else {}
-        gone = {source: stop for source, stop in stops.items() if stop.is_gone}
-        return {**stops, **self._unfit.tables.stops, **gone}
+        suspensions = inner.suspended() if isinstance(inner, SuspendingSource) else {}
+        gone = {source: stop for source, stop in suspensions.items() if stop.is_gone}
+        return {**suspensions, **self._unfit.tables.suspensions, **gone}
 
     async def _forget(self, source: str) -> None:
         """See ``ForgettingSource``."""
         await self._forgetting.forget(source)
-        self._unfit.tables.follow_again(source)
+        self._unfit.tables.resume_emptied(source)
 
     async def table_size(self, source: str) -> TableSize:
         """See ``Source.table_size``."""
@@ -367,7 +367,7 @@ class RuledSource:
                 is too large.
         """
         if request.is_of_whole_table:
-            await self._begin_again(request.source)
+            await self._resume_first(request.source)
         elif request.is_probe and request.source in self._limit.large:
             await self._require_small(request.source)
         return await self._read(request)
@@ -385,8 +385,8 @@ class RuledSource:
             plan = self._rewriter.plan_of(chunk.schema) if self._has_rules else None
         except UnsupportedChange as error:
             shown = self._without_value(error)
-            if request.source in self._taken_up:
-                self._stop_next[request.source] = shown.message
+            if request.source in self._resumed_from:
+                self._suspend_next[request.source] = shown.message
             raise shown from None
         if plan is not None and plan.key_is_hashed:
             self._sealed.add(request.source)
@@ -423,7 +423,7 @@ class RuledSource:
         without = [
             f"{source} cannot be captured: {why}"
             for source, why in self._without.items()
-            if source not in tables.stops
+            if source not in tables.suspensions
         ]
         facts["stopped_tables"] = {**facts.get("stopped_tables", {}), **tables.document()}
         facts["warnings"] = [*tables.warnings(), *without, *facts.get("warnings", [])]

@@ -1,8 +1,8 @@
 """The databases that a relay reads.
 
-``contract`` is what a source does; read it first.  Each source has a folder: ``mysql`` (MariaDB
+``contract`` defines a source; read it first.  Each source has a folder: ``mysql`` (MariaDB
 and MySQL), ``postgres``, ``sqlite``, ``chained`` (another relay) and ``generator`` (no database).
-What they share: ``source_options`` (what ``options`` may hold), ``server_hosts`` (the servers that
+They share: ``source_options`` (what ``options`` may hold), ``server_hosts`` (the servers that
 a URL names), ``row_buffers`` (a chunk's rows as buffers), ``avro_kernels`` (writes Avro),
 ``configured_keys`` (keys for tables that have none), ``suspended_tables`` (tables that the stream
 leaves out, with the reason), ``announced_schemas`` (the schemas that consumers have).

@@ -1,6 +1,6 @@
-"""Avro's long, bytes and double, written by compiled code: what the packers of rows share.
+"""Compiled code that writes Avro's long, bytes and double; the row packers of all sources share it.
 
-What only one database's protocol has is the business of its own kernels.
+Formats of one database's protocol belong to that source's kernels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _U64 = np.uint64
 _LEAD = 0xED
 _POWERS = np.array([10.0**n for n in range(23)])
 EXACT_DIGITS = 15
-"""So many decimal digits are always exact in a double."""
+"""Decimal numbers of up to this many digits are exact in a double."""
 
 
 @kernels.jit
@@ -43,16 +43,16 @@ def put_bytes(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> i
 
 @kernels.jit_uncounted
 def has_surrogate(buf: U8Array, start: int, length: int) -> bool:
-    """Whether there is half a pair of UTF-16 in what is UTF-8 otherwise: then it is no text."""
+    """Whether otherwise valid UTF-8 has an encoded UTF-16 surrogate, so that it is no text."""
     begin = _U64(start)
     leads = np.uint8(0)
     for offset in range(_U64(length)):
-        # An index without a sign, so that it is done for many bytes at a time.
+        # An unsigned index, so that the compiler vectorises the loop.
         leads |= np.uint8(buf[begin + _U64(offset)] == _LEAD)
     if leads == 0:
         return False
-    for place in range(start, start + length - 1):
-        if buf[place] == _LEAD and buf[place + 1] >= 0xA0:
+    for offset in range(start, start + length - 1):
+        if buf[offset] == _LEAD and buf[offset + 1] >= 0xA0:
             return True
     return False
 
@@ -64,13 +64,13 @@ def put_exact_double(buf: U8Array, start: int, stop: int, out: U8Array, at: int)
     -1, unless digits and power of ten are both exact, so that one rounding is right.
     """
     negative = start < stop and buf[start] == 45
-    place = start + 1 if negative else start
+    cursor = start + 1 if negative else start
     mantissa, digits, exponent, seen_point = 0, 0, 0, False
-    while place < stop and buf[place] != 101:  # e
-        if buf[place] == 46 and not seen_point:
+    while cursor < stop and buf[cursor] != 101:  # e
+        if buf[cursor] == 46 and not seen_point:
             seen_point = True
         else:
-            digit = i64(buf[place]) - 48
+            digit = i64(buf[cursor]) - 48
             if digit < 0 or digit > 9 or digits == EXACT_DIGITS:
                 return -1
             mantissa = mantissa * 10 + digit
@@ -78,21 +78,21 @@ def put_exact_double(buf: U8Array, start: int, stop: int, out: U8Array, at: int)
                 digits += 1
             if seen_point:
                 exponent -= 1
-        place += 1
-    if place < stop:
+        cursor += 1
+    if cursor < stop:
         sign, written = 1, 0
-        place += 1
-        if place < stop and (buf[place] == 45 or buf[place] == 43):
-            sign = -1 if buf[place] == 45 else 1
-            place += 1
-        if place == stop or stop - place > 3:
+        cursor += 1
+        if cursor < stop and (buf[cursor] == 45 or buf[cursor] == 43):
+            sign = -1 if buf[cursor] == 45 else 1
+            cursor += 1
+        if cursor == stop or stop - cursor > 3:
             return -1
-        while place < stop:
-            digit = i64(buf[place]) - 48
+        while cursor < stop:
+            digit = i64(buf[cursor]) - 48
             if digit < 0 or digit > 9:
                 return -1
             written = written * 10 + digit
-            place += 1
+            cursor += 1
         exponent += sign * written
     if exponent < -22 or exponent > 22:
         return -1

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from databus.relay.sources.contract import Finding
 
 ORDER_NAME = "databus key"
-"""What a dump calls the expression by which it orders a table that has no index for its key."""
+"""The name of the expression by which a dump orders a table that has no index for its key."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredKeys:
-    """The ``keys`` of a ``[[database]]``; a table's own name goes before globs."""
+    """The ``keys`` of a ``[[database]]``; a table's own name has priority over globs."""
 
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def _asked(self, source: str) -> tuple[str, ...]:
+    def _configured(self, source: str) -> tuple[str, ...]:
         if source in self.keys:
             return self.keys[source]
         for pattern, columns in self.keys.items():
@@ -33,27 +33,27 @@ class ConfiguredKeys:
     def of(self, source: str, columns: Iterable[str]) -> tuple[str, ...]:
         """The key of a table with these columns; empty if none fits it."""
         names = tuple(columns)
-        asked = self._asked(source)
-        if asked == ("*",):
+        configured = self._configured(source)
+        if configured == ("*",):
             return names
-        return asked if set(asked) <= set(names) else ()
+        return configured if set(configured) <= set(names) else ()
 
     def finding(self, source: str, columns: Sequence[str], statement: str) -> Finding:
-        """Why a table without a key has none from here either; ``statement`` gives it one."""
-        asked = self._asked(source)
-        missing = [name for name in asked if name not in columns]
-        if asked:
+        """Why a table without a key has no configured key; ``statement`` gives it one."""
+        configured = self._configured(source)
+        missing = [name for name in configured if name not in columns]
+        if configured:
             return Finding(
                 f"keys of {source}",
                 f"the table has no column {missing[0]!r}; it has {', '.join(columns)}",
-                f'correct keys = {{"{source}" = {list(asked)}}}',
+                f'correct keys = {{"{source}" = {list(configured)}}}',
                 table=source,
             )
         return Finding(
             f"key of {source}",
             "it has no primary key and no unique index without nulls, so its rows cannot be "
-            "told apart",
-            f"{statement}; or name the columns that tell its rows apart, "
+            "identified",
+            f"{statement}; or name the columns that identify its rows, "
             f'keys = {{"{source}" = ["..."]}} ("*" for all), or leave it out by exclude_sources',
             table=source,
         )

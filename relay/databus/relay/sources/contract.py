@@ -1,9 +1,9 @@
 """The contract between the fetcher and a kind of database: what a source plug-in does.
 
-A source reads one database's committed changes, packs them into frames and hands them on in
-commit order; on request it reads chunks of tables at a known point of the same clock.  It
-knows nothing of rings, HTTP or consumers.  To support another database, write a module with a
-class that fulfils ``Source`` and name its URL scheme in ``source_catalogue.py``.
+A source reads one database's committed changes, packs them into frames and yields them in
+commit order.  On request it reads chunks of tables at a known point of the same clock.  It
+does not depend on rings, HTTP or consumers.  To support another database, write a module with a
+class that implements ``Source`` and add its URL scheme to ``source_catalogue.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class ResumeState(Protocol):
-    """What a source must know to go on, as it was at one moment; encoded when it is kept."""
+    """What a source needs to resume, as of one batch; encoded when it is stored."""
 
     def encode(self) -> str:
         """As text."""
@@ -39,9 +39,9 @@ class Batch:
     ``data`` may hold many windows and may end inside one (its rest comes in the next
     batches).  ``schemas`` are those that ``data`` uses and no batch before had.  ``resolved``
     is an scn up to which every commit has been yielded, this batch included; it grows also
-    when only tables that are not captured change.  ``resume_state`` is what a ``RememberingSource``
-    wants to be told when it is to go on after this batch; with ``keep`` it must be on disk
-    before what the next batches have is in the ring.
+    when only tables that are not captured change.  A ``RememberingSource`` needs
+    ``resume_state`` to resume after this batch.  With ``keep``, the fetcher must write it to disk
+    before it writes the next batches to the ring.
     """
 
     data: bytes
@@ -59,16 +59,16 @@ class Snapshot(Protocol):
         """An scn at or after every commit that the chunk shows."""
 
     def sees(self, scn: int, txid: str) -> bool:
-        """Whether the commit with this scn and transaction id shows in the chunk."""
+        """Whether the commit with this scn and transaction id is visible in the chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Rows of one table in key order, read at one point of the source's clock.
 
-    ``last_key`` is what the next chunk's ``after`` must be, JSON-able; ``done`` says that the
-    table (or the list of keys) ends here.  ``missing`` are asked-for keys without a row, among the
-    first ``key_count`` of the asked-for keys; None: all were looked for.
+    ``last_key`` is the ``after`` of the next chunk, JSON-able; with ``done`` the table (or the
+    list of keys) ends here.  The source looked for the first ``key_count`` of the requested keys
+    (None: for all); ``missing`` are those of them without a row.
     """
 
     schema: SourceSchema
@@ -84,11 +84,11 @@ class Chunk:
 class ChunkRequest:
     """What to read: at most ``limit`` rows of ``source`` after the key ``after``.
 
-    ``upto`` is the largest key when the dump began (rows above it are the log's business),
+    ``upto`` is the largest key when the dump began (rows above it come from the log),
     ``keys`` an explicit list of keys instead.  Keys are JSON-able values in key order.  With
-    ``is_filtered`` the caller uses only some of the rows; with ``is_probe`` the rows are wanted
-    only to see whether they can be read.  A source that can ends the chunk, not ``done``, with the
-    row that makes it ``max_bytes``.
+    ``is_filtered`` the caller uses only some of the rows; with ``is_probe`` it only tests whether
+    the rows can be read.  Where the source supports it, a chunk that reaches ``max_bytes`` ends
+    with that row and is not ``done``.
     """
 
     source: str
@@ -102,16 +102,16 @@ class ChunkRequest:
 
     @property
     def is_of_whole_table(self) -> bool:
-        """Whether this is the first question of a reader of all of the table."""
+        """Whether this is the first request of a reader of the whole table."""
         is_whole = self.after is None and self.keys is None
         return is_whole and not (self.is_filtered or self.is_probe)
 
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """What the database believes of a table: its rows, and the bytes of one; None: no idea.
+    """The database's estimate of a table: its rows, and the bytes of one row; None: unknown.
 
-    ``is_scanned``: no index has the order of its key, so that each chunk reads all of it.
+    ``is_scanned``: no index has the order of its key, so each chunk scans the whole table.
     """
 
     rows: int | None = None
@@ -121,10 +121,10 @@ class TableSize:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What the preflight found: the setting, what it is, and the statement that mends it.
+    """What the preflight found: the setting, its problem, and the statement that fixes it.
 
-    ``table`` is the source that it is about, where that one can be left out and no other is
-    the worse for it.
+    ``table`` is set if the finding concerns this source alone, so that all others can be captured
+    without it.
     """
 
     setting: str
@@ -134,7 +134,7 @@ class Finding:
     table: str = ""
 
     def __str__(self) -> str:
-        return f"{self.setting}: {self.problem}. To mend it: {self.remedy}"
+        return f"{self.setting}: {self.problem}. To fix it: {self.remedy}"
 
     @property
     def forbids_all(self) -> bool:
@@ -142,14 +142,14 @@ class Finding:
         return self.fatal and not self.table
 
 
-def raise_findings(database: str, findings: Sequence[Finding], *, goes_on: bool = False) -> None:
+def raise_findings(database: str, findings: Sequence[Finding], *, resumes: bool = False) -> None:
     """Raise PreflightFailed with every finding that forbids capture, if there is one.
 
-    A database that ``goes_on`` has readers, whom a table that somebody has made meanwhile is no
-    reason to keep waiting: it is left out, and named in the log.
+    A stream that ``resumes`` has readers.  A table that cannot be captured, such as one created
+    meanwhile, does not hold them up: it is left out, and a warning is logged.
     """
     fatal = [finding for finding in findings if finding.fatal]
-    if goes_on:
+    if resumes:
         for finding in fatal:
             if finding.table:
                 _log.warning("database %s: %s", database, left_out(finding))
@@ -164,17 +164,17 @@ def raise_findings(database: str, findings: Sequence[Finding], *, goes_on: bool 
 
 
 def left_out(finding: Finding) -> str:
-    """For people: that a table is not captured, and why."""
-    return f"{finding.table} cannot be captured: {finding.problem}. To mend it: {finding.remedy}"
+    """The message that a table is not captured, and why."""
+    return f"{finding.table} cannot be captured: {finding.problem}. To fix it: {finding.remedy}"
 
 
 class Source(Protocol):
     """One upstream database.
 
     Windows come with strictly growing scn, and a window that is read again after a restart
-    has the same events with the same seqs.  Connection losses surface as SourceUnavailable
-    (the fetcher reconnects with back-off by opening the source anew); a log that no longer
-    reaches back as SourcePositionLost.
+    has the same events with the same seqs.  A lost connection raises SourceUnavailable: the
+    fetcher opens the source again, with back-off.  A log that no longer reaches back to the
+    position raises SourcePositionLost.
 
     Owner: one fetcher's event loop.  ``stream`` and ``read_chunk`` run concurrently, over
     connections of their own.
@@ -185,24 +185,24 @@ class Source(Protocol):
         """The clock's identity; valid after ``open``."""
 
     async def preflight(self) -> list[Finding]:
-        """Examine the server's settings, privileges and tables; opens what it needs itself."""
+        """Examine the server's settings, privileges and tables; opens its own connections."""
 
     async def open(self) -> None:
-        """Connect, run the preflight, learn the tables.
+        """Connect, run the preflight, load the tables.
 
         Raises:
-            PreflightFailed: the server is not set up for capture, or a table that is asked for
-                cannot be captured and the stream is a brand-new one.
-            SourceUnavailable: it does not answer.
+            PreflightFailed: the server is not set up for capture, or a configured table cannot
+                be captured and the stream is brand-new.
+            SourceUnavailable: the server does not answer.
         """
 
     async def first_scn(self) -> int:
-        """The scn after which a brand-new stream starts: now.  Creates what that needs
+        """The scn after which a brand-new stream starts: now.  Creates what the stream needs
         (a replication slot, the change log's triggers)."""
 
     def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
-        """All windows with a larger scn, for ever; a batch at least every second, if need be
-        an empty one whose ``resolved`` has grown.  Closing it closes its connection.
+        """All windows with a larger scn, without end; a batch at least every second, even an
+        empty one whose ``resolved`` has grown.  Closing the generator closes its connection.
 
         Raises:
             SourcePositionLost: the log does not reach back to ``after_scn``.
@@ -210,7 +210,7 @@ class Source(Protocol):
         """
 
     async def ack(self, scn: int) -> None:
-        """Everything up to ``scn`` is durable downstream; the source may forget it."""
+        """Everything up to ``scn`` is durable downstream; the source may discard it."""
 
     async def schemas(self) -> list[SourceSchema]:
         """The captured tables as they are now."""
@@ -219,39 +219,39 @@ class Source(Protocol):
         """The largest key of a table, JSON-able; None when it is empty."""
 
     async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
-        """The key of row number ``limit`` after ``after``, the condition left aside; None if
-        there are fewer up to ``upto``.  So several chunks can be read at once."""
+        """The key of row number ``limit`` after ``after``, without the condition; None if
+        there are fewer up to ``upto``.  With it several chunks can be read at once."""
 
     async def table_size(self, source: str) -> TableSize:
         """An estimate that costs nothing, for progress and for the size of chunks."""
 
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
-        """Read a chunk at a known point of the clock, without locks; several may be asked for
-        at once."""
+        """Read a chunk at a known point of the clock, without locks; calls may run
+        concurrently."""
 
     async def status(self) -> dict[str, Any]:
-        """Facts for the status page: server version, current scn, retained log, and the like."""
+        """Facts for the status page: server version, current scn, retained log, and so on."""
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
 
 
 @runtime_checkable
 class RelayingSource(Protocol):
-    """What a source offers besides ``Source`` if its windows have been through a relay already.
+    """What a source offers besides ``Source`` if its windows come from another relay.
 
-    Such a stream has dump windows in it, so that an scn alone does not say how far it was read,
-    and it is not ours to add windows to: dumps run at its origin.
+    Such a stream contains dump windows, so an scn alone does not identify a position in it.
+    This relay must not add windows to it: dumps run at its origin.
     """
 
     async def first_position(self) -> Position:
         """The position after which a brand-new stream starts, instead of ``first_scn``."""
 
     def stream_from(self, position: Position) -> AsyncGenerator[Batch, None]:
-        """Every frame after ``position``, be it inside a window, instead of ``stream``."""
+        """Every frame after ``position``, even inside a window, instead of ``stream``."""
 
     async def release(self, position: Position) -> None:
-        """Everything up to ``position``, be it inside a window, is on disk here."""
+        """Everything up to ``position``, even inside a window, is on disk here."""
 
     async def forward(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         """The origin's answer (status, body) to a request such as ``/dumps/1`` or ``/chunks``."""
@@ -265,20 +265,20 @@ class WatermarkingSource(Protocol):
         """Commit ``token`` in the row ``id = 1`` of ``table (id, token)``.
 
         Raises:
-            DumpFailed: it cannot be written; the message has the statement that makes the table.
+            DumpFailed: it cannot be written; the message has the statement that creates the table.
         """
 
 
 @runtime_checkable
 class SuspendingSource(Protocol):
-    """What a source offers besides ``Source`` if it can suspend a table and go on with the others.
+    """What a source offers besides ``Source`` if it can suspend a table and stream the others.
 
-    ``read_chunk`` and ``largest_key`` of a whole table let the stream read a suspended table
-    again, between two transactions and before its first row is read.
+    ``read_chunk`` and ``largest_key`` of a whole table resume a suspended table: the stream
+    includes it again between two transactions, before its first row is read.
     """
 
     def suspended(self) -> Mapping[str, TableSuspension]:
-        """The tables of which the stream now carries nothing, by name; cheap."""
+        """The suspended tables by name; cheap."""
 
 
 @runtime_checkable
@@ -286,20 +286,21 @@ class ForgettingSource(Protocol):
     """What a source offers besides ``SuspendingSource`` if its log has no event of DROP TABLE."""
 
     async def forget(self, source: str) -> None:
-        """End the suspension of a table that is gone (``Stop.is_gone``), between two transactions.
+        """End the suspension of a dropped table (``TableSuspension.is_gone``), between two
+        transactions.
 
-        No row of it comes after that, also if the log still has some.  A table that gets its name
-        later is another one, and is suspended until it is read.
+        The stream gives no row of it after that, even if the log still has some.  A new table of
+        the same name is suspended until it is read.
 
         Raises:
-            SourceUnavailable: the stream is not connected, or there is a table of this name again;
+            SourceUnavailable: the stream is not connected, or a table of this name exists again;
                 the suspension stays.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """A transaction of the source as it lies in the ring."""
+    """A transaction of the source as it is in the ring."""
 
     scn: int
     txid: str
@@ -308,17 +309,17 @@ class Transaction:
 
 @runtime_checkable
 class RememberingSource(Protocol):
-    """What a source offers besides ``Source`` if an scn alone does not tell where it is.
+    """What a source offers besides ``Source`` if it needs more than an scn to resume.
 
-    ``recall`` comes before ``open`` wherever the stream is to go on.  The fetcher keeps the memo
-    of the last batch of which all is on disk, and gives it back before the next stream.  The memo
-    may be older than where the stream goes on.
+    The fetcher stores the resume state of the last batch that is wholly on disk.  Before ``open``
+    of a stream that resumes it calls ``recall``.  The resume state may be older than the
+    position at which the stream resumes.
     """
 
     def recall(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
-        """This is the text of the memo that was kept; ``last`` is the transaction at
-        ``after_scn``, where the stream will go on, as far as there is one.
+        """Load the stored resume state.  ``last`` is the transaction at ``after_scn``, where the
+        stream will resume, if there is one.
 
         Raises:
-            FormatError: it is no memo of this source.
+            FormatError: the text is no resume state of this source.
         """

@@ -1,7 +1,7 @@
-"""Rows of a chunk as Avro bytes in one buffer, with what the splice needs to find them by key.
+"""Rows of a chunk as Avro bytes in one buffer, with an index by which the splice finds a key.
 
-No object per row: a chunk of a hundred thousand rows is three arrays and a hash table, filled
-by compiled code in the thread that reads it.
+No object per row: a chunk of a hundred thousand rows is three arrays and a hash table.  Compiled
+code fills them in the thread that reads the chunk.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BoolArray = npt.NDArray[np.bool_]
 _FIRST_BYTES = 1 << 20
 _FIRST_ROWS = 4096
 
-# A row's line in ``spans``: where its key and its row begin and end.
+# A line of ``spans``: where the row's key and its Avro record begin and end.
 KEY_START, KEY_STOP, ROW_START, ROW_STOP = range(4)
 
 
@@ -35,13 +35,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Many rows in key order: ``spans[i]`` says where in ``data`` row ``i`` lies.
+    """Many rows in key order; ``spans[i]`` has the offsets of row ``i`` in ``data``.
 
     Invariants:
         I1. ``hashes[i]`` is the xxh3 of row ``i``'s key, as in its frame.
         I2. Every row is found by its key in ``slots``, an open-addressed table of row numbers.
 
-    Owner: whoever made it; nobody changes it.
+    Owner: none; it never changes.
     """
 
     data: U8Array
@@ -51,7 +51,7 @@ class Rows:
 
     @staticmethod
     def at(data: U8Array, spans: I64Array) -> Rows:
-        """The rows that lie at ``spans``, of shape (count, 4), in ``data``."""
+        """The rows at ``spans``, of shape (count, 4), in ``data``."""
         hashes = np.empty(len(spans), dtype=np.uint64)
         slots = np.full(1 << (2 * len(spans) + 1).bit_length(), -1, dtype=np.int64)
         index_keys(data, spans, hashes, slots)
@@ -59,7 +59,7 @@ class Rows:
 
     @staticmethod
     def of(rows: Iterable[Row]) -> Rows:
-        """The same, out of objects: for sources that have no kernel."""
+        """The same from objects: for sources that have no kernel."""
         buffer, lines = bytearray(), []
         for row in rows:
             start = len(buffer)
@@ -68,7 +68,7 @@ class Rows:
             buffer += row.row
             lines.append((start, middle, middle, len(buffer)))
         spans = np.array(lines, dtype=np.int64).reshape(-1, 4)
-        buffer.append(0)  # an array cannot be made of nothing
+        buffer.append(0)  # numpy makes no array of an empty buffer
         return Rows.at(np.frombuffer(buffer, dtype=np.uint8), spans)
 
     def __len__(self) -> int:
@@ -99,10 +99,10 @@ EMPTY = Rows(
 
 
 class RowSpace:
-    """Room for the rows of a chunk while they arrive; kernels write to ``out`` and ``spans``.
+    """Space for the rows of a chunk while they arrive; kernels write to ``out`` and ``spans``.
 
     Invariants:
-        I1. ``out[:fill]`` and ``spans[:count]`` are taken; growing keeps them.
+        I1. ``out[:fill]`` and ``spans[:count]`` are in use; growing preserves them.
 
     Owner: one chunk.
     """
@@ -114,7 +114,7 @@ class RowSpace:
         self.count = 0
 
     def grow(self, need_bytes: int) -> None:
-        """Make room for ``need_bytes`` more, and for another row."""
+        """Make space for ``need_bytes`` more, and for another row."""
         if self.fill + need_bytes > len(self.out):
             larger = np.empty(max(2 * len(self.out), self.fill + need_bytes), dtype=np.uint8)
             larger[: self.fill] = self.out[: self.fill]
@@ -123,7 +123,7 @@ class RowSpace:
             self.spans = np.concatenate((self.spans, np.empty_like(self.spans)))
 
     def put(self, row: Row) -> None:
-        """Take a row that Python has converted."""
+        """Add a row that Python has converted."""
         self.grow(len(row.key) + len(row.row))
         start, middle = self.fill, self.fill + len(row.key)
         self.fill = middle + len(row.row)
@@ -132,7 +132,7 @@ class RowSpace:
         self.count += 1
 
     def rows(self) -> Rows:
-        """Everything that was taken."""
+        """All rows that were added."""
         return Rows.at(self.out, self.spans[: self.count])
 
 
@@ -155,22 +155,22 @@ def drop_keys(
     spans: I64Array,
     hashes: U64Array,
     slots: I64Array,
-    kept: BoolArray,
+    live: BoolArray,
     touched: U8Array,
-    places: I64Array,
+    key_spans: I64Array,
     touched_hashes: U64Array,
     first: int,
     stop: int,
 ) -> int:
-    """Strike the rows whose key is among the touched ones ``[first, stop)``; how many they were.
+    """Clear ``live`` for the rows whose key is among touched keys ``[first, stop)``; their count.
 
-    ``places[i]`` says where in ``touched`` key ``i`` begins and ends.
+    ``key_spans[i]`` has the offsets in ``touched`` at which key ``i`` begins and ends.
     """
     mask = len(slots) - 1
     dropped = 0
     for number in range(first, stop):
         hashed = touched_hashes[number]
-        start, length = places[number, 0], places[number, 1] - places[number, 0]
+        start, length = key_spans[number, 0], key_spans[number, 1] - key_spans[number, 0]
         slot = i64(hashed) & mask
         while slots[slot] >= 0:
             row = slots[slot]
@@ -182,8 +182,8 @@ def drop_keys(
                         same = False
                         break
             if same:
-                if kept[row]:
-                    kept[row] = False
+                if live[row]:
+                    live[row] = False
                     dropped += 1
                 break
             slot = (slot + 1) & mask
@@ -195,9 +195,9 @@ def warm_up() -> None:
     if not COMPILED:
         return
     rows = Rows.of([Row(b"k", b"row")])
-    kept = np.ones(1, dtype=np.bool_)
-    places = np.array([[0, 1]], dtype=np.int64)
+    live = np.ones(1, dtype=np.bool_)
+    key_spans = np.array([[0, 1]], dtype=np.int64)
     key = np.frombuffer(bytearray(b"k"), dtype=np.uint8)
     drop_keys(
-        rows.data, rows.spans, rows.hashes, rows.slots, kept, key, places, rows.hashes, 0, 1
+        rows.data, rows.spans, rows.hashes, rows.slots, live, key, key_spans, rows.hashes, 0, 1
     )  # fmt: skip

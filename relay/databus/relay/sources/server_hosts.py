@@ -39,5 +39,5 @@ def read_hosts(database: str, netloc: str, default_port: int) -> tuple[Host, ...
 
 
 def _has_port(text: str) -> bool:
-    """Not every colon begins one: an IPv6 address in brackets has its own."""
+    """Whether a port follows; the colons of an IPv6 address in brackets do not count."""
     return ":" in text.rpartition("]")[2]

@@ -14,7 +14,7 @@ from databus.common.errors import ConfigError
 
 
 class SourceOptions(pydantic.BaseModel):
-    """What a source takes as ``options``; the string under a field describes it."""
+    """The ``options`` that a source accepts; the string under a field describes it."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", coerce_numbers_to_str=True, use_attribute_docstrings=True
@@ -30,7 +30,8 @@ def read_options(
     """The options of a database, or those that are ``given``, as the source's model.
 
     Raises:
-        ConfigError: one is unknown or has a wrong value; the message names it and what it takes.
+        ConfigError: an option is unknown or has a wrong value; the message names the option and
+            the values that it takes.
     """
     try:
         return kind.model_validate(dict(config.options if given is None else given))
@@ -45,8 +46,8 @@ def _problem(kind: type[SourceOptions], item: Any) -> str:
     if item["type"] == "extra_forbidden":
         known = list(kind.model_fields)
         near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
-        told = f"known are {', '.join(known)}" if known else "this source knows none"
-        return f"unknown option {option!r}; {f'did you mean {near[0]}?' if near else told}"
+        listed = f"known are {', '.join(known)}" if known else "this source has no options"
+        return f"unknown option {option!r}; {f'did you mean {near[0]}?' if near else listed}"
     if item["type"] == "literal_error":
         takes = item["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
         return f"{option} is {value!r}; it takes {takes}"

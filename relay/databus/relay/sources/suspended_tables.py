@@ -1,8 +1,8 @@
-"""Tables that have stopped alone: of which the stream cannot say what their rows are.
+"""Suspended tables: those whose rows the stream cannot follow.
 
-A table of this kind does not hold up the others, and nothing of it is guessed.  It is named in
-the status and remembered over restarts, and it begins again when somebody reads all of it: then
-a dump brings its rows, or a comparison with repair also deletes what is gone.
+A suspended table does not hold up the others, and its changes are left out, never guessed.  The
+status names it, and a restart does not end its suspension.  It resumes when a reader reads the
+whole table: a dump brings its rows, and a comparison with repair also deletes rows that are gone.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from databus.common.errors import FormatError, SourceUnavailable
 
 @dataclass(frozen=True, slots=True)
 class TableSuspension:
-    """Since which transaction a table is passed over, and why.
+    """Since which transaction a table is suspended, and why.
 
-    ``keeps_rows``: each row that the stream gave is there still, under its key, with other
-    values.  So the stream resumes behind this transaction, and a dump brings the values.
-    ``waits_for``: what has to be done before anybody can read the table; empty: nothing.
-    ``is_gone``: there is no table of this name any more.  Its readers are emptied, and then the
-    source is asked to ``forget`` it.
+    ``keeps_rows``: each row that the stream delivered still exists under its key, with other
+    values.  The table resumes after this transaction, and a dump brings the values.
+    ``waits_for``: what has to be done before the table can be read; empty: nothing.
+    ``is_gone``: the table was dropped.  The relay empties it at its readers and then calls
+    ``forget`` of the source.
     """
 
     since_scn: int
@@ -36,21 +36,23 @@ class TableSuspension:
 
 @dataclass(frozen=True, slots=True)
 class SuspensionState:
-    """The memo of a source that has nothing else to remember."""
+    """The resume state of a source that stores only its suspended tables."""
 
-    stopped: Mapping[str, TableSuspension] = field(default_factory=dict)
+    suspended: Mapping[str, TableSuspension] = field(default_factory=dict)
 
     def encode(self) -> str:
         """As JSON."""
-        stopped = sorted(self.stopped.items())
-        return json.dumps({"stopped": {name: [stop.since_scn, stop.why] for name, stop in stopped}})
+        suspended = sorted(self.suspended.items())
+        return json.dumps(
+            {"stopped": {name: [stop.since_scn, stop.why] for name, stop in suspended}}
+        )
 
 
-def decode_stops(text: str) -> SuspensionState:
-    """The memo in a text that ``SuspensionState.encode`` made.
+def decode_suspensions(text: str) -> SuspensionState:
+    """The resume state in a text that ``SuspensionState.encode`` made.
 
     Raises:
-        FormatError: it is no memo.
+        FormatError: the text is no such resume state.
     """
     try:
         return SuspensionState(
@@ -60,103 +62,106 @@ def decode_stops(text: str) -> SuspensionState:
             }
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{text[:200]!r} is no memo of stopped tables: {error}") from error
+        raise FormatError(f"{text[:200]!r} is no state of suspended tables: {error}") from error
 
 
 class SuspendedTables:
-    """The tables that are passed over.
+    """The tables that the stream leaves out.
 
     Invariants:
-        I1. Of a table in ``stops`` nothing is packed that was committed after ``since_scn``.
-        I2. What is to begin again does so between two transactions.
+        I1. The stream has no change of a table in ``suspensions`` committed after ``since_scn``.
+        I2. A table resumes between two transactions.
         I3. ``suspended_count`` grows with every table that is suspended.
 
-    Owner: the task that reads the stream; ``ask_for`` may be called beside it.
+    Owner: the task that reads the stream; another task of its loop may call ``request_resume``.
     """
 
-    def __init__(self, stops: Mapping[str, TableSuspension]) -> None:
-        self.stops = dict(stops)
+    def __init__(self, suspensions: Mapping[str, TableSuspension]) -> None:
+        self.suspensions = dict(suspensions)
         self.suspended_count = 0
-        self._asked: set[str] = set()
-        self._taken_up: dict[str, TableSuspension] = {}
+        self._requested: set[str] = set()
+        self._resumed_from: dict[str, TableSuspension] = {}
         self._waiting: list[asyncio.Future[None]] = []
         self._is_streamed = False
 
-    def passes_over(self, source: str, scn: int) -> bool:
-        """Whether the table's changes at ``scn`` are not to be read.
+    def leaves_out(self, source: str, scn: int) -> bool:
+        """Whether the table's changes at ``scn`` are left out.
 
-        In the very transaction in which it stopped the same place is found again.
+        They are not in the transaction that suspended it: if that is read again, its decoder
+        suspends the table at the same row again.
         """
-        stop = self.stops.get(source)
+        stop = self.suspensions.get(source)
         return stop is not None and scn > stop.since_scn
 
     @property
-    def passed_over(self) -> set[str]:
-        """The tables of which nothing is read: those that do not keep their rows."""
-        return {source for source, stop in self.stops.items() if not stop.keeps_rows}
+    def left_out(self) -> set[str]:
+        """The tables whose changes are left out: those without ``keeps_rows``."""
+        return {source for source, stop in self.suspensions.items() if not stop.keeps_rows}
 
-    def stop(
+    def suspend(
         self, source: str, scn: int, why: str, *, keeps_rows: bool = False, waits_for: str = ""
     ) -> None:
-        """Pass over a table from here on; the first reason counts, unless it keeps the rows."""
-        before = self.stops.get(source)
+        """Suspend a table; the first reason counts, unless that one has ``keeps_rows``."""
+        before = self.suspensions.get(source)
         if before is None or (before.keeps_rows and not keeps_rows):
-            self.stops[source] = TableSuspension(scn, why, keeps_rows, waits_for)
+            self.suspensions[source] = TableSuspension(scn, why, keeps_rows, waits_for)
             self.suspended_count += 1
             if keeps_rows:
-                self._asked.add(source)
+                self._requested.add(source)
             else:
-                self._asked.discard(source)
+                self._requested.discard(source)
 
-    def stop_again(self, source: str, scn: int, why: str, *, waits_for: str = "") -> None:
-        """Pass over a table that began again, for nobody could read all of it.
+    def suspend_again(self, source: str, scn: int, why: str, *, waits_for: str = "") -> None:
+        """Suspend a resumed table because reading the whole table failed.
 
-        It has not been whole since it stopped first.
+        It stays suspended since the scn of its first suspension.
         """
-        first = self._taken_up.get(source)
-        self.stop(source, scn if first is None else first.since_scn, why, waits_for=waits_for)
+        first = self._resumed_from.get(source)
+        self.suspend(source, scn if first is None else first.since_scn, why, waits_for=waits_for)
 
     def wait_for(self, source: str, what: str) -> None:
-        """A suspended table cannot be read before this is done; "": now it can."""
-        if (stop := self.stops.get(source)) is not None:
-            self.stops[source] = replace(stop, waits_for=what)
+        """Record what has to be done before a suspended table can be read; "": nothing."""
+        if (stop := self.suspensions.get(source)) is not None:
+            self.suspensions[source] = replace(stop, waits_for=what)
 
-    def follow_again(self, source: str) -> None:
-        """A table was emptied: from here on the stream has all of it."""
-        self.stops.pop(source, None)
-        self._taken_up.pop(source, None)
-        self._asked.discard(source)
+    def resume_emptied(self, source: str) -> None:
+        """Resume a table that was emptied: from here on the stream has all of it."""
+        self.suspensions.pop(source, None)
+        self._resumed_from.pop(source, None)
+        self._requested.discard(source)
         self._wake()
 
-    def ask_for(self, source: str) -> None:
-        """Let a table begin again after the transaction that is being read."""
-        if source in self.stops:
-            self._asked.add(source)
+    def request_resume(self, source: str) -> None:
+        """Request that a table resumes after the transaction that is being read."""
+        if source in self.suspensions:
+            self._requested.add(source)
 
     @property
-    def is_asked(self) -> bool:
-        """Whether ``begin_again`` has something to do."""
-        return bool(self._asked)
+    def has_requests(self) -> bool:
+        """Whether ``resume_requested`` has something to do."""
+        return bool(self._requested)
 
-    def begin_again(self) -> None:
-        """The tables that were asked for are no longer passed over."""
-        for source in self._asked:
-            if source in self.stops:
-                self._taken_up[source] = self.stops.pop(source)
-        self._asked.clear()
+    def resume_requested(self) -> None:
+        """Resume the requested tables."""
+        for source in self._requested:
+            if source in self.suspensions:
+                self._resumed_from[source] = self.suspensions.pop(source)
+        self._requested.clear()
         self._wake()
 
     async def resumption(self, source: str) -> None:
-        """Ask for a table, and return once the stream reads it again.
+        """Request a table, and return once the stream includes it again.
 
         Raises:
-            SourceUnavailable: the stream is not connected, or has ended before, or the table
-                was suspended again.
+            SourceUnavailable: the stream is not connected, or it ended first, or the table was
+                suspended again.
         """
-        self.ask_for(source)
-        while source in self.stops:
-            if source not in self._asked:
-                raise SourceUnavailable(f"{source} was suspended again: {self.stops[source].why}")
+        self.request_resume(source)
+        while source in self.suspensions:
+            if source not in self._requested:
+                raise SourceUnavailable(
+                    f"{source} was suspended again: {self.suspensions[source].why}"
+                )
             if not self._is_streamed:
                 raise SourceUnavailable(
                     f"{source} resumes with the stream, which is not connected now"
@@ -166,17 +171,17 @@ class SuspendedTables:
             await waiting
 
     def withdraw(self, source: str) -> None:
-        """What has asked for a table did not know what is known by now: it has to ask again."""
-        self._asked.discard(source)
+        """Cancel the request for a table: it was made before the newest suspension."""
+        self._requested.discard(source)
         self._wake()
 
     def end(self) -> None:
-        """The stream has ended: nothing resumes with it any more."""
+        """The stream has ended: no table can resume."""
         self._is_streamed = False
         self._wake()
 
     def begin(self) -> None:
-        """The stream begins: what is asked for can resume."""
+        """The stream begins: requested tables can resume."""
         self._is_streamed = True
 
     def _wake(self) -> None:
@@ -186,17 +191,17 @@ class SuspendedTables:
                 future.set_result(None)
 
     def document(self) -> dict[str, dict[str, Any]]:
-        """For the status: since when and why, by table."""
+        """For the status: since which scn and why, by table."""
         return {
             source: {"since_scn": stop.since_scn, "why": stop.why}
-            for source, stop in self.stops.items()
+            for source, stop in self.suspensions.items()
         }
 
     def warnings(self) -> list[str]:
-        """For people."""
+        """One message for each suspended table."""
         return [
-            f"{source} has stopped: its changes after scn {stop.since_scn} are passed over: "
-            f"{stop.why}. {stop.waits_for or 'Mend that'}, then databus verify --repair, or dump "
-            "the table"
-            for source, stop in sorted(self.stops.items())
+            f"{source} is suspended: its changes after scn {stop.since_scn} are left out: "
+            f"{stop.why}. {stop.waits_for or 'Fix that'}, then run databus verify --repair, or "
+            "dump the table"
+            for source, stop in sorted(self.suspensions.items())
         ]

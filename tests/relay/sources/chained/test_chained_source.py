@@ -36,7 +36,7 @@ from databus.relay.sources.chained.chained_source import (
     Refusal,
     RelaySource,
     read_settings,
-    verdict,
+    refused_by_all,
 )
 from databus.relay.sources.chained.parent_relay import sort_out
 from databus.relay.sources.contract import Batch, ChunkRequest, RelayingSource
@@ -102,7 +102,7 @@ async def first_batch(source: RelaySource, after: Position) -> Batch:
     raise AssertionError("the stream has no batch")
 
 
-# -- settings and verdicts --
+# -- settings and refusals --
 
 
 def test_the_url_names_several_parents_and_the_database_there() -> None:
@@ -121,7 +121,7 @@ def test_the_url_names_several_parents_and_the_database_there() -> None:
         ("relay+http://a:8700", {}, "names no database"),
         ("relay+http://a:8700/x/y", {}, "names no database"),
         ("relay+http://a,,b/shop", {}, "empty host"),
-        ("relay+http://me:secret@a/shop", {}, "holds a user"),
+        ("relay+http://me:secret@a/shop", {}, "has a user"),
         ("relay+http://a/shop?start=latest", {}, "write options"),
         ("relay+http://a/shop", {"strat": "latest"}, "did you mean start"),
         ("relay+http://a/shop", {"start": "now"}, "it takes oldest, latest"),
@@ -142,10 +142,13 @@ def test_a_position_counts_as_lost_only_when_no_parent_may_still_have_it() -> No
     old = Refusal("http://a", ScnTooOld("too old"))
     away = Refusal("http://b", SourceUnavailable("away"))
     other = Refusal("http://c", ClockMismatch("another"))
-    assert type(verdict([old, away], "x")) is SourceUnavailable
-    assert type(verdict([other, old], "x")) is SourcePositionLost
-    assert type(verdict([other], "x")) is ClockMismatch
-    assert "http://a: too old (scn_too_old); http://b: away" in verdict([old, away], "x").message
+    assert type(refused_by_all([old, away], "x")) is SourceUnavailable
+    assert type(refused_by_all([other, old], "x")) is SourcePositionLost
+    assert type(refused_by_all([other], "x")) is ClockMismatch
+    assert (
+        "http://a: too old (scn_too_old); http://b: away"
+        in refused_by_all([old, away], "x").message
+    )
 
 
 def test_heartbeats_and_errors_are_parted_from_the_frames_for_the_ring() -> None:

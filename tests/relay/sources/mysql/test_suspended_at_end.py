@@ -31,7 +31,7 @@ async def test_who_waits_for_a_stopped_table_is_told_that_the_stream_has_ended(
     monkeypatch.setattr(source_module, "load_catalogue", lambda connection, settings: {})
     source = MySqlSource(CONFIG)
     source.recall(
-        MySqlResumeState(7, stopped={"shop.odd": TableSuspension(5, "why")}).encode(), None, 7
+        MySqlResumeState(7, suspended={"shop.odd": TableSuspension(5, "why")}).encode(), None, 7
     )
     async with asyncio.timeout(10):
         with pytest.raises(SourceUnavailable, match=r"shop\.odd resumes with the stream"):

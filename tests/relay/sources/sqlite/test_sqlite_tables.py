@@ -28,7 +28,7 @@ def test_rows_that_went_with_a_table_are_not_forgotten_for_a_doubt_about_its_val
     log.install(db)
     db.executescript("CREATE TABLE t (id INTEGER PRIMARY KEY, c TEXT)")
     tables = CapturedTables(str(tmp_path / "shop.db"), lambda _: True, NO_KEYS)
-    tables.goes_on = True
+    tables.resumes = True
     while not tables.refresh(db, 0):
         pass
     db.executescript("INSERT INTO t VALUES (1, NULL), (2, NULL)")
@@ -68,7 +68,7 @@ def test_what_is_defined_while_no_relay_runs_puts_other_tables_in_no_doubt(
         pass
     db.executescript(meanwhile)
     after = CapturedTables(str(path), lambda _: True, NO_KEYS)
-    after.goes_on = True
+    after.resumes = True
     while not after.refresh(db, log.last_id(db)):
         pass
     found = after.unseen(db).get("main.t")

@@ -57,7 +57,7 @@ def path_of(db: sqlite3.Connection) -> str:
 
 def bring_in_step(db: sqlite3.Connection, *, position: int = 0) -> CapturedTables:
     tables = CapturedTables(path_of(db), lambda _: True, NO_KEYS)
-    tables.goes_on = True
+    tables.resumes = True
     while not tables.refresh(db, position):
         pass
     return tables

@@ -1,7 +1,7 @@
-"""The source ``relay+http://``: another relay's stream, passed on as it is.
+"""The source ``relay+http://``: another relay's stream, passed on unchanged.
 
 Frames keep their bytes, so positions, windows and the clock's identity are the same at every
-relay of a chain, and a consumer may move between them.  Nothing is decoded here but headers.
+relay of a chain, and a consumer may move between them.  Only headers are decoded here.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class RelayOptions(SourceOptions):
     """The options of a source that is another relay."""
 
     start: Literal["oldest", "latest"] = "oldest"
-    """Where a new ring begins in the parent's."""
+    """The position in the parent's ring at which a new ring begins."""
     silence_s: float = Field(default=20.0, gt=0, strict=True)
-    """After this long without a byte the parent counts as lost."""
+    """Time without a byte after which the relay leaves the parent."""
     block: bool = Field(default=False, strict=True)
     """Whether the ring of this relay waits for its reader."""
     release: bool = Field(default=False, strict=True)
@@ -85,7 +85,7 @@ def read_settings(config: DatabaseConfig) -> RelaySettings:
     wrong = (
         "names no database" if not database or "/" in database
         else "has an empty host" if not all(hosts)
-        else "holds a user; a relay asks for none" if "@" in parts.netloc
+        else "has a user; a relay needs none" if "@" in parts.netloc
         else "has a query; write options instead" if parts.query
         else ""
     )  # fmt: skip
@@ -123,14 +123,14 @@ class Refusal(NamedTuple):
     error: DatabusError
 
 
-def verdict(refusals: list[Refusal], what: str) -> DatabusError:
-    """What it means that every parent has refused ``what``.
+def refused_by_all(refusals: list[Refusal], what: str) -> DatabusError:
+    """The error to raise after every parent has refused ``what``.
 
-    As long as one of them may answer later, nothing is lost; otherwise the loss of our
-    position is the worst of it.
+    If one of them may answer later, it can be retried; otherwise SourcePositionLost has
+    priority over other errors.
     """
-    told = "; ".join(f"{url}: {error.message} ({error.code})" for url, error in refusals)
-    message = f"no parent serves {what}: {told}"
+    reasons = "; ".join(f"{url}: {error.message} ({error.code})" for url, error in refusals)
+    message = f"no parent serves {what}: {reasons}"
     if any(refusal.error.retry for refusal in refusals):
         return SourceUnavailable(message)
     if any(isinstance(refusal.error, ScnTooOld) for refusal in refusals):
@@ -142,15 +142,15 @@ class RelaySource:
     """Follows one parent at a time, and the next one when it fails.
 
     Invariants:
-        I1. What is yielded are the parent's frames, byte by byte, in order, without the frames
-            that are meant for this connection alone (heartbeats, errors).
-        I2. A move to another parent goes on right after the last frame that was yielded, be
-            it in the middle of a window.
+        I1. It yields the parent's frames, byte by byte, in order, without the frames of the
+            connection itself (heartbeats, errors).
+        I2. After a move to another parent, the stream continues right after the last yielded
+            frame, even in the middle of a window.
         I3. A parent of another clock is never read.
         I4. The schema of a frame is known before the frame is yielded.
 
     Owner: one fetcher's event loop.
-    Raises: as ``Source``; the message names every parent and what it said.
+    Raises: as ``Source``; the message names every parent and its error.
     """
 
     def __init__(self, config: DatabaseConfig) -> None:
@@ -179,7 +179,7 @@ class RelaySource:
         return self._parents[self._turn]
 
     def _leave(self) -> None:
-        """It is the next parent's turn."""
+        """Move to the next parent."""
         if len(self._parents) > 1:
             self._turn = (self._turn + 1) % len(self._parents)
             self._move_count += 1
@@ -188,16 +188,16 @@ class RelaySource:
         self._http.open()
         return self._http
 
-    async def _ask(self, ask: Callable[[Parent], Awaitable[T]], what: str) -> T:
-        """The first parent's answer that is one, beginning with the parent whose turn it is."""
+    async def _first_answer(self, request: Callable[[Parent], Awaitable[T]], what: str) -> T:
+        """The first answer without an error, starting with the current parent."""
         refusals: list[Refusal] = []
         while len(refusals) < len(self._parents):
             try:
-                return await ask(self._parent)
+                return await request(self._parent)
             except DatabusError as error:
                 refusals.append(Refusal(self._parent.url, error))
                 self._leave()
-        raise verdict(refusals, what)
+        raise refused_by_all(refusals, what)
 
     # -- opening --
 
@@ -214,15 +214,15 @@ class RelaySource:
                     Finding(f"parent {parent.url}", error.message, error.hint, fatal=not others)
                 )
         if len(set(clocks.values())) > 1:
-            told = ", ".join(f"{url} has {clock!r}" for url, clock in clocks.items())
+            listed = ", ".join(f"{url} has {clock!r}" for url, clock in clocks.items())
             findings.append(
-                Finding("url", f"the parents' clocks differ: {told}", "name parents of one stream")
+                Finding("url", f"the parents' clocks differ: {listed}", "use parents of one stream")
             )
         return findings
 
     async def open(self) -> None:
-        """Learn the clock and the schemas of a parent that answers."""
-        registration = await self._ask(self._register, f"{self._settings.database}")
+        """Load the clock and the schemas of a parent that answers."""
+        registration = await self._first_answer(self._register, f"{self._settings.database}")
         self._clock = registration.clock
         self._learn(registration)
 
@@ -230,7 +230,7 @@ class RelaySource:
         return await parent.register(self._connections(), self._query)
 
     def _learn(self, registration: ParentRegistration) -> tuple[SourceSchema, ...]:
-        """Remember the schemas; returns those that are new."""
+        """Store the schemas; returns the new ones."""
         new = tuple(s for s in registration.schemas if s.fingerprint not in self._schemas)
         self._schemas.update((schema.fingerprint, schema) for schema in new)
         return new
@@ -240,11 +240,13 @@ class RelaySource:
         return (await self.first_position()).scn
 
     async def first_position(self) -> Position:
-        """The parent's oldest position, or its latest; the stream from there is held open, so
-        that the parent cannot forget it before it is read."""
+        """The parent's oldest position, or its latest.  The stream from there stays open, so that
+        the parent cannot discard it before it is read."""
         start = self._settings.start
         self._drop_held()
-        following = await self._ask(self._begin_at_start, f"{self._settings.database} from {start}")
+        following = await self._first_answer(
+            self._begin_at_start, f"{self._settings.database} from {start}"
+        )
         position = following.prev if start == "oldest" else following.newest
         self._held = (position, following)
         return position
@@ -267,9 +269,9 @@ class RelaySource:
         """Everything after ``position``, from one parent after another.
 
         Raises:
-            SourcePositionLost: every parent has forgotten ``position``.
-            SourceUnavailable: none answers now.
-            ClockMismatch: none has the clock that was there at ``open``.
+            SourcePositionLost: no parent has ``position`` any more.
+            SourceUnavailable: no parent answers now.
+            ClockMismatch: no parent has the clock of ``open``.
         """
         refusals: list[Refusal] = []
         while len(refusals) < len(self._parents):
@@ -294,7 +296,7 @@ class RelaySource:
             finally:
                 if following is not None:
                     following.close()
-        raise verdict(refusals, f"{self._settings.database} after {position}")
+        raise refused_by_all(refusals, f"{self._settings.database} after {position}")
 
     async def _follow_from(self, parent: Parent, position: Position) -> Following:
         held, self._held = self._held, None
@@ -329,26 +331,26 @@ class RelaySource:
                 )
         if received.passed is not None:
             # A dump window may still follow at the heartbeat's own scn, and the heartbeat may
-            # stand inside a window; only what lies before its scn is finished.
+            # be inside a window; only scns before it are finished.
             self._resolved = max(self._resolved, received.passed.scn - 1)
         return Batch(received.data, schemas, self._resolved)
 
     async def release(self, position: Position) -> None:
-        """Let a parent in block mode forget what is on disk here, if ``release`` says so.
+        """With the option ``release``, report to a parent in block mode what is on disk here.
 
-        The one that is followed is told, once; after a move the next one is.
+        Only the followed parent gets the report, once; after a move the next one does.
         """
-        told = (self._parent.url, position)
-        if not self._settings.release or told == self._released:
+        report = (self._parent.url, position)
+        if not self._settings.release or report == self._released:
             return
         parent, body = self._parent, json.dumps(position.to_json()).encode()
         status, answer = await parent.forward(self._connections(), "POST", "/release", body)
         if status >= 400:
             raise from_answer(parent.url, status, answer)
-        self._released = told  # Not before: what it did not take it is told again.
+        self._released = report  # Only now: a refused report is repeated.
 
     async def ack(self, scn: int) -> None:
-        """Nothing to do: a parent keeps no account of its readers."""
+        """Nothing to do: a parent stores no state of its readers."""
 
     async def schemas(self) -> list[SourceSchema]:
         """All versions that the parent has registered, the oldest first."""
@@ -357,7 +359,7 @@ class RelaySource:
     # -- dumps --
 
     async def forward(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        """The answer of the parent that is followed to a request."""
+        """The followed parent's answer to a request."""
         return await self._parent.forward(self._connections(), method, path, body)
 
     async def largest_key(self, source: str) -> list[Any] | None:
@@ -378,14 +380,14 @@ class RelaySource:
 
     def _no_dumps(self, source: str) -> DumpFailed:
         return DumpFailed(
-            f"{source} cannot be dumped through a chained relay; ask {self._parent.url}"
+            f"{source} cannot be dumped through a chained relay; request it from {self._parent.url}"
             f"/v1/{self._settings.database}/dumps"
         )
 
     # -- status --
 
     async def status(self) -> dict[str, Any]:
-        """Which parent is followed, and what it says of itself."""
+        """The followed parent, and its own status."""
         parent = self._parent
         facts: dict[str, Any] = {
             "server": "relay",
@@ -408,6 +410,6 @@ class RelaySource:
         }
 
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
         self._drop_held()
         await self._http.close()

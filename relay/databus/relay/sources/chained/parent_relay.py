@@ -1,7 +1,6 @@
-"""One parent relay over HTTP, as a child sees it: registration, stream, dumps handed on.
+"""A child relay's HTTP client of one parent: registration, stream, forwarded dump requests.
 
-It asks and listens; which parent to ask, and for what, ``chained_source.py`` decides.  Every
-failure comes out as an error of the tree.
+``chained_source.py`` decides which parent to use.  Every failure is raised as a DatabusError.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ class ParentRegistration:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came with one piece of a stream.
+    """The content of one piece of a stream.
 
     ``data`` are the frames for the ring, ``last`` the position of the last of them and
-    ``fingerprints`` the schemas that they name; ``passed`` is where the newest heartbeat was.
+    ``fingerprints`` the schemas that they name; ``passed`` is the newest heartbeat's position.
     """
 
     data: bytes = b""
@@ -65,9 +64,9 @@ NOTHING = Received()
 
 
 def sort_out(block: bytes) -> Received:
-    """Whole frames, parted into those for the ring and those for this reader alone.
+    """Split whole frames into those for the ring and those of the connection itself.
 
-    Heartbeats and errors are the latter; nothing follows an error.
+    The latter are heartbeats and errors; no frame follows an error.
     """
     raw = np.frombuffer(block, dtype=np.uint8)
     columns = scan(raw, verify=False)
@@ -82,30 +81,30 @@ def sort_out(block: bytes) -> Received:
         else:
             error = from_error_frame(bytes(view.after or b""))
             break
-    kept = np.flatnonzero(~transient)
-    if not len(kept):
+    lasting = np.flatnonzero(~transient)
+    if not len(lasting):
         return Received(passed=passed, error=error)
     data = block
-    if len(kept) < len(columns):
-        lengths = columns.length[kept].astype(np.int64)
-        data = bytes(gather(raw, columns.offset[kept], lengths))
-    newest = int(kept[-1])
+    if len(lasting) < len(columns):
+        lengths = columns.length[lasting].astype(np.int64)
+        data = bytes(gather(raw, columns.offset[lasting], lengths))
+    newest = int(lasting[-1])
     last = Position(int(columns.scn[newest]), int(columns.seq[newest]))
-    of_schemas = kept[ops[kept] != Op.END_OF_WINDOW]
+    of_schemas = lasting[ops[lasting] != Op.END_OF_WINDOW]
     fingerprints = frozenset(np.unique(columns.schema_fp[of_schemas]).tolist()) - {0}
     return Received(data, last, fingerprints, passed, error)
 
 
 class Following:
-    """The open answer of a parent that is followed.
+    """The open stream of the followed parent.
 
     Invariants:
-        I1. Every frame that is handed out is whole and has a valid CRC, in the order of arrival.
-        I2. What came before an error of the parent is handed out before the error is raised.
+        I1. Every returned frame is whole and has a valid CRC, in the order of arrival.
+        I2. Frames before an error of the parent are returned before the error is raised.
 
     Owner: one task; ``close`` must be called.
-    Raises: the parent's own error, ServerUnavailable where it broke off or ended, FormatError
-        where the bytes are damaged.
+    Raises: the parent's own error, ServerUnavailable if the stream broke off or ended,
+        FormatError if the bytes are damaged.
     """
 
     def __init__(self, url: str, answer: PeerAnswer) -> None:
@@ -119,7 +118,7 @@ class Following:
         self._error: DatabusError | None = None
 
     async def receive(self, timeout_s: float) -> Received:
-        """What has arrived; NOTHING if no whole frame came within ``timeout_s``."""
+        """The frames that have arrived; NOTHING if no whole frame came within ``timeout_s``."""
         if self._error is not None:
             raise self._error
         try:
@@ -138,7 +137,7 @@ class Following:
         return received
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._answer.close()
 
 
@@ -146,7 +145,7 @@ class Parent:
     """One parent relay and the database's name there.
 
     Owner: the session's event loop.
-    Raises: the errors of the tree, only.
+    Raises: only DatabusErrors.
     """
 
     def __init__(self, url: str, database: str, *, silence_s: float) -> None:
@@ -164,12 +163,12 @@ class Parent:
             raise FormatError(f"{self.url} gave a registration without {error}") from error
 
     async def range(self, http: PeerClient) -> dict[str, Any]:
-        """What the parent serves, and how it is."""
+        """The range that the parent serves, and its status."""
         document = await self._json(http, "sources", {})
         return document if isinstance(document, dict) else {}
 
     async def follow(self, http: PeerClient, query: Mapping[str, str]) -> Following:
-        """The open stream that ``query`` asks for."""
+        """The open stream that ``query`` requests."""
         answer = await http.request(
             "GET",
             self.url,
@@ -187,7 +186,7 @@ class Parent:
     async def forward(
         self, http: PeerClient, method: str, path: str, body: bytes
     ) -> tuple[int, bytes]:
-        """The parent's answer to a request for its fetcher, whatever its status."""
+        """The parent's answer to a request for its fetcher, with any HTTP status."""
         async with await http.request(
             method,
             self.url,
@@ -214,4 +213,4 @@ def _position(url: str, text: str | None) -> Position:
     try:
         return Position(int(scn), int(seq))
     except ValueError:
-        raise FormatError(f"{url} says {text!r} where a position scn:seq is due") from None
+        raise FormatError(f"{url} sent {text!r}; expected a position scn:seq") from None

@@ -1,7 +1,7 @@
-"""The generator's loops: which row an event touches, and its frame, packed in place.
+"""The generator's loops: they compute which row an event changes, and pack its frame.
 
-Every event is a function of its number and the stream's parameters, so the stream can begin
-anywhere and the table's state at any point is known without having streamed it.  The 64-bit
+Every event is a function of its number and the stream's parameters.  So the stream can begin
+anywhere, and the table's state at any point is known without streaming it.  The 64-bit
 arithmetic wraps on purpose; uncompiled callers silence numpy's warning about it.
 """
 
@@ -46,7 +46,7 @@ def mix(seed: int, number: int) -> np.uint64:
 
 @kernels.jit
 def row_of_event(seed: int, event: int, keys: int, multiplier: int) -> int:
-    """The id that event number ``event`` writes: each id once in every round of ``keys``."""
+    """The id that event number ``event`` writes: each id once in every ``keys`` events."""
     shift = kernels.i64(mix(seed, event // keys) % _U64(keys))
     return (event % keys * multiplier + shift) % keys
 
@@ -101,7 +101,7 @@ def put_events(
     start_us: int,
     us_per_million: int,
 ) -> tuple[int, int]:
-    """Pack the events from ``first_event`` on, each window's end behind its last event.
+    """Pack the events from ``first_event`` on, each window's end after its last event.
 
     It stops at ``stop_event`` or before an event that might not fit; ``total_events`` closes
     the last window early, 0 means endless.  ``commit_us`` of 0 takes each window's time from

@@ -2,7 +2,7 @@
 
 ``generator://?events_per_second=N|max&payload_bytes=&events_per_window=&keys=&events=&seed=``
 and ``&clock=seeded|real``.  One table ``gen.events`` (id, version, payload): the first
-``keys`` events insert every id once, in an order of the seed's, and every later round of
+``keys`` events insert every id once, in an order derived from the seed; every later group of
 ``keys`` events updates every id once.  Window scn holds the events
 [(scn - 1) * events_per_window, scn * events_per_window).
 
@@ -58,8 +58,8 @@ _SEED_LIMIT = 2**62
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """What the URL asks for.  ``events_per_second`` of 0 is as fast as it goes, ``events``
-    of 0 is without end."""
+    """The parameters of the URL.  ``events_per_second`` of 0 is without a limit, ``events``
+    of 0 without an end."""
 
     events_per_second: int = 1000
     payload_bytes: int = 100
@@ -71,7 +71,7 @@ class Shape:
 
     @property
     def identity(self) -> str:
-        """The clock's identity: everything that decides what a window holds."""
+        """The clock's identity: all parameters that determine a window's content."""
         return (
             f"generator:seed={self.seed},events_per_window={self.events_per_window},"
             f"keys={self.keys},payload_bytes={self.payload_bytes}"
@@ -100,7 +100,7 @@ _LIMITS = {
 
 
 def parse_url(url: str) -> Shape:
-    """The shape that a generator URL asks for.
+    """The shape in a generator URL.
 
     Raises:
         ConfigError: a parameter is unknown or out of its range.
@@ -135,7 +135,7 @@ class GeneratorSnapshot:
 
 
 class GeneratorSource:
-    """Generates windows; see the module's text for what is in them.
+    """Generates windows; the module's docstring describes their content.
 
     Invariants:
         I1. A window's bytes depend on the shape and its scn alone (with ``clock=seeded``).
@@ -162,7 +162,7 @@ class GeneratorSource:
         return self.shape.identity
 
     async def preflight(self) -> list[Finding]:
-        """There is one table; the configuration must name it."""
+        """Check that the configuration names the one table."""
         if self._wanted:
             return []
         return [Finding("sources", "no pattern matches gen.events", 'sources = ["gen.*"]')]
@@ -229,7 +229,7 @@ class GeneratorSource:
         return self._block[:size].tobytes()
 
     async def ack(self, scn: int) -> None:
-        """Nothing is kept, so nothing can be forgotten."""
+        """Nothing to do: the generator stores nothing."""
 
     async def schemas(self) -> list[SourceSchema]:
         """The one table."""
@@ -245,18 +245,18 @@ class GeneratorSource:
         return [rows[-1][0]] if rows else None
 
     async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
-        """Where a chunk of ``limit`` rows ends; None if there are fewer."""
+        """The key at which a chunk of ``limit`` rows ends; None if there are fewer."""
         chunk = await self.read_chunk(request)
         return None if chunk.done else chunk.last_key
 
     async def table_size(self, source: str) -> TableSize:
-        """All keys will have a row in the end."""
+        """The number of keys: in the end each has a row."""
         self._require(source)
         count = self.shape.event_count(self.shape.last_scn(self._next_event))
         return TableSize(min(self.shape.keys, count))
 
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
-        """Rows as they are after the last window that was yielded whole."""
+        """The rows after the last window that was yielded whole."""
         self._require(request.source)
         scn = self.shape.last_scn(self._next_event)
         count = self.shape.event_count(scn)
@@ -312,7 +312,7 @@ class GeneratorSource:
             raise UnknownSource(f"the generator has no source {source!r}; it has gen.events")
 
     async def status(self) -> dict[str, Any]:
-        """How far it is."""
+        """The progress of the stream."""
         return {
             "server": "generator",
             "scn": self.shape.last_scn(self._next_event),
@@ -320,4 +320,4 @@ class GeneratorSource:
         }
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to do."""

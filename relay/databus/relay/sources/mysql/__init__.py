@@ -1,7 +1,7 @@
 """The source for MariaDB and MySQL: row-format binlog with GTIDs, read as a replica reads it.
 
-In reading order: ``mysql_source`` (the source), ``mysql_preflight`` (what must be right on the
-server); then the folders ``protocol`` (connections and binlog events), ``gtid`` (positions in
+In reading order: ``mysql_source`` (the source), ``mysql_preflight`` (checks of the server's
+settings); then the folders ``protocol`` (connections and binlog events), ``gtid`` (positions in
 the binlog), ``rows`` (values), ``statements`` (what SQL in the binlog does), ``tables`` (captured
 tables), ``binlog`` (events to windows), ``kernels`` (the same compiled) and ``chunks`` (dumps).
 """

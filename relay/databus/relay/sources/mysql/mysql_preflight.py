@@ -1,6 +1,6 @@
-"""What must be right on the server before its binlog is worth reading.
+"""Checks of the server's settings, privileges and tables before its binlog is read.
 
-Every finding names the setting, what it is, and the statement that mends it.
+Every finding names the setting, its value, and the statement that fixes it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _setting_findings(connection: MySqlConnection) -> list[Finding]:
         findings.append(
             Finding(
                 "gtid_strict_mode",
-                "it is OFF: GTIDs out of order are refused by us instead of by the server",
+                "it is OFF: the relay refuses GTIDs out of order instead of the server",
                 "SET GLOBAL gtid_strict_mode = ON",
                 fatal=False,
             )
@@ -118,7 +118,7 @@ def _mysql_settings(connection: MySqlConnection) -> list[Finding]:
             Finding(
                 "gtid_mode",
                 f"it is {found.get('gtid_mode', 'unknown')}, not ON: transactions would have no "
-                "place in the clock",
+                "scn",
                 _GTIDS_ON,
             )
         )
@@ -160,16 +160,16 @@ def _not_as_wanted(
 
 
 def _nameless(found: dict[str, str], section: str) -> list[Finding]:
-    """Without names in the binlog tables are tracked, which cannot always be certain."""
+    """Without names in the binlog the relay infers column names; that is not always certain."""
     value = found.get("binlog_row_metadata", "unknown")
     if value == "FULL":
         return []
     return [
         Finding(
             "binlog_row_metadata",
-            f"it is {value}, not FULL: the binlog does not name the columns, so they are tracked; "
-            "rows that were written between two changes of a table, while nobody read the binlog, "
-            "stop that table alone",
+            f"it is {value}, not FULL: the binlog does not name the columns, so they are inferred; "
+            "if a table is altered twice before the relay reads the rows in between, the table "
+            "is suspended",
             f"SET GLOBAL binlog_row_metadata = FULL; and the same under {section} in its "
             "configuration",
             fatal=False,
@@ -208,7 +208,7 @@ def _privilege_findings(connection: MySqlConnection, settings: MySqlSettings) ->
         findings.append(
             Finding(
                 monitor,
-                f"{who} may not ask for binlog positions",
+                f"{who} may not read binlog positions",
                 f"GRANT {monitor} ON *.* TO {who}",
             )
         )
@@ -218,7 +218,7 @@ def _privilege_findings(connection: MySqlConnection, settings: MySqlSettings) ->
 def _select_findings(
     grants: list[str], everywhere: set[str], settings: MySqlSettings, who: str
 ) -> list[Finding]:
-    """SELECT on the schemas that the patterns name; a grant on a table of them is trusted."""
+    """SELECT on the schemas in the patterns; a grant on any table of a schema counts."""
     if everywhere & {_ALL, "SELECT"}:
         return []
     findings = []
@@ -241,7 +241,7 @@ def _select_findings(
 def table_findings(
     catalogue: Catalogue, charsets: Charsets, settings: MySqlSettings
 ) -> list[Finding]:
-    """Tables without a key, and types or character sets that cannot be carried."""
+    """Tables without a key, and types or character sets that cannot be converted."""
     return [
         finding for table in catalogue.values() for finding in _one_table(table, charsets, settings)
     ]
@@ -306,7 +306,7 @@ def _one_table(table: MySqlTable, charsets: Charsets, settings: MySqlSettings) -
 def choose_numbering(
     connection: MySqlConnection, settings: MySqlSettings
 ) -> tuple[Numbering, list[Finding]]:
-    """How this server numbers its transactions, and what is wrong with the choice."""
+    """The numbering of this server's transactions, and findings about the options for it."""
     if connection.is_mysql:
         own = own_uuid(connection)
         uuids = settings.uuids or (own,)
@@ -320,7 +320,7 @@ def choose_numbering(
 
 
 def _uuid_findings(connection: MySqlConnection, uuids: tuple[str, ...], own: str) -> list[Finding]:
-    """Servers that have written, or may write, and whose transactions are passed over."""
+    """Servers that have written, or may write, but whose transactions are skipped."""
     written = {name.partition(":")[0] for name in executed_gtids(connection)}
     missing = sorted((written | {own}) - set(uuids))
     if not missing:
@@ -328,8 +328,8 @@ def _uuid_findings(connection: MySqlConnection, uuids: tuple[str, ...], own: str
     return [
         Finding(
             "uuids",
-            f"transactions of the servers {', '.join(missing)} are passed over",
-            'if they wrote what is captured, list all in the order of their writing: uuids = "a,b"',
+            f"transactions of the servers {', '.join(missing)} are skipped",
+            'if they wrote to captured tables, list all in their order of writing: uuids = "a,b"',
             fatal=False,
         )
     ]
@@ -338,7 +338,7 @@ def _uuid_findings(connection: MySqlConnection, uuids: tuple[str, ...], own: str
 def _domain_findings(
     connection: MySqlConnection, domain_id: int, configured: bool
 ) -> list[Finding]:
-    """Whether the chosen domain is one that the server knows."""
+    """Whether the server has the chosen domain."""
     try:
         state = str(connection.row("SELECT @@gtid_binlog_state")[0] or "")
     except ServerError as error:

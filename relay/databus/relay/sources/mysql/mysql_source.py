@@ -92,18 +92,17 @@ class MySqlSource:
     """One MariaDB or MySQL server, read as a replica reads it.
 
     An scn is the sequence number of a GTID of the chosen domain, or on MySQL the number of a
-    GTID of one of the chosen servers; the others are passed over and counted.  Nothing is
-    written to the server.
+    GTID of one of the chosen servers.  The source writes nothing to the server.
 
     Invariants:
-        I1. Windows come in the order of the GTIDs, one window a GTID group.
-        I2. The stream's place, and only it, decides what a window holds: a window read again
-            has the same events with the same seqs.
-        I3. A chunk is read in one snapshot whose place in the binlog the server names; MySQL
-            cannot, so there two places enclose it.
+        I1. Windows come in the order of the GTIDs, one window for each GTID group.
+        I2. A window's content depends only on its position: a window that is read again has the
+            same events with the same seqs.
+        I3. A chunk is read in one snapshot.  MariaDB gives its binlog position; on MySQL two
+            GTID sets enclose it.
 
-    Owner: one fetcher's event loop.  The stream has a connection of its own, so has each
-        chunk that is being read; everything else shares one, one at a time.
+    Owner: one fetcher's event loop.  The stream and each chunk that is being read have their own
+        connections; all other queries share one, one at a time.
     """
 
     def __init__(self, config: DatabaseConfig, *, use_kernels: bool = True) -> None:
@@ -112,7 +111,7 @@ class MySqlSource:
         self._settings = read_settings(config)
         self._lock = asyncio.Lock()
         self._idle: list[MySqlConnection] = []
-        # Not the loop's own pool, whose few threads sync the ring.  They end with the source.
+        # Not the loop's own pool, whose few threads sync the ring.  These end with the source.
         self._readers = ThreadPoolExecutor(_MOST_READERS, "databus-mysql")
         self._connection: MySqlConnection | None = None
         self._stream_connection: MySqlConnection | None = None
@@ -121,8 +120,8 @@ class MySqlSource:
         self._numbering: Numbering = DomainNumbering(0)
         self._decoder: BinlogDecoder | None = None
         self._recalled: Recalled | None = None
-        self._stopped = SuspendedTables({})
-        self._places: BinlogLocations | None = None
+        self._suspended = SuspendedTables({})
+        self._locations: BinlogLocations | None = None
         self._lookahead = DdlLookahead()
         self._beginning = self._resume_state = MySqlResumeState(-1)
         self._resolved = 0
@@ -141,29 +140,29 @@ class MySqlSource:
     async def preflight(self) -> list[Finding]:
         """Examine version, settings, privileges, domain and tables.
 
-        Of several hosts it takes the first that answers and can go on where we are.
+        Of several hosts it takes the first that answers and can resume at the stored position.
         """
         hosts = self._settings.hosts
         if len(hosts) == 1:
-            return await self._ask(self._examine)
+            return await self._query(self._examine)
         lost: list[DatabusError] = []
         for host in hosts:
             self._leave()
             self._settings = self._settings.at(host)
             try:
-                findings = await self._ask(self._examine)
+                findings = await self._query(self._examine)
                 if not any(finding.forbids_all for finding in findings):
-                    await self._ask(self._try_position)
+                    await self._query(self._try_position)
             except (SourceUnavailable, SourcePositionLost) as error:
-                _log.info("database %s: %s is passed over: %s", self._settings.name, host, error)
+                _log.info("database %s: skipping %s: %s", self._settings.name, host, error)
                 lost.append(error)
                 continue
             return findings
-        told = "; ".join(error.message for error in lost)
+        reasons = "; ".join(error.message for error in lost)
         # A server that does not answer may come back; where all answered, nothing will change.
         all_lost = all(isinstance(error, SourcePositionLost) for error in lost)
         kind = SourcePositionLost if all_lost else SourceUnavailable
-        raise kind(f"none of {len(hosts)} hosts will do: {told}")
+        raise kind(f"none of {len(hosts)} hosts can be used: {reasons}")
 
     def _leave(self) -> None:
         if self._connection is not None:
@@ -171,7 +170,7 @@ class MySqlSource:
             self._connection = None
 
     def _try_position(self, connection: MySqlConnection) -> None:
-        """Whether this server could go on where we are."""
+        """Check that the stream can resume on this server."""
         recalled = self._recalled
         if recalled is not None:
             resume_state = recalled.resume_state(recalled.after_scn)
@@ -192,10 +191,10 @@ class MySqlSource:
             *cascade_findings(connection, settings),
         ]
 
-    async def _ask(self, question: Callable[[MySqlConnection], _T]) -> _T:
-        """Put a question to the server on the shared connection, in a thread.
+    async def _query(self, question: Callable[[MySqlConnection], _T]) -> _T:
+        """Run a query on the shared connection, in a thread.
 
-        A connection that failed, or whose question was abandoned, is not used again.
+        A connection that failed, or whose query was cancelled, is not used again.
         """
         async with self._lock:
             try:
@@ -207,9 +206,9 @@ class MySqlSource:
                 raise
 
     async def open(self) -> None:
-        """Connect, run the preflight, learn the tables."""
-        goes_on = self._recalled is not None
-        raise_findings(self._settings.name, await self.preflight(), goes_on=goes_on)
+        """Connect, run the preflight, load the tables."""
+        resumes = self._recalled is not None
+        raise_findings(self._settings.name, await self.preflight(), resumes=resumes)
         if self.use_kernels:
             await asyncio.to_thread(warm_up)
             await asyncio.to_thread(mysql_chunk_kernels.warm_up)
@@ -227,7 +226,7 @@ class MySqlSource:
 
     async def first_scn(self) -> int:
         """The scn of the server's last transaction."""
-        self._beginning = await self._ask(self._numbering.beginning)
+        self._beginning = await self._query(self._numbering.beginning)
         return self._beginning.scn
 
     async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
@@ -235,27 +234,27 @@ class MySqlSource:
         settings = self._settings
         resume_state = await self._resume_state_for(after_scn)
         if resume_state.foreign is None:
-            is_lost = self._recalled is not None and self._recalled.kept is None
-            foreign = "" if is_lost else await self._ask(self._numbering.foreign)
+            is_lost = self._recalled is not None and self._recalled.stored is None
+            foreign = "" if is_lost else await self._query(self._numbering.foreign)
             resume_state = dataclasses.replace(resume_state, foreign=foreign)
         asked = resume_state
-        start = await self._ask(lambda c: self._numbering.dump_after(c, settings, asked))
+        start = await self._query(lambda c: self._numbering.dump_after(c, settings, asked))
         assert self._charsets is not None, "open() comes before stream()"
         decoder = self._numbering.decoder(settings, self._charsets, self._catalogue, resume_state)
         decoder.expected, decoder.ends = start.expected, start.ends
-        decoder.mark_place = resume_state.place
+        decoder.mark_location = resume_state.location
         decoder.last_seq_no, decoder.begins_after = start.after_scn, start.begins_after
-        decoder.stopped = self._stopped = self._stops_of(resume_state)
-        tracked = decoder.known.tracked = InferredColumns(
-            resume_state.tracked_scn, resume_state.tracked
+        decoder.suspended = self._suspended = self._suspensions_of(resume_state)
+        inferred = decoder.known.inferred = InferredColumns(
+            resume_state.inferred_scn, resume_state.inferred
         )
         decoder.known.dropped = DroppedColumns(resume_state.dropped)
-        decoder.dialect = await self._ask(read_dialect)
-        decoder.known.know_cascades(await self._ask(load_cascades))
-        decoder.told = AnnouncedSchemas(resume_state.told)
-        # As they were when the stream ended, which may be others now.
-        before = carried_schemas(tracked.tables.values(), settings.zero_dates)
-        decoder.told.assume([*before, *await self.schemas()])
+        decoder.dialect = await self._query(read_dialect)
+        decoder.known.know_cascades(await self._query(load_cascades))
+        decoder.announced = AnnouncedSchemas(resume_state.announced)
+        # The definitions at the end of the earlier stream; the tables may be altered by now.
+        before = carried_schemas(inferred.tables.values(), settings.zero_dates)
+        decoder.announced.assume([*before, *await self.schemas()])
         decoder.known.unmet = set(resume_state.unmet)
         self._decoder = decoder
         decoder.suspend_unlogged(self._catalogue)
@@ -267,44 +266,45 @@ class MySqlSource:
         self._resolved, self._resume_state = after_scn, resume_state
         self._streams_from = self._reset = ""
         if after_scn == self._beginning.scn:
-            # No later start can know it; with nothing missed yet, it is what that is counted from.
+            # No later start can derive it; numbers missed from now on are counted from it.
             yield Batch(b"", resolved=after_scn, resume_state=resume_state, keep=True)
-        self._places = BinlogLocations() if isinstance(self._numbering, DomainNumbering) else None
+        is_mariadb = isinstance(self._numbering, DomainNumbering)
+        self._locations = BinlogLocations() if is_mariadb else None
         connection = await asyncio.to_thread(MySqlConnection, settings)
         self._stream_connection = connection
-        decoder.stopped.begin()
+        decoder.suspended.begin()
         try:
             async for batch in self._batches(connection, decoder, start.request):
                 yield batch
         finally:
-            decoder.stopped.end()
-            self._places = self._stream_connection = None
+            decoder.suspended.end()
+            self._locations = self._stream_connection = None
             connection.close()
             decoder.prepared.close()
 
     def recall(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
         """See ``RememberingSource``."""
-        kept = decode_resume_state(resume_state) if resume_state else None
+        stored = decode_resume_state(resume_state) if resume_state else None
         mark = mark_of(last) if last is not None else None
-        if mark is None and kept is not None:
-            mark = kept.mark
-        self._recalled = Recalled(after_scn, mark, kept)
-        if kept is not None:
-            self._stopped = self._stops_of(kept)
+        if mark is None and stored is not None:
+            mark = stored.mark
+        self._recalled = Recalled(after_scn, mark, stored)
+        if stored is not None:
+            self._suspended = self._suspensions_of(stored)
 
-    def _stops_of(self, resume_state: MySqlResumeState) -> SuspendedTables:
-        """The tables that have stopped, as far as they are captured still."""
-        stops = resume_state.stopped
+    def _suspensions_of(self, resume_state: MySqlResumeState) -> SuspendedTables:
+        """The suspended tables that are still captured."""
+        found = resume_state.suspended
         return SuspendedTables(
-            {name: stops[name] for name in stops if self._settings.captures(*split_source(name))}
+            {name: found[name] for name in found if self._settings.captures(*split_source(name))}
         )
 
     async def _resume_state_for(self, after_scn: int) -> MySqlResumeState:
-        """What is needed before ``after_scn``: as we were told, or as the server says."""
+        """The resume state for ``after_scn``: the recalled one, or a new one from the server."""
         recalled = self._recalled or Recalled(after_scn, None, None)
-        if recalled.kept is not None and recalled.kept.scn <= after_scn:
+        if recalled.stored is not None and recalled.stored.scn <= after_scn:
             return recalled.resume_state(after_scn)
-        prepared = await self._ask(has_prepared)
+        prepared = await self._query(has_prepared)
         resume_state = recalled.resume_state(after_scn)
         if after_scn == self._beginning.scn:
             began = self._beginning
@@ -327,8 +327,8 @@ class MySqlSource:
         )
         packets = PacketBuffer(where)
         fast = FastPath(decoder) if COMPILED and self.use_kernels else None
-        told_at_s = met_at_s = time.monotonic()
-        noticed = decoder.stopped.suspended_count, decoder.known.dropped.added_count
+        yielded_at_s = met_at_s = time.monotonic()
+        noticed = decoder.suspended.suspended_count, decoder.known.dropped.added_count
         while True:
             try:
                 async with asyncio.timeout(_SILENCE_S):
@@ -345,7 +345,7 @@ class MySqlSource:
                 raise SourceUnavailable(f"{where}: {self._reset}")
             packets.received(count)
             while True:
-                decoder.begin_again()
+                decoder.resume_requested()
                 current = decoder.payload.packets if decoder.payload else packets
                 if fast is not None and not current.in_long_event:
                     need_bytes = fast.run(current)
@@ -368,11 +368,11 @@ class MySqlSource:
                 if looks_ahead:
                     await self._look_ahead(decoder)
                     decoder.feed(event, fresh=True)
-                counts = decoder.stopped.suspended_count, decoder.known.dropped.added_count
+                counts = decoder.suspended.suspended_count, decoder.known.dropped.added_count
                 if counts != noticed:
                     noticed = counts
                     yield self._suspension(decoder)
-                if looks_ahead and decoder.known.tracked.is_needed:
+                if looks_ahead and decoder.known.inferred.is_needed:
                     yield self._batch(decoder, keep=True)
                 current.used()
                 decoder.spill()
@@ -382,15 +382,15 @@ class MySqlSource:
                         yield self._batch(decoder)
                 if decoder.pending_bytes >= PART_BYTES:
                     yield self._batch(decoder)
-            if self._places is not None and decoder.last_seq_no >= decoder.resolved:
-                # Not while groups are read again that lie before where the stream goes on.
-                self._places.passed(decoder.file, decoder.offset, decoder.resolved)
+            if self._locations is not None and decoder.last_seq_no >= decoder.resolved:
+                # Not while the stream reads groups again that are before its resume position.
+                self._locations.passed(decoder.file, decoder.offset, decoder.resolved)
             now_s = time.monotonic()
             if decoder.known.unmet and now_s - met_at_s >= _MEETS_EVERY_S:
                 met_at_s = now_s
                 await self._meet(decoder)
-            if decoder.pending_bytes or now_s - told_at_s >= _BATCH_AT_LEAST_EVERY_S:
-                told_at_s = now_s
+            if decoder.pending_bytes or now_s - yielded_at_s >= _BATCH_AT_LEAST_EVERY_S:
+                yielded_at_s = now_s
                 yield self._batch(decoder)
 
     def _batch(self, decoder: BinlogDecoder, *, keep: bool = False) -> Batch:
@@ -401,19 +401,19 @@ class MySqlSource:
     def _suspension(self, decoder: BinlogDecoder) -> Batch:
         """The suspended tables and dropped columns, on disk before the window that adds to them.
 
-        A window that is in the ring is not read again after a kill, so the memo must not lack
-        what was found in it.  Of all else the memo is as of the last batch.
+        A window in the ring is not read again after a kill, so the resume state must have what was
+        found in it.  Its other fields are those of the last batch.
         """
-        stopped, dropped = dict(decoder.stopped.stops), decoder.known.dropped.names
-        resume_state = dataclasses.replace(self._resume_state, stopped=stopped, dropped=dropped)
+        suspended, dropped = dict(decoder.suspended.suspensions), decoder.known.dropped.names
+        resume_state = dataclasses.replace(self._resume_state, suspended=suspended, dropped=dropped)
         return Batch(b"", resolved=self._resolved, resume_state=resume_state, keep=True)
 
     async def _look_ahead(self, decoder: BinlogDecoder) -> None:
-        """The catalogue as it is now, and how far it holds for where the stream is."""
-        is_tracked = decoder.known.tracked.is_needed
-        statement = None if is_tracked else decoder.looks_for
+        """The present catalogue, and the statements since the stream's position."""
+        is_inferred = decoder.known.inferred.is_needed
+        statement = None if is_inferred else decoder.looks_for
         wants = decoder.wants_knowledge
-        if not (is_tracked or decoder.looks_ahead):
+        if not (is_inferred or decoder.looks_ahead):
             decoder.known.lookahead = LookaheadResult(await self._fresh_catalogue(), ())
             return
         gtid = decoder.gtid
@@ -426,35 +426,35 @@ class MySqlSource:
         self._catalogue = decoder.known.catalogue
         decoder.suspend_unlogged(self._catalogue)
         if decoder.looks_ahead:  # Foreign keys change by statements only.
-            decoder.known.know_cascades(await self._ask(load_cascades))
+            decoder.known.know_cascades(await self._query(load_cascades))
 
     async def _fresh_catalogue(self) -> Catalogue:
-        self._catalogue = await self._ask(lambda c: load_catalogue(c, self._settings))
+        self._catalogue = await self._query(lambda c: load_catalogue(c, self._settings))
         if self._decoder is not None:
             self._decoder.suspend_unlogged(self._catalogue)
         return self._catalogue
 
     async def _meet(self, decoder: BinlogDecoder) -> None:
-        """Tables that took a captured name while the account could not see them may be seen now."""
+        """Suspend tables that took a captured name unseen and that the account can see now."""
         names = frozenset(decoder.known.unmet)
-        if found := await self._ask(lambda c: visible(c, names)):
+        if found := await self._query(lambda c: visible(c, names)):
             await self._fresh_catalogue()
             decoder.meet(found)
 
     async def ack(self, scn: int) -> None:
-        """Nothing to do: the server keeps its binlog by its own rules."""
+        """Nothing to do: the server purges its binlog by its own rules."""
 
     # -- tables
 
     async def schemas(self) -> list[SourceSchema]:
-        """The captured tables as they are now; one that cannot be carried is left out."""
+        """The captured tables as they are now, without those that cannot be converted."""
         tables = (await self._fresh_catalogue()).values()
         return carried_schemas(tables, self._settings.zero_dates)
 
     async def largest_key(self, source: str) -> list[Any] | None:
         """The largest key of a table; None when it is empty."""
         settings = self._table_settings(source)
-        await self._begin_again(source)
+        await self._resume_first(source)
         return await self._read(lambda c: mysql_chunks.largest_key(c, settings, source))
 
     async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
@@ -464,10 +464,10 @@ class MySqlSource:
 
     def suspended(self) -> Mapping[str, TableSuspension]:
         """See ``SuspendingSource``."""
-        return self._stopped.stops
+        return self._suspended.suspensions
 
     async def table_size(self, source: str) -> TableSize:
-        """What the engine's statistics say."""
+        """The estimate of the engine's statistics."""
         return await self._read(lambda c: mysql_chunks.table_size(c, source))
 
     async def write_watermark(self, table: str, token: str) -> None:
@@ -475,24 +475,24 @@ class MySqlSource:
         await self._read(lambda c: mysql_chunks.write_watermark(c, table, token))
 
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
-        """Read a chunk in a snapshot whose place in the binlog is known."""
+        """Read a chunk in a snapshot whose binlog position is known."""
         settings = self._table_settings(request.source)
         if request.is_of_whole_table:
-            await self._begin_again(request.source)
+            await self._resume_first(request.source)
         chunk = await self._read(
             lambda c: mysql_chunks.read_chunk(c, settings, self._numbering, request)
         )
         return dataclasses.replace(chunk, snapshot=await self._located(chunk.snapshot))
 
-    async def _begin_again(self, source: str) -> None:
-        """All of a table is about to be read: if it has stopped, the stream takes it up before."""
-        stopped = self._stopped
-        if source not in stopped.stops:
+    async def _resume_first(self, source: str) -> None:
+        """Before the whole table is read: if it is suspended, let the stream resume it first."""
+        suspended = self._suspended
+        if source not in suspended.suspensions:
             return
         table = (await self._fresh_catalogue()).get(source)
         if table is not None:
             table.source_schema(self._settings.zero_dates)
-        await stopped.resumption(source)
+        await suspended.resumption(source)
         decoder = self._decoder
         assert decoder is not None, "a table resumes with the stream"
         await shown(source, decoder.resolved, self._snapshot)
@@ -501,24 +501,24 @@ class MySqlSource:
             await until(source, f"GTID {group.gtid}", lambda: self._read(is_shown))
 
     async def _snapshot(self) -> Snapshot:
-        """What the server shows now."""
+        """A snapshot of now."""
         found = await self._read(lambda c: mysql_chunks.snapshot_now(c, self._numbering))
         return await self._located(found)
 
     async def _located(self, snapshot: Snapshot) -> Snapshot:
-        """What a snapshot shows: the stream, which is about to pass its place, knows best."""
+        """The snapshot with its scn: from the stream if it passes there soon, else by a query."""
         numbering = self._numbering
         if not (isinstance(snapshot, LocatedSnapshot) and isinstance(numbering, DomainNumbering)):
             return snapshot
-        if self._places is not None:
-            place = BinlogLocation.of(snapshot.file, snapshot.offset)
-            found = await self._places.wait_around(place, _STREAM_COMES_BY_S)
+        if self._locations is not None:
+            location = BinlogLocation.of(snapshot.file, snapshot.offset)
+            found = await self._locations.wait_around(location, _STREAM_COMES_BY_S)
             if found is not None:
                 return found
         return await self._read(lambda c: numbering.located(c, snapshot))
 
     async def _read(self, question: Callable[[MySqlConnection], _T]) -> _T:
-        """Put a question about rows on a connection of its own, in a thread."""
+        """Run a query for rows on a separate connection, in a thread."""
         loop = asyncio.get_running_loop()
         connection = self._idle.pop() if self._idle else None
         if connection is None:
@@ -546,12 +546,12 @@ class MySqlSource:
         return self._settings
 
     async def status(self) -> dict[str, Any]:
-        """Version, positions, what the stream has passed over, and the binlog's size."""
+        """Version, positions, skipped transactions, and the binlog's size."""
         decoder = self._decoder
         read_to = (
             BinlogLocation.of(decoder.file, decoder.offset) if decoder and decoder.file else None
         )
-        facts, server, end = await self._ask(self._server_facts)
+        facts, server, end = await self._query(self._server_facts)
         if decoder is not None:
             if read_to and decoder is self._decoder and server == self._streams_from:
                 self._notice_reset(read_to, end)
@@ -562,30 +562,30 @@ class MySqlSource:
                 "foreign_groups": decoder.foreign_groups,
                 "groups_without_events": decoder.other_groups,
             }
-        facts["stopped_tables"] = self._stopped.document()
-        facts["warnings"] = self._stopped.warnings()
+        facts["stopped_tables"] = self._suspended.document()
+        facts["warnings"] = self._suspended.warnings()
         if self._charsets is not None:
-            suspended = self._stopped.stops.keys()
+            suspended = self._suspended.suspensions.keys()
             facts["warnings"] += left_out_tables(
                 self._catalogue, self._charsets, self._settings, suspended
             )
         return facts
 
     def _notice_reset(self, read_to: BinlogLocation, end: BinlogLocation) -> None:
-        """The server does not tell: the stream waits at the end of a file that is gone.
+        """Note a reset of the binlog: an open stream would wait at the end of the deleted file.
 
-        What a new stream is told depends on what is in the binlog now.
+        The server reports a reset only to a new stream, and only for some binlog contents.
         """
         if end < read_to:
             self._reset = (
-                f"its binlog ends at {end.offset} of file {end.file_number}, but we have read up "
+                f"its binlog ends at {end.offset} of file {end.file_number}, but the relay read up "
                 f"to {read_to.offset} of file {read_to.file_number}: it was reset"
             )
 
     def _server_facts(
         self, connection: MySqlConnection
     ) -> tuple[dict[str, Any], str, BinlogLocation]:
-        """What is told of the server, which one it is, and where its binlog ends."""
+        """The server's facts for the status, its identity, and the end of its binlog."""
         files = connection.query("SHOW BINARY LOGS")
         facts = {
             "version": connection.row("SELECT VERSION()")[0],

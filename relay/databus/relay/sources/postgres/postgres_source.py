@@ -96,14 +96,14 @@ class PostgresSource:
         self._acked_scn = 0
         self._timeline = 0
         self._recalled: tuple[PostgresResumeState, int] | None = None
-        self._goes_on = False
-        self._stopped = SuspendedTables({})
-        self._taken_up: set[str] = set()
+        self._resumes = False
+        self._suspended = SuspendedTables({})
+        self._resumed_from: set[str] = set()
         self._at_first: list[SourceSchema] = []
         self._stream: SlotStream | None = None
         self._given = GivenTables()
         self._moved = MovedFiles(self._catalogue)
-        self._stop_first: dict[str, DefinitionGap] = {}
+        self._suspend_first: dict[str, DefinitionGap] = {}
         self._met: set[str] = set()
         self._unpublished: dict[str, str] = {}
         self._warned = False
@@ -141,7 +141,7 @@ class PostgresSource:
 
     async def open(self) -> None:
         """Examine the server, see to the publication, learn the clock's identity."""
-        raise_findings(self._settings.name, await self.preflight(), goes_on=self._goes_on)
+        raise_findings(self._settings.name, await self.preflight(), resumes=self._resumes)
         if COMPILED:
             await asyncio.to_thread(warm_up)
             await asyncio.to_thread(postgres_chunk_kernels.warm_up)
@@ -162,15 +162,15 @@ class PostgresSource:
 
     def recall(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
         """See ``RememberingSource``: what was kept of the stream up to ``after_scn``."""
-        self._goes_on = True
+        self._resumes = True
         self._recalled = (decode_resume_state(resume_state), after_scn) if resume_state else None
-        stops = self._recalled[0].stopped if self._recalled else {}
+        suspensions = self._recalled[0].suspended if self._recalled else {}
         self._given = self._recalled[0].given if self._recalled else GivenTables()
         # One of a later transaction is found again, at the same place.
-        self._stopped = SuspendedTables(
+        self._suspended = SuspendedTables(
             {
                 name: stop
-                for name, stop in stops.items()
+                for name, stop in suspensions.items()
                 if stop.since_scn <= after_scn and matches(name, self._globs)
             }
         )
@@ -204,36 +204,38 @@ class PostgresSource:
         kept = self._recalled[0] if self._recalled else PostgresResumeState(self._timeline)
         announced = AnnouncedSchemas(kept.announced)
         announced.assume(self._at_first)
-        for source, change in self._stop_first.items():
-            _log.warning("database %s: %s has stopped: %s", self._settings.name, source, change.why)
-            self._stopped.stop(
+        for source, change in self._suspend_first.items():
+            _log.warning(
+                "database %s: %s is suspended: %s", self._settings.name, source, change.why
+            )
+            self._suspended.suspend(
                 source, after_scn, change.why, keeps_rows=change.keeps_rows,
                 waits_for=change.waits_for,
             )  # fmt: skip
         resume_state = PostgresResumeState(
-            self._timeline, dict(self._stopped.stops), announced.encode(), self._given
+            self._timeline, dict(self._suspended.suspensions), announced.encode(), self._given
         )
-        if self._stop_first:
+        if self._suspend_first:
             yield Batch(b"", resolved=after_scn, resume_state=resume_state, keep=True)
-            self._stop_first = {}
+            self._suspend_first = {}
         running = SlotStream(
             self._settings,
             self._globs,
             self._catalogue,
             self._publish,
             resume_state,
-            self._stopped,
+            self._suspended,
             given=lambda: self._given,
             redefined=self._redefined,
         )
         self._stream = running
-        self._stopped.begin()
+        self._suspended.begin()
         running.ack(self._acked_scn)
         try:
             async for batch in running.batches(after_scn):
                 yield batch
         finally:
-            self._stopped.end()
+            self._suspended.end()
             await running.close()
             self._stream = None
 
@@ -254,27 +256,27 @@ class PostgresSource:
     async def largest_key(self, source: str) -> list[Any] | None:
         """The last key in the database's own order."""
         table = await self._table(source)
-        await self._begin_again(table)
+        await self._resume_first(table)
         return await self._chunks.largest_key(table)
 
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
         """See postgres_chunks.py."""
         table = await self._table(request.source)
         if request.is_of_whole_table:
-            await self._begin_again(table)
+            await self._resume_first(table)
         try:
             return await self._chunks.read(table, request)
         except UnsupportedChange as error:
-            if request.source in self._taken_up and self._stream is not None:
-                self._stream.stop_again(
+            if request.source in self._resumed_from and self._stream is not None:
+                self._stream.suspend_again(
                     request.source, DefinitionGap(error.message, keeps_rows=False)
                 )
             raise
 
-    async def _begin_again(self, table: PostgresTable) -> None:
+    async def _resume_first(self, table: PostgresTable) -> None:
         """All of a table is about to be read: if it has stopped, the stream takes it up before."""
         source = table.source
-        if source not in self._stopped.stops:
+        if source not in self._suspended.suspensions:
             return
         if source in self._unpublished:
             raise UnsupportedChange(f"{source}: {self._unpublished[source]}", source=source)
@@ -285,8 +287,8 @@ class PostgresSource:
         table.schema(self._settings.special_values)
         if self._stream is not None:
             self._stream.follow_only(source, table.oid)
-        await self._stopped.resumption(source)
-        self._taken_up.add(source)
+        await self._suspended.resumption(source)
+        self._resumed_from.add(source)
 
     async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
         """See postgres_chunks.py."""
@@ -294,13 +296,13 @@ class PostgresSource:
 
     def suspended(self) -> Mapping[str, TableSuspension]:
         """See ``SuspendingSource``."""
-        stops = self._stopped.stops
+        suspensions = self._suspended.suspensions
         gone = {
             source: replace(stop, is_gone=True)
-            for source, stop in stops.items()
+            for source, stop in suspensions.items()
             if self._given.is_gone(source)
         }
-        return {**stops, **gone} if gone else stops
+        return {**suspensions, **gone} if gone else suspensions
 
     async def forget(self, source: str) -> None:
         """See ``ForgettingSource``."""
@@ -309,9 +311,9 @@ class PostgresSource:
             raise SourceUnavailable(f"{source} cannot be given up: {why}")
         self._stream.follow_only(source, NO_OID)
         try:
-            await self._stopped.resumption(source)
+            await self._suspended.resumption(source)
         except SourceUnavailable:
-            self._stopped.withdraw(source)
+            self._suspended.withdraw(source)
             raise
         if self._given.is_gone(source):
             self._given = self._given.gone(source, FORGOTTEN)
@@ -339,13 +341,13 @@ class PostgresSource:
             "slot": self._settings.slot,
             "publication": self._settings.publication,
             "refused_tables": dict(self._unpublished),
-            "stopped_tables": self._stopped.document(),
-            "warnings": self._stopped.warnings(),
+            "stopped_tables": self._suspended.document(),
+            "warnings": self._suspended.warnings(),
         }
         status["warnings"] += [
             f"{source} cannot be captured: {why}"
             for source, why in self._unpublished.items()
-            if source not in self._stopped.stops
+            if source not in self._suspended.suspensions
         ]
         if self._stream is not None:
             status["encrypted"] = self._stream.encrypted
@@ -417,7 +419,7 @@ class PostgresSource:
                 self._suspend_all(f"the publication {self._settings.publication} is gone: {error}")
                 raise
             publication = await self._required_publication()
-        if self._goes_on and self._given.tables is None:  # An earlier version did not look.
+        if self._resumes and self._given.tables is None:  # An earlier version did not look.
             whole = [table for table in wanted if publication.problem(table) is None]
             self._given = self._given.after(whole, publication, definitions)
         for table in wanted:
@@ -480,15 +482,15 @@ class PostgresSource:
 
     async def _suspend_gone(self, tables: Iterable[PostgresTable]) -> None:
         """Stop tables that are there no longer under their names."""
-        known = self._given.oids.keys() | self._stopped.stops.keys()
+        known = self._given.oids.keys() | self._suspended.suspensions.keys()
         for source in known - {table.source for table in tables}:
-            is_stopped, given = source in self._stopped.stops, self._given
-            is_known = given.is_gone(source) if is_stopped else given.is_forgotten(source)
+            is_suspended, given = source in self._suspended.suspensions, self._given
+            is_known = given.is_gone(source) if is_suspended else given.is_forgotten(source)
             if is_known or not matches(source, self._globs):
                 continue
             if await self._is_gone(source):
                 self._given = self._given.gone(source)
-                self._stopped.wait_for(source, "")
+                self._suspended.wait_for(source, "")
                 self._suspend(source, DefinitionGap(_GONE, keeps_rows=False))
 
     async def _is_gone(self, source: str) -> bool:
@@ -545,7 +547,7 @@ class PostgresSource:
     ) -> None:
         """Stop the tables that the publication does not give whole, or has not all the time, and
         those whose rows have changed with their definition."""
-        is_new = not self._goes_on and self._stream is None
+        is_new = not self._resumes and self._stream is None
         whole = []
         for table in tables:
             problem = publication.problem(table)
@@ -556,7 +558,7 @@ class PostgresSource:
                 unpublished.setdefault(table.source, str(problem))
                 self._suspend_until(table.source, str(problem), problem.cure)
                 continue
-            self._stopped.wait_for(table.source, "")
+            self._suspended.wait_for(table.source, "")
             # The stream may have met a later definition meanwhile.
             definition = None if table.source in self._met else definitions.get(table.oid)
             moved = await self._moved.other_rows(
@@ -585,10 +587,10 @@ class PostgresSource:
     def _suspend_until(self, source: str, why: str, cure: str) -> None:
         """Stop a table, which is not read before this is done."""
         self._suspend(source, DefinitionGap(why, keeps_rows=False, waits_for=cure))
-        self._stopped.wait_for(source, cure)
+        self._suspended.wait_for(source, cure)
 
     def _suspend(self, source: str, change: DefinitionGap) -> None:
         if self._stream is not None:
-            self._stream.stop_again(source, change)
+            self._stream.suspend_again(source, change)
         else:
-            self._stop_first[source] = change
+            self._suspend_first[source] = change

@@ -1,4 +1,4 @@
-"""An SQLite file's tables in chunks, each read at a known point of the change log."""
+"""Chunks of an SQLite file's tables, each read at a known point of the change log."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class SqliteSnapshot:
 
 
 class SqliteChunkReader:
-    """Reads tables over a connection of its own, which it opens when it is first needed.
+    """Reads tables over its own connection, which it opens at the first use.
 
     Owner: one thread.
-    Raises: sqlite3.Error where the file cannot be read; else as the contract says.
+    Raises: sqlite3.Error if the file cannot be read; otherwise as the contract states.
     """
 
     def __init__(self, path: str, keys: ConfiguredKeys) -> None:
@@ -42,7 +42,7 @@ class SqliteChunkReader:
         self._connection: sqlite3.Connection | None = None
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -62,7 +62,7 @@ class SqliteChunkReader:
         table = split_source(source)[1]
         schema = log.table_schema(self._db, table, self._keys)
         if schema is None:
-            raise UnknownSource(f"{source} is not there, or has no key any more")
+            raise UnknownSource(f"{source} does not exist, or has no key any more")
         return schema, table
 
     def largest_key(self, source: str) -> list[Any] | None:
@@ -76,7 +76,7 @@ class SqliteChunkReader:
                 f"SELECT {names} FROM {rows} ORDER BY {order} LIMIT 1"
             ).fetchone()
         except sqlite3.OperationalError as error:
-            raise _told(error, source) from None
+            raise _error_of(error, source) from None
         return None if row is None else [_to_json(value) for value in row]
 
     def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
@@ -118,13 +118,13 @@ class SqliteChunkReader:
             order = ", ".join(log.quoted(name) for name in key)
             names = ", ".join(log.quoted(column.name) for column in schema.columns)
             query = f"SELECT {names}, {order} FROM {origin} {condition} ORDER BY {order} LIMIT ?"
-            # A query that is left open, as by a text that is none, keeps its snapshot for the next.
+            # A query left open, as after invalid UTF-8, would hold its snapshot for the next one.
             with contextlib.closing(db.execute(query, (*parameters, request.limit))) as cursor:
                 rows, is_cut = _within(cursor, request.max_bytes)
         except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:
-            told = _told(error, request.source)
-            if isinstance(told, UnsupportedChange):
-                raise told from None
+            raised = _error_of(error, request.source)
+            if isinstance(raised, UnsupportedChange):
+                raise raised from None
             raise
         finally:
             db.execute("COMMIT")
@@ -141,7 +141,7 @@ class SqliteChunkReader:
     def _rows_of_keys(
         self, schema: SourceSchema, table: str, request: ChunkRequest
     ) -> tuple[list[Row], list[list[Any]], int]:
-        """The rows, the keys that have none, and of how many keys that is."""
+        """The rows, the keys without a row, and how many keys were looked up."""
         names = ", ".join(log.quoted(column.name) for column in schema.columns)
         condition = " AND ".join(f"{log.quoted(name)} IS ?" for name in schema.key)
         found: dict[bytes, Row] = {}
@@ -164,7 +164,7 @@ class SqliteChunkReader:
 
 
 def _within(cursor: sqlite3.Cursor, max_bytes: int) -> tuple[list[tuple[Any, ...]], bool]:
-    """The rows up to the one that makes them ``max_bytes``, and whether others may follow it."""
+    """The rows up to the one that reaches ``max_bytes``, and whether more may follow."""
     rows, size_bytes = [], 0
     for row in cursor:
         rows.append(row)
@@ -174,8 +174,8 @@ def _within(cursor: sqlite3.Cursor, max_bytes: int) -> tuple[list[tuple[Any, ...
     return rows, False
 
 
-def _told(error: sqlite3.Error, source: str) -> Exception:
-    """The error; one about a text that is none without that text, which may be a secret."""
+def _error_of(error: sqlite3.Error, source: str) -> Exception:
+    """The error to raise; one about invalid UTF-8 without the text, which may be secret."""
     found = re.match(r"Could not decode to UTF-8 column '(.*)' with text '", str(error), re.DOTALL)
     return log.not_text(source, found[1]) if found else error
 

@@ -1,4 +1,4 @@
-"""One relay for each SQLite file: its log serves one, which prunes what it has read.
+"""One relay for each SQLite file: the relay prunes the log, so a second one would lose rows.
 
 The claim is a socket in Linux's abstract namespace, named after the file's device and inode.  The
 kernel gives it to one process at a time and takes it back when the process ends, however it ends.
@@ -18,7 +18,7 @@ def claim(path: str) -> socket.socket:
     """Claim the file at ``path`` until the socket is closed.
 
     Raises:
-        SourceUnavailable: another relay of this machine has it, or there is no such file.
+        SourceUnavailable: another relay of this machine has it, or the file does not exist.
     """
     found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
@@ -29,7 +29,7 @@ def claim(path: str) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise SourceUnavailable(
                 f"SQLite database {path}: another relay captures it, and its log serves one relay. "
-                'Let this one follow that relay: url = "relay+http://HOST:PORT/DATABASE"'
+                'Follow that relay instead: url = "relay+http://HOST:PORT/DATABASE"'
             ) from error
         raise SourceUnavailable(f"SQLite database {path}: {error.strerror}") from error
     return found

@@ -2,8 +2,8 @@
 
 The log's rows come as one block of text, three lines for each: ``id version op``, the row before
 and the row after as the triggers' JSON, empty where there is none.  At anything else, and at any
-value that is not of its column's kind, the kernel stops in front of the row and leaves it to
-``sqlite_source.py``; so every error and every rare case has one place.
+value that is not of its column's kind, the kernel stops before the row and leaves it to
+``sqlite_source.py``; so Python alone handles errors and rare cases.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from databus.common.frame.header_layout import (
 from databus.relay.sources.avro_kernels import EXACT_DIGITS, put_exact_double, put_long
 
 STOPPED, ENDED, FULL = range(3)
-"""Why the kernel returned: a row for Python, the block's end, no more room."""
+"""Why the kernel returned: a row for Python, the block's end, no more space."""
 
 AT, FILL, SEQ, EVENTS, LAST_ID, SCN, COMMIT_US, STOP_ID, STATE_COUNT = range(9)
-"""Cells of the state.  LAST_ID: the log id of the row before; STOP_ID: no row after it here."""
+"""Cells of the state.  LAST_ID: the log id of the row before; STOP_ID: the last id to pack."""
 
 T_VERSION, T_SOURCE, T_SCHEMA, T_COLUMN, T_COLUMNS, T_KEY, T_KEYS, T_NULLABLE_KEY, T_FIELDS = range(
     9
 )
-"""A line of ``tables`` for each version; the columns' lines and the key's places are elsewhere."""
+"""Fields of ``tables``, a line for each version; other arrays hold its columns and key indexes."""
 
 INT, FLOAT, TEXT, BYTES, NUMERIC, OTHER = range(6)
-"""What a column is, in ``columns[:, 0]``; ``columns[:, 1]`` says whether it can be null."""
+"""Kinds of columns, in ``columns[:, 0]``; ``columns[:, 1]`` is 1 if it can be null."""
 
 _NEWLINE, _QUOTE, _COMMA, _MINUS, _OPEN, _CLOSE, _BACKSLASH = 10, 34, 44, 45, 91, 93, 92
 _N, _U = 110, 117
@@ -44,18 +44,18 @@ _N, _U = 110, 117
 
 @jit
 def _number(buf: U8Array, at: int, stop: int) -> tuple[int, int]:
-    """A whole number, and where it ends; (0, -1) for anything else or what is too large."""
+    """A whole number and its end; (0, -1) for anything else or a number that is too large."""
     negative = at < stop and buf[at] == _MINUS
-    place = at + 1 if negative else at
-    first, value = place, 0
-    while place < stop and 48 <= buf[place] <= 57:
-        if place - first > 18:
+    cursor = at + 1 if negative else at
+    first, value = cursor, 0
+    while cursor < stop and 48 <= buf[cursor] <= 57:
+        if cursor - first > 18:
             return 0, -1
-        value = value * 10 - (i64(buf[place]) - 48)
-        place += 1
-    if place == first or (value > 0 or (value == -(1 << 63) and not negative)):
+        value = value * 10 - (i64(buf[cursor]) - 48)
+        cursor += 1
+    if cursor == first or (value > 0 or (value == -(1 << 63) and not negative)):
         return 0, -1
-    return value if negative else -value, place
+    return value if negative else -value, cursor
 
 
 @jit
@@ -71,7 +71,7 @@ def _hex_digit(digit: int) -> int:
 
 @jit
 def _escaped(buf: U8Array, at: int, stop: int) -> tuple[int, int]:
-    r"""The character behind a backslash, and where it ends; (-1, at) if it is beyond \u007f."""
+    r"""The character after a backslash and its end; (-1, at) if it is beyond \u007f."""
     letter = buf[at]
     if letter == _U:
         value = 0
@@ -98,25 +98,25 @@ def _escaped(buf: U8Array, at: int, stop: int) -> tuple[int, int]:
 
 @jit
 def _text(buf: U8Array, at: int, stop: int, out: U8Array, to: int) -> tuple[int, int]:
-    """A JSON string behind its quote as Avro's; (-1, to) for what Python has to read."""
-    place, length = at, 0
-    while place < stop and buf[place] != _QUOTE:
-        if buf[place] == _BACKSLASH:
-            if place + 1 >= stop:
+    """Write the JSON string after its opening quote as Avro; (-1, to) if Python must read it."""
+    cursor, length = at, 0
+    while cursor < stop and buf[cursor] != _QUOTE:
+        if buf[cursor] == _BACKSLASH:
+            if cursor + 1 >= stop:
                 return -1, to
-            character, place = _escaped(buf, place + 1, stop)
+            character, cursor = _escaped(buf, cursor + 1, stop)
             if character < 0:
                 return -1, to
         else:
-            place += 1
+            cursor += 1
         length += 1
-    if place >= stop:
+    if cursor >= stop:
         return -1, to
     to = put_long(out, to, length)
-    if length == place - at:
+    if length == cursor - at:
         copy(out, to, buf, at, length)
-        return place + 1, to + length
-    while at < place:
+        return cursor + 1, to + length
+    while at < cursor:
         if buf[at] == _BACKSLASH:
             character, at = _escaped(buf, at + 1, stop)
             out[to] = np.uint8(character)
@@ -124,22 +124,22 @@ def _text(buf: U8Array, at: int, stop: int, out: U8Array, to: int) -> tuple[int,
             out[to] = buf[at]
             at += 1
         to += 1
-    return place + 1, to
+    return cursor + 1, to
 
 
 @jit
 def _real_text(buf: U8Array, at: int, stop: int) -> tuple[int, int]:
-    """Where the text of ``["r","..."]`` begins and ends; -1 if this is none."""
+    """Where the text of ``["r","..."]`` begins and ends; -1 if there is no such text."""
     if at + 5 > stop or buf[at + 1] != _QUOTE or buf[at + 2] != 114:
         return -1, -1
     if buf[at + 3] != _QUOTE or buf[at + 4] != _COMMA or buf[at + 5] != _QUOTE:
         return -1, -1
-    place = at + 6
-    while place < stop and buf[place] != _QUOTE:
-        place += 1
-    if place + 1 >= stop or buf[place + 1] != _CLOSE:
+    cursor = at + 6
+    while cursor < stop and buf[cursor] != _QUOTE:
+        cursor += 1
+    if cursor + 1 >= stop or buf[cursor + 1] != _CLOSE:
         return -1, -1
-    return at + 6, place
+    return at + 6, cursor
 
 
 @jit
@@ -154,10 +154,10 @@ def _put_double(out: U8Array, to: int, value: float) -> int:
 def _plain(buf: U8Array, at: int, stop: int) -> bool:
     """Whether a number's text has neither an exponent nor more digits than are exact."""
     digits = 0
-    for place in range(at, stop):
-        if 48 <= buf[place] <= 57:
+    for cursor in range(at, stop):
+        if 48 <= buf[cursor] <= 57:
             digits += 1
-        elif buf[place] not in (46, _MINUS):
+        elif buf[cursor] not in (46, _MINUS):
             return False
     return 0 < digits <= EXACT_DIGITS
 
@@ -167,19 +167,19 @@ def _blob(buf: U8Array, at: int, stop: int, out: U8Array, to: int) -> tuple[int,
     """``["b","00ff"]`` as Avro's bytes."""
     if at + 6 > stop or buf[at + 1] != _QUOTE or buf[at + 2] != 98 or buf[at + 4] != _COMMA:
         return -1, to
-    start = place = at + 6
-    while place < stop and buf[place] != _QUOTE:
-        place += 1
-    if place + 1 >= stop or buf[place + 1] != _CLOSE or (place - start) & 1:
+    start = cursor = at + 6
+    while cursor < stop and buf[cursor] != _QUOTE:
+        cursor += 1
+    if cursor + 1 >= stop or buf[cursor + 1] != _CLOSE or (cursor - start) & 1:
         return -1, to
-    to = put_long(out, to, (place - start) >> 1)
-    for digit in range(start, place, 2):
+    to = put_long(out, to, (cursor - start) >> 1)
+    for digit in range(start, cursor, 2):
         high, low = _hex_digit(buf[digit]), _hex_digit(buf[digit + 1])
         if high < 0 or low < 0:
             return -1, to
         out[to] = np.uint8(high << 4 | low)
         to += 1
-    return place + 2, to
+    return cursor + 2, to
 
 
 @jit
@@ -229,9 +229,9 @@ def _row(
     to: int,
     spans: I64Array,
 ) -> int:
-    """A row's JSON as an Avro record at ``to``; ``spans`` gets each value's place in it.
+    """Write a row's JSON as an Avro record at ``to``; ``spans`` gets each value's offsets.
 
-    Returns where the record ends, -1 for what Python has to read.
+    Returns where the record ends, -1 if Python must read the row.
     """
     count = table[T_COLUMNS]
     if at >= stop or buf[at] != _OPEN:

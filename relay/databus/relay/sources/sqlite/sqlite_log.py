@@ -1,12 +1,12 @@
-"""The change log inside an SQLite database: tables, triggers, and what is written there.
+"""The change log inside an SQLite database: its tables, and reading and writing them.
 
 This is the paper's TxLog technique (section 4.1): triggers write each change into a log table
 in the transaction that makes it, and the log's ids are the clock.  SQLite has one writer at a
-time, so ids grow in commit order; what one read transaction sees of the log is whole
-transactions.
+time, so ids grow in commit order, and a read transaction sees only whole transactions of the
+log.
 
-Rows lie in the log as JSON arrays in column order, exactly: numbers of type real as the text
-that SQL's ``quote`` gives, blobs as hexadecimal.
+The log stores rows exactly, as JSON arrays in column order: numbers of type real as the text
+of SQL's ``quote``, blobs as hexadecimal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TYPES = {int: "integer", float: "real", str: "text", bytes: "blob", type(None):
 _T = TypeVar("_T")
 
 GROUP = 60
-"""How many values of a row make an array of their own."""
+"""A row is stored as arrays of this many values each."""
 
 _LOOKED_AT = 1000
 
@@ -58,7 +58,7 @@ def connect(path: str, *, busy_ms: int = BUSY_MS) -> sqlite3.Connection:
     """A connection in autocommit mode to an existing database.
 
     Raises:
-        SourceUnavailable: the file is not there or not a database.
+        SourceUnavailable: the file does not exist or is no database.
     """
     try:
         connection = sqlite3.connect(
@@ -80,7 +80,7 @@ def install(connection: sqlite3.Connection) -> str:
         connection.execute(
             "INSERT OR IGNORE INTO databus_meta VALUES ('clock', ?)", (str(uuid.uuid4()),)
         )
-        # Id 1 is left out, so that a stream that begins before the first change begins at scn 1.
+        # Id 1 is never given: a stream that begins before the first change begins at scn 1.
         connection.execute(
             "INSERT INTO sqlite_sequence SELECT 'databus_log', 1 WHERE NOT EXISTS "
             "(SELECT 1 FROM sqlite_sequence WHERE name = 'databus_log')"
@@ -92,24 +92,24 @@ def install(connection: sqlite3.Connection) -> str:
 
 
 def last_id(connection: sqlite3.Connection) -> int:
-    """The largest id that the log has ever given."""
+    """The largest id that the log has ever assigned."""
     row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'databus_log'")
     return int((row.fetchone() or (0,))[0])
 
 
 def meta(connection: sqlite3.Connection, name: str) -> int:
-    """A number that the log remembers, 0 if it does not."""
+    """A number that ``databus_meta`` stores under this name, else 0."""
     row = connection.execute("SELECT value FROM databus_meta WHERE name = ?", (name,))
     return int((row.fetchone() or (0,))[0])
 
 
 def set_meta(connection: sqlite3.Connection, name: str, value: int | str) -> None:
-    """Remember a value in the transaction that is open."""
+    """Store a value in ``databus_meta``, in the open transaction."""
     connection.execute("INSERT OR REPLACE INTO databus_meta VALUES (?, ?)", (name, value))
 
 
 def metas(connection: sqlite3.Connection, prefix: str) -> dict[str, int | str]:
-    """What the log remembers under names that begin so."""
+    """The values in ``databus_meta`` whose names begin with ``prefix``."""
     rows = connection.execute(
         "SELECT name, value FROM databus_meta WHERE name GLOB ?", (f"{prefix}*",)
     )
@@ -120,8 +120,8 @@ def metas(connection: sqlite3.Connection, prefix: str) -> dict[str, int | str]:
 def writing(connection: sqlite3.Connection) -> Iterator[None]:
     """A transaction that writes.
 
-    Whatever fails leaves none open, the commit too, which waits for readers without WAL: an open
-    one would keep all others from writing, and a commit that waits keeps them from reading.
+    Any failure rolls it back, a failed commit too: an open write transaction blocks all other
+    writers.  Without WAL a commit waits for readers, and blocks new readers while it waits.
     """
     connection.execute(f"PRAGMA busy_timeout = {WRITE_BUSY_MS}")
     try:
@@ -139,11 +139,11 @@ def writing(connection: sqlite3.Connection) -> Iterator[None]:
 def write_briefly(connection: sqlite3.Connection, work: Callable[[], _T]) -> _T:
     """Do ``work`` in a transaction of its own.
 
-    While the application holds the lock that it needs, it waits without holding one, and tries
-    again; ``work`` may so be done more than once.
+    While the application holds the lock, this waits without holding one and retries; ``work`` may
+    run more than once.
 
     Raises:
-        sqlite3.OperationalError: the lock was not to be had for ``BUSY_MS``.
+        sqlite3.OperationalError: the lock was not free within ``BUSY_MS``.
     """
     deadline_s = time.monotonic() + BUSY_MS / 1000
     while True:
@@ -159,7 +159,8 @@ def write_briefly(connection: sqlite3.Connection, work: Callable[[], _T]) -> _T:
 
 @contextlib.contextmanager
 def texts_as_bytes(connection: sqlite3.Connection) -> Iterator[None]:
-    """Meanwhile texts come as UTF-8, whatever the database's encoding, also those that are none."""
+    """A context in which texts are returned as bytes: UTF-8, or invalid UTF-8, whatever the
+    database's encoding."""
     connection.text_factory = bytes
     try:
         yield
@@ -173,10 +174,9 @@ def quoted(name: str) -> str:
 
 
 def user_tables(connection: sqlite3.Connection) -> dict[str, int]:
-    """All ordinary tables that are not ours or SQLite's own: names, and the page of the file on
-    which each begins.
+    """All ordinary tables except ours and SQLite's own, each with its first page in the file.
 
-    A virtual table is none, and neither are the shadow tables in which its module stores it.
+    Virtual tables are not ordinary tables; neither are the shadow tables that store their data.
     """
     rows = connection.execute(
         "SELECT name, rootpage FROM sqlite_master WHERE type = 'table' "
@@ -200,7 +200,7 @@ def virtual_tables(connection: sqlite3.Connection) -> list[str]:
 def table_schema(
     connection: sqlite3.Connection, table: str, keys: ConfiguredKeys = NO_KEYS
 ) -> SourceSchema | None:
-    """The schema of a table as it is now; None where it has no key, of its own or configured."""
+    """The present schema of a table; None if it has neither its own nor a configured key."""
     columns, key = [], {}
     for _, name, declared, not_null, _, pk in connection.execute(
         f"PRAGMA table_info({quoted(table)})"
@@ -250,7 +250,7 @@ def registered(connection: sqlite3.Connection, after: int = 0) -> dict[int, Sour
 def schema_changes(
     connection: sqlite3.Connection, after: int = 0
 ) -> list[tuple[int, SourceSchema]]:
-    """The versions that replaced another one, each with the log id after which it did."""
+    """The versions that replaced another one, each with the log id after which it applies."""
     return [
         (changed_after, SourceSchema.from_json(json.loads(document)))
         for changed_after, document in connection.execute(
@@ -262,12 +262,12 @@ def schema_changes(
 
 
 def schema_version(connection: sqlite3.Connection) -> int:
-    """A number that changes with any definition in the database, this transaction's too."""
+    """A number that changes with any definition in the database, even in this transaction."""
     return int(connection.execute("PRAGMA schema_version").fetchone()[0])
 
 
 def latest_versions(connection: sqlite3.Connection) -> dict[str, tuple[int, str]]:
-    """The number and document of each source's last version."""
+    """The number and document of each source's latest version."""
     rows = connection.execute(
         "SELECT source, version, document FROM databus_schema ORDER BY version"
     )
@@ -286,7 +286,7 @@ def put_version(
 
 
 def log_emptied(connection: sqlite3.Connection, version: int) -> None:
-    """Log that the table of a version has no rows, in the transaction that is open."""
+    """Log, in the open transaction, that the table of a version has no rows."""
     connection.execute(
         f"INSERT INTO databus_log (at_ms, version, op) VALUES ({NOW_MS}, ?, 't')", (version,)
     )
@@ -295,7 +295,7 @@ def log_emptied(connection: sqlite3.Connection, version: int) -> None:
 def first_emptied(
     connection: sqlite3.Connection, after: int, upto: int, versions: Iterable[int]
 ) -> int | None:
-    """The first log id in this range that says that a table of one of ``versions`` has no rows."""
+    """The first log id in this range that records that a table of ``versions`` has no rows."""
     listed = ", ".join(map(str, versions))
     if not listed:
         return None
@@ -417,7 +417,7 @@ def convert(value: Any, column: Column, source: str) -> Any:
 
     Raises:
         UnsupportedChange: SQLite let a value of another type into the column, or a null into a
-            primary key.  The value is not told: it may be one that is masked.
+            primary key.  The message does not have the value: it may be masked.
     """
     kind = column.kind
     if value is None:
@@ -448,7 +448,7 @@ def convert(value: Any, column: Column, source: str) -> Any:
 
 
 def not_text(source: str, column: str) -> UnsupportedChange:
-    """Of a text that SQLite took though it is none; it is not told, for it may be masked."""
+    """The error for a stored text that is no UTF-8; without the text, which may be masked."""
     return UnsupportedChange(
         f"{source}: a text in column {column!r} is not UTF-8; correct the row",
         source=source,
@@ -460,7 +460,7 @@ def converted(schema: SourceSchema, row: Iterable[Any]) -> list[Any]:
     """A row's SQLite values as the Python values of its columns' kinds.
 
     Raises:
-        UnsupportedChange: one of them is none of its column's.
+        UnsupportedChange: a value does not have its column's kind.
     """
     return [
         convert(value, column, schema.source)
@@ -472,7 +472,7 @@ def logged(schema: SourceSchema, line: bytes) -> list[Any]:
     """The values of a row as the triggers have logged it.
 
     Raises:
-        UnsupportedChange: one of them is no text, or none of its column's.
+        UnsupportedChange: a text is not UTF-8, or a value does not have its column's kind.
     """
     try:
         text = line.decode()
@@ -502,10 +502,10 @@ def key_of(schema: SourceSchema, row: list[Any]) -> bytes:
 
 
 def chunk_order(schema: SourceSchema) -> tuple[str, tuple[str, ...]]:
-    """What a dump selects from, and the columns that it orders by.
+    """The FROM clause of a dump, and the columns that it orders by.
 
-    A configured key may hold nulls and values that SQL takes for equal though they are not, so
-    its exact text is the order.
+    A configured key may hold nulls, and values that differ but compare as equal in SQL.  So its
+    exact text is the order.
     """
     table = quoted(split_source(schema.source)[1])
     if not schema.nullable_key:
@@ -517,7 +517,7 @@ def chunk_order(schema: SourceSchema) -> tuple[str, tuple[str, ...]]:
 def findings(
     connection: sqlite3.Connection, tables: list[str], keys: ConfiguredKeys = NO_KEYS
 ) -> list[Finding]:
-    """What stands in the way of capturing ``tables``, which may be virtual ones."""
+    """The obstacles to capturing ``tables``, which may include virtual ones."""
     found = []
     virtual = set(virtual_tables(connection)).intersection(tables)
     for table in tables:
@@ -562,7 +562,7 @@ def _virtual(table: str) -> Finding:
     return Finding(
         f"table main.{table}",
         "it is a virtual table: SQLite fires no triggers for its rows, so they are not captured",
-        "capture the tables that it is filled from, and fill a virtual table of the copy from them",
+        "capture the tables that it is filled from, and fill the copy's virtual table from them",
         fatal=False,
         table=join_source("main", table),
     )

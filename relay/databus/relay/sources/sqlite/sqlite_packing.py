@@ -1,4 +1,4 @@
-"""SQLite's change log on its way to frames: the kernel's arrays, and what the kernel leaves."""
+"""Packs SQLite's change log into frames: the kernel's arrays, and the rows that Python packs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class LogBlock:
-    """Rows of the log, as the kernel reads them, but for those that are not ``is_utf8``.
+    """Rows of the log as text for the kernel; if not ``is_utf8``, for Python alone.
 
-    ``is_last``: there are no more of the window.
+    ``is_last``: the window has no more rows.
     """
 
     text: bytes
@@ -62,14 +62,14 @@ def read_block(
     after: int,
     upto: int,
     limit: int,
-    passed_over: Iterable[int] = (),
+    left_out: Iterable[int] = (),
 ) -> LogBlock:
-    """The log's rows after one id and up to another; fewer than ``limit`` where they are large.
+    """The log's rows after one id and up to another; fewer than ``limit`` if they are large.
 
-    Those of versions that are ``passed_over`` are left out, unless they say that a table was
+    Rows of the versions in ``passed_over`` are left out, except the record that a table was
     emptied.
     """
-    query = _BLOCK.format(", ".join(map(str, passed_over)))
+    query = _BLOCK.format(", ".join(map(str, left_out)))
     while True:
         try:
             with texts_as_bytes(connection):
@@ -77,7 +77,7 @@ def read_block(
         except sqlite3.DataError:
             if limit == 1:
                 raise
-            limit = max(1, limit // 8)  # together they are longer than SQLite's longest value
+            limit = max(1, limit // 8)  # the block exceeds SQLite's maximum value length
             continue
         text = text or b""
         last_id = after if last_id is None else int(last_id)
@@ -96,7 +96,7 @@ class LogPacker:
     """Runs the kernel over one block after the other.
 
     Invariants:
-        I1. What the kernel did not take lies from ``AT`` on in the block, at a row's beginning.
+        I1. ``AT`` is the offset in the block of the first row that the kernel did not take.
 
     Owner: the thread that reads the log.
     """
@@ -110,14 +110,14 @@ class LogPacker:
         self.forget()
 
     def forget(self) -> None:
-        """No version of a table is known."""
+        """Remove all versions."""
         self._lines: list[list[int]] = []
         self._columns: list[tuple[int, int]] = []
         self._keys: list[int] = []
         self._freeze(1)
 
     def learn(self, version: int, schema: SourceSchema) -> None:
-        """Rows of this version are the kernel's from now on."""
+        """Let the kernel pack rows of this version."""
         names = [column.name for column in schema.columns]
         fingerprint = schema.fingerprint
         line = [0] * k.T_FIELDS
@@ -134,7 +134,7 @@ class LogPacker:
         self._freeze(max(line[k.T_COLUMNS] for line in self._lines))
 
     def unlearn(self, versions: Container[int]) -> None:
-        """The kernel leaves rows of these versions again."""
+        """Leave rows of these versions to Python again."""
         self._lines = [line for line in self._lines if line[k.T_VERSION] not in versions]
         self._freeze(max((line[k.T_COLUMNS] for line in self._lines), default=1))
 
@@ -145,7 +145,7 @@ class LogPacker:
         self._spans: I64Array = np.zeros((2 * most_columns, 2), dtype=np.int64)
 
     def begin(self, block: LogBlock, after: int, scn: int, commit_us: int) -> None:
-        """The next rows, of the window ``scn``; the log id before them is ``after``."""
+        """Set the next block, of the window ``scn``; the log id before its rows is ``after``."""
         self._text, self._block = block.text, np.frombuffer(block.text, dtype=np.uint8)
         state = self._state
         state[k.AT] = state[k.FILL] = 0
@@ -159,7 +159,7 @@ class LogPacker:
     def run(self, seq: int, stop_id: int | None) -> tuple[bytes, int, bool]:
         """The frames of the next rows, the first with ``seq``; how many; whether a row is left.
 
-        No row after the log id ``stop_id`` is among them.
+        The frames end with the log id ``stop_id``.
         """
         state, parts = self._state, []
         state[k.SEQ], state[k.EVENTS] = seq, 0
@@ -183,14 +183,14 @@ class LogPacker:
         return int(self._state[k.AT]) < len(self._text)
 
     def take_row(self) -> LogRow:
-        """The row that the kernel has left, for Python; it goes on behind it."""
-        place, lines = int(self._state[k.AT]), []
+        """The row that Python must pack; the kernel continues after it."""
+        cursor, lines = int(self._state[k.AT]), []
         for _ in range(3):
-            end = self._text.index(b"\n", place)
-            lines.append(self._text[place:end])
-            place = end + 1
+            end = self._text.index(b"\n", cursor)
+            lines.append(self._text[cursor:end])
+            cursor = end + 1
         log_id, version, op = lines[0].decode().split()
-        self._state[k.AT], self._state[k.LAST_ID] = place, int(log_id)
+        self._state[k.AT], self._state[k.LAST_ID] = cursor, int(log_id)
         return LogRow(int(log_id), int(version), op, lines[1] or None, lines[2] or None)
 
 

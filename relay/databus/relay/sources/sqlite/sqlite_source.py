@@ -1,7 +1,7 @@
 """SQLite as a source: polls the trigger-fed log, one poll being one consistent window.
 
-SQLite tells no reader where a transaction ends, so a window here is everything that one read
-transaction found new: one or several whole transactions of the database.
+SQLite does not report where a transaction ends.  So a window here is everything new that one
+read transaction sees: one or several whole transactions of the database.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from databus.relay.sources.suspended_tables import (
     SuspendedTables,
     SuspensionState,
     TableSuspension,
-    decode_stops,
+    decode_suspensions,
 )
 
 _T = TypeVar("_T")
@@ -77,15 +77,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Poll:
-    """The first rows of a window that ends with the log id ``upto``, committed at ``at_ms``.
+    """The first rows of a window that ends at the log id ``upto``, committed at ``at_ms``.
 
-    Rows of the versions that are ``passed_over`` are not in it.
+    Rows of the versions in ``passed_over`` are left out.
     """
 
     block: LogBlock
     at_ms: int
     upto: int
-    passed_over: frozenset[int]
+    left_out: frozenset[int]
 
 
 class SqliteOptions(SourceOptions):
@@ -94,19 +94,19 @@ class SqliteOptions(SourceOptions):
     poll_ms: float = Field(default=5, ge=0)
     """Interval at which the relay looks for new rows of the log."""
     retain_rows: int = Field(default=0, ge=0)
-    """Rows of the log that stay after the relay has read them."""
+    """Rows of the log that remain after the relay has read them."""
 
 
 class SqliteSource:
     """The changes of one SQLite file.
 
     Invariants:
-        I1. scn is the largest log id of the window; a window that is handed on in parts has
-            its end recorded in the database first, so that it is cut the same way again.
-        I2. Log rows are deleted only up to what was acknowledged, and the place is recorded
-            in the same transaction.
-        I3. A table of which a row cannot be carried stops alone: nothing of it is packed from
-            that row on, until it begins again between two windows.
+        I1. The scn is the largest log id of the window.  Before a window is yielded in parts,
+            its end is recorded in the database, so that a restart gives the same window.
+        I2. Log rows are deleted only up to the acknowledged scn, which is recorded in the same
+            transaction.
+        I3. A table with a row that cannot be converted is suspended: none of its rows is packed
+            from that row on, until it resumes between two windows.
 
     Owner: one event loop; SQLite itself runs in two threads, one for the stream and the log,
     one for chunks, each with its own connection.
@@ -141,16 +141,16 @@ class SqliteSource:
         self._unseen: dict[str, Unseen] = {}
         self._emptied: set[str] = set()
         self._position = self._last_scn = 0
-        self._goes_on = self._is_closed = False
-        self._stopped = SuspendedTables({})
+        self._resumes = self._is_closed = False
+        self._suspended = SuspendedTables({})
         self._resume_state = SuspensionState()
-        self._passed_over: dict[str, str] = {}
-        self._taken_up: set[str] = set()
-        self._stop_next: dict[str, str] = {}
+        self._left_out: dict[str, str] = {}
+        self._resumed_from: set[str] = set()
+        self._suspend_next: dict[str, str] = {}
 
     @property
     def clock(self) -> str:
-        """``sqlite:`` and the uuid that the log got when it was created."""
+        """``sqlite:`` and the uuid that the log was created with."""
         return self._clock
 
     async def preflight(self) -> list[Finding]:
@@ -172,7 +172,7 @@ class SqliteSource:
 
     async def open(self) -> None:
         """See ``Source.open``; creates the log and its triggers."""
-        raise_findings(self._config.name, await self.preflight(), goes_on=self._goes_on)
+        raise_findings(self._config.name, await self.preflight(), resumes=self._resumes)
         if self.use_kernel:
             await asyncio.to_thread(sqlite_kernels.warm_up)
         self._claim = self._claim or claim(self._path)
@@ -183,24 +183,24 @@ class SqliteSource:
     def _open(self) -> None:
         self._connection = log.connect(self._path)
         self._clock = log.install(self._connection)
-        self._tables.goes_on = self._goes_on
-        if not self._goes_on:
+        self._tables.resumes = self._resumes
+        if not self._resumes:
             self._position = log.last_id(self._connection)
             self._tables.settled(self._connection, self._tables.unseen(self._connection))
 
     def recall(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
-        """See ``RememberingSource``: the tables that have stopped."""
-        self._goes_on, self._position = True, after_scn
-        kept = decode_stops(resume_state) if resume_state else SuspensionState()
-        # One of a later window is found again, at the same place.
+        """See ``RememberingSource``: the suspended tables."""
+        self._resumes, self._position = True, after_scn
+        recalled = decode_suspensions(resume_state) if resume_state else SuspensionState()
+        # A suspension of a later window happens again, at the same row.
         self._resume_state = SuspensionState(
             {
                 name: stop
-                for name, stop in kept.stopped.items()
+                for name, stop in recalled.suspended.items()
                 if stop.since_scn <= after_scn and self._config.captures(name)
             }
         )
-        self._stopped = SuspendedTables(self._resume_state.stopped)
+        self._suspended = SuspendedTables(self._resume_state.suspended)
 
     async def first_scn(self) -> int:
         """The log's last id: the log exists from now on."""
@@ -215,8 +215,8 @@ class SqliteSource:
         loop = asyncio.get_running_loop()
         idle_since = loop.time()
         data_version = -1
-        self._stopped.begin()
-        self._goes_on = self._tables.goes_on = True
+        self._suspended.begin()
+        self._resumes = self._tables.resumes = True
         try:
             while True:
                 if self._settle():
@@ -230,7 +230,7 @@ class SqliteSource:
                     continue
                 data_version, poll = await self._run(partial(self._poll, data_version))
                 if self._is_to_settle:
-                    continue  # What was read was read as if nothing had been asked.
+                    continue  # Read before the requested tables resumed.
                 if poll is not None:
                     async for batch in self._window(poll):
                         yield batch
@@ -241,10 +241,10 @@ class SqliteSource:
                     yield Batch(b"", resolved=self._position, resume_state=self._resume_state)
                 await asyncio.sleep(self._poll_s)
         finally:
-            self._stopped.end()
+            self._suspended.end()
 
     async def ack(self, scn: int) -> None:
-        """Delete the log up to ``scn``, in steps with pauses; what is left goes with the next."""
+        """Delete the log up to ``scn``, in steps with pauses; the next ``ack`` deletes the rest."""
         for step in range(_PRUNE_STEPS):
             pause_s = await self._run(partial(self._prune, scn, 1 if step else _PRUNE_ROWS))
             if not pause_s:
@@ -269,7 +269,7 @@ class SqliteSource:
     async def largest_key(self, source: str) -> list[Any] | None:
         """See ``Source.largest_key``."""
 
-        await self._begin_again(source)
+        await self._resume_first(source)
         return await self._read(partial(self._chunks.largest_key, source))
 
     async def chunk_end(self, request: ChunkRequest) -> list[Any] | None:
@@ -278,7 +278,7 @@ class SqliteSource:
 
     def suspended(self) -> Mapping[str, TableSuspension]:
         """See ``SuspendingSource``."""
-        return self._stopped.stops
+        return self._suspended.suspensions
 
     async def table_size(self, source: str) -> TableSize:
         """The largest rowid, or else the number of rows."""
@@ -287,33 +287,33 @@ class SqliteSource:
     async def read_chunk(self, request: ChunkRequest) -> Chunk:
         """See ``Source.read_chunk``."""
         if request.is_of_whole_table:
-            await self._begin_again(request.source)
+            await self._resume_first(request.source)
         try:
             return await self._read(partial(self._chunks.read, request))
         except UnsupportedChange as error:
-            if request.source in self._taken_up:
-                self._stop_next[request.source] = error.message
+            if request.source in self._resumed_from:
+                self._suspend_next[request.source] = error.message
             raise
 
     async def _read(self, question: Callable[[], _T]) -> _T:
-        """Put a question about rows; one that is given up is interrupted."""
+        """Run a query for rows; a cancelled one is interrupted."""
         try:
             return await self._run(question, self._chunk_thread)
         except asyncio.CancelledError:
             self._chunks.interrupt()
             raise
 
-    async def _begin_again(self, source: str) -> None:
-        """All of a table is about to be read: if it has stopped, the stream takes it up before."""
-        if source not in self._stopped.stops:
+    async def _resume_first(self, source: str) -> None:
+        """Before the whole table is read: if it is suspended, let the stream resume it first."""
+        if source not in self._suspended.suspensions:
             return
-        await self._stopped.resumption(source)
-        self._taken_up.add(source)
+        await self._suspended.resumption(source)
+        self._resumed_from.add(source)
 
     async def status(self) -> dict[str, Any]:
-        """The library's version, the log's last id and how many rows it holds, tables that are
-        left out or have stopped."""
-        stopped = SuspendedTables(self._stopped.stops)
+        """The library's version, the log's last id and its row count, tables that are left out
+        or suspended."""
+        suspended = SuspendedTables(self._suspended.suspensions)
 
         def read() -> dict[str, Any]:
             count = self._db.execute("SELECT count(*) FROM databus_log").fetchone()[0]
@@ -323,14 +323,14 @@ class SqliteSource:
                 "scn": log.last_id(self._db),
                 "log_rows": count,
                 "tables": sorted({trigger.table for trigger in triggers.ours(self._db)}),
-                "stopped_tables": stopped.document(),
-                "warnings": [*stopped.warnings(), *without],
+                "stopped_tables": suspended.document(),
+                "warnings": [*suspended.warnings(), *without],
             }
 
         return await self._run(read)
 
     async def close(self) -> None:
-        """See ``Source.close``; whoever asks later is refused."""
+        """See ``Source.close``; later calls raise SourceUnavailable."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -363,7 +363,7 @@ class SqliteSource:
         return self._config.captures(join_source("main", table))
 
     def _refresh_tables(self) -> bool:
-        """Bring some tables' triggers in step with the tables, in a moment; whether all are."""
+        """Update some tables' triggers in a short transaction; whether all are up to date."""
         is_done = self._tables.refresh(self._db, self._position)
         known = max(self._versions, default=0)
         self._changes += log.schema_changes(self._db, known)
@@ -379,17 +379,17 @@ class SqliteSource:
             )
 
     def _poll(self, seen_version: int) -> tuple[int, _Poll | None]:
-        """The rows that are new, or None if nobody has committed since ``seen_version``."""
+        """The new rows, or None if there was no commit since ``seen_version``."""
         db, tables = self._db, self._tables
         version = db.execute("PRAGMA data_version").fetchone()[0]
-        # Before the definitions: what they are now they were when these rows were written.
+        # Before the definitions: these rows were written with the definitions read next.
         last = log.last_id(db) if version != seen_version else self._position
         if not tables.in_step(db):
             if time.monotonic() >= tables.next_refresh_s:
                 self._refresh_tables()
                 return -1, None
             if not tables.is_current(db):
-                return -1, None  # What a table's old triggers log lacks its new columns.
+                return -1, None  # Rows that old triggers log lack the new columns.
         if tables.has_unseen and self._position >= log.meta(db, "window_end"):
             self._unseen = tables.unseen(db)
             if self._unseen:
@@ -397,12 +397,12 @@ class SqliteSource:
         if last <= self._position:
             return version, None
         if log.meta(db, "pruned") > self._position:
-            self._check_position(self._position)  # Another relay has read it, from elsewhere.
+            self._check_position(self._position)  # Another relay may have pruned the log.
         planned = log.meta(db, "window_end")
         upto = planned if self._position < planned <= last else last
-        passed_over = self._versions_passed_over(upto)
-        upto = log.first_emptied(db, self._position, upto, passed_over) or upto
-        block = read_block(db, self._position, upto, _PART_ROWS, passed_over)
+        left_out = self._versions_left_out(upto)
+        upto = log.first_emptied(db, self._position, upto, left_out) or upto
+        block = read_block(db, self._position, upto, _PART_ROWS, left_out)
         if not block.text:
             self._position = upto
             return -1, None
@@ -411,69 +411,70 @@ class SqliteSource:
         (at_ms,) = db.execute(
             "SELECT at_ms FROM databus_log WHERE id > ? ORDER BY id LIMIT 1", (self._position,)
         ).fetchone()
-        return -1, _Poll(block, at_ms, upto, passed_over)
+        return -1, _Poll(block, at_ms, upto, left_out)
 
-    # -- tables that have stopped
+    # -- suspended tables
 
-    def _versions_passed_over(self, scn: int) -> frozenset[int]:
-        """The versions of tables that stopped in a window before ``scn``."""
-        passes_over = self._stopped.passes_over
-        return frozenset(v for v, s in self._versions.items() if passes_over(s.source, scn))
+    def _versions_left_out(self, scn: int) -> frozenset[int]:
+        """The versions of tables that were suspended in a window before ``scn``."""
+        leaves_out = self._suspended.leaves_out
+        return frozenset(v for v, s in self._versions.items() if leaves_out(s.source, scn))
 
     @property
     def _is_to_settle(self) -> bool:
-        return self._stopped.is_asked or bool(self._stop_next or self._unseen)
+        return self._suspended.has_requests or bool(self._suspend_next or self._unseen)
 
     def _settle(self) -> bool:
-        """Between two windows: tables begin again, or stop, that were asked for.
-
-        Returns whether there were any.
-        """
+        """Between two windows, resume and suspend tables as requested; whether there were any."""
         if not self._is_to_settle:
             return False
-        self._stopped.begin_again()
-        unreadable = {source: Unseen(why) for source, why in self._stop_next.items()}
+        self._suspended.resume_requested()
+        unreadable = {source: Unseen(why) for source, why in self._suspend_next.items()}
         for source, unseen in (unreadable | self._unseen).items():
-            _log.warning("database %s: %s has stopped: %s", self._config.name, source, unseen.why)
+            _log.warning("database %s: %s is suspended: %s", self._config.name, source, unseen.why)
             if unseen.keeps_rows:
-                self._stopped.stop(source, self._last_scn, unseen.why, keeps_rows=True)
+                self._suspended.suspend(source, self._last_scn, unseen.why, keeps_rows=True)
             else:
-                self._stopped.stop_again(source, self._last_scn, unseen.why)
-        self._stop_next.clear()
-        self._resume_state = SuspensionState(dict(self._stopped.stops))
+                self._suspended.suspend_again(source, self._last_scn, unseen.why)
+        self._suspend_next.clear()
+        self._resume_state = SuspensionState(dict(self._suspended.suspensions))
         return True
 
-    def _stop(self, tables: Mapping[str, str], scn: int) -> bool:
-        """Pass over these tables, which cannot be read, after ``scn``; whether any is new."""
-        fresh = {source: why for source, why in tables.items() if source not in self._stopped.stops}
+    def _suspend(self, tables: Mapping[str, str], scn: int) -> bool:
+        """Suspend these tables, which cannot be read, after ``scn``; whether any is new."""
+        fresh = {
+            source: why
+            for source, why in tables.items()
+            if source not in self._suspended.suspensions
+        }
         for source, why in fresh.items():
-            _log.warning("database %s: %s has stopped: %s", self._config.name, source, why)
-            self._stopped.stop(source, scn, why)
+            _log.warning("database %s: %s is suspended: %s", self._config.name, source, why)
+            self._suspended.suspend(source, scn, why)
         if fresh:
-            self._resume_state = SuspensionState(dict(self._stopped.stops))
+            self._resume_state = SuspensionState(dict(self._suspended.suspensions))
         return bool(fresh)
 
     def _follow_emptied(self) -> None:
-        """What was emptied is known whole; its windows end there, so that nothing follows yet."""
+        """Resume tables that were emptied.  The window ends with that row, so no row follows."""
         for source in self._emptied:
-            self._stopped.follow_again(source)
+            self._suspended.resume_emptied(source)
         if self._emptied:
             self._emptied.clear()
-            self._resume_state = SuspensionState(dict(self._stopped.stops))
+            self._resume_state = SuspensionState(dict(self._suspended.suspensions))
 
     # -- windows
 
     async def _window(self, poll: _Poll) -> AsyncIterator[Batch]:
-        """Pack a poll into one window, handing it on in parts if it is large.
+        """Pack a poll into one window, yielded in parts if it is large.
 
-        That a table has stopped is on disk before the window has ended in which it did.
+        A suspension is on disk before the window in which it happened ends.
         """
-        self._passed_over.clear()
+        self._left_out.clear()
         window = WindowBuilder(poll.upto, poll.at_ms * 1000)
         block, after = poll.block, self._position
         while True:
             schemas = await self._run(partial(self._pack, window, block, after))
-            if self._stop(self._passed_over, poll.upto):
+            if self._suspend(self._left_out, poll.upto):
                 yield Batch(b"", resume_state=self._resume_state, keep=True)
             self._follow_emptied()
             if block.is_last:
@@ -486,7 +487,7 @@ class SqliteSource:
                 yield Batch(window.take(), schemas)
             after = block.last_id
             block = await self._run(
-                partial(read_block, self._db, after, poll.upto, _PART_ROWS, poll.passed_over)
+                partial(read_block, self._db, after, poll.upto, _PART_ROWS, poll.left_out)
             )
 
     def _pack(self, window: WindowBuilder, block: LogBlock, after: int) -> tuple[SourceSchema, ...]:
@@ -509,7 +510,7 @@ class SqliteSource:
     def _pack_row(
         self, window: WindowBuilder, after: int, row: LogRow, schemas: list[SourceSchema]
     ) -> None:
-        """Pack a row that the kernel has left; new ``schemas`` are added."""
+        """Pack a row that the kernel did not take; new ``schemas`` are added."""
         for changed_after, changed in self._changes:
             if after <= changed_after < row.log_id:
                 add_schema_change(window, changed)
@@ -518,9 +519,9 @@ class SqliteSource:
         if schema is None:
             self._versions = log.registered(self._db)
             schema = self._versions[row.version]
-        if row.op == "t" and schema.source in self._stopped.stops:
+        if row.op == "t" and schema.source in self._suspended.suspensions:
             self._emptied.add(schema.source)
-        elif schema.source in self._passed_over:
+        elif schema.source in self._left_out:
             return
         if row.version not in self._announced:
             self._announced.add(row.version)
@@ -536,13 +537,13 @@ class SqliteSource:
 
     def _pass_over(self, source: str, why: str) -> None:
         """Leave out the rest of a table's rows in this window."""
-        self._passed_over[source] = why
+        self._left_out[source] = why
         versions = {v for v, schema in self._versions.items() if schema.source == source}
         self._packer.unlearn(versions)
         self._announced -= versions
 
     def _prune(self, scn: int, least_rows: int) -> float:
-        """Delete a step of the log; seconds to wait before the next, 0 where there is none."""
+        """Delete one step of the log; seconds to wait before the next, 0 if there is none."""
         pruned = log.meta(self._db, "pruned")
         if scn - self._retain - pruned < least_rows:
             return 0.0

@@ -1,7 +1,7 @@
-"""The captured tables of an SQLite database: keeps their triggers in step with their definitions.
+"""The captured tables of an SQLite database: updates their triggers when definitions change.
 
-A definition can change what a table holds, and no trigger fires for it.  What the log cannot show
-is a reason to suspend the table, recorded in the transaction that makes its new triggers.
+A change of a definition can change a table's rows, and no trigger fires for it.  Such a table is
+suspended; the reason is recorded in the transaction that makes its new triggers.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from databus.relay.sources.sqlite.sqlite_triggers import Trigger
 
 _HOLD_S = 0.02
 _PAUSE_S = 0.1
-"""A transaction of ours takes in more tables for so long, and the next begins so much later: SQLite
-looks whether it may write after 1, 2, 5, .. and at most 100 ms."""
+"""How long one of our transactions adds tables, and the pause before the next one: a statement that
+waits for SQLite's lock tries again after 1, 2, 5, .. and at most 100 ms."""
 _MANY = 100
-"""For more tables than these, triggers are written as rows of ``sqlite_master``: each CREATE
+"""With more tables than this, triggers are written as rows of ``sqlite_master``: each CREATE
 TRIGGER reads all definitions there."""
 _SUSPENDED = "suspended "
 _WATCHED = "watched "
 """Names in ``databus_meta``: why a source is suspended, and on which page its table begins."""
 _DEFINITIONS = "definitions"
 """In ``databus_meta``: the database's ``schema_version`` when the definitions were compared last.
-Each statement that defines something raises it."""
+Each DDL statement raises it."""
 _OBJECTS = "objects"
-"""In ``databus_meta``: what was defined then, but for what is ours, as a list of type and name."""
+"""In ``databus_meta``: the definitions of then except ours, as a list of type and name."""
 _STATEMENTS_OF_READDING = 2
 _STATEMENTS_OF_REBUILDING = 6
 
@@ -42,19 +42,19 @@ FILLED_BEFORE = (
     "it was created, or took this name, with rows that were written before it had triggers"
 )
 UNWATCHED = (
-    "it had no triggers for a while (it was rebuilt, or left out), so that what was written "
-    "meanwhile is not known"
+    "it had no triggers for a while (it was rebuilt, or left out), so changes written meanwhile "
+    "are not known"
 )
 KEYLESS = "it has no key any more: create it with a PRIMARY KEY, or name one in keys"
-REBUILT = "it was rebuilt, its triggers included: what was written meanwhile is not known"
+REBUILT = "it was rebuilt, its triggers included: changes written meanwhile are not known"
 
 
 @dataclass(frozen=True, slots=True)
 class _Definitions:
-    """What a database defined at one ``schema_version``.
+    """The definitions of a database at one ``schema_version``.
 
-    ``pages``: the page on which each table begins.  ``schemas``: of each table that is captured.
-    ``versions``: number and document of each source's last version in the log.  ``named`` and
+    ``pages``: the first page of each table.  ``schemas``: of each captured table.
+    ``versions``: number and document of each source's latest version in the log.  ``named`` and
     ``held``: our triggers by name, and those of each table.
     """
 
@@ -71,9 +71,9 @@ class _Definitions:
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """What became of a table without a row of the log.
+    """A change of a table that the log does not show.
 
-    ``keeps_rows``: each row is there still, under its key, with other values.
+    ``keeps_rows``: each row still exists under its key, with other values.
     """
 
     why: str
@@ -84,15 +84,15 @@ class CapturedTables:
     """Which tables are captured, and what their triggers write.
 
     Invariants:
-        I1. What a definition has done to a table without the log is recorded in the transaction
-            that makes its new triggers, until ``settled``.
-        I2. A transaction that writes takes moments, and the next one leaves the application's time
-            to write and to read the definitions again: none of its statements fails by ours.
+        I1. A change that the log does not show is recorded in the transaction that makes the
+            table's new triggers, until ``settled``.
+        I2. A write transaction is short, and the pause before the next one lets the application
+            write and read the definitions again: our transactions fail none of its statements.
         I3. While ``is_current``, the rows of the log up to a ``last_id`` that was read before were
             written by triggers of the versions that they name.
 
     Owner: the thread that reads the log.
-    Durability: when ``refresh`` returns, what it did is as durable as the database.
+    Durability: when ``refresh`` returns, its changes are as durable as the database.
     Raises: sqlite3.Error.
     """
 
@@ -108,8 +108,8 @@ class CapturedTables:
         self._defined = _Definitions()
         self._is_direct = False
         self.next_refresh_s = 0.0
-        self.goes_on = False
-        """Whether consumers have rows of before; else nothing is suspended."""
+        self.resumes = False
+        """Whether consumers have earlier rows; otherwise no table is suspended."""
         self.has_unseen = True
 
     def schemas(self, db: sqlite3.Connection) -> list[SourceSchema]:
@@ -122,21 +122,21 @@ class CapturedTables:
         return [schema for schema in found if schema is not None]
 
     def in_step(self, db: sqlite3.Connection) -> bool:
-        """Whether all triggers are those of the definitions."""
+        """Whether all triggers match the definitions."""
         return log.schema_version(db) == self._version
 
     def is_current(self, db: sqlite3.Connection) -> bool:
-        """Whether the triggers that there are write what their tables hold."""
+        """Whether the existing triggers write all columns of their tables."""
         return log.schema_version(db) == self._planned_version and not self._changed
 
     def refresh(self, db: sqlite3.Connection, position: int) -> bool:
-        """Bring some tables' triggers in step with the tables, in a moment; whether all are.
+        """Update some tables' triggers in a short transaction; whether all are up to date.
 
-        The log up to ``position`` was read.  A table's capture begins, or changes, in the
+        The log up to ``position`` was read.  A table's capture begins or changes in the
         transaction that makes its triggers.
         """
         # A window whose end was recorded was written before a definition changed.  This also reads
-        # the definitions again where they have changed, before the application has to wait for it.
+        # changed definitions again, before the transaction that the application waits for.
         since_id = max(position, log.meta(db, "window_end"))
         if log.schema_version(db) != self._planned_version:
             self._plan(db, since_id)
@@ -151,13 +151,13 @@ class CapturedTables:
         return self.in_step(db)
 
     def _plan(self, db: sqlite3.Connection, since_id: int) -> None:
-        """Find the tables whose triggers are not those of their definitions."""
+        """Find the tables whose triggers do not match their definitions."""
         self._planned_version = log.schema_version(db)
         missing = triggers.first_missing(db, since_id)
         self._defined = defined = self._read(db)
         self._changed, self._new = [], []
         watched = log.metas(db, _WATCHED)
-        # A table that has lost its triggers was dropped, and made again.
+        # A table that has lost its triggers was dropped and created again.
         remade = sum(
             name.removeprefix(_WATCHED) in defined.pages.keys() - defined.held for name in watched
         )
@@ -201,7 +201,7 @@ class CapturedTables:
         )
 
     def _unexplained(self, db: sqlite3.Connection) -> int:
-        """How many statements have defined something that is not there to be seen."""
+        """The number of DDL statements whose effect the definitions do not show."""
         before = log.meta(db, _DEFINITIONS)
         objects = log.other_objects(db)
         explained = 0
@@ -216,13 +216,13 @@ class CapturedTables:
         return self._planned_version - before - explained if before else 0
 
     def _compared(self, db: sqlite3.Connection, version: int) -> None:
-        """No definition of this ``schema_version`` has to be compared once more."""
+        """Record that the definitions of this ``schema_version`` were compared."""
         log.set_meta(db, _DEFINITIONS, version)
         log.set_meta(db, _OBJECTS, json.dumps(sorted(self._objects or ())))
 
     def _step(self, db: sqlite3.Connection, due: list[str], since_id: int) -> tuple[int, float]:
-        """Bring the first of these tables in step, as many as a moment allows: (how many,
-        seconds)."""
+        """Update the triggers of the first of these tables, as many as the time limit allows:
+        (how many, seconds)."""
         if not self._is_direct:
             work = partial(self._bring_in_step, db, due, since_id)
             return log.write_briefly(db, work)
@@ -285,8 +285,7 @@ class CapturedTables:
             triggers.put(db, wanted, table, [*defined.held.get(table, ()), *elsewhere])
 
     def _unwatch(self, db: sqlite3.Connection, table: str) -> None:
-        """A table is not captured any more: it was dropped or renamed, has no key, or is left out
-        of the configuration."""
+        """End a table's capture: it was dropped or renamed, has no key, or is not configured."""
         triggers.drop(db, table)
         is_watched = db.execute(
             "DELETE FROM databus_meta WHERE name = ?", (_WATCHED + table,)
@@ -300,7 +299,7 @@ class CapturedTables:
             log.log_emptied(db, self._defined.versions.get(source, (0, ""))[0])
 
     def _suspend(self, db: sqlite3.Connection, source: str, unseen: Unseen, since_id: int) -> None:
-        if not self.goes_on:
+        if not self.resumes:
             return
         if not unseen.keeps_rows:
             triggers.forget(db, source, since_id)
@@ -310,10 +309,10 @@ class CapturedTables:
         self.has_unseen = True
 
     def _pause(self, held_s: float) -> None:
-        """Leave the application several times the time that its next statement takes.
+        """Pause for several times the duration of the application's next statement.
 
-        All its connections read all definitions again after each of our transactions, and a
-        statement fails that finds them changed fifty times in a row.
+        All its connections read all definitions again after each of our transactions.  A
+        statement that finds them changed fifty times in a row fails.
         """
         began_s = time.monotonic()
         log.connect(self._path).close()
@@ -324,7 +323,7 @@ class CapturedTables:
     # -- what the log does not show
 
     def unseen(self, db: sqlite3.Connection) -> dict[str, Unseen]:
-        """What became of tables without a row of the log, by source, until it is ``settled``."""
+        """Changes that the log does not show, by source, until they are ``settled``."""
         found = log.metas(db, _SUSPENDED)
         self.has_unseen = bool(found)
         return {
@@ -333,7 +332,7 @@ class CapturedTables:
         }
 
     def settled(self, db: sqlite3.Connection, unseen: Mapping[str, Unseen]) -> None:
-        """All of this is recorded elsewhere, on disk."""
+        """Delete these records: the caller has stored the suspensions on disk."""
         self.has_unseen = True
 
         def forget() -> None:
@@ -346,10 +345,10 @@ class CapturedTables:
 def _altered(
     db: sqlite3.Connection, version: int, old: SourceSchema, new: SourceSchema, since_id: int
 ) -> tuple[int, Unseen | None]:
-    """A table that kept its triggers may have another definition: its version now.
+    """Compare a table that still has its triggers with its last version; its version now.
 
-    Rows that the old triggers have logged after ``since_id`` lack the newer columns: they are
-    logged once more, as they are now.
+    Rows that the old triggers logged after ``since_id`` lack the newer columns.  They are logged
+    once more with their present values.
     """
     first = triggers.first_missing(db, since_id).get(version)
     names = {column.name for column in new.columns}
@@ -378,11 +377,10 @@ def _doubt(
     *,
     is_moved: bool,
 ) -> Unseen | None:
-    """What may have become of a table with the definition and the triggers that it had before,
-    by statements of which nothing else is to be seen.
+    """What DDL statements without a visible effect may have done to an unchanged table.
 
-    The last column can have been dropped and added again: then all rows have its default value,
-    but for those that were written since.
+    They may have dropped the last column and added it again.  Then all rows have its default
+    value, except those written since.
     """
     table, column = split_source(schema.source)[1], schema.columns[-1]
     if is_moved and unexplained >= _STATEMENTS_OF_REBUILDING:
@@ -401,17 +399,19 @@ def _doubt(
 
 
 def _only_dropped(old: SourceSchema, new: SourceSchema) -> bool:
-    """Whether a table has lost columns, and is the same apart from that."""
+    """Whether a table lost columns and is otherwise the same."""
     names = {column.name for column in new.columns}
-    kept = [column for column in old.columns if column.name in names]
-    return old.key == new.key and len(kept) < len(old.columns) and list(new.columns) == kept
+    remaining = [column for column in old.columns if column.name in names]
+    return (
+        old.key == new.key and len(remaining) < len(old.columns) and list(new.columns) == remaining
+    )
 
 
 def _unseen(
     db: sqlite3.Connection, table: str, old: SourceSchema, new: SourceSchema
 ) -> Unseen | None:
-    """What a table's rows have become by a new definition, if that is more than to lose columns,
-    or to get columns without values."""
+    """What a new definition did to a table's rows; None if it only dropped columns or added
+    columns without values."""
     if old == new or _only_dropped(old, new) or not log.has_rows(db, table):
         return None
     if old.key != new.key:

@@ -1,11 +1,11 @@
-"""The triggers that write SQLite's change log: their text, and which of them a table has.
+"""The triggers that write SQLite's change log: their text, and the triggers that a table has.
 
-SQLite refuses ``ALTER TABLE DROP COLUMN`` while a trigger names a column that is gone then.  So our
-triggers look each column up where ``NEW`` or ``OLD`` has it, and else in a row of marks of the same
-names around it: the statement succeeds, and the log shows from which row on the column is missing.
+SQLite refuses ``ALTER TABLE DROP COLUMN`` while a trigger names the column.  So our triggers take
+each column from ``NEW`` or ``OLD`` if it exists there, and otherwise from an outer row of marks
+with the same names: the statement succeeds, and the log shows the first row without the column.
 
 Every connection parses the texts of all triggers when it opens, and after each change of a
-definition.  So they are short, and many tables get theirs in few transactions.
+definition.  So they are short, and few transactions create the triggers of many tables.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from databus.relay.sources.sqlite.sqlite_log import (
 )
 
 MISSING = "9C61D2F35B4E4A0C8F17E6A27D30B58E"
-"""What stands in a row of the log for a column that its table has not any more, as hexadecimal."""
+"""The mark in a row of the log for a column that its table no longer has, as hexadecimal."""
 
 _OURS = "sqlite_master WHERE type = 'trigger' AND name GLOB 'databus_[cud]_*'"
 _OPS = {"c": "INSERT", "u": "UPDATE", "d": "DELETE"}
@@ -34,7 +34,7 @@ _OPS = {"c": "INSERT", "u": "UPDATE", "d": "DELETE"}
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """A trigger of ours that the database has, with the row of ``sqlite_master`` that holds it."""
+    """One of our triggers in the database, with its row number in ``sqlite_master``."""
 
     rowid: int
     table: str
@@ -43,7 +43,7 @@ class Trigger:
 
 
 def wanted(schema: SourceSchema, version: int) -> dict[str, str]:
-    """The triggers that a table has to have, by name, as SQLite keeps their text."""
+    """The triggers that a table needs, by name, with the text that SQLite stores."""
     table = split_source(schema.source)[1]
     return {
         f"databus_{op}_{table}": _text(schema, table, version, op, event)
@@ -62,7 +62,7 @@ def _text(schema: SourceSchema, table: str, version: int, op: str, event: str) -
 
 
 def _image(schema: SourceSchema, row: str) -> str:
-    """SQL that gives a row of a trigger, with a mark for each column that is missing by then.
+    """SQL for a row in a trigger, with a mark for each column that was dropped.
 
     A primary key's columns cannot be dropped.
     """
@@ -78,13 +78,13 @@ def _image(schema: SourceSchema, row: str) -> str:
 
 
 def ours(connection: sqlite3.Connection) -> list[Trigger]:
-    """All triggers of ours that there are."""
+    """All our triggers in the database."""
     rows = connection.execute(f"SELECT rowid, tbl_name, name, sql FROM {_OURS}")
     return [Trigger(*row) for row in rows]
 
 
 def folded(name: str) -> str:
-    """A name as SQLite compares names: without the case of ASCII's letters."""
+    """A name as SQLite compares names: ASCII letters in lower case."""
     return "".join(chr(ord(c) + 32) if "A" <= c <= "Z" else c for c in name)
 
 
@@ -117,8 +117,8 @@ def watch(connection: sqlite3.Connection, triggers: Mapping[str, str], table: st
 
 
 def drop(connection: sqlite3.Connection, table: str, names: Iterable[str] = ()) -> None:
-    """Stop logging the changes of a table; triggers of these names go from all other tables too:
-    a table that was renamed has taken them along."""
+    """Stop logging the changes of a table.  Triggers with these names are dropped from all tables:
+    a renamed table has them still."""
     listed = list(names)
     rows = connection.execute(
         f"SELECT name FROM {_OURS} AND (tbl_name = ? OR name IN ({', '.join('?' * len(listed))}))",
@@ -132,7 +132,7 @@ def compile_all(schemas: Iterable[SourceSchema]) -> None:
     """Let SQLite compile the triggers of these tables, in a database in memory.
 
     Raises:
-        sqlite3.Error: it refuses one.
+        sqlite3.Error: SQLite refuses one.
     """
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
         for schema in schemas:
@@ -145,7 +145,7 @@ def compile_all(schemas: Iterable[SourceSchema]) -> None:
 
 @contextlib.contextmanager
 def definitions_writable(connection: sqlite3.Connection) -> Iterator[bool]:
-    """Meanwhile ``put`` works, unless this build of SQLite refuses it: whether it does."""
+    """A context in which ``put`` works; False if this build of SQLite refuses that."""
     connection.execute("PRAGMA writable_schema = ON")
     try:
         yield bool(connection.execute("PRAGMA writable_schema").fetchone()[0])
@@ -160,9 +160,9 @@ def put(
     replaced: Iterable[Trigger],
 ) -> None:
     """Like ``watch``, in a tenth of the time: write the rows of ``sqlite_master`` that CREATE
-    TRIGGER would write, and ``compile_all`` has tried.
+    TRIGGER would write, after ``compile_all`` has tested them.
 
-    No connection has read them before ``publish``.
+    No connection reads them before ``publish``.
     """
     connection.executemany(
         "DELETE FROM sqlite_master WHERE rowid = ? AND type = 'trigger' AND tbl_name = ? "
@@ -177,13 +177,13 @@ def put(
 
 
 def publish(connection: sqlite3.Connection, version: int) -> None:
-    """Let all connections read the definitions again when this transaction has ended: its last
-    statement, which gives the database a new ``schema_version``."""
+    """Make all connections read the definitions again after this transaction, by a new
+    ``schema_version``; the last statement of the transaction."""
     connection.execute(f"PRAGMA schema_version = {version}")
 
 
 def first_missing(connection: sqlite3.Connection, after: int) -> dict[int, int]:
-    """The versions of which rows after a log id lack columns, each with the first row's id."""
+    """The versions with rows after a log id that lack columns, each with the first row's id."""
     rows = connection.execute(
         "SELECT version, min(id) FROM databus_log "
         "WHERE id > ? AND (instr(old, ?) OR instr(new, ?)) GROUP BY version",
@@ -195,8 +195,8 @@ def first_missing(connection: sqlite3.Connection, after: int) -> dict[int, int]:
 def without_missing(
     connection: sqlite3.Connection, old: int, new: int, first: int, columns: Sequence[int]
 ) -> None:
-    """Rows of the version ``old`` from the log id ``first`` on are of ``new``, which lacks these
-    ``columns`` of it, by index."""
+    """Change the rows of version ``old`` from the log id ``first`` on to version ``new``, which
+    lacks these ``columns`` of it, by index."""
     paths = ", ".join(f"'$[{at // GROUP}][{at % GROUP}]'" for at in reversed(columns))
     connection.execute(
         f"UPDATE databus_log SET version = ?, old = json_remove(old, {paths}), "
@@ -206,7 +206,7 @@ def without_missing(
 
 
 def forget(connection: sqlite3.Connection, source: str, after: int) -> None:
-    """Remove a source's rows after a log id: they may be another table's, or lack columns."""
+    """Delete a source's rows after a log id: they may be another table's, or lack columns."""
     connection.execute(
         "DELETE FROM databus_log WHERE id > ? AND version IN "
         "(SELECT version FROM databus_schema WHERE source = ?)",

@@ -120,17 +120,17 @@ def test_a_number_that_goes_back_is_refused() -> None:
         reader.feed(gtid(4))
 
 
-def test_an_event_whose_length_or_checksum_is_wrong_is_refused_with_its_place() -> None:
+def test_an_event_whose_length_or_checksum_is_wrong_is_refused_with_its_position() -> None:
     good = bytes(gtid(5))
     flipped = good[:20] + bytes([good[20] ^ 1]) + good[21:]
     with pytest.raises(FormatError, match=r"binlog binlog.000007 at 958: the checksum"):
         decoder().feed(memoryview(flipped))
-    with pytest.raises(FormatError, match=r"says it has 42"):
+    with pytest.raises(FormatError, match=r"has length 42"):
         decoder().feed(memoryview(good + b"\0"))
 
 
 @pytest.mark.parametrize(
-    ("engine", "ahead", "statement", "rows", "stopped"),
+    ("engine", "ahead", "statement", "rows", "suspended"),
     [
         ("InnoDB", "", "ROLLBACK", 0, False),
         ("MyISAM", "", "ROLLBACK", 2, False),
@@ -141,7 +141,7 @@ def test_an_event_whose_length_or_checksum_is_wrong_is_refused_with_its_place() 
     ],
 )
 def test_rows_before_a_rollback_stay_as_their_tables_engine_has_it_or_their_table_stops(
-    engine: str, ahead: str, statement: str, rows: int, stopped: bool
+    engine: str, ahead: str, statement: str, rows: int, suspended: bool
 ) -> None:
     reader = decoder()
     table = dataclasses.replace(CATALOGUE["shop.t"], engine=engine)
@@ -158,7 +158,10 @@ def test_rows_before_a_rollback_stay_as_their_tables_engine_has_it_or_their_tabl
     assert [view.seq for view in views] == list(range(len(views)))
     assert [view.op for view in views].count(Op.INSERT) == rows
     assert not rows or (views[-1].op, views[-1].event_count) == (Op.END_OF_WINDOW, rows)
-    assert (list(reader.stopped.stops), reader.resolved) == (["shop.t"] if stopped else [], 5)
+    assert (list(reader.suspended.suspensions), reader.resolved) == (
+        ["shop.t"] if suspended else [],
+        5,
+    )
 
 
 def test_a_cut_row_image_and_an_unknown_event_are_refused() -> None:

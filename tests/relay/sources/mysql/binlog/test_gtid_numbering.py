@@ -13,10 +13,10 @@ from databus.relay.sources.mysql.binlog.gtid_numbering import UuidNumbering
 from databus.relay.sources.mysql.gtid.gtid_sets import (
     GtidSet,
     Intervals,
+    as_text,
     common,
     encode_gtid_set,
     parse_gtid_set,
-    told,
     union,
     without,
 )
@@ -59,7 +59,7 @@ def test_what_is_being_committed_has_come(
 
 
 def test_what_nobody_commits_has_not() -> None:
-    with pytest.raises(SourcePositionLost, match="has only come to 7"):
+    with pytest.raises(SourcePositionLost, match="has only reached 7"):
         UuidNumbering((SERVER,)).dump_after(
             server_with("1-5", f"{SERVER}:7#31:6#30"), SETTINGS, MySqlResumeState(8)
         )
@@ -89,7 +89,7 @@ def test_a_beginning_keeps_what_is_under_tags_of_our_servers_alone() -> None:
     assert (resume_state.scn, resume_state.missed) == (5, "")
     kept = {f"{SERVER}:a": ((1, 1),), f"{SERVER}:b": ((2, 3), (5, 5))}
     assert parse_gtid_set(resume_state.tagged) == kept
-    assert parse_gtid_set(told(kept)) == kept
+    assert parse_gtid_set(as_text(kept)) == kept
     assert decode_resume_state(resume_state.encode()) == resume_state
 
 

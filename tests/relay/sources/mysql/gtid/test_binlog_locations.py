@@ -13,7 +13,7 @@ from databus.relay.sources.mysql.gtid.binlog_locations import (
 )
 
 
-def _places(*passed: tuple[str, int, int], most: int = 100) -> BinlogLocations:
+def _locations(*passed: tuple[str, int, int], most: int = 100) -> BinlogLocations:
     places = BinlogLocations(most)
     for file, offset, scn in passed:
         places.passed(file, offset, scn)
@@ -21,31 +21,31 @@ def _places(*passed: tuple[str, int, int], most: int = 100) -> BinlogLocations:
 
 
 def test_a_place_that_the_stream_has_stood_at_is_known_exactly() -> None:
-    places = _places(("b.000009", 100, 7), ("b.000009", 300, 9), ("b.000010", 4, 9))
+    places = _locations(("b.000009", 100, 7), ("b.000009", 300, 9), ("b.000010", 4, 9))
     assert places.around(BinlogLocation(9, 300)) == EnclosedSnapshot(9, 9)
 
 
 def test_a_place_between_two_is_enclosed_and_only_what_is_certain_shows() -> None:
-    found = _places(("b.000009", 100, 7), ("b.000010", 200, 12)).around(BinlogLocation(10, 50))
+    found = _locations(("b.000009", 100, 7), ("b.000010", 200, 12)).around(BinlogLocation(10, 50))
     assert found == EnclosedSnapshot(7, 12)
     assert found.sees(7, "") and not found.sees(8, "")
 
 
 @pytest.mark.parametrize(
-    "place", [BinlogLocation(9, 99), BinlogLocation(8, 500), BinlogLocation(10, 5)]
+    "location", [BinlogLocation(9, 99), BinlogLocation(8, 500), BinlogLocation(10, 5)]
 )
-def test_nothing_is_said_of_places_outside_of_what_was_passed(place: BinlogLocation) -> None:
-    assert _places(("b.000009", 100, 7), ("b.000010", 4, 9)).around(place) is None
+def test_nothing_is_known_of_locations_outside_of_what_was_passed(location: BinlogLocation) -> None:
+    assert _locations(("b.000009", 100, 7), ("b.000010", 4, 9)).around(location) is None
 
 
 def test_the_oldest_places_are_forgotten_and_the_newest_stay() -> None:
-    places = _places(*(("b.000001", offset, offset) for offset in range(1, 30)), most=5)
+    places = _locations(*(("b.000001", offset, offset) for offset in range(1, 30)), most=5)
     assert places.around(BinlogLocation(1, 1)) is None
     assert places.around(BinlogLocation(1, 29)) == EnclosedSnapshot(29, 29)
 
 
 async def test_who_waits_hears_when_the_stream_comes_by() -> None:
-    places = _places(("b.000001", 10, 1))
+    places = _locations(("b.000001", 10, 1))
     waiting = [
         asyncio.ensure_future(places.wait_around(BinlogLocation(1, 20), 60)) for _ in range(2)
     ]
@@ -57,6 +57,6 @@ async def test_who_waits_hears_when_the_stream_comes_by() -> None:
 
 
 async def test_a_stream_that_does_not_come_by_or_is_long_past_says_nothing() -> None:
-    places = _places(("b.000001", 10, 1))
+    places = _locations(("b.000001", 10, 1))
     assert await places.wait_around(BinlogLocation(1, 20), 0.01) is None
     assert await places.wait_around(BinlogLocation(1, 5), 60) is None

@@ -73,15 +73,20 @@ def test_a_captured_table_that_another_domain_changes_is_suspended(with_kernel: 
     ]
     run(reader, *groups, with_kernel=with_kernel)
     assert rows_in(reader) == [(1, 1), (1, 7), (2, 8)]
-    stops = reader.stopped.stops
-    assert (list(stops), stops["shop.t"].since_scn) == (["shop.t"], 1)
-    assert stops["shop.t"].why.startswith("GTID 7-3-2 changes rows of shop.t; the relay follows")
+    suspensions = reader.suspended.suspensions
+    assert (list(suspensions), suspensions["shop.t"].since_scn) == (["shop.t"], 1)
+    assert suspensions["shop.t"].why.startswith(
+        "GTID 7-3-2 changes rows of shop.t; the relay follows"
+    )
     assert reader.resume_state().foreign == "7-3-2"
     # Read again behind them, they suspend nothing.
     again = mariadb_decoder()
     again.foreign = ForeignGtids(reader.resume_state().foreign or "")
     run(again, *groups, with_kernel=with_kernel)
-    assert (rows_in(again), dict(again.stopped.stops)) == ([(1, 1), (1, 7), (2, 3), (2, 8)], {})
+    assert (rows_in(again), dict(again.suspended.suspensions)) == (
+        [(1, 1), (1, 7), (2, 3), (2, 8)],
+        {},
+    )
 
 
 def test_the_kernel_takes_groups_of_another_domain_whose_tables_are_not_captured() -> None:
@@ -95,24 +100,24 @@ def test_a_statement_of_another_domain_suspends_what_it_changes() -> None:
     reader = mariadb_decoder()
     alter = [event(MARIADB_GTID, struct.pack("<QIB6x", 1, 7, 1)), query("TRUNCATE u")]
     run(reader, alter, with_kernel=True)
-    assert reader.stopped.stops.keys() == {"shop.u"}
+    assert reader.suspended.suspensions.keys() == {"shop.u"}
 
 
 def test_groups_that_lie_before_the_file_suspend_every_captured_table() -> None:
     reader = mariadb_decoder()
     reader.foreign = ForeignGtids("7-3-5,8-1-2")
     run(reader, [gtid_list((0, 3, 9), (7, 3, 5), (9, 1, 4))], with_kernel=True)
-    assert reader.stopped.stops == {}  # of domain 9 nothing has ever come
+    assert reader.suspended.suspensions == {}  # of domain 9 nothing has ever come
     run(reader, [gtid_list((7, 3, 6))], with_kernel=True)
-    assert reader.stopped.stops.keys() == {"shop.t", "shop.u"}
-    assert "groups 7-3-6 to 6 of another domain" in reader.stopped.stops["shop.t"].why
+    assert reader.suspended.suspensions.keys() == {"shop.t", "shop.u"}
+    assert "groups 7-3-6 to 6 of another domain" in reader.suspended.suspensions["shop.t"].why
 
 
 def test_a_domain_that_was_deleted_from_the_binlog_counts_from_one_again() -> None:
     reader = mariadb_decoder()
     run(reader, in_domain(7, 5, *private(1)), with_kernel=True)
     run(reader, [gtid_list((0, 3, 9))], in_domain(7, 1, *change(2)), with_kernel=True)
-    assert reader.stopped.stops.keys() == {"shop.t"}
+    assert reader.suspended.suspensions.keys() == {"shop.t"}
 
 
 def test_a_list_of_gtids_is_read_or_refused() -> None:
@@ -128,4 +133,4 @@ def test_a_row_of_a_table_that_could_not_be_seen_when_it_took_its_name_suspends_
     reader.known.unmet = {"shop.t"}
     groups = mariadb_transaction(1, *change(1), table_map("u"), insert("u", 7))
     run(reader, groups, mariadb_transaction(2, *change(2)), with_kernel=True)
-    assert (rows_in(reader), list(reader.stopped.stops)) == ([(1, 7)], ["shop.t"])
+    assert (rows_in(reader), list(reader.suspended.suspensions)) == ([(1, 7)], ["shop.t"])

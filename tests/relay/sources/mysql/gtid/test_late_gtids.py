@@ -52,8 +52,8 @@ def test_a_late_number_suspends_the_captured_table_that_it_changes(
     for again in (reader, reader_at(9)):  # Killed before the resume state was stored: once more.
         again.continue_from(decode_resume_state(before.encode()))
         feed(again, transaction(OLD, 7, *content), transaction(OLD, 10, *change(4)))
-        assert again.stopped.stops.keys() == {"shop.t"}
-        stop = again.stopped.stops["shop.t"]
+        assert again.suspended.suspensions.keys() == {"shop.t"}
+        stop = again.suspended.suspensions["shop.t"]
         assert stop.since_scn == 9 and re.match(LATE, stop.why)
         assert again.resume_state().missed == f"{OLD}:8-8"
     assert rows_in(reader) == [(9, 2)]

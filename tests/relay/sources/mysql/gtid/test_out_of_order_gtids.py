@@ -183,7 +183,7 @@ def test_one_of_a_server_that_is_not_configured_changes_nothing_where_nothing_is
     feed(reader, [tagged(STRANGER, 2), query("DROP TABLE other.t")])
     feed(reader, transaction(OLD, 6, *change(3)))
     assert (reader.foreign_groups, reader.resolved, ids(reader)) == (3, 6, [(6, 3)])
-    assert stops(reader) == {}
+    assert suspensions(reader) == {}
     assert reader.resume_state().foreign == f"{STRANGER}:1-1,{STRANGER}:tag:1-2"
 
 
@@ -200,8 +200,8 @@ def test_one_of_ours_that_changes_nothing_captured_is_passed_over(server: str) -
     assert (reader.resolved, ids(reader)) == (6, [(6, 3)])
 
 
-def stops(reader: MySqlDecoder) -> dict[str, str]:
-    return {source: stop.why for source, stop in reader.stopped.stops.items()}
+def suspensions(reader: MySqlDecoder) -> dict[str, str]:
+    return {source: stop.why for source, stop in reader.suspended.suspensions.items()}
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_one_of_ours_suspends_the_captured_table_that_it_changes(
 ) -> None:
     reader = reader_at(5)
     feed(reader, transaction(OLD, 6, *change(7)), under_tag(OLD, 1, *content))
-    assert stops(reader).keys() == {"shop.t"}
-    assert stops(reader)["shop.t"].startswith(f"the tagged GTID {OLD}:tag:1{why}")
+    assert suspensions(reader).keys() == {"shop.t"}
+    assert suspensions(reader)["shop.t"].startswith(f"the tagged GTID {OLD}:tag:1{why}")
     # Its rows are passed over from there on, those of the others are not.
     feed(reader, transaction(OLD, 7, *change(8), table_map("u"), insert("u", 9)))
     assert (reader.resolved, ids(reader)) == (7, [(6, 7), (7, 9)])
@@ -247,7 +247,7 @@ def test_a_statement_suspends_what_it_may_change_and_no_other_table(
 ) -> None:
     reader = reader_at(5)
     feed(reader, [tagged(OLD, 1), query(statement)], transaction(OLD, 6))
-    assert stops(reader).keys() == suspended
+    assert suspensions(reader).keys() == suspended
     assert (reader.resolved, reader.resume_state().tagged) == (6, f"{OLD}:tag:1-1")
 
 
@@ -267,11 +267,13 @@ COMMIT, ROLLBACK = (query(f"XA {word} X'61',X'',1") for word in ("COMMIT", "ROLL
 def test_what_is_prepared_without_an_scn_suspends_its_tables_when_it_is_committed() -> None:
     reader = reader_at(5)
     feed(reader, prepare(tagged(OLD, 1), *change(1)), transaction(OLD, 6, *change(2)))
-    assert (ids(reader), stops(reader), reader.resolved) == ([(6, 2)], {}, 6)
+    assert (ids(reader), suspensions(reader), reader.resolved) == ([(6, 2)], {}, 6)
     # Until then it is read again after a restart: on MySQL by its GTID, on both by its place.
     assert (reader.resume_state().tagged, reader.resume_state().prepared) == ("", 5)
     feed(reader, [tagged(OLD, 2), COMMIT])
-    assert stops(reader)["shop.t"].startswith(f"the tagged GTID {OLD}:tag:2 commits XA transaction")
+    assert suspensions(reader)["shop.t"].startswith(
+        f"the tagged GTID {OLD}:tag:2 commits XA transaction"
+    )
     assert (reader.resume_state().tagged, reader.resume_state().prepared) == (
         f"{OLD}:tag:1-2",
         None,
@@ -282,7 +284,7 @@ def test_what_is_prepared_without_an_scn_and_rolled_back_suspends_nothing() -> N
     reader = reader_at(5)
     feed(reader, prepare(tagged(OLD, 1), *change(1)), [tagged(OLD, 2), ROLLBACK])
     feed(reader, transaction(OLD, 6, *change(2)))
-    assert (ids(reader), stops(reader)) == ([(6, 2)], {})
+    assert (ids(reader), suspensions(reader)) == ([(6, 2)], {})
     assert reader.resume_state().tagged == f"{OLD}:tag:1-2"
 
 
@@ -291,28 +293,28 @@ def test_what_is_prepared_without_an_scn_and_committed_with_one_suspends_its_tab
     feed(reader, prepare(tagged(STRANGER, 1), *change(1)), [plain(6), COMMIT])
     while reader.replaying:
         reader.replay()
-    assert (reader.resolved, stops(reader).keys()) == (6, {"shop.t"})
+    assert (reader.resolved, suspensions(reader).keys()) == (6, {"shop.t"})
 
 
 def test_what_is_prepared_with_an_scn_and_committed_without_suspends_its_tables() -> None:
     reader = reader_at(5)
     content = [*change(1), table_map("u"), insert("u", 1)]
     feed(reader, prepare(plain(6), *content), [tagged(STRANGER, 1), COMMIT])
-    assert (ids(reader), stops(reader).keys()) == ([], {"shop.t", "shop.u"})
+    assert (ids(reader), suspensions(reader).keys()) == ([], {"shop.t", "shop.u"})
     assert reader.resume_state().prepared is None
 
 
 def test_a_commit_of_what_was_prepared_before_what_is_read_suspends_every_captured_table() -> None:
     reader = reader_at(5)
     feed(reader, [tagged(STRANGER, 1), ROLLBACK])
-    assert stops(reader) == {}
+    assert suspensions(reader) == {}
     feed(reader, [tagged(STRANGER, 2), COMMIT])
-    assert stops(reader).keys() == {"shop.t", "shop.u"}
+    assert suspensions(reader).keys() == {"shop.t", "shop.u"}
 
 
 def test_one_that_was_cut_off_is_forgotten_when_the_next_group_begins() -> None:
     reader = reader_at(5)
     feed(reader, [tagged(OLD, 1), query("BEGIN")], transaction(OLD, 6, *change(3)))
-    assert (reader.resolved, ids(reader), stops(reader)) == (6, [(6, 3)], {})
+    assert (reader.resolved, ids(reader), suspensions(reader)) == (6, [(6, 3)], {})
     feed(reader, [tagged(OLD, 1), query("BEGIN"), elsewhere()], transaction(OLD, 7, *change(4)))
-    assert (ids(reader), stops(reader), reader.resume_state().tagged) == ([(7, 4)], {}, "")
+    assert (ids(reader), suspensions(reader), reader.resume_state().tagged) == ([(7, 4)], {}, "")

@@ -176,25 +176,25 @@ def test_a_table_stops_at_what_cannot_be_known_and_the_others_go_on(
     feed(reader, mariadb_transaction(1, *change(1)), mariadb_transaction(2, *hidden, *other))
     feed(reader, mariadb_transaction(3, *change(3), *other))
     assert rows_in(reader) == [(1, 1), (2, 7), (3, 7)]
-    stops = reader.stopped.stops
-    assert (list(stops), stops["shop.t"].since_scn) == (["shop.t"], 2)
-    assert why in stops["shop.t"].why
+    suspensions = reader.suspended.suspensions
+    assert (list(suspensions), suspensions["shop.t"].since_scn) == (["shop.t"], 2)
+    assert why in suspensions["shop.t"].why
     # Restarted inside of it: up to the place where it stopped the rows are the same.
     again = mariadb_decoder()
-    again.stopped = SuspendedTables(reader.resume_state().stopped)
+    again.suspended = SuspendedTables(reader.resume_state().suspended)
     feed(again, mariadb_transaction(1, *change(1)), mariadb_transaction(2, *hidden, *other))
     feed(again, mariadb_transaction(3, *change(3)))
     assert rows_in(again) == [(1, 1), (2, 7)]
-    again.stopped.ask_for("shop.t")
-    again.begin_again()
+    again.suspended.request_resume("shop.t")
+    again.resume_requested()
     feed(again, mariadb_transaction(4, *change(4)))
-    assert (rows_in(again), again.stopped.warnings()) == ([(4, 4)], [])
+    assert (rows_in(again), again.suspended.warnings()) == ([(4, 4)], [])
 
 
 def test_stops_are_kept_with_the_memo_however_it_is_recalled() -> None:
-    stopped = {"shop.t": TableSuspension(7, "no key")}
-    text = MySqlResumeState(9, None, None, (1, 2), stopped).encode()
-    assert decode_resume_state(text).stopped == stopped
-    assert Recalled(12, None, decode_resume_state(text)).resume_state(12).stopped == stopped
-    assert Recalled(8, None, decode_resume_state(text)).resume_state(8).stopped == stopped
-    assert decode_resume_state('{"scn": 1, "mark": null, "prepared": null}').stopped == {}
+    suspended = {"shop.t": TableSuspension(7, "no key")}
+    text = MySqlResumeState(9, None, None, (1, 2), suspended).encode()
+    assert decode_resume_state(text).suspended == suspended
+    assert Recalled(12, None, decode_resume_state(text)).resume_state(12).suspended == suspended
+    assert Recalled(8, None, decode_resume_state(text)).resume_state(8).suspended == suspended
+    assert decode_resume_state('{"scn": 1, "mark": null, "prepared": null}').suspended == {}

@@ -129,7 +129,7 @@ def test_what_is_not_wanted_is_not_unpacked() -> None:
     for one in (gtid(5, domain=2), table_map(), rows):
         assert foreign.feed(one)
     assert foreign.payload is None
-    assert foreign.stopped.stops.keys() == {"shop.t"}  # whatever its rows are
+    assert foreign.suspended.suspensions.keys() == {"shop.t"}  # whatever its rows are
     feed(ours, gtid(5), table_map())
     ours.known.pass_over("shop.t")
     ours.feed(rows)

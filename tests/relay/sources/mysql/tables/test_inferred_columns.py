@@ -70,33 +70,33 @@ def test_some_statements_change_no_definition(text: str) -> None:
 
 
 def test_a_table_is_believed_until_a_statement_names_it() -> None:
-    tracked = InferredColumns()
-    assert not tracked.is_needed
+    inferred = InferredColumns()
+    assert not inferred.is_needed
     lookahead = LookaheadResult({"shop.orders": ORDERS, "shop.items": ITEMS}, (ALTER,))
     with pytest.raises(TableUncertain, match="ALTER TABLE orders ADD x INT"):
-        tracked.learn("shop.orders", lookahead)
-    with pytest.raises(TableUncertain, match="it is gone"):
-        tracked.learn("shop.gone", lookahead)
-    assert tracked.learn("shop.items", lookahead) == ITEMS
-    assert (tracked.get("shop.items"), tracked.get("shop.orders")) == (ITEMS, None)
-    assert not tracked.forget(ALTER)
-    tracked.learn_named(ALTER, LookaheadResult(lookahead.catalogue, ()))
-    assert tracked.get("shop.orders") == ORDERS
-    assert tracked.forget(ALTER)
-    assert dict(tracked.tables) == {"shop.items": ITEMS}
+        inferred.learn("shop.orders", lookahead)
+    with pytest.raises(TableUncertain, match="it was dropped"):
+        inferred.learn("shop.gone", lookahead)
+    assert inferred.learn("shop.items", lookahead) == ITEMS
+    assert (inferred.get("shop.items"), inferred.get("shop.orders")) == (ITEMS, None)
+    assert not inferred.forget(ALTER)
+    inferred.learn_named(ALTER, LookaheadResult(lookahead.catalogue, ()))
+    assert inferred.get("shop.orders") == ORDERS
+    assert inferred.forget(ALTER)
+    assert dict(inferred.tables) == {"shop.items": ITEMS}
 
 
 def test_what_is_believed_is_kept_however_it_is_recalled() -> None:
-    tracked = InferredColumns()
-    tracked.learn("shop.orders", LookaheadResult({"shop.orders": ORDERS}, ()))
+    inferred = InferredColumns()
+    inferred.learn("shop.orders", LookaheadResult({"shop.orders": ORDERS}, ()))
     resume_state = decode_resume_state(
-        MySqlResumeState(9, tracked=tracked.encode(), tracked_scn=9).encode()
+        MySqlResumeState(9, inferred=inferred.encode(), inferred_scn=9).encode()
     )
     for after_scn in (8, 9, 12):
         recalled = Recalled(after_scn, None, resume_state).resume_state(after_scn)
-        again = InferredColumns(recalled.tracked_scn, recalled.tracked)
+        again = InferredColumns(recalled.inferred_scn, recalled.inferred)
         assert (again.since_scn, again.is_needed, again.get("shop.orders")) == (9, True, ORDERS)
-    assert decode_resume_state('{"scn": 1, "mark": null, "prepared": null}').tracked == ""
+    assert decode_resume_state('{"scn": 1, "mark": null, "prepared": null}').inferred == ""
 
 
 def table_map(**changes: Any) -> TableMap:

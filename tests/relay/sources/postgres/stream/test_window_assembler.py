@@ -315,7 +315,7 @@ def test_a_value_beyond_its_kind_stops_its_table_by_name_or_is_null_or_text(
             (80, 0, t, "INSERT"), (80, 1, o, "INSERT"), (80, 2, 0, "END_OF_WINDOW"),
             (160, 0, o, "INSERT"), (160, 1, 0, "END_OF_WINDOW"),
         ]  # fmt: skip
-        stop = assembler.stopped.stops["public.t"]
+        stop = assembler.suspended.suspensions["public.t"]
         assert stop.since_scn == 80
         assert re.search(rf"public\.t\.{name}.*special_values", stop.why)
     messages = [made.begin(80), *DESCRIBED, made.insert(OID, values), made.commit(80)]
@@ -338,19 +338,21 @@ def test_a_table_without_a_key_is_left_out_and_named() -> None:
     messages = [made.begin(80), keyless, made.insert(OID, [b"1"]), made.commit(80)]
     data, schemas, assembler, _ = assemble(messages, compiled=common_kernels.COMPILED)
     assert (data, schemas) == (b"", [])
-    assert "no primary key" in assembler.stopped.stops["public.t"].why
+    assert "no primary key" in assembler.suspended.suspensions["public.t"].why
 
 
 def test_a_table_that_each_look_finds_unfit_keeps_no_other_from_being_resumed() -> None:
-    stops = {name: TableSuspension(70, "it joined") for name in ("public.unfit", "public.other")}
-    stopped = SuspendedTables(stops)
-    assembler = WindowAssembler(("public.*",), "error", 80, stopped=stopped)
-    stopped.ask_for("public.other")
-    stopped.ask_for("public.unfit")
-    assembler.stop_again("public.unfit", DefinitionGap("it is unlogged", keeps_rows=False))
+    suspensions = {
+        name: TableSuspension(70, "it joined") for name in ("public.unfit", "public.other")
+    }
+    suspended = SuspendedTables(suspensions)
+    assembler = WindowAssembler(("public.*",), "error", 80, suspended=suspended)
+    suspended.request_resume("public.other")
+    suspended.request_resume("public.unfit")
+    assembler.suspend_again("public.unfit", DefinitionGap("it is unlogged", keeps_rows=False))
     assert assembler.settle()
-    assert stopped.passed_over == {"public.unfit"}
-    assert not stopped.is_asked, "who has asked for the unfit one has to ask again"
+    assert suspended.left_out == {"public.unfit"}
+    assert not suspended.has_requests, "who has asked for the unfit one has to ask again"
 
 
 def test_cut_and_damaged_messages_never_pass_the_kernel_unseen() -> None:

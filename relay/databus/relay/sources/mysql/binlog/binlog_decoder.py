@@ -1,8 +1,8 @@
-"""From binlog events to windows of frames: a state machine without any I/O.
+"""Decodes binlog events into windows of frames: a state machine without any I/O.
 
 The events of one GTID group of the chosen domain become one window.  Groups of other domains
 are counted, and suspend the captured tables that they change (``groups_without_scn.py``).
-``BinlogDecoder.feed`` takes one event after the other; ``take`` hands out what it has packed.
+``BinlogDecoder.feed`` takes one event after the other; ``take`` returns the packed frames.
 """
 
 from __future__ import annotations
@@ -54,26 +54,25 @@ _WITHIN = ("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE SAVEPOINT", "XA 
 
 
 class BinlogDecoder(GroupsWithoutScn):
-    """The reader's state between two events.
+    """The decoder's state between two events.
 
     Invariants:
         I1. ``resolved`` is the scn of the last finished group of the domain, and no group
             at or below it is still to come.
         I2. ``out`` holds whole windows up to its ``window_start``; from there on the open one.
-        I3. Of an open window less than PART_BYTES is never handed out: a group that a crash
-            of the server cut off is forgotten, unless it was larger.
-        I4. Every event's checksum was verified before anything of it was used.
-        I5. Rows of a prepared XA transaction are handed out with its commit, in its place.
-        I6. Nothing is read past the transaction ``expected`` unless it is the one we know.
+        I3. An open window smaller than PART_BYTES is never given out: a group that a server
+            crash cut off is discarded, unless it was larger.
+        I4. Every event's checksum was verified before its content was used.
+        I5. Rows of a prepared XA transaction come at the position of its commit.
+        I6. No event after the transaction ``expected`` is read unless it is the known one.
 
-    ``groups_in_kernel`` says as whose the kernel begins and ends groups here.
-
-    ``replaying`` says that ``replay`` must be called before the next event; ``payload``, that its
-    events come before the next one, and then ``end_payload`` must be called.
+    ``groups_in_kernel`` is the kind of GTIDs whose groups the kernel begins and ends.
+    With ``replaying``, ``replay`` must be called before the next event.  With ``payload``, its
+    events must be fed before the next one, and then ``end_payload`` be called.
 
     Owner: the task that reads the stream.
     Raises: FormatError for bytes that are no events; UnsupportedChange for events that cannot
-        be carried; SourcePositionLost where the domain's numbers go back.
+        be converted; SourcePositionLost if the domain's numbers decrease.
     """
 
     groups_in_kernel = GROUPS_MARIADB
@@ -105,7 +104,7 @@ class BinlogDecoder(GroupsWithoutScn):
         self.known = KnownTables(settings, charsets, catalogue, self.textual)
         self.last_seq_no = self.begins_after = 0
         self.ends: tuple[int, ...] = ()
-        self.stopped = SuspendedTables({})
+        self.suspended = SuspendedTables({})
         self.looks_from = 0
         self.out = open_group.FrameBuffer()
         self.sent_part = False
@@ -113,13 +112,13 @@ class BinlogDecoder(GroupsWithoutScn):
         self.expected: LineageMark | None = None
         self.mark: LineageMark | None = None
         self.group_begin = 0
-        self.mark_place: GroupLocation | None = None
+        self.mark_location: GroupLocation | None = None
         self.prepared = PreparedTransactions()
         self.savepoints = Savepoints()
         self.replaying = False
         self.payload: Payload | PlainRows | None = None
         self._has_checksums = False
-        self.told = AnnouncedSchemas()
+        self.announced = AnnouncedSchemas()
         self.looks_ahead = self.wants_knowledge = False
         self.looks_for: Statement | None = None
         self._used: set[int] = set()
@@ -141,18 +140,18 @@ class BinlogDecoder(GroupsWithoutScn):
             **dict.fromkeys(PLAIN_ROWS, self._packed_rows),
         }
 
-    # -- what has been packed
+    # -- packed frames
 
     @property
     def pending_bytes(self) -> int:
-        """How many bytes ``take`` would hand out."""
+        """The number of bytes that ``take`` would return."""
         out = self.out
         if out.open_bytes < PART_BYTES or (self.group and self.group.prepares):
             return out.window_start
         return out.fill
 
     def take(self) -> tuple[bytes, tuple[SourceSchema, ...]]:
-        """The frames that may go on, and the schemas that no frames before them used."""
+        """The frames that may be sent on, and the schemas that no earlier frame used."""
         size = self.pending_bytes
         if size > self.out.window_start:
             self.sent_part = True
@@ -160,17 +159,17 @@ class BinlogDecoder(GroupsWithoutScn):
         return self.out.take(size), schemas
 
     def resume_state(self) -> MySqlResumeState:
-        """What is needed to go on after all that was handed out."""
+        """The resume state after all frames that ``take`` has returned."""
         return MySqlResumeState(
             self.resolved,
             self.mark,
             self.prepared.oldest_scn,
             self.ends,
-            dict(self.stopped.stops),
-            self.known.tracked.encode(),
-            max(self.resolved, self.known.tracked.since_scn),
-            self.told.encode(),
-            place=self.mark_place,
+            dict(self.suspended.suspensions),
+            self.known.inferred.encode(),
+            max(self.resolved, self.known.inferred.since_scn),
+            self.announced.encode(),
+            location=self.mark_location,
             dropped=self.known.dropped.names,
             foreign=self.foreign.encode(),
             unmet=tuple(sorted(self.known.unmet)),
@@ -179,26 +178,26 @@ class BinlogDecoder(GroupsWithoutScn):
     # -- one event
 
     def feed(self, event: memoryview, *, fresh: bool = False) -> bool:
-        """Take one whole event, its header included.
+        """Decode one whole event, including its header.
 
-        Returns False when it needs the catalogue as it is now: set ``known.outlook`` to it, and
-        while ``known.tracked.is_needed`` or ``looks_ahead`` also to what lies behind ``looks_from``
-        in ``file``, as far as that says what the statement ``looks_for`` has left, if there is
-        one; then feed the same event again with ``fresh``.
+        Returns False if it needs the present catalogue.  Then set ``known.outlook`` and feed the
+        same event again with ``fresh``.  While ``known.tracked.is_needed`` or ``looks_ahead``, the
+        outlook must also cover the statements after ``looks_from`` in ``file``, as far as is
+        needed to know the result of the statement ``looks_for``, if there is one.
         """
         header = binlog_events.read_header(event)
         if header.length != len(event):
             raise FormatError(
-                f"{self._place(header)}: an event of {len(event)} bytes says it has {header.length}"
+                f"{self._where(header)}: an event of {len(event)} bytes has length {header.length}"
             )
-        body = binlog_events.checked_body(header, event, self.checksums, self._place(header))
+        body = binlog_events.checked_body(header, event, self.checksums, self._where(header))
         handler = self._handlers.get(header.type)
         in_payload = self.payload is not None
         try:
             done = handler(header, body, fresh) if handler else self._other(header, body)
         except (IndexError, ValueError, struct.error) as error:
             raise FormatError(
-                f"{self._place(header)}: an event of type {header.type} is damaged: {error}"
+                f"{self._where(header)}: an event of type {header.type} is damaged: {error}"
             ) from error
         moves = header.is_in_file and not in_payload
         end = header.end_after(self.offset) if moves else self.offset
@@ -211,33 +210,33 @@ class BinlogDecoder(GroupsWithoutScn):
             self.server_offset = end
         return True
 
-    def _place(self, header: binlog_events.Header) -> str:
+    def _where(self, header: binlog_events.Header) -> str:
         if self.payload is not None:
             return self.payload.where
         begin = header.end_after(self.offset) - header.length
         return f"binlog {self.file or '(start)'} at {begin}"
 
-    # -- what was compressed
+    # -- compressed events
 
     def _open_payload(self, payload: Payload | PlainRows) -> None:
-        """Its events are read before the next one of the stream; they have no checksums."""
+        """Read a payload's events before the next one of the stream; they have no checksums."""
         self.payload = payload
         self._has_checksums, self.checksums = self.checksums, False
 
     def end_payload(self) -> None:
-        """The payload's events have all been read: go on with the stream's."""
+        """All events of the payload were read: continue with the stream's."""
         self.payload = None
         self.checksums = self._has_checksums
 
     def _packed_query(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
-        return self._query(header, plain_query(body, self._place(header)), fresh)
+        return self._query(header, plain_query(body, self._where(header)), fresh)
 
     def _packed_rows(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         group = self.group
-        if group is None or self.known.passes_over(int.from_bytes(body[:6], "little")):
+        if group is None or self.known.leaves_out(int.from_bytes(body[:6], "little")):
             return True
         if group.wanted:
-            self._open_payload(PlainRows(header, body, self._place(header)))
+            self._open_payload(PlainRows(header, body, self._where(header)))
         elif group.is_examined:
             self._examine_rows(PLAIN_ROWS[EventType(header.type)], body)
         return True
@@ -251,7 +250,7 @@ class BinlogDecoder(GroupsWithoutScn):
     def _gtid(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         gtid = binlog_events.read_gtid(body)
         if self.group is not None:
-            self._forget_group(f"{self._place(header)}: a new group begins")
+            self._forget_group(f"{self._where(header)}: a new group begins")
         ours = gtid.domain_id == self.domain_id
         writer = gtid.domain_id, header.server_id
         is_xa = bool(gtid.flags & GtidFlag.PREPARED_XA)
@@ -259,7 +258,7 @@ class BinlogDecoder(GroupsWithoutScn):
             self._recognise(gtid.seq_no, header)
         if ours and gtid.seq_no <= self.last_seq_no:
             raise SourcePositionLost(
-                f"{self._place(header)}: GTID {gtid.seq_no} of domain {self.domain_id} comes "
+                f"{self._where(header)}: GTID {gtid.seq_no} of domain {self.domain_id} comes "
                 f"after {self.last_seq_no}; set gtid_strict_mode = ON on the server"
             )
         self.group_begin = header.end_after(self.offset) - header.length
@@ -280,12 +279,12 @@ class BinlogDecoder(GroupsWithoutScn):
         return True
 
     def _recognise(self, scn: int, header: binlog_events.Header, commit_us: int = 0) -> None:
-        """Whether the transaction that we remember is in this server's history too."""
+        """Check that this server's history has the transaction ``expected``."""
         expected = self.expected
         if expected is None or scn < expected.scn:
             return
         found = LineageMark(scn, header.server_id, commit_us or header.timestamp_s * 1_000_000)
-        require_same(found, expected, self._place(header))
+        require_same(found, expected, self._where(header))
         self.expected, self.mark = None, found
 
     def _end_group(self) -> None:
@@ -309,7 +308,7 @@ class BinlogDecoder(GroupsWithoutScn):
 
     @property
     def kernel_server(self) -> tuple[int, int, int]:
-        """The MySQL whose groups the kernel takes: its uuid in two words, the scn before it."""
+        """The MySQL server whose groups the kernel reads: its uuid in two words, its first scn."""
         return 0, 0, 0
 
     def came_to(self, resolved: int, last_seq_no: int, before: int) -> None:
@@ -322,19 +321,21 @@ class BinlogDecoder(GroupsWithoutScn):
             self.came_behind(LineageMark(group.scn, group.server_id, group.commit_us))
 
     def came_behind(self, mark: LineageMark) -> None:
-        """The group that began at ``group_begin`` has ended, and is the last one of the domain."""
+        """The group that began at ``group_begin`` has ended; it is the domain's last so far."""
         self.mark = mark
         if not self.is_mysql:
-            self.mark_place = GroupLocation(mark.scn, mark.server_id, self.file, self.group_begin)
+            self.mark_location = GroupLocation(
+                mark.scn, mark.server_id, self.file, self.group_begin
+            )
 
     def _forget_group(self, why: str) -> None:
-        """The server crashed while it wrote this group, and has rolled it back."""
+        """Discard a group that the server rolled back after a crash."""
         group = self.group
         assert group is not None
         if self.sent_part:
             raise SourcePositionLost(
                 f"{why} before GTID {self.txid(group)} has ended, of which "
-                f"{group.event_count} events have been handed on"
+                f"{group.event_count} events were already sent on"
             )
         self.out.fill = self.out.window_start
         self.prepared.forget_open()
@@ -353,21 +354,21 @@ class BinlogDecoder(GroupsWithoutScn):
         group = self.group
         if group is None:
             return True
-        told = logged_statement(header, body, self._charsets)
-        statement = told.text
-        self._pass(group, told)
+        announced = logged_statement(header, body, self._charsets)
+        statement = announced.text
+        self._pass(group, announced)
         if self._complete(statement):
             return True
         word = statement.strip().upper()
         if not group.wanted:
             is_change = group.is_examined and not word.startswith(_WITHIN)
-            if is_change and not self._examine_statement(told, fresh):
+            if is_change and not self._examine_statement(announced, fresh):
                 return False
             if group.standalone or word in ("COMMIT", "ROLLBACK"):
                 self._end_group()
             return True
         if group.standalone:
-            if not self._take_effects(told, fresh):
+            if not self._take_effects(announced, fresh):
                 return False
             self._end_group()
             return True
@@ -384,24 +385,26 @@ class BinlogDecoder(GroupsWithoutScn):
         elif word.startswith("SAVEPOINT"):
             self.savepoints.set(statement, group.scn, group.seq)
         elif word != "BEGIN" and not word.startswith(("RELEASE SAVEPOINT", "XA ")):
-            return self._take_effects(told, fresh)
+            return self._take_effects(announced, fresh)
         return True
 
     def _load_query(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         return self._query(header, binlog_events.load_query(body), fresh)
 
     def _roll_back(self, group: open_group.Group, statement: str) -> None:
-        """Rows of tables with transactions are undone; those of the others stay."""
+        """Remove the undone rows of transactional tables; rows of other tables stay."""
         since = self.savepoints.undone_from(statement, group.scn)
         sources, lookahead = self.known.read_sources, self.known.lookahead
-        left, gone, stopped = undone(self.out.cut_open(), group.seq, since, sources, lookahead)
+        left, gone, suspended = undone(self.out.cut_open(), group.seq, since, sources, lookahead)
         self.out.append(left)
         group.seq, group.event_count = group.seq - gone, group.event_count - gone
-        for source in stopped:
-            self._stop(source, f"GTID {self.txid(group)}: {statement!r} undoes unknown rows")
+        for source in suspended:
+            self._suspend_table(
+                source, f"GTID {self.txid(group)}: {statement!r} undoes unknown rows"
+            )
 
     def _take_effects(self, statement: Statement, fresh: bool) -> bool:
-        """Whatever a statement does to captured tables becomes an event, or suspends them."""
+        """Turn a statement's effects on captured tables into events, or suspend the tables."""
         group = self.group
         assert group is not None
         captured = self._captured()
@@ -414,35 +417,35 @@ class BinlogDecoder(GroupsWithoutScn):
             found = effects_of(statement, self.dialect, captured, self.known.knowledge())
         for source in changed_tables.sources_of(found.emptied, self.settings):
             self._truncate(source)
-            self.told.forget_schema(source)
-        before = self.told.schemas()
+            self.announced.forget_schema(source)
+        before = self.announced.schemas()
         left = self._announce_changes(statement) if found.defined and group.standalone else {}
         for change in changed_tables.changed_unseen(
             found, self._captured(), before, left, self.known.dropped
         ):
             why = f"GTID {self.txid(group)}, {statement}: {change.why}"
-            self._stop(change.source, why, keeps_rows=change.keeps_rows)
+            self._suspend_table(change.source, why, keeps_rows=change.keeps_rows)
         self._note_unmet(found, self._captured())
         return True
 
     def _pass(self, group: open_group.Group, statement: Statement) -> None:
-        """Tell of a statement, unless it is read again and what is tracked already has it."""
+        """Pass a statement to the inferred columns, unless they have it from an earlier read."""
         came_to = max(self.last_seq_no, self.begins_after)
         ours = group.domain_id == self.domain_id
-        if (group.scn if ours else came_to + 1) > self.known.tracked.since_scn:
+        if (group.scn if ours else came_to + 1) > self.known.inferred.since_scn:
             self.known.passed(statement)
 
     def _truncate(self, source: str) -> None:
-        """The table has no rows any more, whatever it had: an event of its own.
+        """Add the event that a table was emptied.
 
-        Its schema is the one that consumers know, so that a table that is gone by now has it too.
-        A suspended table is followed again, for its content is known.
+        Its schema is the announced one, so that a dropped table has one too.  A suspended table
+        resumes, because its content is known.
         """
         group = self.group
         assert group is not None
-        fingerprint = self.told.get(source)
-        if self.stopped.passes_over(source, group.scn):
-            self.stopped.follow_again(source)
+        fingerprint = self.announced.get(source)
+        if self.suspended.leaves_out(source, group.scn):
+            self.suspended.resume_emptied(source)
             self.known.forget_maps()
         if fingerprint is None:
             return
@@ -451,15 +454,15 @@ class BinlogDecoder(GroupsWithoutScn):
         group.event_count += 1
 
     def _announce_changes(self, statement: Statement) -> dict[str, SourceSchema]:
-        """A schema-change frame for every table that it has made another one, stopped ones too.
+        """A schema-change frame for every table that a statement altered, even suspended ones.
 
-        Returns the definitions that are certain behind it.
+        Returns the definitions that are certain after it.
         """
         group = self.group
         assert group is not None
         certain = {schema.source: schema for schema in self.known.left_by(statement)}
         for schema in certain.values():
-            if self.told.get(schema.source) != schema.fingerprint:
+            if self.announced.get(schema.source) != schema.fingerprint:
                 self._use(schema)
                 self.out.append(open_group.schema_change(schema, group))
                 group.seq += 1
@@ -480,7 +483,7 @@ class BinlogDecoder(GroupsWithoutScn):
         source = join_source(schema, table)
         if source in self.known.unmet:
             self.meet([source])  # What it had before this row is not known.
-        elif self.settings.captures(schema, table) and not self.stopped.passes_over(
+        elif self.settings.captures(schema, table) and not self.suspended.leaves_out(
             source, group.scn
         ):
             try:
@@ -489,19 +492,19 @@ class BinlogDecoder(GroupsWithoutScn):
                 return False
             except UnsupportedChange as error:
                 if not self.known.is_sequence(body):
-                    self._stop(source, error.message)
+                    self._suspend_table(source, error.message)
             else:
-                known_by = self.told.schema(source)
+                known_by = self.announced.schema(source)
                 self._use(mapped.schema)
                 if why := changed_tables.changed_key(known_by, mapped.schema):
-                    self._stop(source, why)
+                    self._suspend_table(source, why)
                     mapped = None
         self.known.put(table_id, bytes(body), mapped)
         return True
 
     def _use(self, schema: SourceSchema) -> None:
-        returns = self.told.get(schema.source) not in (None, schema.fingerprint)
-        self.told.put(schema)
+        returns = self.announced.get(schema.source) not in (None, schema.fingerprint)
+        self.announced.put(schema)
         if returns or schema.fingerprint not in self._used:
             self._used.add(schema.fingerprint)
             self._new_schemas.append(schema)
@@ -515,7 +518,7 @@ class BinlogDecoder(GroupsWithoutScn):
             return self._examine_rows(kind, body)
         table_id = int.from_bytes(body[0:6], "little")
         if table_id not in self.known.maps:
-            raise FormatError(f"{self._place(header)}: rows of table {table_id} without its map")
+            raise FormatError(f"{self._where(header)}: rows of table {table_id} without its map")
         mapped = self.known.maps[table_id]
         if kind != EventType.WRITE_ROWS and not self.rows_done:
             self._suspend_children(header, table_id, body)
@@ -531,7 +534,7 @@ class BinlogDecoder(GroupsWithoutScn):
             for op, key, before, after in mapped.changes(rows, kind):
                 self._event(op, schema, key, before, after)
         except TableUncertain as error:
-            self._stop(schema.source, error.message)
+            self._suspend_table(schema.source, error.message)
 
     def _event(
         self, op: Op, schema: SourceSchema, key: bytes, before: bytes | None, after: bytes | None
@@ -546,14 +549,14 @@ class BinlogDecoder(GroupsWithoutScn):
 
     def _rotate(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         if self.group is not None:
-            self._forget_group(f"{self._place(header)}: the file ends")
+            self._forget_group(f"{self._where(header)}: the file ends")
         self.file, self.offset = binlog_events.read_rotate(body)
         self.server_offset = self.offset
         return True
 
     def _format(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         if self.group is not None:
-            self._forget_group(f"{self._place(header)}: a file begins")
+            self._forget_group(f"{self._where(header)}: a file begins")
         self.checksums = body[len(body) - 1] == 1
         self.known.begin_file(body)
         return True
@@ -563,7 +566,7 @@ class BinlogDecoder(GroupsWithoutScn):
 
     def _incident(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         raise SourcePositionLost(
-            f"{self._place(header)}: the server reports that changes are missing in its binlog"
+            f"{self._where(header)}: the server reports that changes are missing in its binlog"
         )
 
     def _other(self, header: binlog_events.Header, body: memoryview) -> bool:
@@ -576,8 +579,8 @@ class BinlogDecoder(GroupsWithoutScn):
         return True
 
     def _unknown(self, header: binlog_events.Header) -> None:
-        """An event that is not known may change any captured table of its group."""
-        why = f"{self._place(header)}: an event of type {header.type}, which is unknown"
+        """Suspend all tables that an event of an unknown type may change."""
+        why = f"{self._where(header)}: an event of type {header.type}, which is unknown"
         if self.group is None:
             raise UnsupportedChange(why)
         if self.group.wanted or self.group.is_examined:

@@ -1,8 +1,9 @@
-"""A look ahead in the binlog: which statements lie between the stream and the server's newest.
+"""DDL look-ahead: the statements between the stream's position and the end of the binlog.
 
-The catalogue says what tables are now.  Whether that holds where the stream is depends on the
-statements in between, so these are read on a connection of their own, each piece once.  So are
-the table maps, which say what a statement has left: only as far as they are needed for that.
+The catalogue describes the present tables.  Whether a description is right at the stream's
+position depends on the statements in between.  They are read over a separate connection, each
+part of the binlog once.  So are table maps, as far as they are needed to know what a statement
+has left.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from databus.relay.sources.mysql.tables.mysql_tables import Catalogue, load_cata
 _log = logging.getLogger(__name__)
 
 _OTHER_SERVER_ID = 1 << 31
-"""A server ends the stream of a reader when another one comes with its id."""
+"""The look-ahead's server id: a server ends a reader's stream when another one uses its id."""
 _SILENCE_S = 10.0
 _HEARTBEAT_S = 1.0
 _COMMITTED_WITHIN_S = 30
@@ -45,16 +46,16 @@ _NOTED = frozenset(
 
 
 class DdlLookahead:
-    """Reads ahead on behalf of one stream.
+    """Reads ahead for one stream.
 
     Invariants:
         I1. ``_seen`` holds every statement that ends in ``(_since, _upto]`` and may change
             a definition; ``_maps`` of each captured table the first map with names in there,
             and the first behind each statement that can have changed it.
-        I2. ``_begin`` is a place at or before ``_upto`` in ``_file`` that the server knows, where
-            an event ends.
+        I2. ``_begin`` is an offset at or before ``_upto`` in ``_file`` at which an event ends and
+            from which the server can stream.
 
-    Owner: the source; one question at a time, in a thread.
+    Owner: the source; one call at a time, in a thread.
     """
 
     def __init__(self) -> None:
@@ -77,13 +78,13 @@ class DdlLookahead:
         *,
         with_knowledge: bool = False,
     ) -> LookaheadResult:
-        """The catalogue as it is now, and the statements behind a place in the binlog.
+        """The present catalogue, and the statements after a position in the binlog.
 
         ``server_offset`` is the last end position that the server named up to there; within a
-        transaction MariaDB 11.4 names none.  ``gtid`` is the transaction at that place: what MySQL
-        shows is older than its binlog until a transaction that is there already has been committed.
-        With ``statement``, which ends there, only as far as is needed to know what it has left.
-        ``with_knowledge`` asks for views, triggers and what else a change of rows reaches.
+        transaction MariaDB 11.4 names none.  ``gtid`` is the transaction at that position: MySQL
+        writes a transaction to the binlog before it commits, so until then its catalogue is
+        older.  With ``statement``, which ends there, it reads only until the result of that
+        statement is known.  ``with_knowledge`` adds views, triggers and routines.
 
         Raises:
             SourceUnavailable: the server does not answer, or does not commit the transaction.
@@ -100,30 +101,32 @@ class DdlLookahead:
             before = _end(connection)
             catalogue = load_catalogue(connection, settings)
             after = _end(connection)
-            asked = _named(statement, catalogue) if statement is not None else None
-            self._extend(settings, here, file, server_offset, after, asked)
-            if not any(place > before for place, _ in self._seen):
-                break  # Nothing came in while the catalogue was read.
+            requested = _named(statement, catalogue) if statement is not None else None
+            self._extend(settings, here, file, server_offset, after, requested)
+            if not any(location > before for location, _ in self._seen):
+                break  # The binlog did not grow while the catalogue was read.
         ahead = tuple(statement for _, statement in self._seen)
-        if asked is not None:
+        if requested is not None:
             return LookaheadResult(catalogue, ahead, self._shown())
         if with_knowledge:
             return LookaheadResult(catalogue, ahead, knowledge=load_knowledge(connection))
         return LookaheadResult(catalogue, ahead)
 
     def _shown(self) -> dict[str, bytes]:
-        """The first maps of tables that no statement can have changed before."""
+        """The first maps of tables that no earlier statement can have changed."""
         found: dict[str, bytes] = {}
-        for place, source, body in self._maps:
+        for location, source, body in self._maps:
             change = self._first_change(source)
-            if source not in found and (change is None or place < change):
+            if source not in found and (change is None or location < change):
                 found[source] = body
         return found
 
     def _first_change(self, source: str) -> BinlogLocation | None:
         schema, name = split_source(source)
-        places = (place for place, statement in self._seen if statement.may_change(schema, name))
-        return next(places, None)
+        changes = (
+            location for location, statement in self._seen if statement.may_change(schema, name)
+        )
+        return next(changes, None)
 
     def _extend(
         self,
@@ -132,7 +135,7 @@ class DdlLookahead:
         file: str,
         server_offset: int,
         end: BinlogLocation,
-        asked: set[str] | None,
+        requested: set[str] | None,
     ) -> None:
         if not self._since <= here <= self._upto:
             self._since = self._upto = here
@@ -142,17 +145,19 @@ class DdlLookahead:
         self._since = here
         self._seen = [noted for noted in self._seen if noted[0] > here]
         self._maps = [noted for noted in self._maps if noted[0] > here]
-        if end > self._upto and not self._knows(asked):
-            self._read(settings, end, asked)
+        if end > self._upto and not self._knows(requested):
+            self._read(settings, end, requested)
 
-    def _knows(self, asked: set[str] | None) -> bool:
-        """Whether it is settled of all that is asked for what they were, or that they changed."""
-        if asked is None:
+    def _knows(self, requested: set[str] | None) -> bool:
+        """Whether each requested table has a map, or a statement that can have changed it."""
+        if requested is None:
             return False
         mapped = {source for _, source, _ in self._maps}
-        return all(source in mapped or self._first_change(source) for source in asked)
+        return all(source in mapped or self._first_change(source) for source in requested)
 
-    def _read(self, settings: MySqlSettings, end: BinlogLocation, asked: set[str] | None) -> None:
+    def _read(
+        self, settings: MySqlSettings, end: BinlogLocation, requested: set[str] | None
+    ) -> None:
         where = f"{settings.host}:{settings.port} (database={settings.name})"
         _log.info("database %s: looking ahead from %s to %s", settings.name, self._upto, end)
         self._at = BinlogLocation(self._upto.file_number, self._begin)
@@ -170,7 +175,7 @@ class DdlLookahead:
                 try:
                     count = raw.recv_into(packets.room())
                 except OSError as error:
-                    raise SourceUnavailable(f"{where}: the look ahead failed: {error}") from error
+                    raise SourceUnavailable(f"{where}: the look-ahead failed: {error}") from error
                 if not count:
                     raise SourceUnavailable(f"{where} closed the connection")
                 packets.received(count)
@@ -179,13 +184,13 @@ class DdlLookahead:
                     if self._take(event, settings):
                         self._upto = end
                     packets.used()
-                    if noted != (len(self._seen), len(self._maps)) and self._knows(asked):
+                    if noted != (len(self._seen), len(self._maps)) and self._knows(requested):
                         return
         finally:
             connection.close()
 
     def _take(self, event: memoryview, settings: MySqlSettings) -> bool:
-        """Use one event; returns whether the server has nothing more, and waits."""
+        """Read one event; returns whether it is a heartbeat: the server has no more events."""
         header = binlog_events.read_header(event)
         if header.type in (EventType.HEARTBEAT, EventType.HEARTBEAT_V2):
             return True
@@ -196,10 +201,10 @@ class DdlLookahead:
         if header.type == EventType.ROTATE:
             body = binlog_events.checked_body(header, event, self._checksums, where)
             file, offset = binlog_events.read_rotate(body)
-            # The first one is artificial, and names the place that was asked for.
-            if (place := BinlogLocation.of(file, offset)) > self._upto:
+            # The first one is artificial, and names the requested position.
+            if (location := BinlogLocation.of(file, offset)) > self._upto:
                 self._file, self._begin = file, offset
-                self._at = self._upto = place
+                self._at = self._upto = location
             return False
         if not header.is_in_file:
             return False
@@ -250,7 +255,7 @@ class DdlLookahead:
 
 
 def _named(statement: Statement, catalogue: Catalogue) -> set[str]:
-    """The tables that a statement can have changed, of those that are still there."""
+    """The existing tables that a statement can have changed."""
     return {
         source
         for source, table in catalogue.items()
@@ -259,7 +264,7 @@ def _named(statement: Statement, catalogue: Catalogue) -> set[str]:
 
 
 def _end(connection: MySqlConnection) -> BinlogLocation:
-    """The place behind the last event that the server has written."""
+    """The end of the last event that the server has written."""
     is_new = connection.is_mysql and connection.is_at_least(8, 2)
     status = "BINARY LOG" if is_new else "MASTER"
     file, offset = connection.row(f"SHOW {status} STATUS")[:2]

@@ -1,4 +1,4 @@
-"""Between the decoder's objects and the kernel's arrays."""
+"""Moves state between the decoder's objects and the kernel's arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIRST_IMAGE_BYTES = 1 << 18
 
 
 def warm_up() -> None:
-    """Compile the kernels, or load it from numba's cache: half a minute once, then no time."""
+    """Compile the kernels, or load them from numba's cache: the first run takes half a minute."""
     if not COMPILED:
         return
     tables = MySqlKernelTables()
@@ -34,12 +34,12 @@ def warm_up() -> None:
 
 
 class FastPath:
-    """Runs the kernel over received blocks, on behalf of a decoder.
+    """Runs the kernel over received blocks, for a decoder.
 
     Invariants:
         I1. Between two calls the decoder's fields hold the whole state; the cells are only
             their copy while the kernel runs.
-        I2. What the kernel did not do lies untouched at the start of the packets.
+        I2. The packets that the kernel did not read are unchanged at the start of the buffer.
 
     Owner: the task that reads the stream.
     """
@@ -52,10 +52,10 @@ class FastPath:
         self._images = np.empty(_FIRST_IMAGE_BYTES, dtype=np.uint8)
 
     def run(self, packets: PacketBuffer) -> int:
-        """Use up the packets that the kernel can take.
+        """Read the packets that the kernel can read.
 
-        Returns the room in bytes that must be made before it can go on, or 0: then the next
-        packet is the decoder's, or is not whole yet.
+        Returns the space in bytes that it needs to continue, or 0: then the decoder must read the
+        next packet, or it is not whole yet.
         """
         if packets.stop - packets.start < 5:
             return 0
@@ -81,7 +81,7 @@ class FastPath:
         return 0
 
     def make_room(self, need_bytes: int) -> None:
-        """Enlarge what is too small for the row that comes next."""
+        """Enlarge the buffers that are too small for the next row."""
         self._decoder.out.make_room(need_bytes)
         if len(self._images) < need_bytes:
             self._images = np.empty(2 * need_bytes, dtype=np.uint8)

@@ -1,9 +1,9 @@
 """The part of the binlog decoder for groups that have no scn.
 
-They are those of other domains and other servers than the followed ones, those under a tag, and
-those whose number comes late.  Such a group makes no window.  Each captured table that it
-changes, or may change, is suspended, with the children of its cascades (decisions 0088, 0089).
-Its other tables cost nothing: the kernel passes over rows that it knows to be nobody's.
+They are those of domains and servers that are not followed, and those with a tagged or
+out-of-order GTID.  Such a group makes no window.  Each captured table that it changes, or may
+change, is suspended, with the children of its cascades (decisions 0088, 0089).  Its other tables
+cost nothing: the kernel skips rows of tables that are not captured.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from databus.relay.sources.mysql.tables.cascades import is_logged
 class GroupWithoutScn:
     """A group that has no scn, while it is read.
 
-    ``gtid`` is as the server writes it.  ``name`` and ``why`` are for people.  ``tables`` are its
-    captured tables by id.  ``prepared`` are the changed ones of an XA transaction, with reasons.
+    ``gtid`` is as the server writes it.  ``name`` and ``why`` are for messages.  ``tables`` are
+    its captured tables by id.  ``prepared``: the tables that an XA transaction changes, and why.
 
     Owner: the decoder.
     """
@@ -49,7 +49,7 @@ class GroupWithoutScn:
 
 @dataclass(frozen=True, slots=True)
 class SuspendingGroup:
-    """A group that has suspended a table, and where it begins in the server's binlog."""
+    """A group that has suspended a table, and its location in the server's binlog."""
 
     gtid: str
     file: str
@@ -60,7 +60,7 @@ class GroupsWithoutScn(XaGroups):
     """Groups that are examined and make no window; ``BinlogDecoder`` is the whole.
 
     Invariants:
-        I1. An examined group packs nothing and moves no scn.
+        I1. An examined group packs no frame and advances no scn.
         I2. ``suspended_by`` is the last group without an scn that has suspended a table.
 
     Owner: as BinlogDecoder.
@@ -81,11 +81,11 @@ class GroupsWithoutScn(XaGroups):
         self._without_scn: tuple[tuple[int, int, int], GroupWithoutScn] | None = None
 
     @abstractmethod
-    def _place(self, header: binlog_events.Header) -> str:
-        """Where an event is, for people."""
+    def _where(self, header: binlog_events.Header) -> str:
+        """An event's file and offset, for messages."""
 
     def _described(self, group: Group) -> GroupWithoutScn:
-        """What an examined group is called, and why it has no scn: here, one of another domain."""
+        """The name of an examined group, and why it has no scn: here, one of another domain."""
         gtid = self.txid(group)
         why = (
             f"the relay follows gtid_domain_id {self.domain_id} alone (option domain_id): let the "
@@ -94,19 +94,19 @@ class GroupsWithoutScn(XaGroups):
         return GroupWithoutScn(gtid, f"GTID {gtid}", why)
 
     def _was_examined(self, group: Group) -> None:
-        """An examined group has ended: it need not be read again."""
+        """End an examined group: it need not be read again."""
         self.foreign.note((group.domain_id, group.server_id), group.scn)
 
     def _gtid_list(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         is_newest = self.last_seq_no >= self.resolved
         for missed in self.foreign.unread(read_gtid_list(body), is_newest=is_newest):
-            why = f"groups {missed} of another domain lie before the binlog that could be read"
-            self.suspend_captured(f"{self._place(header)}: {why}")
+            why = f"groups {missed} of another domain are older than the readable binlog"
+            self.suspend_captured(f"{self._where(header)}: {why}")
         return True
 
     @property
     def gtid(self) -> str:
-        """The GTID of the open group; "" if there is none, or if it is passed over."""
+        """The GTID of the open group; "" if there is none, or if it is skipped."""
         if self.group is None or not (self.group.wanted or self.group.is_examined):
             return ""
         return self.txid(self.group) if self.group.wanted else self._examined().gtid
@@ -127,13 +127,15 @@ class GroupsWithoutScn(XaGroups):
     def _suspend(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
         group = self.group
         if group is None or not group.is_examined:
-            return self._stop(source, why, keeps_rows=keeps_rows)
+            return self._suspend_table(source, why, keeps_rows=keeps_rows)
         found = self._examined()
         if group.prepares:
             found.prepared.setdefault(source, why)
             return None
         self.suspended_by = SuspendingGroup(found.gtid, self.file, self.group_begin)
-        return self._stop(source, f"{found.name} {why}; {found.why}", keeps_rows=keeps_rows)
+        return self._suspend_table(
+            source, f"{found.name} {why}; {found.why}", keeps_rows=keeps_rows
+        )
 
     # -- its events
 
@@ -153,7 +155,7 @@ class GroupsWithoutScn(XaGroups):
         for source in changed_tables.sources_of(found.emptied, self.settings):
             self._suspend(source, f"empties it by {statement}")
         for change in changed_tables.changed_unseen(
-            found, captured, self.told.schemas(), left, self.known.dropped
+            found, captured, self.announced.schemas(), left, self.known.dropped
         ):
             why = f"changes it by {statement}: {change.why}"
             self._suspend(change.source, why, keeps_rows=change.keeps_rows)
@@ -204,7 +206,7 @@ class GroupsWithoutScn(XaGroups):
         return True
 
     def _hold(self, xid: Xid, scn: int, changed: frozenset[str]) -> None:
-        """Its changes count when it is committed; the binlog is needed from behind ``scn`` on."""
+        """Store its tables until it is committed; a restart needs the binlog after ``scn``."""
         self.prepared.keep_without_rows(xid, scn, changed)
 
     def _complete(self, statement: str) -> bool:
@@ -216,7 +218,7 @@ class GroupsWithoutScn(XaGroups):
             self.suspend_captured(f"{commits}, prepared before the binlog that could be read")
         elif completion.commits:
             packed = self.prepared.source_ids(completion.xid)
-            rowless = self.prepared.lacks_rows_of(completion.xid) - self.stopped.passed_over
+            rowless = self.prepared.lacks_rows_of(completion.xid) - self.suspended.left_out
             for name in self._captured():
                 source = join_source(*name)
                 if source in rowless or source_id(source) in packed:

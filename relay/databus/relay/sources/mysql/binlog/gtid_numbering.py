@@ -1,4 +1,4 @@
-"""What tells MariaDB's GTIDs from MySQL's: the clock, the positions, the dump, the snapshots."""
+"""Differences of MariaDB's and MySQL's GTIDs: clock, positions, binlog dump and snapshots."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
 from databus.relay.sources.mysql.rows.charsets import Charsets
 from databus.relay.sources.mysql.tables.mysql_tables import Catalogue
 
-# A commit takes milliseconds; a number that is owned for longer a session has taken for later.
+# A commit takes milliseconds; a session that owns a number for longer has reserved it.
 _COMMITTED_WITHIN_S = 5.0
 _ASKED_EVERY_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class DumpStart:
-    """What to ask the server for, and the transaction to recognise in what comes.
+    """The binlog dump to request, and the transaction expected in it.
 
-    ``expected`` is None where that one was purged: then nothing tells histories apart.
-    ``after_scn``: no transaction up to there may come; 0 where files are read from their
-    beginning.  ``begins_after``: what comes first follows on a transaction at or before it.
+    ``expected`` is None if that one was purged: then histories cannot be compared.
+    ``after_scn``: no transaction up to there may come; 0 if files are read from their
+    beginning.  ``begins_after``: the first transaction follows one at or before this scn.
     ``ends``: see ``MySqlResumeState``.  ``unread``: GTIDs of servers that are not followed, which
     were purged before they were read.
     """
@@ -62,21 +62,21 @@ class Numbering(Protocol):
         """The scn of the last transaction."""
 
     def beginning(self, connection: MySqlConnection) -> MySqlResumeState:
-        """What a stream needs that begins now, at the first start: after ``head``."""
+        """The resume state of a new stream that begins now, after ``head``."""
 
     def foreign(self, connection: MySqlConnection) -> str:
-        """The GTIDs of other domains or servers until now, in the server's form."""
+        """The GTIDs of other domains or servers so far, in the server's form."""
 
     def shows(self, connection: MySqlConnection, group: SuspendingGroup) -> bool:
-        """Whether a snapshot that is taken now shows a group of the binlog that has no scn."""
+        """Whether a snapshot taken now shows a group that has no scn."""
 
     def dump_after(
         self, connection: MySqlConnection, settings: MySqlSettings, resume_state: MySqlResumeState
     ) -> DumpStart:
-        """The request for everything after a memo's scn, and what it needs before that.
+        """The request for everything after a resume state's scn, and earlier events it needs.
 
         Raises:
-            SourcePositionLost: the server no longer has it, or does not have it yet.
+            SourcePositionLost: the server no longer has the position, or not yet.
         """
 
     def decoder(
@@ -86,19 +86,19 @@ class Numbering(Protocol):
         catalogue: Catalogue,
         resume_state: MySqlResumeState,
     ) -> BinlogDecoder:
-        """The reader of what that request brings."""
+        """The decoder of that request's stream."""
 
     def snapshot(self, connection: MySqlConnection) -> AbstractContextManager[Snapshot]:
-        """A transaction that reads at one point, for as long as the context is open."""
+        """A context with a transaction that reads one snapshot."""
 
     def facts(self, connection: MySqlConnection) -> dict[str, Any]:
-        """For the status: what the server says of its positions."""
+        """For the status: the server's positions."""
 
 
 @contextmanager
 def transaction(connection: MySqlConnection, begin: str) -> Iterator[None]:
-    """A read transaction that ``begin`` opens; it is rolled back at the end, unless the
-    connection was closed, which does the same."""
+    """A context with a read transaction that ``begin`` opens; it is rolled back at the end,
+    unless the connection was closed, which also rolls it back."""
     connection.query(begin)
     try:
         yield
@@ -118,7 +118,7 @@ class GtidSnapshot:
     high: int
 
     def sees(self, scn: int, txid: str) -> bool:
-        """Whether a commit shows in the snapshot."""
+        """Whether a commit is visible in the snapshot."""
         return scn <= self.high
 
 
@@ -137,7 +137,7 @@ class DomainNumbering:
         return binlog_positions.head_scn(connection, self.domain_id)
 
     def beginning(self, connection: MySqlConnection) -> MySqlResumeState:
-        """The number, and what was written in other domains until now."""
+        """The resume state of a new stream; it leaves out the GTIDs of other domains so far."""
         return MySqlResumeState(self.head(connection), foreign=self.foreign(connection))
 
     def foreign(self, connection: MySqlConnection) -> str:
@@ -147,16 +147,16 @@ class DomainNumbering:
         return ",".join(gtid for gtid in state.split(",") if not gtid.startswith(own))
 
     def shows(self, connection: MySqlConnection, group: SuspendingGroup) -> bool:
-        """A snapshot's place in the binlog has come behind the group's beginning."""
-        with self.snapshot(connection) as place:
-            assert isinstance(place, LocatedSnapshot)
-            shown = BinlogLocation.of(place.file, place.offset)
+        """Whether a snapshot's binlog position is after the group's beginning."""
+        with self.snapshot(connection) as location:
+            assert isinstance(location, LocatedSnapshot)
+            shown = BinlogLocation.of(location.file, location.offset)
         return shown > BinlogLocation.of(group.file, group.offset)
 
     def dump_after(
         self, connection: MySqlConnection, settings: MySqlSettings, resume_state: MySqlResumeState
     ) -> DumpStart:
-        """From the last transaction on, or from the beginning of a file."""
+        """Request the binlog from the last transaction on, or from the beginning of a file."""
         begins = binlog_positions.beginning_for(connection, settings, self.domain_id, resume_state)
         mark = resume_state.mark
         return DumpStart(
@@ -172,25 +172,25 @@ class DomainNumbering:
         catalogue: Catalogue,
         resume_state: MySqlResumeState,
     ) -> BinlogDecoder:
-        """The reader of MariaDB's groups."""
+        """The decoder of MariaDB's groups."""
         made = BinlogDecoder(settings, charsets, catalogue, self.domain_id, resume_state.scn)
         made.foreign = ForeignGtids(resume_state.foreign or "")
         return made
 
     @contextmanager
     def snapshot(self, connection: MySqlConnection) -> Iterator[Snapshot]:
-        """The server names the snapshot's place in the binlog; what lies before it, the stream."""
+        """The server gives the snapshot's binlog position; the stream gives the scn before it."""
         connection.query(_REPEATABLE)
         with transaction(connection, _CONSISTENT):
-            place = {
+            location = {
                 str(name).lower(): value
                 for name, value in connection.query("SHOW STATUS LIKE 'binlog_snapshot_%'")
             }
-            file = str(place["binlog_snapshot_file"])
-            yield LocatedSnapshot(file, int(place["binlog_snapshot_position"]))
+            file = str(location["binlog_snapshot_file"])
+            yield LocatedSnapshot(file, int(location["binlog_snapshot_position"]))
 
     def located(self, connection: MySqlConnection, snapshot: LocatedSnapshot) -> GtidSnapshot:
-        """The same snapshot by its GTID, where the stream cannot tell: the server looks it up."""
+        """The same snapshot with its GTID from the server, if the stream does not have it."""
         return GtidSnapshot(
             binlog_positions.scn_of_snapshot(
                 connection, snapshot.file, snapshot.offset, self.domain_id
@@ -209,8 +209,8 @@ class DomainNumbering:
 class WatermarkedSnapshot:
     """A snapshot taken after every commit in ``executed`` and before all those after ``high``.
 
-    Of the commits between the two it may show some; they count as not shown, for the stream
-    carries what they did.
+    Some of the commits between the two may be visible; they count as not visible, because the
+    stream has their changes.
     """
 
     uuids: tuple[str, ...]
@@ -218,7 +218,7 @@ class WatermarkedSnapshot:
     high: int
 
     def sees(self, scn: int, txid: str) -> bool:
-        """Whether a commit certainly shows in the snapshot."""
+        """Whether a commit is certainly visible in the snapshot."""
         return gtid_sets.holds(
             self.executed.get(self.uuids[gtid_sets.generation_of(scn)], ()),
             gtid_sets.number_of(scn),
@@ -227,7 +227,7 @@ class WatermarkedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class UuidNumbering:
-    """MySQL: the numbers of the servers that have written, one server after the other."""
+    """MySQL: the GTID numbers of the servers that have written, one server after the other."""
 
     uuids: tuple[str, ...]
     promotion: Promotion = field(default_factory=Promotion, compare=False)
@@ -241,31 +241,31 @@ class UuidNumbering:
         return self._head(connection, executed_gtids(connection))
 
     def beginning(self, connection: MySqlConnection) -> MySqlResumeState:
-        """With what was written under tags until now: a dump has that, or nobody wants it."""
+        """The resume state of a new stream; it has the tagged GTIDs so far, which it leaves out."""
         executed = executed_gtids(connection)
         head = self._head(connection, executed)
         tagged = gtid_sets.tagged_in(executed, self.uuids)
         missed = self._missed(connection, executed)
         return MySqlResumeState(
             head,
-            tagged=gtid_sets.told(tagged),
-            missed=gtid_sets.told(missed),
-            foreign=gtid_sets.told(gtid_sets.foreign_in(executed, self.uuids)),
+            tagged=gtid_sets.as_text(tagged),
+            missed=gtid_sets.as_text(missed),
+            foreign=gtid_sets.as_text(gtid_sets.foreign_in(executed, self.uuids)),
         )
 
     def foreign(self, connection: MySqlConnection) -> str:
-        """What servers that are not configured have written."""
-        return gtid_sets.told(gtid_sets.foreign_in(executed_gtids(connection), self.uuids))
+        """The GTIDs of servers that are not configured."""
+        return gtid_sets.as_text(gtid_sets.foreign_in(executed_gtids(connection), self.uuids))
 
     def shows(self, connection: MySqlConnection, group: SuspendingGroup) -> bool:
-        """The server counts it among the executed ones."""
+        """Whether the group's GTID is in gtid_executed."""
         query = "SELECT GTID_SUBSET(%s, @@global.gtid_executed)"
         return bool(int(connection.row(query, (group.gtid,))[0]))
 
     def _missed(self, connection: MySqlConnection, executed: GtidSet) -> GtidSet:
-        """The numbers that are free before larger ones of the set.
+        """The unused numbers below the largest one of the set.
 
-        With ``binlog_order_commits = OFF`` one of them may be in its commit: that is waited for.
+        With ``binlog_order_commits = OFF`` one of them may be committing: this waits for it.
         """
         missed = {
             name: gtid_sets.without(((1, gtid_sets.largest(executed[name])),), executed[name])
@@ -284,7 +284,7 @@ class UuidNumbering:
         return missed
 
     def _head(self, connection: MySqlConnection, executed: GtidSet) -> int:
-        """The same of a set; what a replica has written for itself is not the newest."""
+        """The newest scn of a set; a replica's own transactions do not count."""
         own = own_uuid(connection) if len(self.uuids) > 1 else ""
         if own not in self.uuids:
             return gtid_sets.head_of(executed, self.uuids)
@@ -299,9 +299,9 @@ class UuidNumbering:
     def dump_after(
         self, connection: MySqlConnection, settings: MySqlSettings, resume_state: MySqlResumeState
     ) -> DumpStart:
-        """By the set of what has been seen; the server finds the place.
+        """Request by the set of seen GTIDs; the server finds the position.
 
-        A commit can be streamed before the server counts it among the executed ones.
+        The server can stream a commit before its GTID is in gtid_executed.
         """
         after_scn = resume_state.scn
         executed = come_gtids(connection, resume_state.missed)
@@ -309,14 +309,15 @@ class UuidNumbering:
         head = self._head(connection, executed)
         if self._number_in(executed, after_scn) < gtid_sets.number_of(after_scn):
             raise SourcePositionLost(
-                f"we are at scn {self._told(after_scn)}, but {where} has only come to "
-                f"{self._told(head)}; it was reset, restored from a backup, or is a replica that "
-                "lags behind or was promoted without the last transactions of its primary"
+                f"the relay is at scn {self._described(after_scn)}, but {where} has only reached "
+                f"{self._described(head)}; it was reset, restored from a backup, or is a "
+                "replica that lags behind or was promoted without the last transactions of its "
+                "primary"
             )
         purged = gtid_sets.parse_gtid_set(str(connection.row("SELECT @@global.gtid_purged")[0]))
         seen = gtid_sets.seen_at(executed, purged, self.uuids, after_scn, resume_state.ends)
-        # While something of our server is left, what its successor has purged before that was
-        # written before it took over.
+        # While the binlog has transactions of this server, anything that its successor has purged
+        # before them was written before the takeover.
         more = self._number_in(purged, after_scn) < self._number_in(executed, after_scn)
         for generation, name in enumerate(self.uuids):
             last = gtid_sets.largest(purged.get(name, ()))
@@ -324,8 +325,8 @@ class UuidNumbering:
                 continue
             if last > gtid_sets.largest(seen.get(name, ())):
                 raise SourcePositionLost(
-                    f"we are at scn {self._told(after_scn)}, but {where} has purged its binlog "
-                    f"up to {name}:{last}. It reaches to {self._told(head)}"
+                    f"the relay is at scn {self._described(after_scn)}, but {where} has purged "
+                    f"its binlog up to {name}:{last}. It reaches to {self._described(head)}"
                 )
         seen = gtid_sets.seen_at(
             executed, purged, self.uuids, resume_state.read_from, resume_state.ends
@@ -351,7 +352,7 @@ class UuidNumbering:
             self._expected(resume_state.mark, purged),
             resume_state.read_from,
             tuple(ends),
-            unread=gtid_sets.told(unread),
+            unread=gtid_sets.as_text(unread),
         )
 
     def _without_foreign(
@@ -384,7 +385,7 @@ class UuidNumbering:
         held = gtid_sets.holds(purged.get(name, ()), gtid_sets.number_of(mark.scn))
         return None if held else mark
 
-    def _told(self, scn: int) -> str:
+    def _described(self, scn: int) -> str:
         generation = gtid_sets.generation_of(scn)
         name = self.uuids[generation] if generation < len(self.uuids) else "an unknown server"
         return f"{scn} (GTID {name}:{gtid_sets.number_of(scn)})"
@@ -396,7 +397,7 @@ class UuidNumbering:
         catalogue: Catalogue,
         resume_state: MySqlResumeState,
     ) -> BinlogDecoder:
-        """The reader of MySQL's groups."""
+        """The decoder of MySQL's groups."""
         made = MySqlDecoder(
             settings, charsets, catalogue, self.uuids, resume_state.scn, self.promotion
         )
@@ -405,9 +406,9 @@ class UuidNumbering:
 
     @contextmanager
     def snapshot(self, connection: MySqlConnection) -> Iterator[Snapshot]:
-        """Bracketed: the server cannot name the place.
+        """A snapshot between two GTID sets: the server cannot give its position.
 
-        A commit is owned, shows, and is executed, in this order: none that shows is missing.
+        A commit is first owned, then visible, then executed: no visible one is missing.
         """
         connection.query(_REPEATABLE)
         before = executed_gtids(connection)
@@ -416,7 +417,7 @@ class UuidNumbering:
             yield WatermarkedSnapshot(self.uuids, before, self._head(connection, after))
 
     def facts(self, connection: MySqlConnection) -> dict[str, Any]:
-        """The servers that count, and what is executed."""
+        """The configured servers, and the executed GTIDs."""
         return {
             "uuids": list(self.uuids),
             "gtid_executed": str(connection.row("SELECT @@global.gtid_executed")[0]),
@@ -429,15 +430,15 @@ def executed_gtids(connection: MySqlConnection) -> dict[str, Intervals]:
 
 
 def owned_gtids(connection: MySqlConnection) -> GtidSet:
-    """``@@gtid_owned``: what is being committed, or taken for later."""
+    """``@@gtid_owned``: the GTIDs that are being committed, or that a session has reserved."""
     return gtid_sets.parse_owned(str(connection.row("SELECT @@global.gtid_owned")[0]))
 
 
 def come_gtids(connection: MySqlConnection, missed: str = "") -> GtidSet:
-    """What is executed, and what is being committed, which the binlog may have already.
+    """The executed GTIDs and those being committed, which the binlog may have already.
 
-    What is owned is asked for first: in this order nothing can be in neither.  A number of
-    ``missed`` that is owned is no commit in its turn: a session has taken it for later.
+    The owned ones are read first: in this order no commit can be in neither set.  An owned number
+    in ``missed`` is no commit in order: a session has reserved it.
     """
     owned, executed = owned_gtids(connection), executed_gtids(connection)
     later = gtid_sets.parse_gtid_set(missed)
@@ -453,7 +454,7 @@ def own_uuid(connection: MySqlConnection) -> str:
 
 
 def has_prepared(connection: MySqlConnection) -> bool:
-    """Whether XA transactions are prepared now; False too where we may not ask."""
+    """Whether XA transactions are prepared now; False also without the privilege to list them."""
     try:
         return bool(connection.query("XA RECOVER"))
     except ServerError:

@@ -1,4 +1,4 @@
-"""The decoder for MySQL's groups: other GTID events, and statements without a flag of their own."""
+"""The decoder of MySQL's groups: its GTID events, and statements that no flag announces."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TAG = (
 )
 _LATE = (
     "it comes after larger numbers, so it has no scn: on a replica set "
-    "replica_preserve_commit_order = ON, and let no session leave numbers free with gtid_next"
+    "replica_preserve_commit_order = ON, and let no session skip numbers with gtid_next"
 )
 
 
@@ -61,7 +61,7 @@ _NONE = _Unnumbered("", 0, "")
 
 @dataclass(frozen=True, slots=True)
 class MySqlGtid:
-    """The beginning of a MySQL transaction.  ``commit_us`` is 0 where the event has none."""
+    """The beginning of a MySQL transaction.  ``commit_us`` is 0 if the event has none."""
 
     uuid: str
     number: int
@@ -69,7 +69,7 @@ class MySqlGtid:
 
 
 def read_mysql_gtid(body: memoryview) -> MySqlGtid:
-    """A GTID_LOG_EVENT's body: the time is that of the commit on the first server."""
+    """Read a GTID_LOG_EVENT's body; the time is that of the commit on the first server."""
     (number,) = struct.unpack_from("<q", body, 17)
     commit_us = 0
     times = 42
@@ -82,13 +82,13 @@ def read_mysql_gtid(body: memoryview) -> MySqlGtid:
 
 
 class MySqlDecoder(BinlogDecoder):
-    """As BinlogDecoder, with scns made of a server's generation and its GTID numbers.
+    """A BinlogDecoder whose scns consist of a server's generation and its GTID numbers.
 
     Invariants: those of BinlogDecoder.  A group counts as a single statement until its BEGIN.
-        A group of a later server that changes nothing captured moves nothing until it is that
-        server's turn (``promotion.py``).  A group under a tag, one that comes late, and one of a
-        server that is not configured have no scn (``groups_without_scn.py``).  The resume state
-        has the numbers that may come late still, and the GTIDs without an scn that have been read.
+        A group of a later server that changes no captured table does not advance the scn before
+        that server's promotion (``promotion.py``).  A group with a tagged or out-of-order GTID and
+        one of a server that is not configured have no scn (``groups_without_scn.py``).  The resume
+        state has the numbers that may still come, and the GTIDs without an scn that were read.
     Owner: as BinlogDecoder.
     Raises: as BinlogDecoder.
     """
@@ -114,10 +114,10 @@ class MySqlDecoder(BinlogDecoder):
         self._early: LineageMark | None = None
         self._unnumbered = _NONE
         self._read: gtid_sets.GtidSet = {}
-        self._read_told: tuple[str, str] | None = None
+        self._read_text: tuple[str, str] | None = None
         self._held: dict[Xid, _Unnumbered] = {}
         self._missed: gtid_sets.GtidSet = {}
-        self._missed_told = ""
+        self._missed_text = ""
         self._handlers[EventType.MYSQL_GTID] = self._mysql_gtid
         self._handlers[EventType.TAGGED_GTID] = self._tagged_gtid
         self._handlers[EventType.ANONYMOUS_GTID] = self._anonymous
@@ -125,7 +125,7 @@ class MySqlDecoder(BinlogDecoder):
 
     @property
     def kernel_server(self) -> tuple[int, int, int]:
-        """The server that wrote what came last: its groups are the kernel's."""
+        """The server of the last group: the kernel reads its groups."""
         generation = gtid_sets.generation_of(self.resolved)
         return *self._words[generation], gtid_sets.scn_of(generation, 0)
 
@@ -139,29 +139,29 @@ class MySqlDecoder(BinlogDecoder):
 
     def continue_from(self, resume_state: MySqlResumeState) -> None:
         """Continue with the GTIDs without an scn that a resume state has."""
-        self._missed_told = resume_state.missed
+        self._missed_text = resume_state.missed
         self._missed = gtid_sets.parse_gtid_set(resume_state.missed)
-        for told in (resume_state.tagged, resume_state.foreign or ""):
-            self._read.update(gtid_sets.parse_gtid_set(told))
-        self._read_told = None
+        for announced in (resume_state.tagged, resume_state.foreign or ""):
+            self._read.update(gtid_sets.parse_gtid_set(announced))
+        self._read_text = None
 
-    def _told_read(self) -> tuple[str, str]:
-        if self._read_told is None:
+    def _read_as_text(self) -> tuple[str, str]:
+        if self._read_text is None:
             ours = gtid_sets.tagged_in(self._read, self._uuids)
             others = {name: self._read[name] for name in self._read.keys() - ours.keys()}
-            self._read_told = gtid_sets.told(ours), gtid_sets.told(others)
-        return self._read_told
+            self._read_text = gtid_sets.as_text(ours), gtid_sets.as_text(others)
+        return self._read_text
 
     def resume_state(self) -> MySqlResumeState:
         """See ``BinlogDecoder``."""
-        tagged, foreign = self._told_read()
+        tagged, foreign = self._read_as_text()
         return replace(
-            super().resume_state(), tagged=tagged, missed=self._missed_told, foreign=foreign
+            super().resume_state(), tagged=tagged, missed=self._missed_text, foreign=foreign
         )
 
     def _miss(self, name: str, missed: gtid_sets.Intervals) -> None:
         self._missed[name] = missed
-        self._missed_told = gtid_sets.told(self._missed)
+        self._missed_text = gtid_sets.as_text(self._missed)
 
     def txid(self, group: Group) -> str:
         """``<uuid>:<number>``."""
@@ -174,7 +174,7 @@ class MySqlDecoder(BinlogDecoder):
         ours = gtid.uuid in self._uuids
         scn = gtid_sets.scn_of(self._uuids.index(gtid.uuid), gtid.number) if ours else 0
         commit_us = gtid.commit_us or header.timestamp_s * 1_000_000
-        # What a later server has written for itself may stand before the expected one.
+        # A later server's own transactions may come before the expected one.
         if ours and self.expected is not None:
             generation = gtid_sets.generation_of(self.expected.scn)
             if gtid_sets.generation_of(scn) == generation:
@@ -182,7 +182,7 @@ class MySqlDecoder(BinlogDecoder):
         if ours and scn <= self.last_seq_no:
             if gtid_sets.generation_of(scn) < gtid_sets.generation_of(self.last_seq_no):
                 raise SourcePositionLost(
-                    f"{self._place(header)}: GTID {gtid.uuid}:{gtid.number} (scn {scn}) comes "
+                    f"{self._where(header)}: GTID {gtid.uuid}:{gtid.number} (scn {scn}) comes "
                     f"after scn {self.last_seq_no}; give the option uuids in the order in which "
                     "the servers have written"
                 )
@@ -196,9 +196,9 @@ class MySqlDecoder(BinlogDecoder):
         return True
 
     def _note_missed(self, gtid: MySqlGtid, generation: int) -> None:
-        """The numbers between the last one of this server and this one: they may come late.
+        """Note the numbers between this server's last one and this one: they may still come.
 
-        Also where groups are read again, which a memo that is older does not tell of.
+        Also for groups that are read again, since an older resume state does not have them.
         """
         if generation == gtid_sets.generation_of(self.last_seq_no):
             last = gtid_sets.number_of(self.last_seq_no)
@@ -232,7 +232,7 @@ class MySqlDecoder(BinlogDecoder):
 
     def _leave_group(self, header: binlog_events.Header) -> None:
         if self.group is not None:
-            self._forget_group(f"{self._place(header)}: a new group begins")
+            self._forget_group(f"{self._where(header)}: a new group begins")
 
     def _end_group(self) -> None:
         group = self.group
@@ -251,13 +251,13 @@ class MySqlDecoder(BinlogDecoder):
 
     def _counts(self, scn: int) -> bool:
         generation = gtid_sets.generation_of
-        # Not by ``resolved``: groups before it may be read again, behind those of its successor.
+        # Not by ``resolved``: groups before it may be read again, after those of its successor.
         return generation(scn) <= generation(self.resolved) or self._promotion.has_come(
             self._before
         )
 
     def _keep_end(self, scn: int) -> None:
-        """Remember how far each server has come; those before must not write again."""
+        """Record each server's last number; after a promotion its predecessors must not write."""
         ends = [*self.ends, *(0 for _ in self._uuids)][: len(self._uuids)]
         generation = gtid_sets.generation_of(scn)
         ends[generation] = max(ends[generation], gtid_sets.number_of(scn))
@@ -297,14 +297,14 @@ class MySqlDecoder(BinlogDecoder):
         if within is not None and not (within.wanted or within.is_examined):
             self._end_group()
         else:
-            self._open_payload(Payload(body, self._place(header)))
+            self._open_payload(Payload(body, self._where(header)))
         return True
 
     def _anonymous(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         within = self.group
         if within is None or within.wanted:
             raise UnsupportedChange(
-                f"{self._place(header)}: a transaction without a GTID (ANONYMOUS_GTID_LOG_EVENT); "
+                f"{self._where(header)}: a transaction without a GTID (ANONYMOUS_GTID_LOG_EVENT); "
                 "set gtid_mode = ON on the server that wrote it"
             )
         return True
@@ -337,7 +337,7 @@ class MySqlDecoder(BinlogDecoder):
             return
         read = self._read.get(found.server, ())
         self._read[found.server] = gtid_sets.union(read, one)
-        self._read_told = None
+        self._read_text = None
 
     def _hold(self, xid: Xid, scn: int, changed: frozenset[str]) -> None:
         # Not read until it is completed: the server sends it again after a restart.

@@ -1,4 +1,4 @@
-"""The GTID group that is being read, and the frames that are made of it."""
+"""The GTID group that is being read, and its frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from databus.common.schema.source_schema import SourceSchema
 from databus.relay.sources.mysql.protocol.binlog_events import GtidFlag
 
 PART_BYTES = 1 << 20
-"""A window is handed out in parts once so much of it is packed; a smaller one only whole."""
+"""A window with more packed bytes than this is given out in parts; a smaller one only whole."""
 
 _FIRST_ROOM = 4 << 20
 
@@ -35,7 +35,7 @@ class Group:
 
     @property
     def standalone(self) -> bool:
-        """Whether it consists of a single statement, without an end of its own."""
+        """Whether it is a single statement without an end event."""
         return bool(self.flags & GtidFlag.STANDALONE)
 
     @property
@@ -45,7 +45,7 @@ class Group:
 
 
 def schema_change(schema: SourceSchema, group: Group) -> bytes:
-    """The frame that tells of a table's new schema, at the group's present place."""
+    """The frame that announces a table's new schema, at the group's present position."""
     return pack_frame(
         op=Op.SCHEMA_CHANGE,
         scn=group.scn,
@@ -58,7 +58,7 @@ def schema_change(schema: SourceSchema, group: Group) -> bytes:
 
 
 def truncation(source: str, schema_fp: int, group: Group) -> bytes:
-    """The frame of a table that was emptied, at the group's present place."""
+    """The frame of a table that was emptied, at the group's present position."""
     return pack_frame(
         op=Op.TRUNCATE,
         scn=group.scn,
@@ -77,7 +77,7 @@ def row_change(
     before: bytes | None,
     after: bytes | None,
 ) -> bytes:
-    """The frame of one event, at the group's present place."""
+    """The frame of one event, at the group's present position."""
     return pack_frame(
         op=op,
         scn=group.scn,
@@ -92,7 +92,7 @@ def row_change(
 
 
 class FrameBuffer:
-    """Frames on their way out: whole windows, and behind them the open one.
+    """Frames to give out: whole windows, and after them the open one.
 
     Invariants:
         I1. ``data[:window_start]`` are whole windows, ``data[window_start:fill]`` the frames
@@ -113,7 +113,7 @@ class FrameBuffer:
         self.fill += len(frames)
 
     def make_room(self, need_bytes: int) -> None:
-        """See to it that so many bytes can be added."""
+        """Make space for so many bytes."""
         if len(self.data) - self.fill < need_bytes:
             larger = bytearray(max(2 * len(self.data), -(-(self.fill + need_bytes) // 8) * 8))
             larger[: self.fill] = memoryview(self.data)[: self.fill]
@@ -125,13 +125,13 @@ class FrameBuffer:
         return self.fill - self.window_start
 
     def cut_open(self) -> bytes:
-        """Take the open window's frames away."""
+        """Remove the open window's frames and return them."""
         taken = bytes(memoryview(self.data)[self.window_start : self.fill])
         self.fill = self.window_start
         return taken
 
     def take(self, size: int) -> bytes:
-        """Cut the first ``size`` bytes off."""
+        """Remove the first ``size`` bytes."""
         taken = bytes(memoryview(self.data)[:size])
         rest = bytes(memoryview(self.data)[size : self.fill])
         self.data[: len(rest)] = rest

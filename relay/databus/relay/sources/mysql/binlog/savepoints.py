@@ -1,9 +1,9 @@
-"""What is left of a transaction of which a part or all is rolled back behind its rows.
+"""The rows that remain of a transaction after ROLLBACK or ROLLBACK TO in the binlog.
 
-A server leaves rolled back rows out of its binlog, but for MariaDB where the transaction did more
-than them: it made or dropped a temporary table, or wrote to a table without transactions behind a
-savepoint.  Then ROLLBACK or ROLLBACK TO follows the rows that it undoes.  It does not undo those
-of tables without transactions (MyISAM, Aria); which those are is in the catalogue.
+A server leaves rolled back rows out of its binlog.  MariaDB has an exception: the transaction
+also created or dropped a temporary table, or wrote to a non-transactional table after a
+savepoint.  Then ROLLBACK or ROLLBACK TO follows the rows that it undoes.  It does not undo rows
+of non-transactional tables (MyISAM, Aria); the catalogue has the engines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Savepoints:
         self._seqs: dict[str, int] = {}
 
     def set(self, statement: str, scn: int, seq: int) -> None:
-        """SAVEPOINT, behind so many frames of the transaction."""
+        """SAVEPOINT, after so many frames of the transaction."""
         if scn != self._scn:
             self._scn, self._seqs = scn, {}
         self._seqs[statement.strip()[len(SAVEPOINT) :].lower()] = seq
@@ -50,37 +50,37 @@ def undone(
     sources: Iterable[str],
     lookahead: LookaheadResult,
 ) -> tuple[bytes, int, list[str]]:
-    """What is left of a transaction's frames, all of them rows, if those since a seq are undone.
+    """The frames that remain of a transaction, all of them rows, if those since a seq are undone.
 
-    ``next_seq`` is that of its next frame; what came before ``frames`` has been handed on.
-    ``sources`` are tables whose rows were read, ``lookahead`` is of the statement's place.
+    ``next_seq`` is that of its next frame; frames before ``frames`` were already given out.
+    ``sources`` are tables whose rows were read, ``lookahead`` is of the statement's position.
 
-    Returns the frames, how many are gone, and the tables that must stop: those whose engine is
-    not certain, for they are gone by now, or a statement behind the place can have changed it;
-    and where what is to be undone is not all in ``frames``, all with transactions.
+    Returns the frames, how many were removed, and the tables to suspend: those whose engine is
+    not certain, because they were dropped or a later statement can have changed them.  If
+    ``frames`` lacks some of the undone frames, they are also all transactional tables.
     """
     views = list(frame_format.iter_frames(frames))
     first_seq = views[0].seq if views else next_seq
     since = first_seq if since_seq is None else since_seq
     is_all = since_seq is not None and first_seq <= since_seq
     touched = {view.source_id for view in views if view.seq >= since}
-    kept, stopped = set[int](), list[str]()
+    staying, suspended = set[int](), list[str]()
     for source in sorted(sources):
         source_id = frame_format.source_id(source)
         if is_all and source_id not in touched:
             continue
         table = lookahead.catalogue.get(source)
         if table is None or lookahead.changes(source):
-            stopped.append(source)
+            suspended.append(source)
         elif table.engine not in TRANSACTIONAL_ENGINES:
-            kept.add(source_id)
+            staying.add(source_id)
         elif not is_all:
-            stopped.append(source)
+            suspended.append(source)
     if not is_all:
-        return frames, 0, stopped
+        return frames, 0, suspended
     left = [bytes(view.bytes) for view in views if view.seq < since]
     for view in views[len(left) :]:
-        if view.source_id in kept:
+        if view.source_id in staying:
             seq = first_seq + len(left)
             left.append(moved(bytearray(view.bytes), view.scn, seq, view.commit_us))
-    return b"".join(left), len(views) - len(left), stopped
+    return b"".join(left), len(views) - len(left), suspended

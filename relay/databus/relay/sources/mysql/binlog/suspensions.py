@@ -1,4 +1,4 @@
-"""The part of the binlog decoder that suspends tables, and takes them up again."""
+"""The part of the binlog decoder that suspends and resumes tables."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Suspensions(ABC):
 
     settings: MySqlSettings
     known: KnownTables
-    told: AnnouncedSchemas
-    stopped: SuspendedTables
+    announced: AnnouncedSchemas
+    suspended: SuspendedTables
     group: Group | None
     resolved: int
 
@@ -43,51 +43,48 @@ class Suspensions(ABC):
         """The whole GTID of a group."""
 
     def _captured(self) -> list[TableName]:
-        return changed_tables.captured_names(self.settings, self.known.catalogue, self.told)
+        return changed_tables.captured_names(self.settings, self.known.catalogue, self.announced)
 
-    def _stop(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
-        """Pass over this table from here on, and go on with the others.
-
-        With ``keeps_rows`` up to the end of this transaction alone.
-        """
+    def _suspend_table(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
+        """Suspend this table; with ``keeps_rows`` only until this transaction ends."""
         group = self.group
         scn = group.scn if group is not None and group.wanted else self.resolved
-        if source not in self.stopped.stops:
-            _log.warning("database %s: %s has stopped: %s", self.settings.name, source, why)
-        self.stopped.stop(source, scn, why, keeps_rows=keeps_rows)
+        if source not in self.suspended.suspensions:
+            _log.warning("database %s: %s is suspended: %s", self.settings.name, source, why)
+        self.suspended.suspend(source, scn, why, keeps_rows=keeps_rows)
         self.known.pass_over(source)
 
     def _note_unmet(self, found: Effects, captured: Iterable[TableName]) -> None:
-        """Tables with rows took names that cannot be seen: they are met when they can."""
+        """Note captured names that tables with rows took while the account cannot see them."""
         unmet = self.known.unmet
         unmet.difference_update(join_source(*name) for name in found.emptied)
         taken = set(found.replaced).difference(captured)
         unmet.update(changed_tables.sources_of(taken, self.settings))
 
     def meet(self, sources: Iterable[str]) -> None:
-        """Names that could not be seen are those of tables that can be read now."""
+        """Suspend the tables of noted names that the account can read now."""
         for source in sources:
             self.known.unmet.discard(source)
-            self._stop(source, _UNMET)
+            self._suspend_table(source, _UNMET)
 
     def suspend_unlogged(self, catalogue: Catalogue) -> None:
-        """Suspend the tables whose content the binlog does not give."""
+        """Suspend the tables whose content is not in the binlog."""
         for source, table in catalogue.items():
-            if table.unlogged and source not in self.stopped.stops:
-                _log.warning("%s: %s has stopped: %s", self.settings.name, source, table.unlogged)
-                self.stopped.stop(source, self.resolved, table.unlogged)
+            if table.unlogged and source not in self.suspended.suspensions:
+                _log.warning("%s: %s is suspended: %s", self.settings.name, source, table.unlogged)
+                self.suspended.suspend(source, self.resolved, table.unlogged)
                 self.known.pass_over(source)
 
-    def begin_again(self) -> None:
-        """Between two groups: stopped tables that were asked for are read from here on."""
-        if self.stopped.is_asked and self.group is None:
-            self.stopped.begin_again()
+    def resume_requested(self) -> None:
+        """Between two groups, resume the suspended tables that were requested."""
+        if self.suspended.has_requests and self.group is None:
+            self.suspended.resume_requested()
             self.known.forget_maps()
 
     def _suspend_children(
         self, header: binlog_events.Header, table_id: int, body: memoryview
     ) -> None:
-        """Rows that a foreign key deletes or changes with their parent's are not in the binlog."""
+        """Suspend tables whose rows a foreign key changes: the binlog does not have that."""
         keys = self.known.cascades_of(table_id)
         if not keys or is_logged(int.from_bytes(body[6:8], "little")):
             return
@@ -101,4 +98,6 @@ class Suspensions(ABC):
                 continue
             why = f"rows of {'.'.join(key.parent)} were changed, and the foreign key {key} changes"
             for child in changed_tables.sources_of(self.known.cascades.reached(key), self.settings):
-                self._stop(child, f"GTID {self.txid(group)}: {why} its rows outside of the binlog")
+                self._suspend_table(
+                    child, f"GTID {self.txid(group)}: {why} its rows outside of the binlog"
+                )

@@ -1,4 +1,4 @@
-"""The part of the binlog decoder that holds XA transactions back until they are completed."""
+"""The part of the binlog decoder that holds XA transactions until they are completed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class XaGroups(Suspensions):
 
     @abstractmethod
     def _passed(self, group: Group) -> None:
-        """Note that the stream has come behind a group of the domain."""
+        """Note that the stream has passed a group of the domain."""
 
     def _xa_prepare(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         group = self.group
@@ -50,20 +50,20 @@ class XaGroups(Suspensions):
         if xid is None:
             self._start_replay()
             return True
-        self.prepared.keep(xid, self.stopped.passed_over)
+        self.prepared.keep(xid, self.suspended.left_out)
         self.other_groups += 1
         self._passed(group)
         self.group = None
         return True
 
     def spill(self) -> None:
-        """Put the frames of a large transaction aside that is being prepared."""
+        """Spool the frames of a large transaction that is being prepared."""
         group = self.group
         if group is not None and group.prepares and self.out.open_bytes >= PART_BYTES:
             self.prepared.put(group.scn, self.out.cut_open())
 
     def _complete(self, statement: str) -> bool:
-        """Whether this is XA COMMIT or XA ROLLBACK; the group then ends, or is replayed."""
+        """Whether this is XA COMMIT or XA ROLLBACK; then the group ends, or is replayed."""
         completion = read_completion(statement)
         group = self.group
         assert group is not None
@@ -73,13 +73,15 @@ class XaGroups(Suspensions):
             self.prepared.drop(completion.xid)
             self._end_group()
             return True
-        for source in self.prepared.lacks_rows_of(completion.xid) - self.stopped.passed_over:
+        for source in self.prepared.lacks_rows_of(completion.xid) - self.suspended.left_out:
             name = xid_text(completion.xid)
-            self._stop(source, f"rows of it in XA transaction {name} were passed over, if any")
+            self._suspend_table(
+                source, f"rows of it in XA transaction {name} were left out, if any"
+            )
         if not self.prepared.reopen(completion.xid):
             raise SourcePositionLost(
                 f"GTID {self.txid(group)} is XA COMMIT {xid_text(completion.xid)}, which was "
-                "prepared before the binlog that we could read"
+                "prepared before the binlog that the relay could read"
             )
         self._start_replay()
         return True
@@ -92,7 +94,7 @@ class XaGroups(Suspensions):
         self.replaying = True
 
     def replay(self) -> None:
-        """Put a part of a committed XA transaction into its window."""
+        """Add a part of a committed XA transaction to its window."""
         group = self.group
         assert group is not None
         while self.out.open_bytes < PART_BYTES:

@@ -1,8 +1,8 @@
-"""XA transactions: rows come when they are prepared, and count when they are committed.
+"""XA transactions: rows arrive at XA PREPARE and take effect at XA COMMIT.
 
 The binlog has an XA transaction in two groups: its rows under the GTID of XA PREPARE, and,
 perhaps days later, XA COMMIT or XA ROLLBACK under another one.  The frames wait here, in a file
-if they are many, and go out with the place of the commit.
+if they are many, and get the position of the commit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Completion:
 
 
 def read_completion(statement: str) -> Completion | None:
-    """What a statement in the binlog completes; None if it is no such statement."""
+    """The XA transaction that a statement in the binlog completes; None for other statements."""
     found = _COMPLETION.match(statement)
     if found is None:
         return None
@@ -54,7 +54,7 @@ def read_completion(statement: str) -> Completion | None:
 
 
 def read_prepare(body: memoryview) -> Xid | None:
-    """The transaction that an XA_PREPARE event prepares; None where it commits in one phase."""
+    """The transaction that an XA_PREPARE event prepares; None if it commits in one phase."""
     one_phase, format_id, global_bytes, branch_bytes = _PREPARE.unpack_from(body)
     if one_phase:
         return None
@@ -63,13 +63,13 @@ def read_prepare(body: memoryview) -> Xid | None:
 
 
 def xid_text(xid: Xid) -> str:
-    """As the server writes it in XA statements."""
+    """An xid as the server writes it in XA statements."""
     format_id, global_id, branch = xid
     return f"X'{global_id}',X'{branch}',{format_id}"
 
 
 def moved(frame: bytearray, scn: int, seq: int, commit_us: int) -> bytes:
-    """A frame at another place of the stream."""
+    """A frame at another position of the stream."""
     _PLACE.pack_into(frame, _PLACE_AT, scn, seq)
     _TIME.pack_into(frame, _TIME_AT, commit_us)
     _CRC.pack_into(frame, 0, google_crc32c.value(bytes(memoryview(frame)[_AFTER_CRC:])))
@@ -85,7 +85,7 @@ class TransactionSpool:
         I1. It holds whole frames, in order.
 
     Owner: the decoder.
-    Durability: none; after a restart the binlog is read again from the oldest of them.
+    Durability: none; after a restart the binlog is read again from the oldest prepared one.
     """
 
     def __init__(self, scn: int) -> None:
@@ -99,7 +99,7 @@ class TransactionSpool:
         self._file.write(frames)
 
     def next_frame(self) -> bytearray | None:
-        """The next frame; None after the last.  Nothing is added any more."""
+        """The next frame; None after the last.  No frame may be added after this."""
         if not self._reads:
             self._reads = True
             self._file.seek(0)
@@ -110,15 +110,15 @@ class TransactionSpool:
         return bytearray(head) + self._file.read(length - len(head))
 
     def close(self) -> None:
-        """Give the room back."""
+        """Free the space."""
         self._file.close()
 
 
 class PreparedTransactions:
-    """What is prepared and neither committed nor rolled back yet, and the one that is open.
+    """The prepared transactions that are not completed yet, and the open one.
 
     Invariants:
-        I1. One spool at most is open: it is being filled, or read.
+        I1. At most one spool is open: it is being filled, or read.
 
     Owner: the decoder.
     """
@@ -129,24 +129,24 @@ class PreparedTransactions:
 
     @property
     def oldest_scn(self) -> int | None:
-        """Where the oldest of them was prepared: from there the binlog is needed again."""
+        """The scn at which the oldest was prepared: a restart reads the binlog from there."""
         return min((spool.scn for spool in self._waiting.values()), default=None)
 
     def holds(self, xid: Xid) -> bool:
-        """Whether the transaction is waiting."""
+        """Whether the transaction is prepared."""
         return xid in self._waiting
 
     def put(self, scn: int, frames: bytes) -> None:
-        """Add frames to the one that is being prepared under ``scn``."""
+        """Add frames to the transaction that is being prepared under ``scn``."""
         if self._open is None:
             self._open = TransactionSpool(scn)
         self._open.put(frames)
 
-    def keep(self, xid: Xid, passed_over: Set[str]) -> None:
-        """The open one is prepared now; it may lack rows of the tables that are suspended."""
+    def keep(self, xid: Xid, left_out: Set[str]) -> None:
+        """The open one is prepared; it may lack rows of the suspended tables."""
         self.drop(xid)
         if self._open is not None:
-            self._open.lacks_rows_of = frozenset(passed_over)
+            self._open.lacks_rows_of = frozenset(left_out)
             self._waiting[xid] = self._open
         self._open = None
 
@@ -164,7 +164,7 @@ class PreparedTransactions:
         return found
 
     def forget_open(self) -> None:
-        """The open one was not prepared after all."""
+        """Drop the open one: it was not prepared."""
         if self._open is not None:
             self._open.close()
         self._open = None
@@ -175,12 +175,12 @@ class PreparedTransactions:
         return found.lacks_rows_of if found is not None else frozenset()
 
     def reopen(self, xid: Xid) -> bool:
-        """It is committed now, and ``next_frame`` gives its frames; False if they are not here."""
+        """It was committed: ``next_frame`` gives its frames; False if they are not here."""
         self._open = self._waiting.pop(xid, None)
         return self._open is not None
 
     def next_frame(self, scn: int, seq: int, commit_us: int) -> bytes | None:
-        """A frame of the open one, at its place in the stream; None after the last."""
+        """The next frame of the open one, at its position in the stream; None after the last."""
         assert self._open is not None
         found = self._open.next_frame()
         if found is None:
@@ -189,7 +189,7 @@ class PreparedTransactions:
         return moved(found, scn, seq, commit_us)
 
     def drop(self, xid: Xid) -> None:
-        """It is rolled back, or was committed before our position."""
+        """It was rolled back, or committed before the stream's position."""
         spool = self._waiting.pop(xid, None)
         if spool is not None:
             spool.close()

@@ -94,20 +94,20 @@ def last_packet(buf: U8Array, at: int, stop: int) -> int:
 
 @kernels.jit
 def _fields(buf: U8Array, at: int, end: int, columns: I64Array, fields: I64Array) -> bool:
-    """Find each value: its place and its length, -1 for null."""
+    """Find each value: its offset and its length, -1 for null."""
     nulls = at
     at += (len(columns) + 9) >> 3
-    for place in range(len(columns)):
-        if buf[nulls + ((place + 2) >> 3)] >> ((place + 2) & 7) & 1:
-            fields[1, place] = -1
+    for index in range(len(columns)):
+        if buf[nulls + ((index + 2) >> 3)] >> ((index + 2) & 7) & 1:
+            fields[1, index] = -1
             continue
         if at >= end:
             return False
-        length = columns[place, WIDTH]
+        length = columns[index, WIDTH]
         if length == 0:
             length = i64(buf[at])
             at += 1
-            if DECIMAL <= columns[place, OP] <= UTF8:
+            if DECIMAL <= columns[index, OP] <= UTF8:
                 if length == 252:
                     length = load_u16(buf, at)
                     at += 2
@@ -116,8 +116,8 @@ def _fields(buf: U8Array, at: int, end: int, columns: I64Array, fields: I64Array
                     at += 3
                 elif length > 250:
                     return False
-        fields[0, place] = at
-        fields[1, place] = length
+        fields[0, index] = at
+        fields[1, index] = length
         at += length
         if at > end:
             return False
@@ -135,10 +135,10 @@ def _key(
     limbs: I64Array,
 ) -> int:
     for number in range(len(keys)):
-        place = keys[number]
-        if fields[1, place] < 0:
+        index = keys[number]
+        if fields[1, index] < 0:
             return -1
-        at = _value(buf, fields[0, place], fields[1, place], columns, place, out, at, limbs)
+        at = _value(buf, fields[0, index], fields[1, index], columns, index, out, at, limbs)
         if at < 0:
             return -1
     return at
@@ -148,11 +148,11 @@ def _key(
 def _row(
     buf: U8Array, out: U8Array, at: int, columns: I64Array, fields: I64Array, limbs: I64Array
 ) -> int:
-    for place in range(len(columns)):
-        if columns[place, OP] == SKIPPED:
+    for index in range(len(columns)):
+        if columns[index, OP] == SKIPPED:
             continue
-        length = fields[1, place]
-        nullable = columns[place, NULLABLE] != 0
+        length = fields[1, index]
+        nullable = columns[index, NULLABLE] != 0
         if length < 0:
             if not nullable:
                 return -1
@@ -163,9 +163,9 @@ def _row(
         if nullable:
             out[at] = 2
             at += 1
-        at = _value(buf, fields[0, place], length, columns, place, out, at, limbs)
+        at = _value(buf, fields[0, index], length, columns, index, out, at, limbs)
         if at < 0:
-            if not columns[place, NULL_ZERO]:
+            if not columns[index, NULL_ZERO]:
                 return -1
             out[begin] = 0
             at = begin + 1
@@ -178,21 +178,21 @@ def _value(
     start: int,
     length: int,
     columns: I64Array,
-    place: int,
+    index: int,
     out: U8Array,
     at: int,
     limbs: I64Array,
 ) -> int:
     """One value, not null; where it ends, or -1."""
-    op = columns[place, OP]
+    op = columns[index, OP]
     if op == UTF8 and has_surrogate(buf, start, length):
         return -1
     if op == BYTES or op == UTF8:
         return put_bytes(buf, start, length, out, at)
     if op == INTEGER:
-        return put_long(out, at, _integer(buf, start, length, columns[place, UNSIGNED] != 0))
+        return put_long(out, at, _integer(buf, start, length, columns[index, UNSIGNED] != 0))
     if op == DECIMAL:
-        return _decimal(buf, start, length, columns[place, SCALE], out, at, limbs)
+        return _decimal(buf, start, length, columns[index, SCALE], out, at, limbs)
     if op == DATETIME or op == DATE:
         value = _date_us(buf, start, length)
         if value == _NO_DATE:
@@ -227,15 +227,15 @@ def _decimal(
     """Avro's decimal: the unscaled number, big-endian and as short as it can be."""
     stop = start + length
     negative = length > 0 and buf[start] == 45
-    place = start + 1 if negative else start
+    cursor = start + 1 if negative else start
     used, after_point, digits = 1, -1, 0
     limbs[0] = 0
     group, weight = i64(0), i64(1)
-    while place < stop:
-        if buf[place] == 46 and after_point < 0:
+    while cursor < stop:
+        if buf[cursor] == 46 and after_point < 0:
             after_point = 0
         else:
-            digit = i64(buf[place]) - 48
+            digit = i64(buf[cursor]) - 48
             if digit < 0 or digit > 9 or digits == 100:
                 return -1
             group = group * 10 + digit
@@ -246,7 +246,7 @@ def _decimal(
             if weight == 1_000_000_000:
                 used = _shift_in(limbs, used, weight, group)
                 group, weight = i64(0), i64(1)
-        place += 1
+        cursor += 1
     if digits == 0 or max(after_point, 0) != scale:
         return -1
     used = _shift_in(limbs, used, weight, group)

@@ -130,8 +130,8 @@ def _receive(
             plan, keys, scratch, limbs,
         )  # fmt: skip
         if start > begin:
-            place = k.last_packet(buf, begin, start)
-            last = bytes(memoryview(data)[place:start])
+            last_at = k.last_packet(buf, begin, start)
+            last = bytes(memoryview(data)[last_at:start])
         if space.fill >= max_bytes:
             return last, True
         if reason == k.OUT_FULL:
@@ -184,8 +184,8 @@ def _values(packet: bytes, fields: Sequence[_Field]) -> list[Any]:
     """The values of a row: numbers, bytes, and dates and times as the server would write them."""
     at = 5 + (len(fields) + 9) // 8
     values: list[Any] = []
-    for place, field in enumerate(fields):
-        if packet[5 + (place + 2) // 8] >> (place + 2) % 8 & 1:
+    for index, field in enumerate(fields):
+        if packet[5 + (index + 2) // 8] >> (index + 2) % 8 & 1:
             values.append(None)
             continue
         if field.code == _DOUBLE:

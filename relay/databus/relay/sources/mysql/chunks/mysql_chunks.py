@@ -177,7 +177,7 @@ class _Reader:
         self._null_zero = settings.zero_dates == "null"
         self._short_years = {column.name for column in table.columns if column.is_short_year}
         self._from = f"{quoted(table.schema)}.{quoted(table.name)}"
-        self._asked = self._key
+        self._requested = self._key
         if self._schema.nullable_key:
             # Nulls, duplicates and values that are equal only for SQL may be in it: what orders
             # the rows is a digest of the key's exact values.
@@ -257,9 +257,9 @@ class _Reader:
         at_once, limit = (1, _SAME_KEY_ROWS) if nullable else (_KEYS_AT_ONCE, _KEYS_AT_ONCE)
         rows: dict[bytes, Row] = {}
         missing = []
-        asked, left_bytes = 0, request.max_bytes
-        while asked < len(keys) and left_bytes > 0:
-            part = keys[asked : asked + at_once]
+        looked_up, left_bytes = 0, request.max_bytes
+        while looked_up < len(keys) and left_bytes > 0:
+            part = keys[looked_up : looked_up + at_once]
             equal = [self._equal(key) for key in part]
             condition = f"({' OR '.join(equal)})"
             found, is_cut = self._select([condition], limit, request.max_bytes, closes=False)
@@ -269,27 +269,29 @@ class _Reader:
             packed = list(map(self._row, found))
             rows.update((row.key, row) for row in packed)
             left_bytes -= sum(len(row.row) for row in packed)
-            asked += len(part)
+            looked_up += len(part)
             if len(found) < len(part):
                 present = self._present(equal) if found else set()
                 missing += [key for number, key in enumerate(part) if number not in present]
-        done = asked == len(keys)
-        return Chunk(self._schema, Rows.of(rows.values()), snapshot, None, done, missing, asked)
+        done = looked_up == len(keys)
+        return Chunk(self._schema, Rows.of(rows.values()), snapshot, None, done, missing, looked_up)
 
     def _equal(self, key: list[Any]) -> str:
         equal = " AND ".join(
             f"{quoted(column.name)} <=> {self._literal(column, value)}"
-            for column, value in zip(self._asked, self._checked(key, self._asked), strict=True)
+            for column, value in zip(
+                self._requested, self._checked(key, self._requested), strict=True
+            )
         )
         return f"({equal})"
 
     def _present(self, conditions: list[str]) -> set[int]:
         """The numbers of the conditions for which there is a row."""
-        asked = (
+        looked_up = (
             f"(SELECT {number} FROM {self._from} WHERE {condition} LIMIT 1)"
             for number, condition in enumerate(conditions)
         )
-        return {int(number) for (number,) in self._connection.query(" UNION ALL ".join(asked))}
+        return {int(number) for (number,) in self._connection.query(" UNION ALL ".join(looked_up))}
 
     def _select(
         self, conditions: list[str], limit: int, max_bytes: int, *, closes: bool

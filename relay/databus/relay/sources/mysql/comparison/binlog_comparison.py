@@ -144,16 +144,16 @@ def stored_windows(
     registry.refresh()
     with RingReader(folder) as ring:
         state = ring.snapshot()
-        place = state.head
+        cursor = state.head
         if after_scn is not None:
             if after_scn < state.prev.scn:
                 raise ScnTooOld(
                     f"{folder}: the ring begins after scn {state.prev.scn}, {after_scn} is gone"
                 )
-            place = ring.find(Position(max(0, after_scn - 1)))
+            cursor = ring.find(Position(max(0, after_scn - 1)))
         changes = list[StoredChange]()
-        while place < state.tail:
-            frames, place = ring.read(place, _READ_BYTES)
+        while cursor < state.tail:
+            frames, cursor = ring.read(cursor, _READ_BYTES)
             for view in frame_format.iter_frames(bytes(frames)):
                 if view.op == Op.END_OF_WINDOW:
                     gtid, window = bytes(view.key).decode(), changes
@@ -189,7 +189,7 @@ def _behind(gtid: str, connection: MySqlConnection) -> dict[str, Any]:
         )
     seen = dict(executed)
     seen[server] = gtid_sets.clipped(executed.get(server, ()), number)
-    return {"auto_position": gtid_sets.told(seen)}
+    return {"auto_position": gtid_sets.as_text(seen)}
 
 
 def _server_of(gtid: str) -> str:

@@ -1,4 +1,4 @@
-"""Where a stream is: GTIDs, positions and histories.
+"""A stream's position: GTIDs, binlog positions and histories.
 
 In reading order: ``gtid_sets`` (MySQL's sets), ``binlog_positions`` and ``binlog_locations``
 (which transactions are before a position of the binlog), ``mysql_lineage`` (which history was

@@ -1,10 +1,9 @@
-"""Where in the binlog files a GTID sequence number lies.
+"""The location of a GTID sequence number in the binlog files.
 
-MariaDB finds a GTID position by itself, but it wants one for every domain, and a wrong server id
-makes it pass over events.  So the place of the last transaction is kept in the memo.  Where the
-server has another transaction at that place (it is another server, or the file was purged), the
-file is looked up, the binlog is read from its beginning, and what lies at or before the scn is
-passed over.
+MariaDB can find a GTID position, but it needs one for every domain, and skips events if a server
+id is wrong.  So the resume state stores the location of the last transaction.  If the server has
+another transaction there (it is another server, or the file was purged), the relay looks up the
+file, reads it from its beginning, and skips transactions at or before the scn.
 """
 
 from __future__ import annotations
@@ -37,36 +36,36 @@ def head_scn(connection: MySqlConnection, domain_id: int) -> int:
 
 
 def _state_at(connection: MySqlConnection, file: str, offset: int) -> str:
-    """The GTID state before a place in the binlog."""
+    """The GTID state before a location in the binlog."""
     (state,) = connection.row("SELECT BINLOG_GTID_POS(%s, CAST(%s AS UNSIGNED))", (file, offset))
     if state is None:
-        raise SourcePositionLost(f"the server does not know the place {file}:{offset}")
+        raise SourcePositionLost(f"the server has no binlog position {file}:{offset}")
     return str(state)
 
 
 def scn_at(connection: MySqlConnection, file: str, offset: int, domain_id: int) -> int:
-    """The domain's last sequence number before a place in the binlog."""
+    """The domain's last sequence number before a location in the binlog."""
     return domain_seq_no(_state_at(connection, file, offset), domain_id)
 
 
 def scn_of_snapshot(connection: MySqlConnection, file: str, offset: int, domain_id: int) -> int:
-    """The domain's last sequence number at the binlog place of a snapshot.
+    """The domain's last sequence number at the binlog location of a snapshot.
 
-    ``BINLOG_GTID_POS`` reads the file from its beginning.  While nobody writes that can be
-    spared: a position that two looks at the binlog's end enclose belongs to that end, because
-    the server lets nobody look while it writes a group.
+    ``BINLOG_GTID_POS`` reads the file from its beginning.  Without concurrent writes it is not
+    needed: if the binlog's end is this location before and after the GTID position is read, the
+    two belong together.  The server writes a group while it blocks these queries.
     """
-    place = (file, str(offset))
-    if tuple(map(str, connection.row("SHOW MASTER STATUS")[:2])) == place:
+    location = (file, str(offset))
+    if tuple(map(str, connection.row("SHOW MASTER STATUS")[:2])) == location:
         scn = head_scn(connection, domain_id)
-        if tuple(map(str, connection.row("SHOW MASTER STATUS")[:2])) == place:
+        if tuple(map(str, connection.row("SHOW MASTER STATUS")[:2])) == location:
             return scn
     return scn_at(connection, file, offset, domain_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The place from which the binlog is read, and the scn before its first event."""
+    """The location from which the binlog is read, and the scn before its first event."""
 
     file: str
     offset: int
@@ -79,7 +78,7 @@ def beginning_for(
     domain_id: int,
     resume_state: MySqlResumeState,
 ) -> Beginning:
-    """The last place that is known to be at or before what ``resume_state`` needs.
+    """The last known location at or before the events that ``resume_state`` needs.
 
     That is the memo's own, or else the beginning of a file before which nothing is unread.  Where
     that file was purged it is the first one, if it begins at or before the memo's position.
@@ -92,22 +91,22 @@ def beginning_for(
     where = f"{settings.host}:{settings.port} (database={settings.name}, domain={domain_id})"
     if head < scn:
         raise SourcePositionLost(
-            f"we are at GTID sequence {scn}, but {where} has only come to {head}; it was reset, "
-            "restored from a backup, or is a replica that lags behind"
+            f"the relay is at GTID sequence {scn}, but {where} has only reached {head}; it was "
+            "reset, restored from a backup, or is a replica that lags behind"
         )
-    place = resume_state.place
+    location = resume_state.location
     if (
-        place is not None
-        and place.scn - 1 <= resume_state.read_from
-        and _has(connection, domain_id, place)
+        location is not None
+        and location.scn - 1 <= resume_state.read_from
+        and _has(connection, domain_id, location)
     ):
-        return Beginning(place.file, place.offset, place.scn - 1)
+        return Beginning(location.file, location.offset, location.scn - 1)
     files = [str(row[0]) for row in connection.query("SHOW BINARY LOGS")]
     low, high = 0, len(files) - 1
     first = scn_at(connection, files[0], FIRST_OFFSET, domain_id)
     if first > scn:
         raise SourcePositionLost(
-            f"we are at GTID sequence {scn}, but the binlog of {where} begins after {first} "
+            f"the relay is at GTID sequence {scn}, but the binlog of {where} begins after {first} "
             f"({files[0]}); the files before it were purged. It reaches to {head}"
         )
     found = first
@@ -126,13 +125,13 @@ def beginning_for(
     return Beginning(files[low], FIRST_OFFSET, found)
 
 
-def _has(connection: MySqlConnection, domain_id: int, place: GroupLocation) -> bool:
-    """Whether the server's binlog has that transaction at that place."""
+def _has(connection: MySqlConnection, domain_id: int, location: GroupLocation) -> bool:
+    """Whether the server's binlog has that transaction at that location."""
     try:
         shown = connection.query(
-            "SHOW BINLOG EVENTS IN %s FROM %s LIMIT 1", (place.file, place.offset)
+            "SHOW BINLOG EVENTS IN %s FROM %s LIMIT 1", (location.file, location.offset)
         )
     except ServerError:
-        return False  # The file or the place does not exist there.
+        return False  # The file or the offset does not exist there.
     found = [match for row in shown for match in _GTID.findall(str(row[5]))]
-    return found == [(str(domain_id), str(place.server_id), str(place.scn))]
+    return found == [(str(domain_id), str(location.server_id), str(location.scn))]

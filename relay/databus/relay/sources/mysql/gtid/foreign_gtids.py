@@ -1,7 +1,7 @@
-"""How far the groups of other domains were read that have no scn: MariaDB's positions.
+"""The last read GTIDs of MariaDB domains that are not followed, whose groups have no scn.
 
-Within one server's binlog the numbers of a domain and a writing server grow.  So a number for
-each such pair says which groups were examined already, and which ones nobody could read.
+Within one server's binlog the numbers of a domain and a writing server grow.  So one number for
+each such pair shows which groups were examined already, and which ones could not be read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def read_gtid_list(body: memoryview) -> dict[Pair, int]:
     """A GTID_LIST event: the last number of each domain and server before its file.
 
     Raises:
-        struct.error: it ends too early.
+        struct.error: the event ends too early.
     """
     (count,) = struct.unpack_from("<I", body)
     count &= (1 << _COUNT_BITS) - 1
@@ -28,8 +28,8 @@ def read_gtid_list(body: memoryview) -> dict[Pair, int]:
     return {(domain, server): number for domain, server, number in found}
 
 
-def _parsed(told: str) -> Iterator[tuple[Pair, int]]:
-    for gtid in filter(None, told.replace("\n", "").split(",")):
+def _parsed(state: str) -> Iterator[tuple[Pair, int]]:
+    for gtid in filter(None, state.replace("\n", "").split(",")):
         domain, server, number = map(int, gtid.split("-"))
         yield (domain, server), number
 
@@ -40,11 +40,11 @@ class ForeignGtids:
     Owner: the decoder.
     """
 
-    def __init__(self, told: str = "") -> None:
-        """``told`` is a state as the server writes it, ``7-1-812,9-3-7``."""
+    def __init__(self, state: str = "") -> None:
+        """``state`` is in the server's form, ``7-1-812,9-3-7``."""
         self._last: dict[Pair, int] = {}
         self.latest: Pair = (-1, -1)
-        for pair, number in _parsed(told):
+        for pair, number in _parsed(state):
             self.note(pair, number)
 
     def last(self, pair: Pair) -> int:
@@ -52,21 +52,21 @@ class ForeignGtids:
         return self._last.get(pair, 0)
 
     def note(self, pair: Pair, number: int) -> None:
-        """A group has been read."""
+        """Record that a group was read."""
         if number > self.last(pair):
             self._last[pair] = number
 
-    def lacks(self, told: str, followed: int) -> bool:
-        """Whether a state has groups that were not read, of pairs of which something was."""
+    def lacks(self, state: str, followed: int) -> bool:
+        """Whether a state has unread groups of a pair that has read ones."""
         return any(
-            0 < self.last(pair) < number for pair, number in _parsed(told) if pair[0] != followed
+            0 < self.last(pair) < number for pair, number in _parsed(state) if pair[0] != followed
         )
 
     def unread(self, listed: Mapping[Pair, int], *, is_newest: bool) -> list[str]:
-        """The ranges before a file that were not read, of pairs of which something was.
+        """The unread ranges before a file, of pairs that have read groups.
 
-        They count as read from here on.  ``is_newest``: no group that was read lies behind the
-        beginning of this file.  A pair that it does not list then counts from 1 again.
+        They count as read from here on.  ``is_newest``: no group that was read is after the
+        beginning of this file.  A pair that it does not list then restarts at 1.
         """
         if is_newest:
             self._last = {pair: last for pair, last in self._last.items() if pair in listed}
@@ -79,7 +79,7 @@ class ForeignGtids:
         return missed
 
     def encode(self) -> str:
-        """As ``__init__`` reads it."""
+        """The state in the form that ``__init__`` reads."""
         return ",".join(
             f"{domain}-{server}-{last}" for (domain, server), last in sorted(self._last.items())
         )

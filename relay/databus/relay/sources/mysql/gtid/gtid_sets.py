@@ -1,8 +1,8 @@
 """MySQL's sets of GTIDs, and their numbers as scns: pure functions.
 
 A MySQL GTID is the UUID of the server that first wrote the transaction, and a number that this
-server counts up.  An scn puts the UUID's place among the configured ones, its generation, above
-the number: 16 bits and 48 bits.
+server increments.  An scn has the generation, which is the UUID's index among the configured
+ones, in the upper 16 bits and the number in the lower 48.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def parse_gtid_set(text: str) -> GtidSet:
 def parse_owned(text: str) -> GtidSet:
     """The numbers of ``@@gtid_owned``: ``<uuid>:24#13:23#12<uuid>:tag:7#14``.
 
-    Nothing stands between one UUID's numbers and the next UUID.  Those under a tag are left out.
+    There is no separator between one UUID's numbers and the next UUID.  Tagged ones are left out.
     """
     owned: GtidSet = {}
     _, *found = _UUID.split(text.lower())
@@ -68,7 +68,7 @@ def parse_owned(text: str) -> GtidSet:
         for piece in pieces.strip(":,\n ").split(":"):
             number = piece.partition("#")[0]
             if not number.isdigit():
-                break  # A tag: what follows is its.
+                break  # A tag: the numbers after it are tagged.
             owned[name] = union(owned.get(name, ()), ((int(number), int(number)),))
     return owned
 
@@ -84,7 +84,7 @@ def clipped(intervals: Intervals, last: int) -> Intervals:
 
 
 def union(one: Intervals, other: Intervals) -> Intervals:
-    """The numbers of both, in as few intervals as can be."""
+    """The numbers of both, in the fewest intervals."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted((*one, *other)):
         if joined and first <= joined[-1][1] + 1:
@@ -128,7 +128,7 @@ def head_of(executed: Mapping[str, Intervals], uuids: Sequence[str]) -> int:
 
 
 def tagged_in(gtids: GtidSet, uuids: Sequence[str]) -> GtidSet:
-    """Those under a tag of these servers."""
+    """The tagged GTIDs of these servers."""
     return {name: gtids[name] for name in gtids if ":" in name and name.partition(":")[0] in uuids}
 
 
@@ -144,11 +144,11 @@ def seen_at(
     scn: int,
     ends: Sequence[int] = (),
 ) -> GtidSet:
-    """What a reader that is at ``scn`` needs not be sent of what the server has executed.
+    """The executed GTIDs that the server need not send to a reader at ``scn``.
 
-    Of the generations before, what is up to their ``ends``, or everything where those are not
-    known; of its own, what is up to its number; of the later ones, nothing; and of what is no
-    generation of ours, everything.  Of the tagged GTIDs of our servers, only what is purged: the
+    These are, of earlier generations, the numbers up to their ``ends``, or all if those are not
+    known; of the scn's generation, those up to its number; of later ones, none; of servers that
+    are not configured, all.  Of tagged GTIDs of configured servers, only the purged ones: the
     caller adds those that have been read.
     """
     seen = dict(executed)
@@ -165,8 +165,8 @@ def seen_at(
     return {name: intervals for name, intervals in seen.items() if intervals}
 
 
-def told(gtids: GtidSet) -> str:
-    """A set as ``parse_gtid_set`` reads it."""
+def as_text(gtids: GtidSet) -> str:
+    """A set in the form that ``parse_gtid_set`` reads."""
     return ",".join(
         f"{name}:" + ":".join(f"{first}-{last}" for first, last in intervals)
         for name, intervals in sorted(gtids.items())

@@ -1,8 +1,8 @@
-"""Which history of transactions we have read: what is remembered of it, and how it is told again.
+"""The history of transactions that the stream has read: what the resume state stores of it.
 
-A position is a number, and numbers begin anew after RESET MASTER, on another server, or on a
-replica that was promoted without the last transactions of its primary.  So the last
-transaction itself is remembered, as every server that has it shows it.
+A position is a number, and numbers restart after RESET MASTER, on another server, or on a
+replica that was promoted without the last transactions of its primary.  So the resume state
+identifies the last transaction itself, which is the same on every server that has it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from databus.relay.sources.suspended_tables import TableSuspension
 
 @dataclass(frozen=True, slots=True)
 class LineageMark:
-    """A transaction that we have read: who wrote it, and when.  It is the same on a replica.
+    """A transaction that was read: its server and time, which are the same on a replica.
 
-    ``server_id`` is 0 where only the time is known.
+    ``server_id`` is 0 if only the time is known.
     """
 
     scn: int
@@ -42,23 +42,23 @@ class LineageMark:
         return f"scn {self.scn} of server_id {self.server_id}, committed {when}"
 
 
-def require_same(found: LineageMark, expected: LineageMark, place: str) -> None:
-    """See to it that the transaction at ``place`` is the one that we remember.
+def require_same(found: LineageMark, expected: LineageMark, where: str) -> None:
+    """Check that the transaction at ``where`` is the expected one.
 
     Raises:
         SourcePositionLost: it is another one.
     """
     if not found.is_same(expected):
         raise SourcePositionLost(
-            f"{place}: this server's history is not the one that we have read: we know "
-            f"{expected}, here is {found}. It was reset, is another server, or was promoted "
+            f"{where}: this server's history is not the one that the relay has read: expected "
+            f"{expected}, found {found}. It was reset, is another server, or was promoted "
             "without the last transactions of its primary"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLocation:
-    """Where the group of a transaction begins in one server's binlog (MariaDB)."""
+    """The location of a transaction's group in one server's binlog (MariaDB)."""
 
     scn: int
     server_id: int
@@ -68,41 +68,40 @@ class GroupLocation:
 
 @dataclass(frozen=True, slots=True)
 class MySqlResumeState:
-    """What is needed to go on after ``scn``, beyond that number.
+    """Everything besides the number that is needed to resume after ``scn``.
 
-    ``prepared`` is where the oldest XA transaction was prepared that is not completed yet. ``ends``
-    (MySQL) are the last numbers that were read of each generation: by those before that of ``scn``
-    a server is noticed that writes again after another one has taken over. ``stopped`` are the
-    tables that are passed over.  ``tracked`` is what was certain, at ``tracked_scn``, of tables
-    that the binlog does not name the columns of (``inferred_columns.py``). ``told`` are the
-    definitions that consumers were told last (``sources/announced_schemas.py``). ``tagged`` and
-    ``missed`` (MySQL, in the server's form) are the GTIDs under tags from before the first start,
-    and the numbers that had not come when larger ones had (``out_of_order_gtids.py``). ``place`` is
-    where the transaction ``mark`` begins, on the server that the stream came from. ``dropped`` are
-    columns that statements dropped since the last certain definition of their table
-    (``dropped_columns.py``). ``foreign`` are the GTIDs of other domains or servers that need not be
-    read any more, in the server's form; None in what an earlier version has stored. ``unmet`` are
-    captured names that could not be seen (``known_tables.py``).
+    ``prepared``: the scn of the oldest XA transaction that is prepared and not completed.
+    ``ends`` (MySQL): the last number read of each generation; they reveal a server that writes
+    again after another one was promoted.  ``suspended``: the suspended tables.  ``inferred``:
+    the definitions, certain at ``inferred_scn``, of tables whose columns the binlog does not name
+    (``inferred_columns.py``).  ``announced``: the definitions announced last
+    (``sources/announced_schemas.py``).  ``tagged`` and ``missed`` (MySQL, in the server's form):
+    the tagged GTIDs from before the first start, and the numbers that had not come when larger
+    ones had (``out_of_order_gtids.py``).  ``location``: where the transaction ``mark`` begins on
+    the server of the stream.  ``dropped``: columns that statements dropped since the last certain
+    definition of their table (``dropped_columns.py``).  ``foreign``: the GTIDs of other domains or
+    servers that need not be read again, in the server's form; None if an earlier version stored
+    the state.  ``unmet``: captured names that the account could not see (``known_tables.py``).
     """
 
     scn: int
     mark: LineageMark | None = None
     prepared: int | None = None
     ends: tuple[int, ...] = ()
-    stopped: Mapping[str, TableSuspension] = field(default_factory=dict)
-    tracked: str = ""
-    tracked_scn: int = 0
-    told: str = ""
+    suspended: Mapping[str, TableSuspension] = field(default_factory=dict)
+    inferred: str = ""
+    inferred_scn: int = 0
+    announced: str = ""
     tagged: str = ""
     missed: str = ""
-    place: GroupLocation | None = None
+    location: GroupLocation | None = None
     dropped: Mapping[str, Sequence[str]] = field(default_factory=dict)
     foreign: str | None = None
     unmet: tuple[str, ...] = ()
 
     @property
     def read_from(self) -> int:
-        """The binlog is needed from after this scn on."""
+        """The scn after which the binlog is needed."""
         scns = [self.scn]
         if self.mark is not None:
             scns.append(self.mark.scn - 1)
@@ -112,20 +111,20 @@ class MySqlResumeState:
 
     def encode(self) -> str:
         """As JSON."""
-        mark, stopped = self.mark, sorted(self.stopped.items())
+        mark, suspended = self.mark, sorted(self.suspended.items())
         return json.dumps(
             {
                 "scn": self.scn,
                 "mark": [mark.scn, mark.server_id, mark.commit_us] if mark else None,
                 "prepared": self.prepared,
                 "ends": self.ends,
-                "stopped": {name: [stop.since_scn, stop.why] for name, stop in stopped},
-                "tracked": self.tracked,
-                "tracked_scn": self.tracked_scn,
-                "told": self.told,
+                "stopped": {name: [stop.since_scn, stop.why] for name, stop in suspended},
+                "tracked": self.inferred,
+                "tracked_scn": self.inferred_scn,
+                "told": self.announced,
                 "tagged": self.tagged,
                 "missed": self.missed,
-                "place": dataclasses.astuple(self.place) if self.place else None,
+                "place": dataclasses.astuple(self.location) if self.location else None,
                 "dropped": dict(self.dropped),
                 "foreign": self.foreign,
                 "unmet": self.unmet,
@@ -134,7 +133,7 @@ class MySqlResumeState:
 
 
 def mark_of(last: Transaction) -> LineageMark:
-    """The mark of a transaction in the ring; a MySQL's GTID does not name a server_id."""
+    """The mark of a transaction in the ring; a MySQL GTID does not contain a server_id."""
     parts = last.txid.split("-")
     is_mariadb = len(parts) == 3 and all(part.isdigit() for part in parts)
     return LineageMark(last.scn, int(parts[1]) if is_mariadb else 0, last.commit_us)
@@ -142,28 +141,28 @@ def mark_of(last: Transaction) -> LineageMark:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What we were told before the stream: where it goes on, and what was kept of it.
+    """The arguments of ``recall``: the resume position and the stored resume state.
 
-    ``kept`` may be older than ``after_scn``: then the binlog is needed from there.
+    ``stored`` may be older than ``after_scn``: then the binlog is needed from there.
     """
 
     after_scn: int
     mark: LineageMark | None
-    kept: MySqlResumeState | None
+    stored: MySqlResumeState | None
 
     def resume_state(self, after_scn: int) -> MySqlResumeState:
-        """The memo to go on with."""
-        kept = self.kept
-        if kept is None:
+        """The resume state to continue with."""
+        stored = self.stored
+        if stored is None:
             return MySqlResumeState(after_scn, self.mark)
-        here = replace(kept, scn=after_scn, mark=self.mark)
-        if kept.scn > after_scn:  # Nothing of ours lies between the two.
+        here = replace(stored, scn=after_scn, mark=self.mark)
+        if stored.scn > after_scn:  # Nothing of ours lies between the two.
             return replace(here, prepared=None, ends=())
-        since = [scn for scn in (kept.prepared, kept.scn + 1) if scn is not None]
+        since = [scn for scn in (stored.prepared, stored.scn + 1) if scn is not None]
         return replace(here, prepared=min(since) if since[0] <= after_scn else None)
 
 
-def _place(fields: Sequence[Any] | None) -> GroupLocation | None:
+def _location(fields: Sequence[Any] | None) -> GroupLocation | None:
     if fields is None:
         return None
     scn, server_id, file, offset = fields
@@ -171,10 +170,10 @@ def _place(fields: Sequence[Any] | None) -> GroupLocation | None:
 
 
 def decode_resume_state(text: str) -> MySqlResumeState:
-    """The memo in a text that ``encode`` made.
+    """The resume state in a text that ``encode`` made.
 
     Raises:
-        FormatError: it is no memo.
+        FormatError: the text is no such resume state.
     """
     try:
         document = json.loads(text)
@@ -193,7 +192,7 @@ def decode_resume_state(text: str) -> MySqlResumeState:
             str(document.get("told", "")),
             str(document.get("tagged", "")),
             str(document.get("missed", "")),
-            _place(document.get("place")),
+            _location(document.get("place")),
             {
                 str(source): tuple(str(name) for name in names)
                 for source, names in document.get("dropped", {}).items()
@@ -202,4 +201,4 @@ def decode_resume_state(text: str) -> MySqlResumeState:
             tuple(str(source) for source in document.get("unmet", ())),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{text[:200]!r} is no memo of a binlog: {error}") from error
+        raise FormatError(f"{text[:200]!r} is no resume state of a binlog: {error}") from error

@@ -1,9 +1,8 @@
-"""MySQL's GTIDs that have no scn: tagged ones, and numbers that come late.
+"""MySQL's GTIDs that have no scn: tagged ones, and out-of-order numbers.
 
-A tag (``uuid:tag:number``) counts numbers of its own.  A number comes late, behind larger ones,
-where a replica does not keep the order of its primary's commits, or where a session left numbers
-free (it named one in ``gtid_next``) and they are used later.  ``binlog/groups_without_scn.py`` says
-what becomes of them.
+Each tag (``uuid:tag:number``) has its own numbers.  A number comes out of order, after larger
+ones, if a replica does not preserve its primary's commit order, or if a session skipped numbers
+(by ``gtid_next``) that are used later.  ``binlog/groups_without_scn.py`` handles these groups.
 
 Layout: MySQL's documentation of its serialization library, "Message format specification" and
 "Variable-length integers", and of ``Gtid_event`` the order of its fields: flags, uuid, number, tag.
@@ -24,7 +23,7 @@ _TAG_FORM = re.compile(r"[a-z_][a-z0-9_]{0,31}")
 
 @dataclass(frozen=True, slots=True)
 class TaggedGtid:
-    """Whose transaction it is, and its number under the tag."""
+    """The server and tag of a transaction, and its number under the tag."""
 
     uuid: str
     tag: str
@@ -35,10 +34,10 @@ class TaggedGtid:
 
 
 def read_tagged_gtid(body: memoryview) -> TaggedGtid:
-    """A GTID_TAGGED_LOG_EVENT's body, as far as it names the transaction.
+    """Read the GTID in a GTID_TAGGED_LOG_EVENT's body.
 
     Raises:
-        ValueError: it is not of its form; IndexError: it ends too early.
+        ValueError: the body has another form; IndexError: it ends too early.
     """
     version, at = read_number(body, 0)
     if version != _VERSION:
@@ -77,11 +76,11 @@ def _field(body: memoryview, at: int, expected: int) -> int:
 def read_number(body: memoryview, at: int) -> tuple[int, int]:
     """An unsigned number of variable length, and where it ends.
 
-    The ones at the low end of its first byte tell how many bytes follow; the rest of the first
-    byte are the number's lowest bits.
+    The count of trailing one bits in its first byte is the number of bytes that follow; the rest
+    of the first byte are the number's lowest bits.
 
     Raises:
-        IndexError: the bytes end before it does.
+        IndexError: the bytes end before the number does.
     """
     first = body[at]
     more = (~first & (first + 1)).bit_length() - 1

@@ -1,9 +1,9 @@
-"""Whose turn it is: when the transactions of a server that may take over begin to count.
+"""Promotion: when the transactions of a server that takes over begin to count.
 
-A MySQL replica can have transactions under its own UUID (a user that was made on it, a table of
-somebody's reports) long before it is promoted, and its binlog has them among those of the
-primary.  Clocks only go forward, so a generation begins with the first transaction of its
-server that changes something captured, or once nothing of the servers before can follow.
+A MySQL replica can have transactions under its own UUID (a new user, a local table for reports)
+long before it is promoted, and its binlog has them among those of the primary.  Scns only grow,
+so a generation begins with the first transaction of its server that changes a captured table, or
+once no transaction of earlier servers can follow.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection
 
 _IO_RUNNING, _SQL_RUNNING = 10, 11
-"""Columns of SHOW REPLICA STATUS, which MySQL before 8.0.22 knows as SHOW SLAVE STATUS."""
+"""Columns of SHOW REPLICA STATUS, which is SHOW SLAVE STATUS before MySQL 8.0.22."""
 
 
 @dataclass(slots=True)
 class Promotion:
-    """What the server in use says of its own part; told by questions, asked by the stream.
+    """Whether the server in use was promoted, from queries to it; the stream reads this.
 
-    ``ended_scn`` is the last transaction of the servers before, None while there may be more.
+    ``ended_scn`` is the last transaction of earlier servers, None while more may come.
 
-    Owner: one source; whoever asks the server sets it, which is a single assignment.
+    Owner: one source; the thread that queries the server sets it by a single assignment.
     """
 
     ended_scn: int | None = None
 
     def has_come(self, seen_scn: int) -> bool:
-        """Whether a stream that has seen ``seen_scn`` has seen all of the servers before."""
+        """Whether a stream that has seen ``seen_scn`` has seen all of the earlier servers."""
         return self.ended_scn is not None and seen_scn >= self.ended_scn
 
 

@@ -266,26 +266,26 @@ def _rows(
         return c.NEED_DECODER
     bitmap_bytes = (count + 7) // 8
     first = at + extra + 9
-    place = first + bitmap_bytes
+    cursor = first + bitmap_bytes
     if not _all_present(buf, first, count):
         return c.NEED_DECODER
     if kind == _UPDATE:
-        if not _all_present(buf, place, count):
+        if not _all_present(buf, cursor, count):
             return c.NEED_DECODER
-        place += bitmap_bytes
+        cursor += bitmap_bytes
     if plan[c.RESUME_AT]:
-        place = at + plan[c.RESUME_AT]
+        cursor = at + plan[c.RESUME_AT]
     old = plan[c.AT_SPANS]
     new = old + 2 * count
-    while place < end:
+    while cursor < end:
         # No value grows by more than this when it is written as Avro.
-        growth = 2 * (plan[table + c.T_EXTRA] + bitmap_bytes) + _SINGLE_BYTE_GROWTH * (end - place)
+        growth = 2 * (plan[table + c.T_EXTRA] + bitmap_bytes) + _SINGLE_BYTE_GROWTH * (end - cursor)
         need = 2 * growth + 2 * END_FRAME_BYTES
         if len(images) < growth or len(out) - plan[c.FILL] < need:
-            plan[c.RESUME_AT] = place - at
+            plan[c.RESUME_AT] = cursor - at
             plan[c.NEED_BYTES] = need
             return c.NEED_ROOM
-        after_row, first_stop = _image(buf, place, end, images, 0, table, blob, old, plan)
+        after_row, first_stop = _image(buf, cursor, end, images, 0, table, blob, old, plan)
         if after_row < 0:
             return c.NEED_DECODER
         before_stop, after_start, stop = first_stop, 0, first_stop
@@ -312,7 +312,7 @@ def _rows(
                     out, INSERT, plan, table, images,
                     new if kind == _UPDATE else old, 0, -1, after_start, stop,
                 )  # fmt: skip
-        place = after_row
+        cursor = after_row
         plan[c.ROWS_DONE] += 1
     return _DONE
 

@@ -99,19 +99,19 @@ class MySqlKernelTables:
         plan = [0] * (at_spans + 4 * most_columns)
         plan[c.AT_SLOTS], plan[c.SLOT_MASK], plan[c.AT_SPANS] = at_slots, slot_count - 1, at_spans
         for index, row in enumerate(self._rows):
-            place = at_tables + c.TABLE_FIELDS * index
-            plan[place : place + c.TABLE_FIELDS] = row
-            plan[place + c.T_COLUMN] = at_columns + c.COLUMN_FIELDS * row[c.T_COLUMN]
-            plan[place + c.T_KEY] = at_keys + row[c.T_KEY]
+            line = at_tables + c.TABLE_FIELDS * index
+            plan[line : line + c.TABLE_FIELDS] = row
+            plan[line + c.T_COLUMN] = at_columns + c.COLUMN_FIELDS * row[c.T_COLUMN]
+            plan[line + c.T_KEY] = at_keys + row[c.T_KEY]
             slot = row[c.T_ID] & (slot_count - 1)
             while plan[at_slots + slot]:
                 slot = (slot + 1) & (slot_count - 1)
-            plan[at_slots + slot] = place
+            plan[at_slots + slot] = line
         for index, column in enumerate(self._columns):
-            place = at_columns + c.COLUMN_FIELDS * index
-            plan[place : place + c.COLUMN_FIELDS] = column
+            line = at_columns + c.COLUMN_FIELDS * index
+            plan[line : line + c.COLUMN_FIELDS] = column
             if column[c.C_OP] in (c.OP_ENUM, c.OP_SET):
-                plan[place + c.C_B] += at_lists
+                plan[line + c.C_B] += at_lists
         plan[at_keys:at_lists] = self._keys
         plan[at_lists:at_slots] = self._lists
         self.plan = np.array(plan, dtype=np.int64)

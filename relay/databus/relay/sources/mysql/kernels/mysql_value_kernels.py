@@ -110,7 +110,7 @@ def _put_decimal(
     small = i64(0)
     limb_count = 1
     plan[c.LIMB + 0] = 0
-    place = start
+    cursor = start
     for number in range(groups):
         digits = 9
         if number == 0 and whole % 9:
@@ -119,11 +119,11 @@ def _put_decimal(
             digits = scale % 9
         group = i64(0)
         for _ in range(_DIGIT_BYTES[digits]):
-            byte = i64(buf[place]) ^ promotion
-            if place == start:
+            byte = i64(buf[cursor]) ^ promotion
+            if cursor == start:
                 byte ^= 0x80
             group = group << 8 | byte
-            place += 1
+            cursor += 1
         if precision <= 18:
             small = small * _POWERS[digits] + group
         else:
@@ -136,8 +136,8 @@ def _put_decimal(
                 plan[c.LIMB + limb_count] = carry
                 limb_count += 1
     if precision <= 18:
-        return _put_big(out, at, np.uint64(small), negative), place
-    return _put_limbs(out, at, plan, limb_count, negative), place
+        return _put_big(out, at, np.uint64(small), negative), cursor
+    return _put_limbs(out, at, plan, limb_count, negative), cursor
 
 
 @jit_uncounted
@@ -212,24 +212,24 @@ def _time_us(buf: U8Array, at: int, digits: int) -> int:
 
 @jit_uncounted
 def _put_list(
-    out: U8Array, at: int, bits: int, is_set: bool, place: int, plan: I64Array, blob: U8Array
+    out: U8Array, at: int, bits: int, is_set: bool, labels_at: int, plan: I64Array, blob: U8Array
 ) -> int:
     """The text of an ENUM's number or of a SET's bits; -1 if there is no such member."""
-    count = plan[place]
+    count = plan[labels_at]
     if not is_set:
         if bits == 0:
             return _put_long(out, at, 0)
         if bits > count or bits < 0:
             return -1
-        length = plan[place + 2 * bits]
+        length = plan[labels_at + 2 * bits]
         at = _put_long(out, at, length)
-        return put_bytes(out, at, blob, plan[place + 2 * bits - 1], length)
+        return put_bytes(out, at, blob, plan[labels_at + 2 * bits - 1], length)
     if count < 64 and bits >> count:
         return -1
     total = i64(0)
     for index in range(count):
         if bits >> index & 1:
-            total += plan[place + 2 * index + 2] + (1 if total else 0)
+            total += plan[labels_at + 2 * index + 2] + (1 if total else 0)
     at = _put_long(out, at, total)
     first = True
     for index in range(count):
@@ -238,7 +238,9 @@ def _put_list(
                 out[at] = 44
                 at += 1
             first = False
-            at = put_bytes(out, at, blob, plan[place + 2 * index + 1], plan[place + 2 * index + 2])
+            at = put_bytes(
+                out, at, blob, plan[labels_at + 2 * index + 1], plan[labels_at + 2 * index + 2]
+            )
     return at
 
 

@@ -82,9 +82,9 @@ def _object(data: bytes, width: int) -> str:
     values = keys + count * entry
     members = []
     for index in range(count):
-        place = _number(data, keys + index * entry, width)
+        name_at = _number(data, keys + index * entry, width)
         length = _number(data, keys + index * entry + width, 2)
-        name = data[place : place + length].decode()
+        name = data[name_at : name_at + length].decode()
         members.append(f"{quoted(name)}: {_entry(data, values + index * (width + 1), width)}")
     return "{" + ", ".join(members) + "}"
 

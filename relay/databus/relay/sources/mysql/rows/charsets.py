@@ -121,7 +121,7 @@ def _by_codes(name: str, table: str) -> Callable[[bytes], str]:
     """The decoder of a multi-byte set; ``table`` has the characters of its codes in order."""
     forms = _CODES[name]
     characters = dict(zip(_codes_of(name), table, strict=True))
-    classes = (b"".join(b"[" + re.escape(place) + b"]" for place in form) for form in forms)
+    classes = (b"".join(b"[" + re.escape(allowed) + b"]" for allowed in form) for form in forms)
     codes_in = re.compile(b"|".join(classes) + b"|.", re.DOTALL).findall
 
     def text(data: bytes) -> str:

@@ -27,13 +27,13 @@ def packed_decimal(precision: int, scale: int) -> Decoder:
         raw = bytearray(data[at : at + width])
         negative = not raw[0] & 0x80
         raw[0] ^= 0x80
-        value = place = 0
+        value = offset = 0
         for size, digits in groups:
-            group = int.from_bytes(raw[place : place + size], "big")
+            group = int.from_bytes(raw[offset : offset + size], "big")
             if negative:
                 group ^= (1 << 8 * size) - 1
             value = value * 10**digits + group
-            place += size
+            offset += size
         number = decimal.Decimal(-value if negative else value)
         return number.scaleb(-scale, _WIDE), at + width
 

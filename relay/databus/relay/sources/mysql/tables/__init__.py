@@ -2,7 +2,7 @@
 
 In reading order: ``mysql_tables`` (as the catalogue has them), ``generated_columns`` and
 ``merge_tables`` (tables that need care), ``mapped_table`` (a table map resolved into a schema),
-``known_tables`` (what the stream knows of its tables), ``inferred_columns`` (column names where
-the binlog has none), ``changed_tables``, ``dropped_columns`` and ``type_widening`` (what an
-ALTER changes), ``cascades`` (foreign keys that change rows without binlog events).
+``known_tables`` (the stream's tables), ``inferred_columns`` (column names if the binlog has
+none), ``changed_tables``, ``dropped_columns`` and ``type_widening`` (effects of an ALTER),
+``cascades`` (foreign keys that change rows without binlog events).
 """

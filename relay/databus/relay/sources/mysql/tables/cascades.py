@@ -1,8 +1,8 @@
-"""Foreign keys whose actions change rows that the binlog does not have.
+"""Foreign keys whose actions change rows without events in the binlog.
 
-InnoDB deletes and updates the children of a row by itself.  The binlog has the parent's change
-alone, but for MySQL 9.6 and later, which changes the children above the engine and marks the
-events.  So where a parent's row goes, or its key changes, what the children hold is not known.
+InnoDB deletes and updates the children of a row itself, and the binlog has only the parent's
+change.  (MySQL 9.6 and later change the children above the engine and mark the events.)  So if a
+parent's row is deleted, or its key changes, the content of the children is not known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from databus.relay.sources.mysql.statements.token_reader import TableName, Token
 from databus.relay.sources.mysql.tables.mapped_table import MappedTable
 
 _CHECKS_OFF, _CHILDREN_LOGGED = 1 << 1, 1 << 4
-"""Flags of a rows event: foreign keys were not looked at, or their actions are in the binlog."""
+"""Flags of a rows event: foreign keys were not checked, or their actions are in the binlog."""
 _ACTIONS = frozenset({"CASCADE", "SET NULL", "SET DEFAULT"})
 _NO_SUCH_TABLE = 1146
 ConstraintName = tuple[str, str, str]
@@ -30,7 +30,7 @@ ConstraintName = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """A foreign key with an action.  ``columns`` are the parent's that it refers to."""
+    """A foreign key with an action.  ``columns`` are the referenced columns of the parent."""
 
     name: str
     parent: TableName
@@ -54,7 +54,7 @@ class ForeignKey:
 
 
 class Cascades:
-    """The foreign keys with actions, and whom they reach."""
+    """The foreign keys with actions, and the tables that they change."""
 
     def __init__(self, keys: Iterable[ForeignKey] = ()) -> None:
         self.keys = frozenset(keys)
@@ -67,7 +67,7 @@ class Cascades:
         return self._of_parent.get(parent, ())
 
     def reached(self, key: ForeignKey) -> Iterator[TableName]:
-        """The child, and whom its own change may reach in turn."""
+        """The child, and the tables that its own change may reach in turn."""
         todo, found = [key.child], {key.child}
         while todo:
             child = todo.pop()
@@ -79,7 +79,7 @@ class Cascades:
 
 
 def is_logged(row_flags: int) -> bool:
-    """Whether a rows event has no action of a foreign key behind it that is not in the binlog."""
+    """Whether all foreign key actions of a rows event are in the binlog."""
     return bool(row_flags & (_CHECKS_OFF | _CHILDREN_LOGGED))
 
 
@@ -103,7 +103,7 @@ def changes_columns(
 def load_cascades(connection: MySqlConnection) -> Cascades:
     """The foreign keys with actions of every schema that the account may see.
 
-    MariaDB lists actions only for accounts with another right than SELECT on the child.  The
+    MariaDB lists actions only for accounts with a privilege other than SELECT on the child.  The
     child's definition has them for every account that may read it.
     """
     actions = {
@@ -176,7 +176,7 @@ def actions_in(definition: str, *, is_mysql: bool) -> dict[str, tuple[str, str]]
 
 
 def cascade_findings(connection: MySqlConnection, settings: MySqlSettings) -> list[Finding]:
-    """Each foreign key by which captured rows change without being in the binlog."""
+    """A finding for each foreign key that changes captured rows without events in the binlog."""
     native = connection.query("SHOW GLOBAL VARIABLES LIKE 'innodb_native_foreign_keys'")
     if native and str(native[0][1]).upper() == "OFF":
         return []

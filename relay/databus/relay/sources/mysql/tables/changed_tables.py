@@ -1,4 +1,4 @@
-"""From the effects of a statement to the captured tables that it concerns."""
+"""The captured tables that a statement's effects concern."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from databus.relay.sources.mysql.tables.type_widening import keeps_values
 
 @dataclass(frozen=True, slots=True)
 class UnseenChange:
-    """Why the content of a table is not what the stream gave.
+    """Why the content of a table differs from the stream.
 
-    ``keeps_rows``: each row is there still, under its key, with other values.
+    ``keeps_rows``: each row still exists under its key, with other values.
     """
 
     source: str
@@ -30,11 +30,11 @@ class UnseenChange:
 
 
 def captured_names(
-    settings: MySqlSettings, catalogue: Catalogue, told: AnnouncedSchemas
+    settings: MySqlSettings, catalogue: Catalogue, announced: AnnouncedSchemas
 ) -> list[TableName]:
-    """The captured tables that are there, or of which consumers have a definition."""
+    """The captured tables that exist, or whose definition consumers have."""
     names = {(table.schema, table.name) for table in catalogue.values()}
-    for source in told.sources:
+    for source in announced.sources:
         names.add(split_source(source))
     return sorted(name for name in names if settings.captures(*name))
 
@@ -53,9 +53,9 @@ def changed_unseen(
 ) -> Iterator[UnseenChange]:
     """The captured tables whose rows a statement changed without an event.
 
-    ``captured`` are those that are there or that consumers have a definition of; others have no
-    rows that could differ.  ``before`` are the definitions in front of the statement, ``left``
-    those that are certain behind it.  ``dropped`` is brought behind the statement.
+    ``captured`` are those that exist or whose definition consumers have; others have no
+    rows that could differ.  ``before`` are the definitions before the statement, ``left``
+    those that are certain after it.  ``dropped`` is updated by the statement.
     """
     for name in captured:
         source = join_source(*name)
@@ -72,7 +72,7 @@ def changed_unseen(
         elif name in found.revalued:
             yield UnseenChange(source, found.revalued[name], keeps_rows=True)
         elif name in found.converted and not keeps_values(old, new):
-            # The new type of a column in the key makes other keys of the same rows.
+            # The new type of a column in the key changes the keys of the same rows.
             keeps_rows = old is not None and new is not None and _same_key(old, new)
             yield UnseenChange(source, found.converted[name], keeps_rows=keeps_rows)
         elif again:
@@ -80,7 +80,8 @@ def changed_unseen(
 
 
 def changed_key(old: SourceSchema | None, new: SourceSchema) -> str:
-    """Why rows that consumers hold under the old key cannot be found by the new one; "" if so."""
+    """Why rows that consumers have under the old key cannot be found by the new one; "" if they
+    can."""
     if old is None or old.key == new.key:
         return ""
     return f"its key was ({', '.join(old.key)}) and is ({', '.join(new.key)})"

@@ -1,9 +1,9 @@
 """Columns that statements dropped, or renamed, since a definition of their table was certain.
 
-The catalogue that is asked behind ``ALTER TABLE t DROP c`` may have ``c`` again already, by a
-statement that the stream comes to later.  Then the definition without ``c`` is never announced, and
-the one behind the later statement can be the same as the one before the first.  So the name is
-remembered until a definition is certain: if it has the name, rows have other values under it.
+When the stream reads ``ALTER TABLE t DROP c``, the catalogue may have ``c`` again already, by a
+later statement.  Then the definition without ``c`` is never announced, and the one after the later
+statement can equal the one before the first.  So the name is stored until a definition is
+certain: if that has the name, rows have other values under it.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from databus.common.schema.source_schema import SourceSchema
 
 
 class DroppedColumns:
-    """Their names in small letters, by source.
+    """The dropped columns' names in lower case, by source.
 
     Invariants:
-        I1. ``added_count`` grows with every name that a later start must not lack.
+        I1. ``added_count`` grows with every name that must be stored for a restart.
 
     Owner: the stream's decoder.
     Durability: in the resume state, on disk before the window of the statement.
     """
 
-    def __init__(self, kept: Mapping[str, Sequence[str]] | None = None) -> None:
-        """``kept`` is what ``names`` gave."""
-        self._names = {source: frozenset(names) for source, names in (kept or {}).items()}
+    def __init__(self, stored: Mapping[str, Sequence[str]] | None = None) -> None:
+        """``stored`` is a value of ``names``."""
+        self._names = {source: frozenset(names) for source, names in (stored or {}).items()}
         self.added_count = 0
 
     @property
     def names(self) -> dict[str, tuple[str, ...]]:
-        """What is to be kept."""
+        """The names to store."""
         return {source: tuple(sorted(names)) for source, names in self._names.items()}
 
     def forget(self, source: str) -> None:
-        """No row is there any more that was written before."""
+        """Remove a table's names: all its earlier rows are gone."""
         self._names.pop(source, None)
 
     def pass_statement(
@@ -44,10 +44,10 @@ class DroppedColumns:
         old: SourceSchema | None,
         new: SourceSchema | None,
     ) -> list[str]:
-        """A statement that dropped these columns has come by; returns those that are there again.
+        """Note a statement that dropped these columns; returns those that exist again.
 
-        ``old`` is the definition that consumers know, ``new`` the one behind the statement; None
-        where it is not certain.
+        ``old`` is the announced definition, ``new`` the one after the statement; None if it is
+        not certain.
         """
         before = self._names.get(source, frozenset())
         gone = frozenset(name.lower() for name in dropped)

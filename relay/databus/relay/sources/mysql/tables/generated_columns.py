@@ -1,4 +1,4 @@
-"""Tables of MariaDB with a generated column that the binlog has with another value.
+"""MariaDB tables with a generated column whose value in the binlog is wrong.
 
 MariaDB writes a row into the binlog before it assigns the row's AUTO_INCREMENT number.  A virtual
 column that is computed from that number has the value for 0 there.  MySQL, and stored columns
@@ -21,7 +21,7 @@ class GeneratedColumns:
         self._expressions: dict[TableName, dict[str, str]] = {}
 
     def add(self, table: TableName, column: str, extra: str, expression: str) -> None:
-        """Use a row of information_schema.COLUMNS."""
+        """Add a row of information_schema.COLUMNS."""
         if "auto_increment" in extra:
             self._numbers[table] = column
         elif "VIRTUAL GENERATED" in extra:

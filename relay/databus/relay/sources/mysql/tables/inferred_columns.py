@@ -1,10 +1,10 @@
-"""Tables of a binlog that does not name their columns: what is certain of them where the stream is.
+"""Inferred column names: definitions of tables whose columns the binlog does not name.
 
-With ``binlog_row_metadata`` other than FULL a table map has storage types alone.  Names, signs,
-character sets, labels and the key are in the server's catalogue, which is of now and not of then.
-It is believed for a table that no statement can have changed between the stream's place and the
-place at which it was read, and from there on until a statement in the stream names the table.
-Statements are not understood, only searched for names: what they made is read, not derived.
+With ``binlog_row_metadata`` other than FULL a table map has only storage types.  Names, signs,
+character sets, labels and the key are in the server's catalogue, which describes the present.
+It is used for a table that no statement can have changed between the stream's position and the
+position at which the catalogue was read, and after that until a statement in the stream names the
+table.  Statements are only searched for names: their result is read from the catalogue.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from databus.relay.sources.mysql.rows.uncertain_table import TableUncertain
 from databus.relay.sources.mysql.statements import Knowledge, Statement
 from databus.relay.sources.mysql.tables.mysql_tables import Catalogue, MySqlTable, MySqlTableColumn
 
-NOT_ASKED = Knowledge(unseen="the catalogue was not asked for views and triggers")
+NOT_READ = Knowledge(unseen="the views and triggers of the catalogue were not read")
 
 
 @dataclass(frozen=True, slots=True)
 class LookaheadResult:
-    """The catalogue, and every statement from a place of the stream up to where it was read.
+    """The catalogue, and every statement between a stream position and where it was read.
 
-    ``shown`` are table maps with names that come behind that place before any statement that can
-    have changed their table; where they were looked for, ``ahead`` ends as soon as they, or such
-    statements, were found.
+    ``shown`` are table maps with names that come after that position and before any statement
+    that can have changed their table.  If they were looked for, ``ahead`` ends as soon as they,
+    or such statements, were found.
     """
 
     catalogue: Catalogue
     ahead: tuple[Statement, ...]
     shown: Mapping[str, bytes] = field(default_factory=dict)
-    knowledge: Knowledge = NOT_ASKED
+    knowledge: Knowledge = NOT_READ
 
     def changes(self, source: str) -> list[Statement]:
         """The statements that can have changed a table."""
@@ -45,28 +45,28 @@ class LookaheadResult:
 
 
 class InferredColumns:
-    """What is certain of tables that the binlog does not name the columns of.
+    """The certain definitions of tables whose columns the binlog does not name.
 
     Invariants:
-        I1. A table that ``get`` gives was in the catalogue at a place up to which, counted from
-            the place at which it was learned, no statement can have changed it; nor has one
-            from there to where the stream is.
-        I2. Up to ``since_scn`` nothing is forgotten: what was kept is as of then.
+        I1. No statement can have changed a table of ``get`` between the position at which it was
+            learned and the one at which the catalogue was read, nor between the former and the
+            stream's position.
+        I2. Statements up to ``since_scn`` remove no table: the stored ones are as of then.
 
-    ``is_needed`` is set by the first table map without names, and by what was kept of an earlier
-    stream; while it is not, nothing is tracked.
+    ``is_needed`` is set by the first table map without names, and by stored definitions of an
+    earlier stream; before that no definitions are inferred.
 
     Owner: the task that reads the stream.
     """
 
-    def __init__(self, since_scn: int = 0, kept: str = "") -> None:
+    def __init__(self, since_scn: int = 0, stored: str = "") -> None:
         self.since_scn = since_scn
-        self._tables = _decoded(kept) if kept else {}
+        self._tables = _decoded(stored) if stored else {}
         self.is_needed = bool(self._tables)
-        self._encoded: str | None = kept
+        self._encoded: str | None = stored
 
     def get(self, source: str) -> MySqlTable | None:
-        """The table as it is now in the stream, if that is certain."""
+        """The table at the stream's position, if that is certain."""
         return self._tables.get(source)
 
     @property
@@ -75,7 +75,7 @@ class InferredColumns:
         return self._tables
 
     def forget(self, statement: Statement) -> bool:
-        """A statement has come by; returns whether a table that was certain may be changed."""
+        """Note a statement of the stream; returns whether it may change a certain table."""
         changed = [
             source
             for source, table in self._tables.items()
@@ -88,15 +88,15 @@ class InferredColumns:
         return bool(changed)
 
     def learn(self, source: str, lookahead: LookaheadResult) -> MySqlTable:
-        """Believe the catalogue, read just now, about a table from here on.
+        """Take a table's definition from the catalogue that was just read.
 
         Raises:
-            TableUncertain: a statement between here and there can have changed it.
+            TableUncertain: a statement between the stream's position and there can have changed it.
         """
         table = lookahead.catalogue.get(source)
         changes = lookahead.changes(source)
         if table is None or changes:
-            since = f"{changes[0]} changed it" if changes else "it is gone"
+            since = f"{changes[0]} changed it" if changes else "it was dropped"
             raise TableUncertain(
                 f"the binlog does not name the columns of {source} (binlog_row_metadata is not "
                 f"FULL), and {since} before its definition could be read"
@@ -106,7 +106,7 @@ class InferredColumns:
         return table
 
     def learn_named(self, statement: Statement, lookahead: LookaheadResult) -> None:
-        """The same for every table that a statement names, where it is certain."""
+        """The same for every table that a statement names and that is certain."""
         for source, table in lookahead.catalogue.items():
             named = statement.may_change(table.schema, table.name)
             if named and not lookahead.changes(source):
@@ -114,7 +114,7 @@ class InferredColumns:
                 self._encoded = None
 
     def encode(self) -> str:
-        """As JSON, to be kept; "" if there is nothing."""
+        """As JSON, to be stored; "" if there are none."""
         if self._encoded is None:
             self._encoded = (
                 json.dumps([asdict(table) for table in self._tables.values()])
@@ -134,13 +134,13 @@ def _decoded(text: str) -> dict[str, MySqlTable]:
 
 
 def completed(found: TableMap, table: MySqlTable, charsets: Charsets) -> TableMap:
-    """A table map without names, with what the catalogue adds to it.
+    """A table map without names, completed from the catalogue.
 
-    Of signs and character sets the binlog is believed where it has them.
+    Signs and character sets come from the binlog if it has them.
 
     Raises:
-        TableUncertain: they have not the same number of columns.
-        UnsupportedChange: the server does not know a character set of its own.
+        TableUncertain: they have different numbers of columns.
+        UnsupportedChange: the server does not list a character set of the table.
     """
     if len(table.columns) != len(found.types):
         raise TableUncertain(
@@ -152,18 +152,20 @@ def completed(found: TableMap, table: MySqlTable, charsets: Charsets) -> TableMa
         found,
         unsigned=found.unsigned or tuple(" unsigned" in c.type_name for c in table.columns),
         collations=tuple(
-            _collation(code, told, column, charsets)
-            for code, told, column in zip(found.types, found.collations, table.columns, strict=True)
+            _collation(code, announced, column, charsets)
+            for code, announced, column in zip(
+                found.types, found.collations, table.columns, strict=True
+            )
         ),
         names=tuple(column.name for column in table.columns),
         members=tuple(tuple(label.encode() for label in labels) for labels in lists),
     )
 
 
-def _collation(code: int, told: int, column: MySqlTableColumn, charsets: Charsets) -> int:
+def _collation(code: int, announced: int, column: MySqlTableColumn, charsets: Charsets) -> int:
     if code in (ENUM, SET):
-        return charsets.collation_of("utf8mb4")  # Of the labels as they stand in the catalogue.
-    return told or charsets.collation_of(column.charset or "binary")
+        return charsets.collation_of("utf8mb4")  # The encoding of the catalogue's labels.
+    return announced or charsets.collation_of(column.charset or "binary")
 
 
 def _labels(type_name: str) -> list[str]:

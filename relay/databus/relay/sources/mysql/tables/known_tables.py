@@ -1,4 +1,4 @@
-"""What a stream knows of its tables: the catalogue, what of it is certain, and the table maps."""
+"""The tables of a stream: the catalogue, its certain parts, and the table maps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OBJECTS = keywords(
     trigger view function procedure package event references union database schema
     """
 )
-"""Words of statements that may change what a change of rows reaches."""
+"""Words of statements that may change views, triggers or foreign keys."""
 
 
 _SEQUENCE_COLUMNS = (
@@ -49,15 +49,15 @@ class KnownTables:
     """The tables of one stream, by source and by the binlog's table ids.
 
     Invariants:
-        I1. ``maps`` has for a table id what the body that came last with it was resolved into,
-            None where its rows are not read.
-        I2. While ``tracked.is_needed``, the catalogue is believed only where ``lookahead`` proves
-            it.
+        I1. ``maps`` has for a table id the resolved form of its last table map, None if its rows
+            are not read.
+        I2. While ``inferred.is_needed``, the catalogue is used only for tables that ``lookahead``
+            proves unchanged.
 
-    ``unmet`` are captured names that tables with rows took, and that the catalogue does not have:
-    the account may not read them, or they are gone again.
+    ``unmet`` are captured names that tables with rows took and that are not in the catalogue:
+    the account may not read them, or they were dropped.
 
-    ``on_map`` is told of every change of ``maps``, ``on_new_file`` that it is empty again.
+    ``on_map`` is called at every change of ``maps``, ``on_new_file`` when it is emptied.
 
     Owner: the stream's decoder.
     """
@@ -75,7 +75,7 @@ class KnownTables:
         self._textual = textual
         self.years_have_signs: bool | None = True
         self.lookahead = LookaheadResult(catalogue, ())
-        self.tracked = InferredColumns()
+        self.inferred = InferredColumns()
         self.dropped = DroppedColumns()
         self.unmet: set[str] = set()
         self.maps: dict[int, MappedTable | None] = {}
@@ -86,18 +86,18 @@ class KnownTables:
 
     @property
     def catalogue(self) -> Catalogue:
-        """The captured tables as the server had them when it was asked last."""
+        """The captured tables of the catalogue that was read last."""
         return self.lookahead.catalogue
 
-    # -- what the binlog's table ids mean
+    # -- the binlog's table ids
 
     def begin_file(self, body: memoryview) -> None:
-        """A FORMAT_DESCRIPTION has come: table ids begin anew, and a server of a version writes."""
+        """Read a FORMAT_DESCRIPTION: table ids restart; it has the server's version."""
         self.years_have_signs = binlog_events.counts_years(binlog_events.read_server_version(body))
         self.forget_maps()
 
     def has(self, table_id: int, body: memoryview) -> bool:
-        """Whether this very table map has been put."""
+        """Whether this table map is in ``maps``."""
         return table_id in self.maps and self._bodies[table_id] == body
 
     def name_of(self, table_id: int) -> TableName | None:
@@ -107,20 +107,20 @@ class KnownTables:
 
     @property
     def read_sources(self) -> set[str]:
-        """The tables whose rows are read under a table id now."""
+        """The tables whose rows are read now."""
         return {mapped.schema.source for mapped in self.maps.values() if mapped is not None}
 
-    def passes_over(self, table_id: int) -> bool:
+    def leaves_out(self, table_id: int) -> bool:
         """Whether the rows of this id are known not to be read."""
         return table_id in self.maps and self.maps[table_id] is None
 
     def resolve(self, body: memoryview, *, fresh: bool) -> MappedTable:
-        """The table behind a table map; ``fresh`` if ``lookahead`` was made for its place.
+        """The table of a table map; ``fresh`` if ``lookahead`` was made for its position.
 
         Raises:
             CatalogueDiffers: a fresh outlook is needed.
-            TableUncertain: what its rows mean cannot be known.
-            UnsupportedChange: a type cannot be carried.
+            TableUncertain: the definition of its rows is not certain.
+            UnsupportedChange: a type cannot be converted.
         """
         found = binlog_events.read_table_map(body, self._textual, self.years_have_signs)
         whole, settings = bytes(body), self._settings
@@ -138,20 +138,20 @@ class KnownTables:
                 keys=settings.keys,
             )
         source = join_source(found.schema, found.table)
-        if self.tracked.get(source) is None and not fresh:
-            self.tracked.is_needed = True
+        if self.inferred.get(source) is None and not fresh:
+            self.inferred.is_needed = True
             raise CatalogueDiffers(source)
-        known = self.tracked.get(source) or self.tracked.learn(source, self.lookahead)
+        known = self.inferred.get(source) or self.inferred.learn(source, self.lookahead)
         return resolve_nameless(
             found, whole, known, self._charsets, settings.zero_dates, settings.keys
         )
 
     def is_sequence(self, body: memoryview) -> bool:
-        """Whether a table map is that of a MariaDB SEQUENCE, which holds no rows of anybody."""
+        """Whether a table map is that of a MariaDB SEQUENCE, which has no rows of applications."""
         return binlog_events.read_table_map(body, self._textual).names == _SEQUENCE_COLUMNS
 
     def put(self, table_id: int, body: bytes, mapped: MappedTable | None) -> None:
-        """What the rows of this id are from here on."""
+        """Set the table of this id from here on."""
         self.maps[table_id] = mapped
         self._bodies[table_id] = body
         self.on_map(table_id, body, mapped, bool(self.cascades_of(table_id)))
@@ -165,8 +165,8 @@ class KnownTables:
         )
 
     def know_cascades(self, found: Cascades) -> None:
-        """The foreign keys as they are now; statements behind the stream's place may have dropped
-        one that it still has."""
+        """Use the present foreign keys, and keep earlier ones: statements after the stream's
+        position may have dropped a key that still applies."""
         if self.lookahead.ahead:
             found = Cascades(found.keys | self.cascades.keys)
         if found.keys != self.cascades.keys:
@@ -174,29 +174,29 @@ class KnownTables:
             self.forget_maps()
 
     def pass_over(self, source: str) -> None:
-        """The rows of a table are not read any more."""
+        """Stop reading the rows of a table."""
         for table_id, mapped in self.maps.items():
             if mapped is not None and mapped.schema.source == source:
                 self.maps[table_id] = None
                 self.on_map(table_id, mapped.body, None, bool(self.cascades_of(table_id)))
 
     def forget_maps(self) -> None:
-        """Every table map is looked at again."""
+        """Forget all table maps, so that each is resolved again."""
         self.maps.clear()
         self._bodies.clear()
         self.on_new_file()
 
-    # -- what they are at the stream's place
+    # -- definitions at the stream's position
 
     def passed(self, statement: Statement) -> None:
-        """A statement has come by, which may have changed what is certain."""
-        if not self.tracked.is_needed or statement.changes_nothing:
+        """Note a statement, which may make definitions uncertain."""
+        if not self.inferred.is_needed or statement.changes_nothing:
             return
-        if self.tracked.forget(statement):
+        if self.inferred.forget(statement):
             self.forget_maps()
 
     def knowledge(self) -> Knowledge:
-        """What is known at the stream's place of views, triggers and what else a change reaches."""
+        """The views, triggers and routines that are known at the stream's position."""
         known = self.lookahead.knowledge
         for statement in self.lookahead.ahead:
             if _OBJECTS & names_in(statement):
@@ -204,15 +204,15 @@ class KnownTables:
         return known
 
     def left_by(self, statement: Statement) -> Iterator[SourceSchema]:
-        """What a statement has left behind, as far as that is certain: not what came later.
+        """The certain definitions right after a statement, without effects of later statements.
 
-        Among the tables are all that it has changed.  One without a key, or with a type that
-        cannot be carried, is left out: the first row that comes in this form stops it.
+        All tables that it has changed are included, except those without a key or with a type
+        that cannot be converted: the first row of such a table suspends it.
         """
         tables: Iterable[MySqlTable]
-        if self.tracked.is_needed:
-            self.tracked.learn_named(statement, self.lookahead)
-            tables = self.tracked.tables.values()
+        if self.inferred.is_needed:
+            self.inferred.learn_named(statement, self.lookahead)
+            tables = self.inferred.tables.values()
         else:
             lookahead = self.lookahead
             for body in lookahead.shown.values():

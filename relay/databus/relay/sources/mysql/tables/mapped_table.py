@@ -33,16 +33,16 @@ Row = tuple[Any, ...]
 
 
 class CatalogueDiffers(Exception):
-    """The catalogue at hand does not describe the table as the stream has it."""
+    """The loaded catalogue does not match the table in the stream."""
 
 
 @dataclass(frozen=True)
 class MappedTable:
-    """What the rows events of one table id need to become frames.
+    """Everything that turns the rows events of one table id into frames.
 
     Invariants:
-        I1. ``columns`` stand in the order of the row image, one for each of its columns.
-        I2. ``body`` is the table map it was made from; another body is another table.
+        I1. ``columns`` are in the order of the row image, one for each of its columns.
+        I2. ``body`` is its table map; another body is another table.
     """
 
     body: bytes
@@ -60,12 +60,12 @@ class MappedTable:
     ) -> Iterator[tuple[Row, Row]]:
         """(row, row) of an insert or delete, (before, after) of an update, one by one.
 
-        ``partial`` updates may have differences in place of JSON values.
+        ``partial`` updates may have differences instead of JSON values.
 
         ``body`` is a rows event without header and checksum, its columns counted at ``start``.
 
         Raises:
-            FormatError: it does not fit the table map.
+            FormatError: the event does not fit the table map.
             UnsupportedChange: an image lacks columns.
         """
         where = self.schema.source
@@ -104,7 +104,7 @@ class MappedTable:
     def changes(
         self, rows: Iterable[tuple[Row, Row]], kind: int
     ) -> Iterator[tuple[Op, bytes, bytes | None, bytes | None]]:
-        """Operation, key, before and after of what ``rows`` of an event did.
+        """Operation, key, before and after of each change in the ``rows`` of an event.
 
         An update of the key is a delete and an insert.
         """
@@ -126,12 +126,12 @@ class MappedTable:
     def _partial_row(
         self, body: memoryview, at: int, null_bytes: int, before: Row
     ) -> tuple[Row, int]:
-        """A row after the change, some of whose JSON values are differences to ``before``."""
+        """A row after a change, with some JSON values given as differences to ``before``."""
         options, at = packed_int(body, at)
         partial = 0
-        places = [index for index, column in enumerate(self.columns) if column.code == JSON]
+        indexes = [index for index, column in enumerate(self.columns) if column.code == JSON]
         if options & _PARTIAL_JSON:
-            size = (len(places) + 7) // 8
+            size = (len(indexes) + 7) // 8
             partial = int.from_bytes(body[at : at + size], "little")
             at += size
         nulls = int.from_bytes(body[at : at + null_bytes], "little")
@@ -140,7 +140,7 @@ class MappedTable:
         for index, decode in enumerate(self.decoders):
             if nulls >> index & 1:
                 values.append(None)
-            elif index in places and partial >> places.index(index) & 1:
+            elif index in indexes and partial >> indexes.index(index) & 1:
                 length = int.from_bytes(body[at : at + 4], "little")
                 at += 4 + length
                 values.append(applied(before[index], body[at - length : at]))
@@ -172,15 +172,15 @@ def resolve(
     final: bool,
     keys: ConfiguredKeys = NO_KEYS,
 ) -> MappedTable:
-    """The table behind a table map.
+    """The table of a table map.
 
     Names, types, signs and the primary key come from the stream.  The catalogue adds what the
-    stream cannot tell (UUID, INET4, INET6, JSON; a unique index as key), for the columns that
-    it describes as the stream has them.
+    stream does not have (UUID, INET4, INET6, JSON; a unique index as key), for columns whose
+    definitions match.
 
     Raises:
         CatalogueDiffers: the catalogue describes another table, and ``final`` is not set.
-        UnsupportedChange: a type cannot be carried, or the table has no key.
+        UnsupportedChange: a type cannot be converted, or the table has no key.
     """
     source = join_source(table.schema, table.table)
     known = catalogue.get(source)
@@ -222,11 +222,11 @@ def resolve_nameless(
     zero_dates: str,
     keys: ConfiguredKeys = NO_KEYS,
 ) -> MappedTable:
-    """The table behind a table map that names no columns; ``known`` is what is certain of it.
+    """The table of a table map without column names; ``known`` is its certain definition.
 
     Raises:
-        TableUncertain: the table map is one of another definition.
-        UnsupportedChange: a type cannot be carried, or the table has no key.
+        TableUncertain: the table map has another definition.
+        UnsupportedChange: a type cannot be converted, or the table has no key.
     """
     whole = completed(found, known, charsets)
     try:
@@ -269,5 +269,5 @@ def _key(
         return configured, True
     raise TableUncertain(
         f"{source} has no primary key and no unique index without nulls, so its rows cannot be "
-        f"told apart; ALTER TABLE {source} ADD PRIMARY KEY (...), or leave it out of sources"
+        f"identified; ALTER TABLE {source} ADD PRIMARY KEY (...), or leave it out of sources"
     )

@@ -65,18 +65,18 @@ class PostgresResumeState:
     """
 
     timeline: int
-    stopped: Mapping[str, TableSuspension] = field(default_factory=dict)
+    suspended: Mapping[str, TableSuspension] = field(default_factory=dict)
     announced: str = ""
     given: GivenTables = field(default_factory=GivenTables)
 
     def encode(self) -> str:
         """As JSON."""
         # One that keeps its rows resumes at once, and has a record of the fetcher's by then.
-        stopped = sorted(item for item in self.stopped.items() if not item[1].keeps_rows)
+        suspended = sorted(item for item in self.suspended.items() if not item[1].keeps_rows)
         return json.dumps(
             {
                 "timeline": self.timeline,
-                "stopped": {name: [stop.since_scn, stop.why] for name, stop in stopped},
+                "stopped": {name: [stop.since_scn, stop.why] for name, stop in suspended},
                 "announced": self.announced,
                 "given": self.given.to_json(),
             }
@@ -135,8 +135,8 @@ async def require_history(
     if end is None or position > end:
         told = f"left it at {format_lsn(end)}" if end is not None else "has nothing to do with it"
         raise SourcePositionLost(
-            f"{settings.address}: this server's history is not the one that we have read: we are "
-            f"at {format_lsn(position)} (scn {after_scn}) of timeline {timeline}, its timeline "
+            f"{settings.address}: this server's history is not the one that the relay has read: it "
+            f"is at {format_lsn(position)} (scn {after_scn}) of timeline {timeline}, its timeline "
             f"{now.timeline} {told}. It was promoted or restored without what came after; "
             "begin a new stream, with another options.clock_name"
         )

@@ -95,7 +95,7 @@ class SlotStream:
         catalogue: Catalogue,
         discover: Callable[[], Awaitable[None]],
         resume_state: PostgresResumeState,
-        stopped: SuspendedTables,
+        suspended: SuspendedTables,
         *,
         given: Callable[[], GivenTables],
         redefined: Callable[[PostgresTable], Awaitable[DefinitionGap | None]],
@@ -106,7 +106,7 @@ class SlotStream:
         self._discover = discover
         self._connection = ReplicationConnection(settings, replication=True)
         self._resume_state = resume_state
-        self._stopped, self._given = stopped, given
+        self._suspended, self._given = suspended, given
         self._redefined = redefined
         self._windows = self._assembler(0)
         self._received_lsn = 0
@@ -120,10 +120,10 @@ class SlotStream:
         """Whether the connection uses TLS."""
         return self._connection.encrypted
 
-    def stop_again(self, source: str, gap: DefinitionGap) -> None:
+    def suspend_again(self, source: str, gap: DefinitionGap) -> None:
         """Stop a table between two transactions: one of which nobody could read all, that the
         publication does not give whole, or whose rows have changed with its definition."""
-        self._windows.stop_again(source, gap)
+        self._windows.suspend_again(source, gap)
 
     def meet(self, oids: Mapping[str, int]) -> None:
         """A look at the catalogue has found these tables."""
@@ -240,27 +240,31 @@ class SlotStream:
     def _assembler(self, after_scn: int) -> WindowAssembler:
         return WindowAssembler(
             self._globs, self._settings.special_values, after_scn, keys=self._settings.keys,
-            stopped=self._stopped, announced=AnnouncedSchemas(self._resume_state.announced),
+            suspended=self._suspended, announced=AnnouncedSchemas(self._resume_state.announced),
             encoding=self._connection.encoding,
             names=TableNames(self._given().oids),
         )  # fmt: skip
 
     def _batch(self) -> Batch:
         """What has gathered, with what is to be remembered of it."""
-        windows, keep = self._windows, self._windows.stops_changed
+        windows, keep = self._windows, self._windows.suspensions_changed
         announced = windows.announced.encode()
         # What a look at the publication has found is known when its tables have stopped.
-        given = self._resume_state.given if windows.is_to_stop else self._given_with_leaves()
+        given = (
+            self._resume_state.given
+            if windows.has_pending_suspensions
+            else self._given_with_leaves()
+        )
         if (
             keep
             or announced != self._resume_state.announced
             or given is not self._resume_state.given
         ):
-            stops = dict(windows.stopped.stops)
+            suspensions = dict(windows.suspended.suspensions)
             self._resume_state = replace(
-                self._resume_state, stopped=stops, announced=announced, given=given
+                self._resume_state, suspended=suspensions, announced=announced, given=given
             )
-        windows.stops_changed = False
+        windows.suspensions_changed = False
         data, schemas = windows.take()
         return Batch(data, schemas, windows.resolved, self._resume_state, keep)
 
@@ -274,7 +278,7 @@ class SlotStream:
             at = windows.run(array, at)
             if at < stop and windows.pending_bytes < PART_BYTES:
                 at = await self._read_one(block, at)
-            if windows.pending_bytes >= PART_BYTES or windows.stops_changed:
+            if windows.pending_bytes >= PART_BYTES or windows.suspensions_changed:
                 yield self._batch()
 
     async def _read_one(self, block: memoryview, at: int) -> int:

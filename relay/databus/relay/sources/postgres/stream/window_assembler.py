@@ -92,7 +92,7 @@ class WindowAssembler:
         *,
         keys: ConfiguredKeys = NO_KEYS,
         compiled: bool = common_kernels.COMPILED,
-        stopped: SuspendedTables | None = None,
+        suspended: SuspendedTables | None = None,
         announced: AnnouncedSchemas | None = None,
         encoding: str = UTF8,
         names: TableNames | None = None,
@@ -106,11 +106,11 @@ class WindowAssembler:
         self._codecs: dict[int, RowCodec | None] = {}
         self._partitions: dict[int, tuple[str, str]] = {}
         self._unlearnt: dict[int, tuple[Relation, PostgresTable | None]] = {}
-        self.stopped = stopped or SuspendedTables({})
-        self.stops_changed = False
+        self.suspended = suspended or SuspendedTables({})
+        self.suspensions_changed = False
         self.announced = announced or AnnouncedSchemas()
-        self._passed_over = self.stopped.passed_over
-        self._stop_next: dict[str, DefinitionGap] = {}
+        self._left_out = self.suspended.left_out
+        self._suspend_next: dict[str, DefinitionGap] = {}
         self._by_source: dict[str, int] = {}
         self._told: set[int] = set()
         self._changed_after: dict[str, SourceSchema] = {}
@@ -163,10 +163,10 @@ class WindowAssembler:
         Returns where it stopped: at the end, at a message that must be fed by hand, or where
         enough has gathered to be taken.
         """
-        if (self.stopped.is_asked or self._stop_next) and not self.settle():
+        if (self.suspended.has_requests or self._suspend_next) and not self.settle():
             self._state[CHANGED_AFTER] = 1  # The commit comes by hand, and settles it.
         if self._names.is_described_for and at < len(block):
-            self._stop_leaves(bytes(block[at : at + pgoutput_messages.HEAD_BYTES]))
+            self._suspend_leaves(bytes(block[at : at + pgoutput_messages.HEAD_BYTES]))
         if not self._compiled:
             return at
         while at < len(block) and self._ready_bytes < PART_BYTES:
@@ -193,7 +193,7 @@ class WindowAssembler:
             except UnsupportedChange as error:
                 codec = self._codecs[int.from_bytes(body[:4], "big")]
                 assert codec is not None
-                self._stop(codec.schema.source, error.message)
+                self._suspend(codec.schema.source, error.message)
             return None
         if kind == ord("R"):
             return pgoutput_messages.read_relation(body, self._encoding)
@@ -224,7 +224,7 @@ class WindowAssembler:
                 )
             except UnsupportedChange as error:
                 # A description comes because a change of its table does, which is passed over.
-                self._stop(source, error.message)
+                self._suspend(source, error.message)
         self._use(oid, codec)
 
     def meet(self, oids: Mapping[str, int]) -> None:
@@ -244,7 +244,7 @@ class WindowAssembler:
         return {
             source: why
             for source, why in strays
-            if source not in self._passed_over and matches(source, self._globs)
+            if source not in self._left_out and matches(source, self._globs)
         }
 
     def pass_over_partition(self, relation: Relation, root: str) -> None:
@@ -260,15 +260,15 @@ class WindowAssembler:
         """The partitions, with their roots, that rows went to since these were taken away."""
         return self._names.leaves
 
-    def _stop_leaves(self, head: bytes) -> None:
+    def _suspend_leaves(self, head: bytes) -> None:
         """A message begins so behind a description: that of the change which this was for?"""
         oids = pgoutput_messages.changed_table(head)
         found = self._names.changed(*oids) if oids is not None else {}
         for source, why in found.items():
-            if source not in self._passed_over and matches(source, self._globs):
-                self._stop(source, why)
+            if source not in self._left_out and matches(source, self._globs):
+                self._suspend(source, why)
 
-    def _stop_root(self, oid: int) -> None:
+    def _suspend_root(self, oid: int) -> None:
         partition, root = self._partitions.pop(oid)
         self._steer(oid)
         if matches(root, self._globs):
@@ -276,28 +276,28 @@ class WindowAssembler:
                 f"changes of its partition {partition} came under that one's own name: the "
                 "publication was without publish_via_partition_root, or the table was attached"
             )
-            self._stop(root, why)
+            self._suspend(root, why)
 
-    def stop_again(self, source: str, gap: DefinitionGap) -> None:
+    def suspend_again(self, source: str, gap: DefinitionGap) -> None:
         """Stop a table after the transaction that is being read."""
-        if source in self.stopped.passed_over:
+        if source in self.suspended.left_out:
             if not gap.keeps_rows:
-                self.stopped.withdraw(source)
+                self.suspended.withdraw(source)
             return  # Nothing of it is packed until it is read from its beginning.
-        before = self._stop_next.get(source)
+        before = self._suspend_next.get(source)
         if before is None or (before.keeps_rows and not gap.keeps_rows):
-            self._stop_next[source] = gap
-        self.stopped.withdraw(source)
+            self._suspend_next[source] = gap
+        self.suspended.withdraw(source)
 
     def redefine(self, source: str, gap: DefinitionGap) -> None:
         """The table that is described next has another definition than before, by which its rows
         may have other values: it is suspended since the transaction that is being read."""
-        self._stop(source, gap.why, keeps_rows=gap.keeps_rows)
+        self._suspend(source, gap.why, keeps_rows=gap.keeps_rows)
 
     @property
-    def is_to_stop(self) -> bool:
+    def has_pending_suspensions(self) -> bool:
         """Whether a table waits for the end of the transaction to be stopped."""
-        return bool(self._stop_next)
+        return bool(self._suspend_next)
 
     def settle(self) -> bool:
         """Between two transactions: tables begin again, or stop, that were asked for.
@@ -306,32 +306,34 @@ class WindowAssembler:
         """
         if not self.is_idle:
             return False
-        for source, gap in self._stop_next.items():
-            if source not in self.stopped.stops:
-                _log.warning("%s has stopped: %s", source, gap.why)
+        for source, gap in self._suspend_next.items():
+            if source not in self.suspended.suspensions:
+                _log.warning("%s is suspended: %s", source, gap.why)
             if gap.keeps_rows:
-                self.stopped.stop(source, self.resolved, gap.why, keeps_rows=True)
+                self.suspended.suspend(source, self.resolved, gap.why, keeps_rows=True)
             else:
-                self.stopped.stop_again(source, self.resolved, gap.why, waits_for=gap.waits_for)
-            self.stops_changed = True
-        self._stop_next.clear()
+                self.suspended.suspend_again(
+                    source, self.resolved, gap.why, waits_for=gap.waits_for
+                )
+            self.suspensions_changed = True
+        self._suspend_next.clear()
         # One that keeps its rows asks at once: a batch has to name it before.
-        if self.stopped.is_asked and not self.stops_changed:
-            self.stopped.begin_again()
-            self.stops_changed = True
-        if self._passed_over != self.stopped.passed_over:
-            self._passed_over = self.stopped.passed_over
+        if self.suspended.has_requests and not self.suspensions_changed:
+            self.suspended.resume_requested()
+            self.suspensions_changed = True
+        if self._left_out != self.suspended.left_out:
+            self._left_out = self.suspended.left_out
             self._steer_all()
         return True
 
-    def _stop(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
+    def _suspend(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
         """Pass over a table from here on, and go on with the others.  One that keeps its rows is
         named, and not passed over."""
-        if source not in self.stopped.stops:
-            _log.warning("%s has stopped: %s", source, why)
-        self.stopped.stop(source, self._scn(), why, keeps_rows=keeps_rows)
-        self.stops_changed = True
-        self._passed_over = self.stopped.passed_over
+        if source not in self.suspended.suspensions:
+            _log.warning("%s is suspended: %s", source, why)
+        self.suspended.suspend(source, self._scn(), why, keeps_rows=keeps_rows)
+        self.suspensions_changed = True
+        self._left_out = self.suspended.left_out
         self._steer_all()
 
     def take(self) -> tuple[bytes, tuple[SourceSchema, ...]]:
@@ -425,16 +427,16 @@ class WindowAssembler:
     def _codec(self, oid: int) -> RowCodec | None:
         """How the table's rows are read; None where they are passed over."""
         if oid in self._partitions:
-            self._stop_root(oid)
+            self._suspend_root(oid)
         for source, why in self._strays(oid).items():
-            self._stop(source, why)
+            self._suspend(source, why)
         if self._is_to_learn(oid):
             self.learn(*self._unlearnt[oid])
         try:
             codec = self._codecs[oid]
         except KeyError:
             raise FormatError(f"pgoutput sent a change of the undescribed table {oid}") from None
-        if codec is None or codec.schema.source in self._passed_over:
+        if codec is None or codec.schema.source in self._left_out:
             return None
         return codec if self._names.is_meant(codec.schema.source, oid) else None
 
