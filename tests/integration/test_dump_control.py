@@ -267,7 +267,7 @@ async def test_somebody_elses_watermark_fails_a_dump_that_writes_them(
         database.execute("UPDATE marks SET token = 'mine' WHERE id = 1")
         await dumps.change(dump, delay_ms=0)
         dump = await dumps.until(dump, "failed")
-        assert "somebody else" in dump["error"]["detail"]
+        assert "another program" in dump["error"]["detail"]
         await dumps.change(dump, state="running", delay_ms=0)
         dump = await dumps.until(dump, "completed")
         assert dump["rows"] == ROWS
