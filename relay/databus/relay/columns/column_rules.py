@@ -44,7 +44,7 @@ class ColumnPlan:
     length: int = 0
 
 
-KEPT = ColumnPlan()
+UNCHANGED = ColumnPlan()
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class ColumnRules:
         if problem := self.problem(schema):
             raise UnsupportedChange(problem, source=schema.source)
         plans = tuple(self._column_plan(schema, column) for column in schema.columns)
-        if all(plan is KEPT for plan in plans):
+        if all(plan is UNCHANGED for plan in plans):
             return None
         columns = tuple(
             _seen(column, plan)
@@ -165,7 +165,7 @@ class ColumnRules:
             return ColumnPlan(Action.MASK, mask if isinstance(mask, str) else "*" * mask)
         for pattern in self._hits("truncate_columns", schema, column):
             return ColumnPlan(Action.TRUNCATE, length=config.truncate_columns[pattern])
-        return KEPT
+        return UNCHANGED
 
     # -- problems --
 

@@ -15,7 +15,7 @@ from databus.common.frame.frame_format import Buffer
 from databus.common.http.stream_formats import FRAMES_TYPE
 from databus.common.schema.source_schema import SchemaSet, SourceSchema
 from databus.relay.columns.column_rewriting import Rewriter
-from databus.relay.columns.column_rules import KEPT, Action, ColumnPlan, TablePlan
+from databus.relay.columns.column_rules import UNCHANGED, Action, ColumnPlan, TablePlan
 
 MAX_PROJECTIONS = 32
 PROJECTED_BLOCK_BYTES = 256 << 10
@@ -35,8 +35,8 @@ class Projection:
     def plan(self, schema: SourceSchema) -> TablePlan | None:
         """The plan for a table's columns; None if all of them stay."""
         names = self.wanted | set(schema.key)
-        plans = tuple(KEPT if column.name in names else _DROPPED for column in schema.columns)
-        if all(plan is KEPT for plan in plans):
+        plans = tuple(UNCHANGED if column.name in names else _DROPPED for column in schema.columns)
+        if all(plan is UNCHANGED for plan in plans):
             return None
         columns = tuple(column for column in schema.columns if column.name in names)
         return TablePlan(schema, replace(schema, columns=columns), plans, b"")

@@ -39,7 +39,7 @@ from databus.relay.serving.filter.predicate_kernels import LEFT_OUT, TAKEN, UNDE
 from databus.relay.serving.filter.predicate_program import Program, compile_program
 from databus.relay.serving.header_cache import CachedHeaders
 
-JUDGED_BLOCK_BYTES = 128 << 10
+FILTERED_BLOCK_BYTES = 128 << 10
 """How much is filtered at once: it blocks the event loop."""
 CHUNK_BYTES = 64 << 10
 MAX_CHUNKS = 256

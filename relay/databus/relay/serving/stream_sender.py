@@ -33,7 +33,7 @@ from databus.relay.serving.counters.worker_counters import WorkerCounters
 from databus.relay.serving.database_view import DatabaseView, range_headers
 from databus.relay.serving.extents import Extent
 from databus.relay.serving.header_cache import CachedHeaders
-from databus.relay.serving.row_filter import JUDGED_BLOCK_BYTES, SlowRowsError
+from databus.relay.serving.row_filter import FILTERED_BLOCK_BYTES, SlowRowsError
 from databus.relay.serving.send_batching import PendingBatch
 from databus.relay.serving.socket_writer import CutOff, SocketWriter
 from databus.relay.serving.stream_cursor import StreamCursor, is_ahead, start_position, too_old
@@ -98,7 +98,7 @@ class StreamAnswer:
             )
         self._block_bytes = self.format.block_bytes
         if row_filter is not None:
-            self._block_bytes = min(self._block_bytes, JUDGED_BLOCK_BYTES)
+            self._block_bytes = min(self._block_bytes, FILTERED_BLOCK_BYTES)
         self.coder: Coder | None = None
         if request.coding is not None:
             self.coder = CODERS[request.coding]()
