@@ -376,7 +376,7 @@ async def test_bytes_before_mysqls_tls_are_refused_and_under_tls_clear_needs_the
 
     async with peer(early) as server:
         error = await mysql(server.port, "ssl-mode=required")
-        assert isinstance(error, SourceUnavailable) and "unasked" in error.message
+        assert isinstance(error, SourceUnavailable) and "unrequested" in error.message
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         serving = asyncio.create_task(asyncio.to_thread(clear, listener))

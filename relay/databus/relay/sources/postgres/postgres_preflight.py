@@ -1,4 +1,4 @@
-"""What must be right on the server before capture, and the statement that mends each point."""
+"""Checks of the server before capture; each finding has the statement that fixes it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OLDEST_VERSION = 130000
 async def examine(
     settings: PostgresSettings, globs: Sequence[str], catalogue: Catalogue
 ) -> list[Finding]:
-    """Everything that stands in the way of capture.
+    """All obstacles to capture.
 
     Raises:
         SourceUnavailable: the server does not answer.
@@ -78,7 +78,7 @@ def _server(settings: PostgresSettings, facts: dict[str, Any]) -> list[Finding]:
         found.append(
             Finding(
                 "server_encoding",
-                "it is SQL_ASCII: the database does not know what its texts mean, and a table with "
+                "it is SQL_ASCII: the database has no encoding for its texts, and a table with "
                 f"one that is not in {settings.sql_ascii_encoding} is suspended",
                 "set options.sql_ascii_encoding to what they are in, or restore the database into "
                 "one with ENCODING 'UTF8'",
@@ -138,7 +138,7 @@ async def _slot(
 
 
 async def _replication(settings: PostgresSettings, facts: dict[str, Any]) -> list[Finding]:
-    """Whether pg_hba.conf and the role let us have a replication session."""
+    """Whether pg_hba.conf and the role allow a replication session."""
     if not (facts["may_replicate"] or facts["is_superuser"]):
         return []
     if facts["senders"] >= facts["max_senders"]:
@@ -215,7 +215,7 @@ async def _publication(
     facts: dict[str, Any],
     tables: list[PostgresTable],
 ) -> list[Finding]:
-    """A publication that is missing or lacks tables is made or extended at ``open`` if we may.
+    """``open`` creates a missing publication, and adds missing tables, if the user may.
 
     What somebody has altered in it stays as it is: the tables that it does not give whole are not
     followed.

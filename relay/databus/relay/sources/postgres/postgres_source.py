@@ -1,8 +1,8 @@
 """PostgreSQL as a source: a logical replication slot read with pgoutput.
 
 The parts: ``slot_stream`` reads the slot, ``postgres_chunks`` reads tables at a known point,
-``postgres_preflight`` examines the server, ``postgres_catalogue`` asks it; this module ties them to
-the contract in ``databus.relay.sources.contract``.
+``postgres_preflight`` examines the server, ``postgres_catalogue`` queries it.  This module
+implements the contract in ``databus.relay.sources.contract`` with them.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ from databus.relay.sources.postgres.tables.table_definitions import Definition, 
 from databus.relay.sources.server_hosts import Host
 from databus.relay.sources.suspended_tables import SuspendedTables, TableSuspension
 
-_GONE = "it was dropped or renamed, of which there is no event"
-_RETURNED = "it was dropped and created again: rows that went with it have no events"
+_GONE = "it was dropped or renamed, which has no event"
+_RETURNED = "it was dropped and created again: its deleted rows have no events"
 _WRITERS_EVERY_S = 0.1
 
 _log = logging.getLogger(__name__)
@@ -76,14 +76,14 @@ class PostgresSource:
     """One database of a PostgreSQL server, 13 or later.
 
     Invariants:
-        I1. The slot is confirmed only up to what ``ack`` was told, so the server keeps every
+        I1. The slot is confirmed only up to the last ``ack``, so the server retains every
             commit that is not durable downstream.
         I2. The slot is created after the publication: the log never has a commit that the
             publication is too young for.
 
     Owner: one fetcher's event loop.
-    Durability: ``ack`` is told to the server at once; the server keeps it at its next
-        checkpoint, and what it forgets it only sends again.
+    Durability: ``ack`` is sent to the server at once.  The server stores it at its next
+        checkpoint; after a server crash it sends unstored changes again.
     Raises: as the contract says.
     """
 
@@ -140,7 +140,7 @@ class PostgresSource:
         self._chunks = PostgresChunkReader(self._settings, self._catalogue)
 
     async def open(self) -> None:
-        """Examine the server, see to the publication, learn the clock's identity."""
+        """Examine the server, update the publication, load the clock's identity."""
         raise_findings(self._settings.name, await self.preflight(), resumes=self._resumes)
         if COMPILED:
             await asyncio.to_thread(warm_up)
@@ -161,12 +161,12 @@ class PostgresSource:
             await postgres_lineage.require_history(self._settings, now, kept.timeline, after_scn)
 
     def recall(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
-        """See ``RememberingSource``: what was kept of the stream up to ``after_scn``."""
+        """See ``RememberingSource``: the resume state of the stream up to ``after_scn``."""
         self._resumes = True
         self._recalled = (decode_resume_state(resume_state), after_scn) if resume_state else None
         suspensions = self._recalled[0].suspended if self._recalled else {}
         self._given = self._recalled[0].given if self._recalled else GivenTables()
-        # One of a later transaction is found again, at the same place.
+        # A suspension of a later transaction happens again, at the same change.
         self._suspended = SuspendedTables(
             {
                 name: stop
@@ -176,16 +176,16 @@ class PostgresSource:
         )
 
     async def first_scn(self) -> int:
-        """Create the slot, in the place of one that an earlier ring has left.
+        """Create the slot, and drop one that an earlier ring has left.
 
         The scn is that of the slot's consistent point: every transaction that commits later
-        comes with the stream, every one that is finished shows in a chunk.
+        comes with the stream, every finished one is visible in a chunk.
         """
         try:
             slot = await self._catalogue.slot()
             if slot is not None:
                 _log.warning(
-                    "database %s: slot %s of an earlier ring (confirmed %s) is created anew",
+                    "database %s: slot %s of an earlier ring (confirmed %s) is created again",
                     self._settings.name,
                     self._settings.slot,
                     format_lsn(slot.confirmed_lsn or 0),
@@ -240,7 +240,7 @@ class PostgresSource:
             self._stream = None
 
     async def ack(self, scn: int) -> None:
-        """Confirm to the server that it may forget everything up to ``scn``."""
+        """Confirm to the server that it may discard everything up to ``scn``."""
         self._acked_scn = max(self._acked_scn, scn)
         if self._stream is not None:
             self._stream.ack(self._acked_scn)
@@ -274,7 +274,7 @@ class PostgresSource:
             raise
 
     async def _resume_first(self, table: PostgresTable) -> None:
-        """All of a table is about to be read: if it has stopped, the stream takes it up before."""
+        """Before the whole table is read: if it is suspended, let the stream resume it first."""
         source = table.source
         if source not in self._suspended.suspensions:
             return
@@ -307,7 +307,7 @@ class PostgresSource:
     async def forget(self, source: str) -> None:
         """See ``ForgettingSource``."""
         if self._stream is None or not self._given.is_gone(source):
-            why = "there is a table of this name again" if self._stream else "it is not connected"
+            why = "a table of this name exists again" if self._stream else "it is not connected"
             raise SourceUnavailable(f"{source} cannot be given up: {why}")
         self._stream.follow_only(source, NO_OID)
         try:
@@ -327,8 +327,8 @@ class PostgresSource:
         await self._chunks.write_watermark(await self._table(table), token)
 
     async def status(self) -> dict[str, Any]:
-        """Server version, current scn, slot and retained log, tables that are left out or have
-        stopped."""
+        """Server version, current scn, slot and retained log, tables that are left out or
+        suspended."""
         facts = await self._catalogue.facts()
         slot = await self._catalogue.slot()
         rows = await self._catalogue.fetch(
@@ -390,19 +390,19 @@ class PostgresSource:
         )
 
     async def _publish(self) -> None:
-        """See to the publication, and to what it gives: tables that it does not give whole stop.
+        """Update the publication; suspend tables that it does not publish completely.
 
         A table without a key must stay out: publishing it would make the application's own
         updates and deletes fail.  One that had a key when it was added is taken out again.
         """
         self._met.clear()
         if self._stream is not None and (leaves := self._stream.take_leaves()):
-            # They were there before this look.
+            # They existed before this look.
             self._given = self._given.with_partitions(leaves)
         tables = await self._tables()
         self._welcome(tables)
         wanted = [table for table in tables if table.key]
-        # Before any of them joins: from then on every other definition is noticed.
+        # Before any of them joins: from then on every change of a definition is noticed.
         definitions = await self._catalogue.definitions(wanted)
         unpublished = {
             table.source: f"it has no key that identifies its rows; {key_remedy(table)}"
@@ -472,7 +472,7 @@ class PostgresSource:
         return ""
 
     async def _suspend_eventless(self, oids: dict[str, int], unpublished: dict[str, str]) -> None:
-        """Stop tables that are no longer among those that can be captured, and are not gone."""
+        """Suspend existing tables that can no longer be captured."""
         found = await self._catalogue.eventless(oids.values()) if oids else {}
         for source in found.keys() & oids:
             why, cure = found[source]
@@ -481,7 +481,7 @@ class PostgresSource:
             self._given = self._given.lost([source])
 
     async def _suspend_gone(self, tables: Iterable[PostgresTable]) -> None:
-        """Stop tables that are there no longer under their names."""
+        """Suspend tables that no longer exist under their names."""
         known = self._given.oids.keys() | self._suspended.suspensions.keys()
         for source in known - {table.source for table in tables}:
             is_suspended, given = source in self._suspended.suspensions, self._given
@@ -501,7 +501,7 @@ class PostgresSource:
         return known not in (None, oid) and await self._catalogue.table(oid) is None
 
     def _welcome(self, tables: Iterable[PostgresTable]) -> None:
-        """Tables that have the names of others that were gone: each has to be read."""
+        """Suspend tables that took the names of dropped ones: each has to be read."""
         for table in tables:
             name = table.source
             if self._given.is_gone(name) or self._given.is_forgotten(name):
@@ -509,7 +509,7 @@ class PostgresSource:
                 self._suspend(name, DefinitionGap(_RETURNED, keeps_rows=False))
 
     def _suspend_all(self, why: str) -> None:
-        """No change comes of any table, until a look finds what is missing."""
+        """Suspend all tables: none has events until a look finds the publication whole."""
         cure = create_publication_sql(self._settings.publication, [])
         gone = {
             source: f"{why}; {cure}" for source in self._given.oids
@@ -526,8 +526,7 @@ class PostgresSource:
         return publication
 
     async def _redefined(self, table: PostgresTable) -> DefinitionGap | None:
-        """How a table's rows may have changed with its definition since the last look; with the
-        next one that counts as known."""
+        """How a table's rows may have changed with its definition since the last look."""
         if table.source not in (self._given.tables or {}):
             return None
         definition = (await self._catalogue.definitions([table])).get(table.oid)
@@ -554,12 +553,12 @@ class PostgresSource:
             if problem is not None:
                 is_known = self._unpublished.get(table.source) == str(problem)
                 if not is_known and await self._catalogue.table(table.oid) != table:
-                    continue  # It was altered or dropped meanwhile: the next look sees it.
+                    continue  # It was altered or dropped meanwhile: the next look finds that.
                 unpublished.setdefault(table.source, str(problem))
                 self._suspend_until(table.source, str(problem), problem.cure)
                 continue
             self._suspended.wait_for(table.source, "")
-            # The stream may have met a later definition meanwhile.
+            # The stream may have read a later definition meanwhile.
             definition = None if table.source in self._met else definitions.get(table.oid)
             moved = await self._moved.other_rows(
                 table, self._given, publication, definition, self._stream
@@ -585,7 +584,7 @@ class PostgresSource:
             return False
 
     def _suspend_until(self, source: str, why: str, cure: str) -> None:
-        """Stop a table, which is not read before this is done."""
+        """Suspend a table; it is not read before ``waits_for`` is done."""
         self._suspend(source, DefinitionGap(why, keeps_rows=False, waits_for=cure))
         self._suspended.wait_for(source, cure)
 

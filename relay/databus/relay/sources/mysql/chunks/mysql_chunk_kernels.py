@@ -2,7 +2,7 @@
 
 The binary protocol has numbers, doubles and dates as they are, so that nothing is parsed but
 decimals.  At a row that it cannot write exactly as the reference path (``mysql_chunks.py``) would,
-``walk_rows`` stops in front of it.  The protocol is MySQL's "Binary Protocol Resultset Row".
+``walk_rows`` stops before it.  The protocol is MySQL's "Binary Protocol Resultset Row".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Chunks of tables, each read in a snapshot whose place in the binlog is known exactly.
+"""Chunks of tables, each read in a snapshot whose position in the binlog is known exactly.
 
-``START TRANSACTION WITH CONSISTENT SNAPSHOT`` makes MariaDB remember the binlog place of the
+``START TRANSACTION WITH CONSISTENT SNAPSHOT`` makes MariaDB record the binlog position of the
 snapshot, and ``BINLOG_GTID_POS`` turns that into a GTID: the chunk shows every commit up to
 it and none after it.  Nothing is locked and nothing is written.
 """
@@ -55,7 +55,7 @@ def read_chunk(
     numbering: Numbering,
     request: ChunkRequest,
 ) -> Chunk:
-    """The next rows of a table in key order, or those with the asked-for keys.
+    """The next rows of a table in key order, or those with the requested keys.
 
     Raises:
         UnknownSource: there is no such table.
@@ -77,7 +77,7 @@ def read_chunk(
 
 
 def snapshot_now(connection: MySqlConnection, numbering: Numbering) -> Snapshot:
-    """What a transaction that begins now shows."""
+    """The snapshot of a transaction that begins now."""
     with numbering.snapshot(connection) as snapshot:
         return snapshot
 
@@ -101,7 +101,7 @@ def chunk_end(
 
 
 def table_size(connection: MySqlConnection, source: str) -> TableSize:
-    """What the engine's statistics say."""
+    """The estimate of the engine's statistics."""
     schema, name = split_source(source)
     found = connection.query(
         "SELECT TABLE_ROWS, AVG_ROW_LENGTH FROM information_schema.TABLES "

@@ -1,6 +1,6 @@
 """Waits until the server shows what the stream has read.
 
-A server writes a transaction to its binlog before its engine shows it.  The stream can read a
+A server writes a transaction to its binlog before it is visible.  The stream can read a
 change whose rows it lacks, suspend the table and resume it, all before a snapshot shows that
 change.  No event of the stream corrects a chunk that was read so early.
 """

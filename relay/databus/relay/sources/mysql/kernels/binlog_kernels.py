@@ -2,9 +2,8 @@
 
 ``walk`` takes a block of the replication stream and does what ``binlog_decoder.py`` does for the
 events that make up nearly all of a binlog: GTIDs, known table maps, rows of the common types
-(dates as text among them), XIDs.  At anything else, and at anything that is not as it should
-be, it stops in front of the event and leaves it to the decoder; so every error and every rare
-case has one place.
+(dates as text among them), XIDs.  At anything else, and at any irregularity, it stops
+before the event and leaves it to the decoder; so Python alone handles errors and rare cases.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def _image(
     span: int,
     plan: I64Array,
 ) -> tuple[int, int]:
-    """One row image as an Avro record at ``to``; ``span`` gets each value's place in it.
+    """One row image as an Avro record at ``to``; ``span`` gets each value's offsets.
 
     Returns (where the input ends or -1, where the output ends).
     """

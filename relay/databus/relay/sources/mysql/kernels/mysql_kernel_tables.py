@@ -38,7 +38,7 @@ class MySqlKernelTables:
 
     Invariants:
         I1. ``plan`` is the head, then tables, columns, keys, lists, slots and spans; every
-            place in it is counted from its beginning.
+            offset in it is counted from its beginning.
         I2. The slots find a table by its id, by linear probing; at least half are free.
 
     Owner: the task that reads the stream.

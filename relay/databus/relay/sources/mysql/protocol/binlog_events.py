@@ -123,7 +123,7 @@ class Header:
         return self.end_offset or offset + self.length
 
     def of_plain(self, kind: int, body_bytes: int) -> bytes:
-        """The header of an event that this one held; it has no place of its own in the file."""
+        """The header of an event that this one contained; it has no position in the file."""
         length = HEADER_BYTES + body_bytes
         return _HEADER.pack(self.timestamp_s, kind, self.server_id, length, 0, self.flags)
 
@@ -139,7 +139,7 @@ class Gtid:
 
 @dataclass(frozen=True, slots=True)
 class TableMap:
-    """The table that the rows events with ``table_id`` change, as the stream tells it.
+    """The table that the rows events with ``table_id`` change, as the stream describes it.
 
     ``names`` is empty where it does not tell them, and then ``unsigned`` may be too.
     """

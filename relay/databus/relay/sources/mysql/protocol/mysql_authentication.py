@@ -55,7 +55,7 @@ class SignInConnection(PyMySqlConnection):  # type: ignore[misc]  # PyMySQL has 
         super().write_packet(payload)
 
     def _require_silence(self) -> None:
-        """Before TLS and before consent the server speaks when it is asked, and once."""
+        """Refuse bytes that the server sends without a request before the sign-in is complete."""
         raw = self._sock
         raw.setblocking(False)
         try:
@@ -67,8 +67,8 @@ class SignInConnection(PyMySqlConnection):  # type: ignore[misc]  # PyMySQL has 
         if early:
             self._force_close()
             raise SourceUnavailable(
-                f"{self.host}:{self.port} sends {len(early)} bytes unasked, in clear, before we "
-                f"are signed in; somebody may be between"
+                f"{self.host}:{self.port} sends {len(early)} unrequested bytes in clear before "
+                f"the sign-in is complete; the connection may be intercepted"
             )
 
     def _read_bytes(self, num_bytes: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Connections to MariaDB and MySQL: the one place that touches PyMySQL and its insides."""
+"""Connections to MariaDB and MySQL: the only module that uses PyMySQL and its internals."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _number_and_text(error: BaseException) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class BinlogRequest:
-    """From where the binlog is wanted: a place, or what lies outside of a set of GTIDs."""
+    """The start of a binlog stream: a file position, or the complement of a set of GTIDs."""
 
     file: str
     offset: int
@@ -127,7 +127,7 @@ class BinaryResult:
         """Whether the packet at the start of ``data``, which is no row, is all there.
 
         Raises:
-            ServerError: it says what went wrong.
+            ServerError: the packet reports an error.
         """
         size = int.from_bytes(data[:3], "little")
         if len(data) < 4 + size:
@@ -224,8 +224,8 @@ class MySqlConnection:
     ) -> tuple[list[tuple[Any, ...]], bool]:
         """The rows up to the one that makes them ``max_bytes``, and whether others may follow it.
 
-        What follows is read and forgotten, or the connection ``closes``, which is quicker where it
-        may be much.  It raises as ``query`` does.
+        The rest is read and discarded, or the connection ``closes``, which is quicker for large
+        results.  It raises as ``query`` does.
         """
         rows: list[tuple[Any, ...]] = []
         size_bytes = 0
@@ -292,8 +292,8 @@ class MySqlConnection:
     def close(self) -> None:
         """Close without waiting for an answer.
 
-        A thread that waits for one is told that the connection is gone: it holds the buffer of
-        what has come, and a close alone would wait for it, as long as the server takes.
+        A thread that waits for one gets an error that the connection is gone.  It holds the
+        receive buffer, and a close alone would wait for it, as long as the server takes.
         """
         raw = self._connection._sock
         if raw is not None:
@@ -319,7 +319,7 @@ class MySqlConnection:
     def start_binlog(
         self, request: BinlogRequest, server_id: int, heartbeat_s: float
     ) -> socket.socket:
-        """Ask for the binlog from a place on; the socket then carries nothing else.
+        """Request the binlog from a position on; the socket then carries nothing else.
 
         The connection is used up by it.  The socket comes back non-blocking.
         """

@@ -1,4 +1,4 @@
-"""What the configuration says about one MariaDB or MySQL server, checked and typed."""
+"""The configuration of one MariaDB or MySQL server, checked and typed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class MySqlSettings:
 
     @property
     def is_local(self) -> bool:
-        """Whether the server is on this machine, so that nobody is between."""
+        """Whether the server is on this machine, so that no network is between."""
         return is_loopback(self.host)
 
     def captures(self, schema: str, table: str) -> bool:

@@ -53,7 +53,7 @@ class PacketBuffer:
         return memoryview(self.data)[self.stop : len(self.data) - SLACK_BYTES]
 
     def hold(self, packets: bytearray) -> None:
-        """Take whole packets, and nothing else, in the place of what was received."""
+        """Replace the received bytes by whole packets."""
         self.start, self.stop = 0, len(packets)
         self.data = packets + bytes(SLACK_BYTES)
 

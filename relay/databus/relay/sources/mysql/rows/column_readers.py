@@ -229,7 +229,7 @@ class StreamColumn:
     zero_dates: str
 
     def decoder(self) -> Decoder:
-        """The function from (bytes, place) to (Python value of the column's kind, next place).
+        """The function from (bytes, offset) to (Python value of the column's kind, next offset).
 
         It raises TableUncertain for text that is none, and for a date that no calendar has
         where those are errors.

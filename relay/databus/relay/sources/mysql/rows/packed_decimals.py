@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 Decoder = Callable[[memoryview, int], tuple[Any, int]]
-"""From (bytes, place) to (value, next place)."""
+"""From (bytes, offset) to (value, next offset)."""
 
 DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 

@@ -1,4 +1,4 @@
-"""Why a table stops alone here: what a change of it means cannot be known."""
+"""The error that suspends a table: its change cannot be interpreted with certainty."""
 
 from __future__ import annotations
 

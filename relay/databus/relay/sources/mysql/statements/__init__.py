@@ -2,7 +2,7 @@
 
 In reading order: ``lexer``, ``token_reader``, ``alter_table``, ``statement_reach`` and
 ``statement_effects``, all of them pure; ``logged_statements`` reads a statement from its event,
-``routine_catalogue`` asks the server for views, triggers and routines.
+``routine_catalogue`` reads views, triggers and routines from the server.
 """
 
 from databus.relay.sources.mysql.statements.lexer import (

@@ -1,4 +1,4 @@
-"""What a change of rows reaches, read from the server's catalogue."""
+"""Views, triggers and routines that a change of rows reaches, read from the server's catalogue."""
 
 from __future__ import annotations
 

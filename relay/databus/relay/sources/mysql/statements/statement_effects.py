@@ -1,6 +1,6 @@
 """What a statement in the binlog does to the tables that are captured: a pure function.
 
-It is the only place that holds this knowledge.  A statement that it does not understand concerns
+Only this module has this knowledge.  A statement that it does not understand concerns
 every captured table that the statement names, or all of them if it names none: it never counts as
 a statement that changes nothing.
 """

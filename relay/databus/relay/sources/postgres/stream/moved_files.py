@@ -1,8 +1,8 @@
-"""Tables whose rows are in another file than at the last look, and whether they are the same rows.
+"""Tables whose rows moved to another file since the last look, and whether the rows are the same.
 
-The stream has no event for what is written to a table that is UNLOGGED for a moment, or for a
-TRUNCATE of a partition.  Afterwards the catalogue shows another file for the rows.  VACUUM FULL and
-CLUSTER make one too, of the same rows, and so does a TRUNCATE, which has an event.
+The stream has no event for writes to a table that is UNLOGGED for a moment, or for a TRUNCATE of
+a partition.  Afterwards the catalogue shows another file for the rows.  VACUUM FULL and CLUSTER
+also make a new file, with the same rows; so does a TRUNCATE, which has an event.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from databus.relay.sources.postgres.tables.table_definitions import Definition
 
 
 class MovedFiles:
-    """What the looks at the catalogue have shown of the tables' files.
+    """The tables' files, as the looks at the catalogue found them.
 
     Owner: the source; one look at a time.
     """
@@ -28,7 +28,7 @@ class MovedFiles:
         self._awaited: dict[str, int] = {}
 
     def seen(self, tables: Collection[PostgresTable], found: Mapping[int, Definition]) -> None:
-        """The files of these tables are known as of this look."""
+        """Record the files of these tables as of this look."""
         for table in tables:
             self._awaited.pop(table.source, None)
             if table.oid in found:

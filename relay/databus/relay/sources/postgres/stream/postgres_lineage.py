@@ -1,7 +1,7 @@
-"""Which history a server has: its timeline, where others ended, and what a gap in a slot holds.
+"""A server's history: its timeline, where earlier ones ended, and the commits in a slot's gap.
 
-A promoted standby goes on under a new timeline, from some point of the old one.  Log positions
-are comparable only as far as both histories are one.
+A promoted standby continues under a new timeline, from some point of the old one.  Log positions
+are comparable only up to the point at which the two histories part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from databus.relay.sources.suspended_tables import TableSuspension
 LARGEST_GAP_BYTES = 1 << 30
 _FAILOVER_SINCE = 17_00_00
 
-# The function may be in any schema, and another one of its name too: the extension's is meant.
+# The extension's function may be in any schema; others may have the same name.
 _INSPECTOR_SQL = """
 SELECT n.nspname AS schema_name FROM pg_catalog.pg_extension e
 JOIN pg_catalog.pg_depend d ON d.refobjid = e.oid AND d.deptype = 'e'
@@ -48,7 +48,7 @@ WHERE resource_manager = 'Transaction' AND record_type LIKE 'COMMIT%'
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which cluster a server belongs to, and which of its histories it writes."""
+    """The cluster that a server belongs to, and the timeline that it writes."""
 
     system: str
     timeline: int
@@ -56,7 +56,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class PostgresResumeState:
-    """What is needed to go on, beyond a position.
+    """Everything besides a position that is needed to resume.
 
     ``timeline`` is the one that the stream was read on, ``stopped`` are the tables that are passed
     over, and ``announced`` are the schemas that consumers were told of last, as
@@ -84,10 +84,10 @@ class PostgresResumeState:
 
 
 def decode_resume_state(text: str) -> PostgresResumeState:
-    """The memo in a text that ``encode`` made.
+    """The resume state in a text that ``encode`` made.
 
     Raises:
-        FormatError: it is no memo.
+        FormatError: the text is no such resume state.
     """
     try:
         document = json.loads(text)
@@ -101,7 +101,7 @@ def decode_resume_state(text: str) -> PostgresResumeState:
             given_of(document.get("given")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{text[:200]!r} is no memo of a slot: {error}") from error
+        raise FormatError(f"{text[:200]!r} is no resume state of a slot: {error}") from error
 
 
 async def identify(settings: PostgresSettings) -> Identity:
@@ -122,10 +122,10 @@ async def identify(settings: PostgresSettings) -> Identity:
 async def require_history(
     settings: PostgresSettings, now: Identity, timeline: int, after_scn: int
 ) -> None:
-    """See to it that what we have read up to ``after_scn`` is in this server's history.
+    """Check that this server's history has everything that was read up to ``after_scn``.
 
     Raises:
-        SourcePositionLost: it was promoted, or restored, without a part of it.
+        SourcePositionLost: the server was promoted, or restored, without a part of it.
     """
     if now.timeline == timeline:
         return
@@ -143,7 +143,7 @@ async def require_history(
 
 
 async def _ends(settings: PostgresSettings, timeline: int) -> dict[int, int]:
-    """Where each timeline before this one ended."""
+    """The LSN at which each earlier timeline ended."""
     connection = ReplicationConnection(settings, replication=True)
     try:
         await connection.connect()
@@ -166,7 +166,7 @@ def parse_history(text: str) -> dict[int, int]:
 
 
 async def commits_between(catalogue: Catalogue, start_lsn: int, stop_lsn: int) -> int | None:
-    """How many transactions committed between two positions; None where nobody can tell.
+    """How many transactions committed between two positions; None if that cannot be determined.
 
     The extension pg_walinspect (PostgreSQL 15 and later) reads the server's log.
     """
@@ -184,7 +184,7 @@ async def commits_between(catalogue: Catalogue, start_lsn: int, stop_lsn: int) -
 
 
 async def create_slot(settings: PostgresSettings) -> int:
-    """Create our slot; where it begins: every later commit comes whole with it.
+    """Create our slot; returns its start, after which every commit comes whole.
 
     From PostgreSQL 17 on it is one that a standby with ``sync_replication_slots`` copies.
     """

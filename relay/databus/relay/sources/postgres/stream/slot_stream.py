@@ -46,7 +46,7 @@ from databus.relay.sources.postgres.tables.table_definitions import DefinitionGa
 from databus.relay.sources.suspended_tables import SuspendedTables
 
 _KEEP_ALIVE_S = 1.0
-# A server answers what asks for an answer, unless it decodes a large transaction meanwhile.
+# A server answers a request for a reply, unless it is decoding a large transaction.
 _ASK_AFTER_S = 10.0
 _SILENCE_S = 60.0
 _QUIET_S = 1.0
@@ -75,10 +75,10 @@ class SlotStream:
     """One run of the slot's stream.
 
     Invariants:
-        I1. The flush position that the server hears is that of the last ``ack``, never more.
-        I2. The server hears from us every second, also while nobody takes batches.
-        I3. A batch that says that a table has stopped comes before the end of the transaction
-            in which it did.
+        I1. The flush position sent to the server is that of the last ``ack``, never more.
+        I2. The server gets a status message every second, even while no batches are taken.
+        I3. A batch with a new suspension comes before the end of the transaction in which it
+            happened.
 
     ``resume_state`` is what is remembered of the stream so far; the tables in ``stopped`` are those
     of it that have stopped before.  ``look_error`` is why the last look at the catalogue failed;
@@ -126,11 +126,11 @@ class SlotStream:
         self._windows.suspend_again(source, gap)
 
     def meet(self, oids: Mapping[str, int]) -> None:
-        """A look at the catalogue has found these tables."""
+        """Record the tables that a look at the catalogue found."""
         self._windows.meet(oids)
 
     def truncated_by(self, oid: int) -> int | None:
-        """The transaction of the table's last TRUNCATE that has come."""
+        """The transaction of the table's last TRUNCATE in the stream."""
         return self._windows.truncated_by.get(oid)
 
     @property
@@ -139,7 +139,7 @@ class SlotStream:
         return self._windows.resolved
 
     def take_leaves(self) -> dict[int, int]:
-        """The partitions that rows of their roots have come to since the last call."""
+        """The partitions that received rows of their roots since the last call."""
         leaves = dict(self._windows.leaves)
         self._windows.leaves.clear()
         return leaves
@@ -149,7 +149,7 @@ class SlotStream:
         self._windows.follow_only(source, oid)
 
     def ack(self, scn: int) -> None:
-        """Tell the server what it may forget."""
+        """Report to the server the position up to which it may discard the log."""
         lsn = flush_lsn(scn)
         if lsn > self._acked_lsn:
             self._acked_lsn = lsn
@@ -181,7 +181,7 @@ class SlotStream:
             while True:
                 for task in self._tasks:
                     if task.done():
-                        task.result()  # What it did not expect ends the stream.
+                        task.result()  # An unexpected error ends the stream.
                 waiting = self._windows.resolved > told
                 block = await self._connection.receive(
                     _RESOLVED_S if waiting else _QUIET_S, is_behind=self._is_behind()
@@ -204,7 +204,7 @@ class SlotStream:
             raise self._mapped(error) from error
 
     def _given_with_leaves(self) -> GivenTables:
-        """What is known of the publication, partitions included that no look has seen."""
+        """The known publication, with partitions that no look has found yet."""
         given, leaves = self._given(), self._windows.leaves
         if not leaves:
             return given
@@ -221,10 +221,10 @@ class SlotStream:
         return time.time_ns() // 1000 - self._windows.commit_us > _BEHIND_US
 
     async def _require_sender(self) -> None:
-        """The server has sent nothing for long, though it was asked to: see whether it is busy.
+        """Check a server that has not replied for long: it may be busy.
 
         Raises:
-            SourceUnavailable: it does not answer at all, or its sender waits for us.
+            SourceUnavailable: it does not answer at all, or its sender waits for the relay.
         """
         sql = WORK_SQL.format(process=self._connection.server_process)
         rows = await self._catalogue.fetch(sql)
@@ -246,7 +246,7 @@ class SlotStream:
         )  # fmt: skip
 
     def _batch(self) -> Batch:
-        """What has gathered, with what is to be remembered of it."""
+        """A batch of the gathered frames with the resume state."""
         windows, keep = self._windows, self._windows.suspensions_changed
         announced = windows.announced.encode()
         # What a look at the publication has found is known when its tables have stopped.
@@ -282,7 +282,7 @@ class SlotStream:
                 yield self._batch()
 
     async def _read_one(self, block: memoryview, at: int) -> int:
-        """Take the message at ``at``; where the next one begins."""
+        """Read the message at ``at``; returns where the next one begins."""
         end = at + 1 + int(_length(block, at + 1)[0])
         kind = block[at]
         if kind == _DATA and block[at + 5] == _XLOG:
@@ -353,7 +353,7 @@ class SlotStream:
         if slot.wal_status == "lost" or slot.restart_lsn is None or slot.confirmed_lsn is None:
             raise SourcePositionLost(
                 f"slot {name} was invalidated by the server (wal_status {slot.wal_status}): it "
-                "had to keep more log than max_slot_wal_keep_size allows"
+                "had to retain more log than max_slot_wal_keep_size allows"
             )
         await self._bridge(slot.confirmed_lsn, after_scn)
 
@@ -380,10 +380,10 @@ class SlotStream:
             ) from error
 
     async def _bridge(self, begins_lsn: int, after_scn: int) -> None:
-        """See to it that a slot that begins there lacks no commit after ours.
+        """Check that a slot that begins there lacks no commit after the relay's position.
 
         Raises:
-            SourcePositionLost: it does, or nobody can tell.
+            SourcePositionLost: it lacks commits, or that cannot be determined.
         """
         name, wanted = self._settings.slot, flush_lsn(after_scn)
         if begins_lsn <= wanted:

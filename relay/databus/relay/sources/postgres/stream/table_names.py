@@ -1,8 +1,8 @@
-"""Which table each source is, and under which name the stream gives each table.
+"""The table of each source, and the name of each table in the stream.
 
-pgoutput describes a table by the name that it has at that position of the log.  The catalogue is
-looked at now and then.  It shows neither a table that has another name for a moment nor one that
-is there for a moment.  Pure.
+pgoutput describes a table by the name that it has at that position of the log.  The relay reads
+the catalogue at intervals.  So it misses a table that is renamed for a moment, and one that
+exists for a moment.  Pure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TableNames:
         self.meet(known or {})
 
     def meet(self, found: Mapping[str, int]) -> bool:
-        """A look at the catalogue has found these tables: names that are new are theirs.
+        """Record the tables that a look at the catalogue found: new names are theirs.
 
         Whether any is.
         """

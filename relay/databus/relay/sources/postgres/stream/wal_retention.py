@@ -1,4 +1,4 @@
-"""How much log the server keeps for us, and when that is worth a word.  Pure."""
+"""How much log the server retains for the slot, and when the relay warns about it.  Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from databus.relay.sources.postgres.tables.postgres_catalogue import Slot
 
 
 def warnings(slot: Slot, settings: PostgresSettings) -> list[str]:
-    """What an operator should know before the disk is full or the slot is lost."""
+    """Warnings before the disk is full or the slot is lost."""
     found = []
     kept, limit = slot.retained_bytes or 0, settings.retained_wal_warning_bytes
     if limit and kept > limit:

@@ -1,9 +1,9 @@
-"""From pgoutput messages to windows of frames.  Pure: it neither waits nor asks the database.
+"""Assembles pgoutput messages into windows of frames.  Pure: it does no I/O.
 
 The caller feeds blocks of messages in stream order.  What the compiled kernel cannot pack is
 packed here, message by message, with equal bytes; without numba this is the only path.  At a
-Relation message the flow stops: the caller looks the table up in the catalogue and answers
-with ``learn``.
+Relation message it pauses: the caller looks the table up in the catalogue and then calls
+``learn``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from databus.relay.sources.postgres.tables.table_definitions import DefinitionGa
 from databus.relay.sources.suspended_tables import SuspendedTables
 
 PART_BYTES = 1 << 20
-"""Frames are handed on when so many are packed, whether their window has ended or not."""
+"""Frames are given out once so many bytes are packed, even if their window has not ended."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ class WindowAssembler:
         I3. ``resolved`` is below the scn of every commit still to come, and not below that of
             a window that has ended.
         I4. Between two calls the kernel's state and tables describe the stream so far.
-        I5. A table of which a row cannot be carried, or has no key, stops alone: nothing of it
-            is packed from that row on, until it begins again between two transactions.
+        I5. A table without a key, or with a row that cannot be converted, is suspended: none of
+            its rows is packed from that row on, until it resumes between two transactions.
 
     ``stopped`` are the tables that have stopped before ``resolved``, ``announced`` the
     schemas that consumers were told of last, ``names`` the tables that a look at the catalogue
@@ -81,7 +81,7 @@ class WindowAssembler:
     ``truncated_by`` are the transactions of the tables' last TRUNCATEs, by oid.
 
     Owner: the task that reads the stream.
-    Raises: FormatError; the assembler is of no use after.
+    Raises: FormatError; the assembler cannot be used after it.
     """
 
     def __init__(
@@ -139,17 +139,17 @@ class WindowAssembler:
 
     @property
     def scn(self) -> int:
-        """That of the transaction that came last."""
+        """The scn of the last transaction."""
         return int(self._state[SCN])
 
     @property
     def commit_us(self) -> int:
-        """When the transaction that came last was committed, by the server's clock."""
+        """When the last transaction was committed, by the server's clock."""
         return int(self._state[COMMIT_US])
 
     @property
     def is_idle(self) -> bool:
-        """Whether no transaction is under way."""
+        """Whether no transaction is open."""
         return not self._state[IN_TRANSACTION]
 
     @property
@@ -158,7 +158,7 @@ class WindowAssembler:
         return self._ready_bytes
 
     def run(self, block: U8Array, at: int) -> int:
-        """Let the kernel take what it can of a block's messages from ``at`` on.
+        """Let the kernel read a block's messages from ``at`` on, as far as it can.
 
         Returns where it stopped: at the end, at a message that must be fed by hand, or where
         enough has gathered to be taken.
@@ -185,7 +185,7 @@ class WindowAssembler:
         return at
 
     def feed(self, kind: int, body: bytes) -> Relation | None:
-        """Take one pgoutput message; a Relation is returned and must be ``learn``-ed next."""
+        """Read one pgoutput message; a Relation is returned, and ``learn`` must be called next."""
         handler = self._handlers.get(kind)
         if handler is not None:
             try:
@@ -228,7 +228,7 @@ class WindowAssembler:
         self._use(oid, codec)
 
     def meet(self, oids: Mapping[str, int]) -> None:
-        """A look at the catalogue has found these tables."""
+        """Record the tables that a look at the catalogue found."""
         if self._names.meet(oids):
             self._steer_all()
 
@@ -279,7 +279,7 @@ class WindowAssembler:
             self._suspend(root, why)
 
     def suspend_again(self, source: str, gap: DefinitionGap) -> None:
-        """Stop a table after the transaction that is being read."""
+        """Suspend a table after the transaction that is being read."""
         if source in self.suspended.left_out:
             if not gap.keeps_rows:
                 self.suspended.withdraw(source)
@@ -296,11 +296,11 @@ class WindowAssembler:
 
     @property
     def has_pending_suspensions(self) -> bool:
-        """Whether a table waits for the end of the transaction to be stopped."""
+        """Whether a table will be suspended at the end of the transaction."""
         return bool(self._suspend_next)
 
     def settle(self) -> bool:
-        """Between two transactions: tables begin again, or stop, that were asked for.
+        """Between two transactions, resume and suspend tables as requested.
 
         Returns False inside of one.
         """
@@ -327,8 +327,8 @@ class WindowAssembler:
         return True
 
     def _suspend(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
-        """Pass over a table from here on, and go on with the others.  One that keeps its rows is
-        named, and not passed over."""
+        """Suspend a table from here on.  One with ``keeps_rows`` is named, and its changes are not
+        left out."""
         if source not in self.suspended.suspensions:
             _log.warning("%s is suspended: %s", source, why)
         self.suspended.suspend(source, self._scn(), why, keeps_rows=keeps_rows)
@@ -425,7 +425,7 @@ class WindowAssembler:
         return int(self._state[SCN])
 
     def _codec(self, oid: int) -> RowCodec | None:
-        """How the table's rows are read; None where they are passed over."""
+        """The codec of the table's rows; None if they are left out."""
         if oid in self._partitions:
             self._suspend_root(oid)
         for source, why in self._strays(oid).items():
