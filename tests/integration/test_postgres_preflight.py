@@ -157,7 +157,7 @@ async def test_a_server_that_does_not_answer_is_unavailable(
     postgres_database: FreshDatabase,
 ) -> None:
     url = postgres_database.url.replace(f":{postgres_database.server.port}/", ":1/")
-    with pytest.raises(SourceUnavailable, match="cannot be asked"):
+    with pytest.raises(SourceUnavailable, match="cannot be queried"):
         await findings(postgres_database, url)
 
 

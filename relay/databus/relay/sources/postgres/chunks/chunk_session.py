@@ -62,11 +62,11 @@ FORMS: dict[tuple[int, Kind], int] = {
     (3802, Kind.JSON): binary.JSONB,
 }
 """The form in which a column is read, by its base type's oid and its kind; others come as text."""
-_CLOSED = "the source was closed while something was asked of it"
+_CLOSED = "the source was closed during a query"
 
 
 class ChunkTextNeeded(Exception):
-    """A row holds a value that only its text form tells."""
+    """A row has a value that can be read only in its text form."""
 
 
 class SessionLoop:
@@ -141,7 +141,7 @@ class RowBuffer:
     """Rows of one table as they arrive, and the tables that steer the kernel.
 
     Invariants:
-        I1. It takes no row once it has ``max_bytes``; ``is_cut`` says that there may be others.
+        I1. It takes no row once it has ``max_bytes``; with ``is_cut`` there may be more rows.
 
     Owner: one chunk.
     """
@@ -161,7 +161,7 @@ class RowBuffer:
 
     @property
     def fitting(self) -> int:
-        """How many rows of this size it takes; what is asked for beyond them is read in vain."""
+        """How many rows of this size it takes; requesting more rows would be wasted."""
         return self.max_bytes * self.space.count // max(1, self.space.fill)
 
     @staticmethod

@@ -117,7 +117,7 @@ class PostgresChunkReader:
         return self._key_values(table, rows[0], session.encoding) if rows else None
 
     async def size(self, table: PostgresTable) -> TableSize:
-        """What the server's statistics say; nothing before the first ANALYZE or VACUUM."""
+        """The estimate of the server's statistics; empty before the first ANALYZE or VACUUM."""
         (row,) = await self._catalogue.fetch(
             "SELECT sum(reltuples)::bigint AS rows, "
             "sum(pg_catalog.pg_table_size(c.oid))::bigint AS bytes, "
@@ -159,7 +159,7 @@ class PostgresChunkReader:
             session = self._session()
             try:
                 chunk = await self._loop.run(self._read(session, table, request))
-                # The transaction still holds the table, so what the catalogue says is final.
+                # The transaction still locks the table, so the catalogue cannot change.
                 now = await self._catalogue.table(table.oid)
                 await self._loop.run(_commit(session))
             except PostgresError as error:
@@ -220,7 +220,7 @@ class PostgresChunkReader:
         self, session: ChunkSession, table: PostgresTable, request: ChunkRequest
     ) -> tuple[RowBuffer, int]:
         """The rows, with the forms and the schema that turn out to fit all of them, and how many
-        of the asked-for keys were looked for."""
+        of the requested keys were looked for."""
         special_values = self._settings.special_values
         schema = table.schema(special_values)
         known = schema.fingerprint

@@ -80,34 +80,34 @@ def put_value(
 def all_bits(buf: U8Array, start: int, length: int) -> int:
     """All bits that are set in any of the bytes."""
     found = np.uint8(0)
-    for place in range(start, start + length):
-        found |= buf[place]
+    for cursor in range(start, start + length):
+        found |= buf[cursor]
     return i64(found)
 
 
 @kernels.jit_uncounted
 def is_utf8(buf: U8Array, start: int, length: int) -> bool:
     """Whether the bytes are a text in UTF-8, as RFC 3629 has it."""
-    place, stop = start, start + length
-    while place < stop:
-        first = i64(buf[place])
-        place += 1
+    cursor, stop = start, start + length
+    while cursor < stop:
+        first = i64(buf[cursor])
+        cursor += 1
         if first < 0x80:
             continue
         if first < 0xC2 or first > 0xF4:
             return False
         more = 1 if first < 0xE0 else 2 if first < 0xF0 else 3
-        if place + more > stop:
+        if cursor + more > stop:
             return False
         least = 0xA0 if first == 0xE0 else 0x90 if first == 0xF0 else 0x80
         most = 0x9F if first == 0xED else 0x8F if first == 0xF4 else 0xBF
-        second = i64(buf[place])
+        second = i64(buf[cursor])
         if second < least or second > most:
             return False
         for offset in range(1, more):
-            if i64(buf[place + offset]) & 0xC0 != 0x80:
+            if i64(buf[cursor + offset]) & 0xC0 != 0x80:
                 return False
-        place += more
+        cursor += more
     return True
 
 
@@ -117,13 +117,13 @@ def _hex(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
         return -1
     count = (length - 2) >> 1
     at = put_long(out, at, count)
-    place = start + 2
+    cursor = start + 2
     for offset in range(count):
-        high, low = _nibble(buf[place]), _nibble(buf[place + 1])
+        high, low = _nibble(buf[cursor]), _nibble(buf[cursor + 1])
         if high < 0 or low < 0:
             return -1
         out[at + offset] = np.uint8(high << 4 | low)
-        place += 2
+        cursor += 2
     return at + count
 
 
@@ -139,17 +139,17 @@ def _nibble(digit: int) -> int:
 @kernels.jit_uncounted
 def _integer(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> int:
     negative = buf[start] == 45
-    place = start + 1 if negative else start
+    cursor = start + 1 if negative else start
     stop = start + length
-    if stop - place > 19 or place == stop:
+    if stop - cursor > 19 or cursor == stop:
         return -1
     value = 0
-    while place < stop:
-        digit = i64(buf[place]) - 48
+    while cursor < stop:
+        digit = i64(buf[cursor]) - 48
         if digit < 0 or digit > 9:
             return -1
         value = value * 10 - digit  # towards the smallest number, which has no positive twin
-        place += 1
+        cursor += 1
     return put_long(out, at, value if negative else -value)
 
 
@@ -157,21 +157,21 @@ def _integer(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> in
 def _decimal(buf: U8Array, start: int, length: int, scale: int, out: U8Array, at: int) -> int:
     """Avro's decimal: the unscaled number, big-endian and as short as it can be."""
     negative = buf[start] == 45
-    place = start + 1 if negative else start
+    cursor = start + 1 if negative else start
     stop = start + length
     value, digits, after_point = 0, 0, -1
-    while place < stop:
-        if buf[place] == 46 and after_point < 0:
+    while cursor < stop:
+        if buf[cursor] == 46 and after_point < 0:
             after_point = 0
         else:
-            digit = i64(buf[place]) - 48
+            digit = i64(buf[cursor]) - 48
             if digit < 0 or digit > 9 or digits == 18:
                 return -1
             value = value * 10 + digit
             digits += 1
             if after_point >= 0:
                 after_point += 1
-        place += 1
+        cursor += 1
     if digits == 0 or max(after_point, 0) != scale:
         return -1
     return put_decimal(-value if negative else value, out, at)

@@ -150,7 +150,7 @@ class Catalogue:
     """One SQL session, opened when it is needed and again after it was lost, until ``close``.
 
     Owner: one event loop; calls of several tasks take turns.
-    Raises: SourceUnavailable where the server cannot be asked; asyncpg.PostgresError for what
+    Raises: SourceUnavailable if the server cannot be queried; asyncpg.PostgresError for what
         it refuses.
     """
 
@@ -182,7 +182,7 @@ class Catalogue:
                 self._drop()
                 why = str(error) or type(error).__name__
                 raise SourceUnavailable(
-                    f"{self._settings.address} cannot be asked: {why}"
+                    f"{self._settings.address} cannot be queried: {why}"
                 ) from error
             except asyncpg.PostgresError:
                 raise
@@ -197,7 +197,7 @@ class Catalogue:
             self._session = None
 
     async def close(self) -> None:
-        """End the session; whoever asks later is refused."""
+        """End the session; later calls raise SourceUnavailable."""
         self._is_closed = True
         async with self._turn:
             self._drop()

@@ -185,7 +185,7 @@ class PostgresTable:
 
     @property
     def chunk_from(self) -> str:
-        """What a dump selects from.
+        """The FROM clause of a dump.
 
         A configured key may hold nulls, values without an order, and some that are equal only
         for SQL, so a digest of its text is the order.
@@ -222,7 +222,7 @@ def quote(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A string constant in SQL, whatever standard_conforming_strings says."""
+    """A string constant in SQL, for any value of standard_conforming_strings."""
     escaped = text.replace("'", "''")
     if "\\" in escaped:
         return "E'" + escaped.replace("\\", "\\\\") + "'"

@@ -1,4 +1,4 @@
-"""What a publication gives of each table, and whether it has given all of it the whole time.
+"""What a publication publishes of each table, and whether it did so without a gap.
 
 A table that it does not give whole (a row filter, a list of columns, operations left out, taken
 out for a while) is not followed.  The catalogue says what the publication is now; that it was
@@ -226,7 +226,7 @@ NO_OID = 0
 
 @dataclass(frozen=True, slots=True)
 class GivenTables:
-    """What was known of the publication at the last look, by source; None: nothing yet."""
+    """The publication at the last look, by source; None: not known yet."""
 
     tables: Mapping[str, Given] | None = None
 
@@ -378,7 +378,7 @@ class GivenTables:
         return replace(self, tables=left)
 
     def to_json(self) -> Any:
-        """For the memo."""
+        """For the resume state."""
         if self.tables is None:
             return None
         return {
@@ -420,7 +420,7 @@ def _moved(known: Mapping[int, int], now: Mapping[int, Partition], moved: Collec
 
 
 def given_of(document: Any) -> GivenTables:
-    """What ``to_json`` gave.
+    """Read the result of ``to_json``.
 
     Raises:
         ValueError, TypeError, AttributeError: it is something else.

@@ -89,7 +89,7 @@ _FIRST_OF_USERS = 16384
 class DefinitionGap:
     """Why rows that are there may have other values.
 
-    ``keeps_rows``: each is there still, under the key that consumers have it by.  ``waits_for``:
+    ``keeps_rows``: each still exists under the key that consumers have it by.  ``waits_for``:
     what has to be done before the table can be read; empty: nothing.
     """
 
@@ -139,7 +139,7 @@ class Definition:
     version: str = field(default="", compare=False)
 
     def to_json(self) -> list[Any]:
-        """For the memo."""
+        """For the resume state."""
         files = {str(oid): file for oid, file in self.files.items()}
         return [
             self.columns, self.key, files, self.filled, self.types, self.is_partitioned,
@@ -176,7 +176,7 @@ def definition_of(row: Mapping[str, Any], key: Collection[str]) -> Definition | 
 
 
 def stored_definition(document: Any) -> Definition:
-    """What ``to_json`` gave.
+    """Read the result of ``to_json``.
 
     Raises:
         ValueError, TypeError, AttributeError: it is something else.
@@ -246,7 +246,7 @@ def _revalued(
             if is_rewritten or not {old.type_oid, column.type_oid} <= _TEXTS:
                 yield number, f"its column {name} has another type"
         elif is_rewritten and old.version != column.version and not _is_only_cleared(old, column):
-            yield number, f"its column {name} was altered, and the rows were written anew"
+            yield number, f"its column {name} was altered, and the rows were rewritten"
 
 
 def _is_rewritten(known: Definition, now: Definition) -> bool:
