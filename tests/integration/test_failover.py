@@ -183,7 +183,7 @@ async def test_a_replica_promoted_without_what_we_have_read_is_refused_by_name(
     await asyncio.to_thread(mariadb_replicas.promote, replica)
     async with capturing(several(primary, replica), tmp_path / "relay") as fetcher:
         message = await failed_with(fetcher, "source_unavailable")
-        assert "only come to" in message
+        assert "only reached" in message
         with writers.at_work(replica):
             message = await failed_with(fetcher, "source_position_lost")
             await asyncio.to_thread(writers.each_commits, 1)

@@ -203,7 +203,7 @@ async def test_reset_master_is_named_and_not_read_as_progress(own_mariadb: Maria
     before = await source.first_scn()
     own_mariadb.execute("RESET MASTER")
     own_mariadb.execute("INSERT INTO t VALUES (1)", database="shop")
-    with pytest.raises(SourcePositionLost, match=rf"sequence {before}, .* only come to 1"):
+    with pytest.raises(SourcePositionLost, match=rf"sequence {before}, .* only reached 1"):
         async for _ in source.stream(before):
             pass
     await source.close()
