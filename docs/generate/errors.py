@@ -14,8 +14,8 @@ _INTRODUCTION = """# Errors
 An error has a stable `code`. Over HTTP it is a problem document (RFC 9457) with the fields `type`,
 `title`, `status`, `detail`, `code`, `retry` and `hint`; within a stream of frames it is an ERROR
 frame with the same document. In Python it is an exception of the class that is named here, from
-`databus.common.errors` unless the entry names another module. **Retry** means that the same call may
-succeed later without any change.
+`databus.common.errors` unless the entry names another module. **Retry** means that the same call
+may succeed later without any change.
 """
 
 
