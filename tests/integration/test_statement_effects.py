@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,12 @@ from databus.common.frame.frame_format import Op
 from databus.relay.processes.fetcher import Fetcher
 from databus.relay.sources.contract import Chunk, ChunkRequest
 from databus.relay.sources.mysql import MySqlSource
+from databus.relay.sources.mysql.binlog.ddl_lookahead import DdlLookahead
 from databus.relay.sources.mysql.binlog.gtid_numbering import DomainNumbering, LocatedSnapshot
 from databus.relay.sources.mysql.chunks import mysql_chunks
 from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings, read_settings
+from databus.relay.sources.mysql.tables.inferred_columns import LookaheadResult
 from tests.integration.test_least_rights import USER as READER
 from tests.integration.test_least_rights import statements as page_rights
 from tests.integration.test_stopped_tables import dump, in_database, rows_of
@@ -361,6 +364,59 @@ async def test_children_of_a_foreign_key_with_an_action_never_differ_unnamed(
         database.execute(f"DROP USER IF EXISTS {READER}")
         for table in ("of_away",):
             database.execute(f"DROP TABLE {table}")
+        database.server.drop_database(away)
+
+
+PARENTS = ["renamed", "dropped", "other"]
+CHILDREN = ["child", "free", "calm", "plain_child"]
+
+
+async def test_children_are_named_by_the_names_that_their_parents_had(
+    database: FreshDatabase, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(self: DdlLookahead, *args: Any, **wanted: Any) -> LookaheadResult:
+        """Every catalogue that is read is that behind the last statement."""
+        assert ran.wait(60)
+        return look(self, *args, **wanted)
+
+    look, ran = DdlLookahead.look, threading.Event()
+    monkeypatch.setattr(DdlLookahead, "look", late)
+    away = f"{database.name}_away"
+    database.server.create_database(away)
+    for table in ("fence", f"{away}.plain", "plain_child"):
+        database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)")
+    config = database_config("shop", database.url, f"{database.name}.*")
+    folder = tmp_path / "shop"
+    reference = "(id INT PRIMARY KEY, v INT, FOREIGN KEY (v) REFERENCES"
+    try:
+        async with capturing(config, tmp_path) as fetcher:
+            await streaming(fetcher)
+            session.run(
+                "CREATE TABLE renamed (id INT PRIMARY KEY, v INT)",
+                "CREATE TABLE dropped (id INT PRIMARY KEY, v INT)",
+                "CREATE TABLE other (id INT PRIMARY KEY, v INT)",
+                f"CREATE TABLE child {reference} renamed (id) ON DELETE SET NULL)",
+                "CREATE TABLE free (id INT PRIMARY KEY, v INT, "
+                "CONSTRAINT k FOREIGN KEY (v) REFERENCES dropped (id) ON DELETE SET NULL)",
+                f"CREATE TABLE calm {reference} other (id) ON DELETE SET NULL)",
+                *(f"INSERT INTO {name} VALUES (1, 1), (2, 2)" for name in PARENTS),
+                *(f"INSERT INTO {name} VALUES (1, 1), (2, 2)" for name in CHILDREN),
+                "DELETE FROM renamed WHERE id = 1",
+                "DELETE FROM dropped WHERE id = 2",
+                f"RENAME TABLE renamed TO {away}.renamed, {away}.plain TO renamed",
+                "ALTER TABLE free DROP FOREIGN KEY k",
+            )
+            ran.set()
+            await caught_up(folder, database, 1)
+            if database.server.product == "mariadb":
+                # MySQL 9.6 and later has the children's changes in its binlog.
+                await eventually(lambda: len(stopped(fetcher)) >= 3, 30)
+                named = {source.partition(".")[2] for source in stopped(fetcher)}
+                assert named == {"renamed", "child", "free"}
+            named = {source.partition(".")[2] for source in stopped(fetcher)}
+            assert set(differing(folder, database, CHILDREN)) <= named
+    finally:
+        database.execute("DROP TABLE IF EXISTS child")
         database.server.drop_database(away)
 
 

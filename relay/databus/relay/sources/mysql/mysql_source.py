@@ -250,7 +250,7 @@ class MySqlSource:
         )
         decoder.known.dropped = DroppedColumns(resume_state.dropped)
         decoder.dialect = await self._query(read_dialect)
-        decoder.known.know_cascades(await self._query(load_cascades))
+        decoder.known.resume_cascades(resume_state.cascades, await self._query(load_cascades))
         decoder.announced = AnnouncedSchemas(resume_state.announced)
         # The definitions at the end of the earlier stream; the tables may be altered by now.
         before = carried_schemas(inferred.tables.values(), settings.zero_dates)
@@ -418,15 +418,15 @@ class MySqlSource:
             return
         gtid = decoder.gtid
         file, offset, known = decoder.file, decoder.looks_from, decoder.server_offset
-        decoder.known.lookahead = await self._read(
-            lambda c: self._lookahead.look(
-                c, self._settings, file, offset, known, gtid, statement, with_knowledge=wants
-            )
+        keys = decoder.looks_ahead  # Foreign keys change by statements only.
+        look = functools.partial(self._lookahead.look, with_keys=keys, with_knowledge=wants)
+        decoder.known.lookahead = found = await self._read(
+            lambda c: look(c, self._settings, file, offset, known, gtid, statement)
         )
         self._catalogue = decoder.known.catalogue
         decoder.suspend_unlogged(self._catalogue)
-        if decoder.looks_ahead:  # Foreign keys change by statements only.
-            decoder.known.know_cascades(await self._query(load_cascades))
+        if found.cascades is not None:
+            decoder.known.know_cascades(found.cascades, is_present=found.is_present)
 
     async def _fresh_catalogue(self) -> Catalogue:
         self._catalogue = await self._query(lambda c: load_catalogue(c, self._settings))

@@ -173,6 +173,7 @@ class BinlogDecoder(GroupsWithoutScn):
             dropped=self.known.dropped.names,
             foreign=self.foreign.encode(),
             unmet=tuple(sorted(self.known.unmet)),
+            cascades=self.known.cascades.encode(),
         )
 
     # -- one event
@@ -357,6 +358,8 @@ class BinlogDecoder(GroupsWithoutScn):
         announced = logged_statement(header, body, self._charsets)
         statement = announced.text
         self._pass(group, announced)
+        if not fresh:  # The catalogue that was read for it has them behind it.
+            self.known.pass_keys(announced, self.dialect)
         if self._complete(statement):
             return True
         word = statement.strip().upper()

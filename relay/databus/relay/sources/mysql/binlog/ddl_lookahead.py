@@ -23,7 +23,8 @@ from databus.relay.sources.mysql.protocol.transaction_payload import Payload
 from databus.relay.sources.mysql.statements import Statement
 from databus.relay.sources.mysql.statements.logged_statements import logged_statement
 from databus.relay.sources.mysql.statements.routine_catalogue import load_knowledge
-from databus.relay.sources.mysql.tables.inferred_columns import LookaheadResult
+from databus.relay.sources.mysql.tables.cascades import load_cascades
+from databus.relay.sources.mysql.tables.inferred_columns import NOT_READ, LookaheadResult
 from databus.relay.sources.mysql.tables.mysql_tables import Catalogue, load_catalogue
 
 _log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class DdlLookahead:
         gtid: str,
         statement: Statement | None = None,
         *,
+        with_keys: bool = False,
         with_knowledge: bool = False,
     ) -> LookaheadResult:
         """The present catalogue, and the statements after a position in the binlog.
@@ -84,7 +86,8 @@ class DdlLookahead:
         transaction MariaDB 11.4 names none.  ``gtid`` is the transaction at that position: MySQL
         writes a transaction to the binlog before it commits, so until then its catalogue is
         older.  With ``statement``, which ends there, it reads only until the result of that
-        statement is known.  ``with_knowledge`` adds views, triggers and routines.
+        statement is known.  ``with_keys`` adds foreign keys
+        with actions, ``with_knowledge`` views, triggers and routines.
 
         Raises:
             SourceUnavailable: the server does not answer, or does not commit the transaction.
@@ -100,17 +103,17 @@ class DdlLookahead:
         for _ in range(_LOOKS):
             before = _end(connection)
             catalogue = load_catalogue(connection, settings)
+            cascades = load_cascades(connection) if with_keys else None
+            knowledge = load_knowledge(connection) if with_knowledge else NOT_READ
             after = _end(connection)
             requested = _named(statement, catalogue) if statement is not None else None
             self._extend(settings, here, file, server_offset, after, requested)
             if not any(location > before for location, _ in self._seen):
                 break  # The binlog did not grow while the catalogue was read.
         ahead = tuple(statement for _, statement in self._seen)
-        if requested is not None:
-            return LookaheadResult(catalogue, ahead, self._shown())
-        if with_knowledge:
-            return LookaheadResult(catalogue, ahead, knowledge=load_knowledge(connection))
-        return LookaheadResult(catalogue, ahead)
+        shown = self._shown() if requested is not None else {}
+        is_present = not ahead and self._upto >= after
+        return LookaheadResult(catalogue, ahead, shown, knowledge, cascades, is_present)
 
     def _shown(self) -> dict[str, bytes]:
         """The first maps of tables that no earlier statement can have changed."""

@@ -21,6 +21,7 @@ from databus.relay.sources.mysql.protocol.binlog_events import EventType, GtidFl
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
 from databus.relay.sources.mysql.protocol.transaction_payload import Payload
 from databus.relay.sources.mysql.rows.charsets import Charsets
+from databus.relay.sources.mysql.statements.logged_statements import logged_statement
 from databus.relay.sources.mysql.tables.mysql_tables import Catalogue
 
 _OURS, _FOREIGN = 0, -1
@@ -289,6 +290,7 @@ class MySqlDecoder(BinlogDecoder):
             group.wanted = group.domain_id == _OURS
             return True
         if statement.startswith("CREATE TABLE") and statement.endswith("START TRANSACTION"):
+            self.known.pass_keys(logged_statement(header, body, self._charsets), self.dialect)
             return True  # CREATE TABLE ... SELECT: its rows follow, with the table's map.
         return super()._query(header, body, fresh)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from databus.common.schema.source_names import join_source
 from databus.relay.sources.announced_schemas import AnnouncedSchemas
@@ -12,11 +12,13 @@ from databus.relay.sources.mysql.binlog.open_group import Group
 from databus.relay.sources.mysql.protocol import binlog_events
 from databus.relay.sources.mysql.protocol.binlog_events import EventType
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
+from databus.relay.sources.mysql.rows.uncertain_table import TableUncertain
 from databus.relay.sources.mysql.statements import Effects
 from databus.relay.sources.mysql.statements.token_reader import TableName
 from databus.relay.sources.mysql.tables import changed_tables
-from databus.relay.sources.mysql.tables.cascades import changes_columns, is_logged
+from databus.relay.sources.mysql.tables.cascades import is_logged
 from databus.relay.sources.mysql.tables.known_tables import KnownTables
+from databus.relay.sources.mysql.tables.mapped_table import MappedTable
 from databus.relay.sources.mysql.tables.mysql_tables import Catalogue
 from databus.relay.sources.suspended_tables import SuspendedTables
 
@@ -94,10 +96,27 @@ class Suspensions(ABC):
         for key in keys:
             if not (key.updates if is_update else key.deletes):
                 continue
-            if is_update and mapped and not changes_columns(header, body, mapped, key.columns):
+            if is_update and mapped and not _changes_columns(header, body, mapped, key.columns):
                 continue
             why = f"rows of {'.'.join(key.parent)} were changed, and the foreign key {key} changes"
             for child in changed_tables.sources_of(self.known.cascades.reached(key), self.settings):
                 self._suspend_table(
                     child, f"GTID {self.txid(group)}: {why} its rows outside of the binlog"
                 )
+
+
+def _changes_columns(
+    header: binlog_events.Header, body: memoryview, mapped: MappedTable, columns: Sequence[str]
+) -> bool:
+    """Whether one of the updated rows has, or may have, another value in one of these columns."""
+    names = [column.column.name.lower() for column in mapped.columns]
+    wanted = [names.index(column.lower()) for column in columns if column.lower() in names]
+    if len(wanted) < len(columns) or not columns:
+        return True
+    _, start = binlog_events.rows_event(header.type, body)
+    partial = header.type == binlog_events.EventType.PARTIAL_UPDATE_ROWS
+    try:
+        rows = mapped.rows(body, start, update=True, partial=partial)
+        return any(before[index] != after[index] for before, after in rows for index in wanted)
+    except TableUncertain:
+        return True

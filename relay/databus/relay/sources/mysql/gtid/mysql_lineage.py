@@ -82,6 +82,7 @@ class MySqlResumeState:
     definition of their table (``dropped_columns.py``).  ``foreign``: the GTIDs of other domains or
     servers that need not be read again, in the server's form; None if an earlier version stored
     the state.  ``unmet``: captured names that the account could not see (``known_tables.py``).
+    ``cascades``: the foreign keys with actions (``cascades.py``).
     """
 
     scn: int
@@ -98,6 +99,7 @@ class MySqlResumeState:
     dropped: Mapping[str, Sequence[str]] = field(default_factory=dict)
     foreign: str | None = None
     unmet: tuple[str, ...] = ()
+    cascades: str = ""
 
     @property
     def read_from(self) -> int:
@@ -128,6 +130,7 @@ class MySqlResumeState:
                 "dropped": dict(self.dropped),
                 "foreign": self.foreign,
                 "unmet": self.unmet,
+                "cascades": self.cascades,
             }
         )
 
@@ -199,6 +202,7 @@ def decode_resume_state(text: str) -> MySqlResumeState:
             },
             document.get("foreign"),
             tuple(str(source) for source in document.get("unmet", ())),
+            str(document.get("cascades", "")),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{text[:200]!r} is no resume state of a binlog: {error}") from error

@@ -93,7 +93,7 @@ class Effects:
     the reason given.  ``revalued`` tables have all their rows still, with other values.
     ``converted`` tables hold the same rows, and the same values only if the old and the new types
     of their columns have them all.  ``dropped`` names columns that are gone, or have another name.
-    ``defined`` says that definitions may have changed.
+    ``defined`` says that definitions may have changed.  ``moved`` are old and new names, in order.
     ``needs_knowledge`` says that this is only right with all that is known of views and triggers.
     """
 
@@ -104,6 +104,7 @@ class Effects:
     defined: bool = False
     needs_knowledge: bool = False
     dropped: dict[TableName, list[str]] = field(default_factory=dict)
+    moved: list[tuple[TableName, TableName]] = field(default_factory=list)
 
 
 def effects_of(
@@ -410,6 +411,7 @@ class _Grammar:
 
     def _move(self, pairs: list[tuple[TableName, TableName]], *, is_certain: bool) -> None:
         """Tables take each other's names, one after the other."""
+        self._effects.moved = pairs
         if not is_certain or self._statement.is_of_session:
             names = [name for pair in pairs for name in pair]
             self._effects.replaced.update(dict.fromkeys(names, "it may have been renamed"))
@@ -579,4 +581,5 @@ def _folded(found: Effects, dialect: StatementDialect, captured: list[TableName]
         found.defined,
         found.needs_knowledge,
         {one(name): columns for name, columns in found.dropped.items()},
+        [(one(old), one(new)) for old, new in found.moved],
     )

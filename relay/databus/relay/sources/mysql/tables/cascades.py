@@ -7,22 +7,21 @@ parent's row is deleted, or its key changes, the content of the children is not 
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from databus.relay.sources.contract import Finding
-from databus.relay.sources.mysql.protocol import binlog_events
 from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection, ServerError
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
-from databus.relay.sources.mysql.rows.uncertain_table import TableUncertain
 from databus.relay.sources.mysql.statements.lexer import tokens_of
 from databus.relay.sources.mysql.statements.token_reader import TableName, TokenReader
-from databus.relay.sources.mysql.tables.mapped_table import MappedTable
 
 _CHECKS_OFF, _CHILDREN_LOGGED = 1 << 1, 1 << 4
 """Flags of a rows event: foreign keys were not checked, or their actions are in the binlog."""
-_ACTIONS = frozenset({"CASCADE", "SET NULL", "SET DEFAULT"})
+ACTIONS = frozenset({"CASCADE", "SET NULL", "SET DEFAULT"})
+"""What a key does to rows of the child; other words leave them."""
 _NO_SUCH_TABLE = 1146
 ConstraintName = tuple[str, str, str]
 """Schema and table of the child, and the constraint's own name."""
@@ -30,7 +29,11 @@ ConstraintName = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """A foreign key with an action.  ``columns`` are the referenced columns of the parent."""
+    """A foreign key with an action.
+
+    ``columns`` are the referenced columns of the parent; none if they are not known.  ``name`` is
+    "" if the server chose it and it is not known.
+    """
 
     name: str
     parent: TableName
@@ -42,15 +45,16 @@ class ForeignKey:
     @property
     def deletes(self) -> bool:
         """Whether a parent's DELETE changes rows of the child."""
-        return self.on_delete in _ACTIONS
+        return self.on_delete in ACTIONS
 
     @property
     def updates(self) -> bool:
         """Whether a change of the parent's key changes rows of the child."""
-        return self.on_update in _ACTIONS
+        return self.on_update in ACTIONS
 
     def __str__(self) -> str:
-        return f"{self.name} (ON DELETE {self.on_delete} ON UPDATE {self.on_update})"
+        name = self.name or "without a name"
+        return f"{name} (ON DELETE {self.on_delete} ON UPDATE {self.on_update})"
 
 
 class Cascades:
@@ -61,6 +65,14 @@ class Cascades:
         self._of_parent: dict[TableName, list[ForeignKey]] = defaultdict(list)
         for key in sorted(self.keys, key=str):
             self._of_parent[key.parent].append(key)
+        self._encoded: str | None = None
+
+    def encode(self) -> str:
+        """As JSON, to be stored; "" if there are none."""
+        if self._encoded is None:
+            keys = sorted(astuple(key) for key in self.keys)
+            self._encoded = json.dumps(keys) if keys else ""
+        return self._encoded
 
     def of(self, parent: TableName) -> Sequence[ForeignKey]:
         """The keys that refer to a table."""
@@ -78,26 +90,17 @@ class Cascades:
                     todo.append(other.child)
 
 
+def decode_cascades(text: str) -> Cascades:
+    """The keys that ``encode`` made a text of."""
+    return Cascades(
+        ForeignKey(name, tuple(parent), tuple(child), tuple(columns), on_delete, on_update)
+        for name, parent, child, columns, on_delete, on_update in json.loads(text or "[]")
+    )
+
+
 def is_logged(row_flags: int) -> bool:
     """Whether all foreign key actions of a rows event are in the binlog."""
     return bool(row_flags & (_CHECKS_OFF | _CHILDREN_LOGGED))
-
-
-def changes_columns(
-    header: binlog_events.Header, body: memoryview, mapped: MappedTable, columns: Sequence[str]
-) -> bool:
-    """Whether one of the updated rows has, or may have, another value in one of these columns."""
-    names = [column.column.name.lower() for column in mapped.columns]
-    wanted = [names.index(column.lower()) for column in columns if column.lower() in names]
-    if len(wanted) < len(columns):
-        return True
-    _, start = binlog_events.rows_event(header.type, body)
-    partial = header.type == binlog_events.EventType.PARTIAL_UPDATE_ROWS
-    try:
-        rows = mapped.rows(body, start, update=True, partial=partial)
-        return any(before[index] != after[index] for before, after in rows for index in wanted)
-    except TableUncertain:
-        return True
 
 
 def load_cascades(connection: MySqlConnection) -> Cascades:
@@ -167,7 +170,7 @@ def actions_in(definition: str, *, is_mysql: bool) -> dict[str, tuple[str, str]]
         elif name in found and reader.accept("ON"):
             event = reader.expect("DELETE", "UPDATE")
             action = " ".join(filter(None, (reader.keyword(), reader.keyword(1))))
-            action = next((one for one in _ACTIONS if action.startswith(one)), "RESTRICT")
+            action = next((one for one in ACTIONS if action.startswith(one)), "RESTRICT")
             on_delete, on_update = found[name]
             found[name] = (action, on_update) if event == "DELETE" else (on_delete, action)
         else:

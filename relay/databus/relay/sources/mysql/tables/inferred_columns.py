@@ -19,6 +19,7 @@ from databus.relay.sources.mysql.protocol.binlog_events import ENUM, SET, TableM
 from databus.relay.sources.mysql.rows.charsets import Charsets
 from databus.relay.sources.mysql.rows.uncertain_table import TableUncertain
 from databus.relay.sources.mysql.statements import Knowledge, Statement
+from databus.relay.sources.mysql.tables.cascades import Cascades
 from databus.relay.sources.mysql.tables.mysql_tables import Catalogue, MySqlTable, MySqlTableColumn
 
 NOT_READ = Knowledge(unseen="the views and triggers of the catalogue were not read")
@@ -30,13 +31,15 @@ class LookaheadResult:
 
     ``shown`` are table maps with names that come after that position and before any statement
     that can have changed their table.  If they were looked for, ``ahead`` ends as soon as they,
-    or such statements, were found.
+    or such statements, were found.  ``is_present`` says that there is no statement at all.
     """
 
     catalogue: Catalogue
     ahead: tuple[Statement, ...]
     shown: Mapping[str, bytes] = field(default_factory=dict)
     knowledge: Knowledge = NOT_READ
+    cascades: Cascades | None = None
+    is_present: bool = False
 
     def changes(self, source: str) -> list[Statement]:
         """The statements that can have changed a table."""

@@ -12,9 +12,14 @@ from databus.common.schema.source_schema import SourceSchema
 from databus.relay.sources.mysql.protocol import binlog_events
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
 from databus.relay.sources.mysql.rows.charsets import Charsets
-from databus.relay.sources.mysql.statements import Knowledge, Statement, names_in
+from databus.relay.sources.mysql.statements import (
+    Knowledge,
+    Statement,
+    StatementDialect,
+    names_in,
+)
 from databus.relay.sources.mysql.statements.token_reader import TableName, keywords
-from databus.relay.sources.mysql.tables.cascades import Cascades, ForeignKey
+from databus.relay.sources.mysql.tables.cascades import Cascades, ForeignKey, decode_cascades
 from databus.relay.sources.mysql.tables.dropped_columns import DroppedColumns
 from databus.relay.sources.mysql.tables.inferred_columns import InferredColumns, LookaheadResult
 from databus.relay.sources.mysql.tables.mapped_table import (
@@ -24,13 +29,15 @@ from databus.relay.sources.mysql.tables.mapped_table import (
     resolve_nameless,
 )
 from databus.relay.sources.mysql.tables.mysql_tables import Catalogue, MySqlTable
+from databus.relay.sources.mysql.tables.passed_keys import passed_by
 
 _OBJECTS = keywords(
     """
     trigger view function procedure package event references union database schema
+    rename drop foreign constraint
     """
 )
-"""Words of statements that may change views, triggers or foreign keys."""
+"""Words of statements that may change views, triggers or foreign keys, or their tables' names."""
 
 
 _SEQUENCE_COLUMNS = (
@@ -164,11 +171,23 @@ class KnownTables:
             binlog_events.table_map_names(memoryview(self._bodies[table_id]))[1:]
         )
 
-    def know_cascades(self, found: Cascades) -> None:
-        """Use the present foreign keys, and keep earlier ones: statements after the stream's
-        position may have dropped a key that still applies."""
-        if self.lookahead.ahead:
-            found = Cascades(found.keys | self.cascades.keys)
+    def resume_cascades(self, stored: str, found: Cascades) -> None:
+        """Use the foreign keys of an earlier stream, and those of the catalogue."""
+        self.cascades = Cascades(decode_cascades(stored).keys | found.keys)
+
+    def know_cascades(self, found: Cascades, *, is_present: bool) -> None:
+        """Use the foreign keys of the catalogue.
+
+        Unless it is of the stream's position, the known ones are retained: statements after the
+        position may have dropped a key that still applies, or renamed a parent.
+        """
+        self._use_cascades(found if is_present else Cascades(found.keys | self.cascades.keys))
+
+    def pass_keys(self, statement: Statement, dialect: StatementDialect) -> None:
+        """Change the foreign keys as a statement of the stream does."""
+        self._use_cascades(passed_by(self.cascades, statement, dialect))
+
+    def _use_cascades(self, found: Cascades) -> None:
         if found.keys != self.cascades.keys:
             self.cascades = found
             self.forget_maps()
@@ -199,7 +218,8 @@ class KnownTables:
         """The views, triggers and routines that are known at the stream's position."""
         known = self.lookahead.knowledge
         for statement in self.lookahead.ahead:
-            if _OBJECTS & names_in(statement):
+            names = names_in(statement)
+            if _OBJECTS & names or {"replace", "table"} <= names:
                 return replace(known, unseen=f"{statement} came before the catalogue was read")
         return known
 
