@@ -183,7 +183,7 @@ async def test_a_result_that_is_none_is_refused(scripted: StartServer) -> None:
         def onDataEvent(self, event: Any) -> Any:
             return True
 
-    with pytest.raises(Exception, match="no Result"):
+    with pytest.raises(Exception, match="neither a Result nor None"):
         await make(Wrong(), server.url, max_retries=1).serve()
 
 
