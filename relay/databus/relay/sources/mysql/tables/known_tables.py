@@ -34,10 +34,9 @@ from databus.relay.sources.mysql.tables.passed_keys import passed_by
 _OBJECTS = keywords(
     """
     trigger view function procedure package event references union database schema
-    rename drop foreign constraint
     """
 )
-"""Words of statements that may change views, triggers or foreign keys, or their tables' names."""
+"""Words of statements that may change views, triggers or foreign keys."""
 
 
 _SEQUENCE_COLUMNS = (
@@ -218,8 +217,7 @@ class KnownTables:
         """The views, triggers and routines that are known at the stream's position."""
         known = self.lookahead.knowledge
         for statement in self.lookahead.ahead:
-            names = names_in(statement)
-            if _OBJECTS & names or {"replace", "table"} <= names:
+            if _OBJECTS & names_in(statement):
                 return replace(known, unseen=f"{statement} came before the catalogue was read")
         return known
 
