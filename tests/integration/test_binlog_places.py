@@ -91,6 +91,7 @@ async def test_the_least_rights_are_enough_to_look_at_a_place(
 ) -> None:
     database = mariadb_database
     seen = await first_rows(database)
+    database.execute(f"DROP USER IF EXISTS {USER}")
     for statement in statements("mariadb", database.name):
         database.execute(statement.replace("orders", "t"))
     try:

@@ -32,6 +32,8 @@ def reader(request: pytest.FixtureRequest) -> Iterator[tuple[FreshDatabase, str]
     database: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
     database.execute("CREATE TABLE orders (id INT PRIMARY KEY, v INT)")
     database.execute("INSERT INTO orders VALUES (1, 10), (2, 20)")
+    if request.param != "postgres":
+        database.execute(f"DROP USER IF EXISTS {USER}")
     for statement in statements(request.param, database.name):
         database.execute(statement)
     yield database, re.sub(r"//[^@]*@", f"//{USER}:secret@", database.url)
