@@ -37,13 +37,6 @@ SEEDS = range(1, 1 + int(os.environ.get("DATABUS_ORACLE_SEEDS", "1")))
 State = dict[tuple[str, int], Row]
 
 
-@pytest.fixture(params=["mariadb", "mysql"])
-def database(request: pytest.FixtureRequest) -> FreshDatabase:
-    """An empty database; skipped, with the reason, where there is no such server."""
-    found: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
-    return found
-
-
 class Tables:
     """Tables whose columns have all the types, with rows that are written at random.
 

@@ -27,13 +27,6 @@ PECULIAR = {
 }
 
 
-@pytest.fixture(params=["mariadb", "mysql"])
-def database(request: pytest.FixtureRequest) -> FreshDatabase:
-    """An empty database; skipped, with the reason, where there is no such server."""
-    found: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
-    return found
-
-
 async def test_all_characters_are_the_servers_in_stream_and_dump(database: FreshDatabase) -> None:
     plane = "".join(chr(code) for code in range(1, 0x10000) if not 0xD800 <= code < 0xE000)
     names = (*OF_UNICODE, *PECULIAR)

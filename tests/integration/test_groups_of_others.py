@@ -18,29 +18,18 @@ from tests.support.capture import (
     database_config,
     stored_resume_state,
     streaming,
+    suspended,
 )
 from tests.support.fixtures import FreshDatabase
-from tests.support.gtids import run_elsewhere
+from tests.support.gtids import make_tables, run_elsewhere
 from tests.support.mysql_server import MySQLServer
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(params=["mariadb", "mysql"])
-def database(request: pytest.FixtureRequest) -> FreshDatabase:
-    found: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
-    return found
-
-
 def is_mariadb(database: FreshDatabase) -> bool:
     return not isinstance(database.server, MySQLServer)
-
-
-def suspended(fetcher: Fetcher) -> dict[str, str]:
-    """The reasons by table."""
-    stops = fetcher.status.source.get("stopped_tables") or {}
-    return {source: stop["why"] for source, stop in stops.items()}
 
 
 class Shop:
@@ -49,16 +38,8 @@ class Shop:
     def __init__(self, database: FreshDatabase, tmp_path: Path, **settings: Any) -> None:
         self.database, self.tmp_path = database, tmp_path
         self.table, self.fence = f"{database.name}.t", f"{database.name}.fence"
-        for name in ("parent", "private"):
-            database.execute(f"CREATE TABLE {name} (id INT PRIMARY KEY)")
-        database.execute(
-            "CREATE TABLE t (id INT PRIMARY KEY, v MEDIUMTEXT, p INT, "
-            "FOREIGN KEY (p) REFERENCES parent (id) ON DELETE CASCADE)"
-        )
-        database.execute("CREATE TABLE spare (id INT PRIMARY KEY, v MEDIUMTEXT, p INT)")
-        database.execute("CREATE TABLE fence (id INT PRIMARY KEY)")
-        database.execute("CREATE VIEW through_view AS SELECT * FROM t")
-        database.transaction("INSERT INTO parent VALUES (1)", "INSERT INTO t VALUES (1, 'a', 1)")
+        make_tables(database)
+        database.execute("CREATE TABLE private (id INT PRIMARY KEY)")
         self.config: DatabaseConfig = database_config(
             "shop", database.url, self.table, self.fence, **settings
         )

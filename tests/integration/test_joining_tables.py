@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
-import pytest
 
 from databus.common.config import Config, parse
 from databus.common.frame.frame_format import FrameSplitter, Op, iter_frames
@@ -35,13 +34,6 @@ url = "{url}"
 sources = [{sources}]
 sync_every = "20ms"
 """
-
-
-@pytest.fixture(params=["mariadb", "mysql"])
-def database(request: pytest.FixtureRequest) -> FreshDatabase:
-    """An empty database; skipped, with the reason, where there is no such server."""
-    found: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
-    return found
 
 
 def relay_config(folder: Path, database: FreshDatabase, *tables: str) -> Config:

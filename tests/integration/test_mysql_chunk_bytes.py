@@ -24,12 +24,6 @@ ROWS, ROW_BYTES, MAX_BYTES = 40, 1 << 20, 4 << 20
 MIB = 1 << 20
 
 
-@pytest.fixture(params=["mariadb", "mysql"])
-def database(request: pytest.FixtureRequest) -> FreshDatabase:
-    found: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
-    return found
-
-
 @pytest.fixture
 async def source(database: FreshDatabase) -> AsyncIterator[MySqlSource]:
     database.execute("CREATE TABLE wide (id INT PRIMARY KEY, body LONGTEXT)")

@@ -21,9 +21,10 @@ from tests.support.capture import (
     ring_state,
     stored_resume_state,
     streaming,
+    suspended,
 )
 from tests.support.fixtures import FreshDatabase
-from tests.support.gtids import run_ahead, run_under
+from tests.support.gtids import make_tables, run_ahead, run_under
 from tests.support.mariadb_stream import mariadb_config
 from tests.support.mysql_server import require
 from tests.support.waiting import eventually
@@ -71,12 +72,6 @@ async def test_what_was_written_under_a_tag_before_the_first_start_stops_nothing
     assert decode_resume_state(stored_resume_state(fetcher)).tagged
 
 
-def suspended(fetcher: Fetcher) -> dict[str, str]:
-    """The reasons by table."""
-    stops = fetcher.status.source.get("stopped_tables") or {}
-    return {source: stop["why"] for source, stop in stops.items()}
-
-
 CHANGES = {
     "rows": ["INSERT INTO t VALUES (2, REPEAT('b', 3000000), NULL), (3, 'c', NULL)"],
     "compressed": ["SET binlog_transaction_compression = ON", "UPDATE t SET v = 'e'"],
@@ -108,15 +103,7 @@ async def test_a_captured_table_that_is_changed_under_a_tag_is_suspended_alone(
 ) -> None:
     database, name = mysql_database, mysql_database.name
     require(database.server, "tags of GTIDs", 8, 3)
-    database.execute("CREATE TABLE parent (id INT PRIMARY KEY)")
-    database.execute(
-        "CREATE TABLE t (id INT PRIMARY KEY, v MEDIUMTEXT, p INT, "
-        "FOREIGN KEY (p) REFERENCES parent (id) ON DELETE CASCADE)"
-    )
-    database.execute("CREATE TABLE spare (id INT PRIMARY KEY, v MEDIUMTEXT, p INT)")
-    database.execute("CREATE TABLE fence (id INT PRIMARY KEY)")
-    database.execute("CREATE VIEW through_view AS SELECT * FROM t")
-    database.transaction("INSERT INTO parent VALUES (1)", "INSERT INTO t VALUES (1, 'a', 1)")
+    make_tables(database)
     config = database_config("shop", database.url, f"{name}.t", f"{name}.fence")
     folder = tmp_path / "shop"
 

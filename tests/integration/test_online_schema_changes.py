@@ -38,12 +38,6 @@ STILL_ROWS = 4000
 """Rows that no writer touches; the writers' own are below."""
 
 
-@pytest.fixture(params=["mariadb", "mysql"])
-def database(request: pytest.FixtureRequest) -> FreshDatabase:
-    found: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
-    return found
-
-
 @pytest.fixture(params=["pt-online-schema-change", "gh-ost"])
 def tool(request: pytest.FixtureRequest) -> str:
     name: str = request.param

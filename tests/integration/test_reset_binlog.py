@@ -19,13 +19,6 @@ from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import eventually
 
 
-@pytest.fixture(params=["mariadb", "mysql"])
-def database(request: pytest.FixtureRequest) -> FreshDatabase:
-    """An empty database; skipped, with the reason, where there is no such server."""
-    found: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
-    return found
-
-
 def reset(database: FreshDatabase) -> None:
     is_mysql = database.url.startswith("mysql")
     database.execute("RESET BINARY LOGS AND GTIDS" if is_mysql else "RESET MASTER")

@@ -35,12 +35,6 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(params=["mariadb", "mysql"])
-def database(request: pytest.FixtureRequest) -> FreshDatabase:
-    found: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
-    return found
-
-
 class Session:
     """One session of the application."""
 

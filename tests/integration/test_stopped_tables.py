@@ -43,12 +43,6 @@ UNREAD = {
 }
 
 
-@pytest.fixture(params=["mariadb", "mysql"])
-def database(request: pytest.FixtureRequest) -> FreshDatabase:
-    found: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
-    return found
-
-
 def session(database: FreshDatabase, *statements: str) -> None:
     connection = database.server.connect(database.name)
     try:

@@ -21,12 +21,6 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(params=["mariadb", "mysql"])
-def database(request: pytest.FixtureRequest) -> FreshDatabase:
-    found: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
-    return found
-
-
 TAKEN = {
     "from a schema that is not captured": "RENAME TABLE {other}.x TO met",
     "from a captured name": "RENAME TABLE t TO met",

@@ -31,11 +31,10 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(params=["mariadb", "mysql"])
-def database(request: pytest.FixtureRequest) -> FreshDatabase:
-    found: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
-    found.execute("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(2000))")
-    return found
+@pytest.fixture
+def database(database: FreshDatabase) -> FreshDatabase:
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(2000))")
+    return database
 
 
 @pytest.fixture

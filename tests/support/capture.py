@@ -75,8 +75,14 @@ async def failed_with(fetcher: Fetcher, code: str, timeout_s: float = 90.0) -> s
 
 
 def stored_resume_state(fetcher: Fetcher) -> str:
-    """What is on disk of the source's memo; empty while there is none."""
+    """The source's resume state on disk; empty while there is none."""
     return (read_document(fetcher.folder.resume_state) or b"").decode()
+
+
+def suspended(fetcher: Fetcher) -> dict[str, str]:
+    """The reasons by suspended table, as the status has them."""
+    stops = fetcher.status.source.get("stopped_tables") or {}
+    return {source: stop["why"] for source, stop in stops.items()}
 
 
 @dataclass

@@ -9,6 +9,20 @@ from tests.support.fixtures import FreshDatabase
 from tests.support.mysql_server import MySQLServer
 
 
+def make_tables(database: FreshDatabase) -> None:
+    """``t`` with a parent that cascades into it, a view of it, ``spare`` with the same columns, and
+    ``fence``, whose rows show how far a stream has come."""
+    database.execute("CREATE TABLE parent (id INT PRIMARY KEY)")
+    database.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, v MEDIUMTEXT, p INT, "
+        "FOREIGN KEY (p) REFERENCES parent (id) ON DELETE CASCADE)"
+    )
+    database.execute("CREATE TABLE spare (id INT PRIMARY KEY, v MEDIUMTEXT, p INT)")
+    database.execute("CREATE TABLE fence (id INT PRIMARY KEY)")
+    database.execute("CREATE VIEW through_view AS SELECT * FROM t")
+    database.transaction("INSERT INTO parent VALUES (1)", "INSERT INTO t VALUES (1, 'a', 1)")
+
+
 def run_under(database: FreshDatabase, gtid_next: str, *statements: str) -> None:
     """Run statements in a session that takes its GTIDs from ``gtid_next``."""
     connection = database.server.connect(database.name)

@@ -84,7 +84,7 @@ class Fetcher:
         I4. No reader delays a database: only what another relay sends may be blocked.
         I5. After a failed sync of the ring ``run`` ends; opening the ring again verifies the rest.
 
-        Owner: one event loop; its ring's lock excludes a second fetcher.
+    Owner: one event loop; its ring's lock excludes a second fetcher.
     Durability: at most ``sync_every`` after a window was appended it is on disk.
     """
 

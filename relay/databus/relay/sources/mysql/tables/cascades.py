@@ -20,7 +20,7 @@ from databus.relay.sources.mysql.statements.token_reader import TableName, Token
 
 _CHECKS_OFF, _CHILDREN_LOGGED = 1 << 1, 1 << 4
 """Flags of a rows event: foreign keys were not checked, or their actions are in the binlog."""
-ACTIONS = frozenset({"CASCADE", "SET NULL", "SET DEFAULT"})
+_ACTIONS = frozenset({"CASCADE", "SET NULL", "SET DEFAULT"})
 """What a key does to rows of the child; other words leave them."""
 _NO_SUCH_TABLE = 1146
 ConstraintName = tuple[str, str, str]
@@ -45,12 +45,12 @@ class ForeignKey:
     @property
     def deletes(self) -> bool:
         """Whether a parent's DELETE changes rows of the child."""
-        return self.on_delete in ACTIONS
+        return self.on_delete in _ACTIONS
 
     @property
     def updates(self) -> bool:
         """Whether a change of the parent's key changes rows of the child."""
-        return self.on_update in ACTIONS
+        return self.on_update in _ACTIONS
 
     def __str__(self) -> str:
         name = self.name or "without a name"
@@ -167,15 +167,22 @@ def actions_in(definition: str, *, is_mysql: bool) -> dict[str, tuple[str, str]]
             name = reader.identifier()
             if reader.accept("FOREIGN", "KEY"):
                 found[name] = ("RESTRICT", "RESTRICT")
-        elif name in found and reader.accept("ON"):
-            event = reader.expect("DELETE", "UPDATE")
-            action = " ".join(filter(None, (reader.keyword(), reader.keyword(1))))
-            action = next((one for one in ACTIONS if action.startswith(one)), "RESTRICT")
-            on_delete, on_update = found[name]
-            found[name] = (action, on_update) if event == "DELETE" else (on_delete, action)
+        elif name in found and reader.keyword() == "ON":
+            found[name] = read_actions(reader)
         else:
             reader.at += 1
     return found
+
+
+def read_actions(reader: TokenReader) -> tuple[str, str]:
+    """The actions on DELETE and on UPDATE at the reader; RESTRICT for those that leave rows."""
+    found = {"DELETE": "RESTRICT", "UPDATE": "RESTRICT"}
+    while reader.accept("ON"):
+        event = reader.expect("DELETE", "UPDATE")
+        action = " ".join(filter(None, (reader.keyword(), reader.keyword(1))))
+        found[event] = next((one for one in _ACTIONS if action.startswith(one)), "RESTRICT")
+        reader.at += 2 if action.startswith(("SET ", "NO ")) else 1
+    return found["DELETE"], found["UPDATE"]
 
 
 def cascade_findings(connection: MySqlConnection, settings: MySqlSettings) -> list[Finding]:

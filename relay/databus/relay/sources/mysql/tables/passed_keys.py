@@ -1,4 +1,4 @@
-"""The foreign keys with actions behind a statement of the binlog.
+"""The foreign keys with actions after a statement of the binlog.
 
 The catalogue has the keys of the moment at which it is read.  Between that moment and the stream's
 position a table may be renamed or a key dropped.  So the keys of the stream's position are those of
@@ -19,7 +19,7 @@ from databus.relay.sources.mysql.statements import (
     tokens_of,
 )
 from databus.relay.sources.mysql.statements.token_reader import TableName, TokenReader
-from databus.relay.sources.mysql.tables.cascades import ACTIONS, Cascades, ForeignKey
+from databus.relay.sources.mysql.tables.cascades import Cascades, ForeignKey, read_actions
 
 _WORDS = frozenset({"references", "rename", "drop", "replace"})
 
@@ -102,11 +102,4 @@ def _reference(child: TableName, name: str, reader: TokenReader) -> ForeignKey:
                 columns.append(reader.identifier())
     if reader.accept("MATCH"):
         reader.at += 1
-    actions = {"DELETE": "RESTRICT", "UPDATE": "RESTRICT"}
-    while reader.accept("ON"):
-        event = reader.expect("DELETE", "UPDATE")
-        action = " ".join(filter(None, (reader.keyword(), reader.keyword(1))))
-        found = next((one for one in ACTIONS if action.startswith(one)), "RESTRICT")
-        actions[event] = found
-        reader.at += 2 if action.startswith(("SET ", "NO ")) else 1
-    return ForeignKey(name, parent, child, tuple(columns), actions["DELETE"], actions["UPDATE"])
+    return ForeignKey(name, parent, child, tuple(columns), *read_actions(reader))
