@@ -71,8 +71,8 @@ def compare(
 def show(result: DemoResult, console: Console) -> None:
     """Print it, with numbers."""
     table = Table(title="\nThe result", title_justify="left")
-    for column in ("", "rows", "events", "went", "rows that differ"):
-        table.add_column(column, justify="left" if column in ("", "went") else "right")
+    for column in ("", "rows", "events", "read from @ scn", "rows that differ"):
+        table.add_column(column, justify="left" if column in ("", "read from @ scn") else "right")
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in result.kinds.items())
     table.add_row("source", f"{result.source_rows:,}", "", f"{result.transactions:,} tx", "")
     for consumer in result.consumers:
