@@ -207,9 +207,9 @@ async def test_a_resume_state_of_an_earlier_version_takes_older_groups_for_read(
     async with capturing(shop.config, tmp_path) as fetcher:
         await streaming(fetcher)
         await shop.passed()
-    memo = decode_resume_state(stored_resume_state(fetcher))
-    assert memo.foreign is not None
-    text = memo.encode()
+    stored = decode_resume_state(stored_resume_state(fetcher))
+    assert stored.foreign is not None
+    text = stored.encode()
     assert decode_resume_state(text.replace('"foreign"', '"other"')).foreign is None
 
 

@@ -202,7 +202,7 @@ class Storm:
             self.tally.known[why] += 1
             return
         self.failures.append(failure)
-        print(told(failure, self.server), flush=True)
+        print(report_of(failure, self.server), flush=True)
 
     def replay(self, steps: list[Step], *, is_finished: bool = False) -> Difference | None:
         """What a script gives; ``is_finished``: suspended tables come back at its end."""
@@ -263,7 +263,7 @@ def told_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {n}" for name, n in sorted(counts.items())) or "none"
 
 
-def told(failure: Failure, server: str) -> str:
+def report_of(failure: Failure, server: str) -> str:
     """A failure for people: one line that says all, and what belongs to it."""
     steps = "\n".join(f"    {step}" for step in failure.steps)
     found = failure.found

@@ -80,8 +80,8 @@ def beginning_for(
 ) -> Beginning:
     """The last known location at or before the events that ``resume_state`` needs.
 
-    That is the memo's own, or else the beginning of a file before which nothing is unread.  Where
-    that file was purged it is the first one, if it begins at or before the memo's position.
+    That is the resume state's own, or else the beginning of a file before which nothing is unread.
+    If that file was purged it is the first one, if it begins at or before that position.
 
     Raises:
         SourcePositionLost: every file begins later, or the server has not come that far.

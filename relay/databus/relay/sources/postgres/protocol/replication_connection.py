@@ -453,8 +453,8 @@ class ReplicationConnection:
             )
 
     async def _is_idle(self) -> str:
-        """Why no answer is to be expected; "" if the server works on it.  It is asked over a
-        connection of its own."""
+        """Why no answer is to be expected; "" if the server works on it.  The question goes over
+        another connection."""
         other = ReplicationConnection(self._settings)
         try:
             async with asyncio.timeout(_ANSWER_S):
