@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -210,36 +210,35 @@ def assert_as_the_server_says(
     return asked
 
 
-async def changes_both_ways(
-    database: FreshDatabase, start: int, zero_dates: str
-) -> list[tuple[int, Change]]:
-    """What the kernel reads behind an SCN; the Python decoder reads the same bytes."""
+async def changes_both_ways(source: MySqlSource, start: int) -> list[tuple[int, Change]]:
+    """What the kernel reads after an SCN; the Python decoder reads the same bytes."""
     by_hand = MappedTable.rows
 
     def rows(self: MappedTable, *arguments: Any, **options: Any) -> Any:
         assert not self.schema.source.endswith((".kernel", ".dates")), "the kernel reads them all"
         return by_hand(self, *arguments, **options)
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MappedTable, "rows", rows)
+        streamed = await read_to_end(source, start)
+    source.use_kernels = False
+    assert bytes((await read_to_end(source, start)).data) == bytes(streamed.data)
+    return changes_of(streamed)
+
+
+@contextlib.asynccontextmanager
+async def reading(
+    database: FreshDatabase, zero_dates: str
+) -> AsyncIterator[tuple[MySqlSource, int]]:
+    """A source that is open before the tables are written, and where it starts.
+
+    The history of the server has statements of other tests, which may have changed any table.
+    """
     options: dict[str, Any] = {"zero_dates": zero_dates}
     source = MySqlSource(mariadb_config(database.url, f"{database.name}.*", options=options))
     await source.open()
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(MappedTable, "rows", rows)
-            streamed = await read_to_end(source, start)
-        source.use_kernels = False
-        assert bytes((await read_to_end(source, start)).data) == bytes(streamed.data)
-    finally:
-        await source.close()
-    return changes_of(streamed)
-
-
-async def place_of(database: FreshDatabase) -> tuple[int, dict[str, Any]]:
-    """Where the binlog ends, for us and for the library."""
-    source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
-    await source.open()
-    try:
-        return await source.first_scn(), position_of(database)
+        yield source, await source.first_scn()
     finally:
         await source.close()
 
@@ -254,11 +253,12 @@ async def test_all_types_are_read_as_the_other_decoder_reads_them(
     kernel = [one for one in known if is_in_the_kernel(server, one[0]) and one not in refused]
     plain = [one for one in known if one not in refused and one not in kernel]
     tables = Tables(database, random.Random(seed), kernel=kernel, plain=plain, refused=refused)
-    start, place = await place_of(database)
-    tables.write()
-    ours = await changes_both_ways(database, start, "error")
+    position = position_of(database)
+    async with reading(database, "error") as (source, start):
+        tables.write()
+        ours = await changes_both_ways(source, start)
     assert assert_as_the_server_says(ours, tables, "error") > 100
-    theirs = changes_read_by_the_other(database, place, tables.types, without=("refused",))
+    theirs = changes_read_by_the_other(database, position, tables.types, without=("refused",))
     read_alike = [change for _, change in ours if change[0] != "refused"]
     assert_read_alike(read_alike, theirs, tables, "error")
 
@@ -272,10 +272,11 @@ async def test_dates_with_zeros_are_where_the_other_decoder_has_none(
         for column_type in ("date", "datetime", "datetime(1)", "datetime(6)")
     ] + [(column_type, [("0", None)]) for column_type in ("timestamp null", "timestamp(3) null")]
     tables = Tables(database, random.Random(seed), dates=dates, zeros=0.3)
-    start, place = await place_of(database)
-    tables.write()
-    theirs = changes_read_by_the_other(database, place, tables.types)
-    for zero_dates in ("null", "text"):
-        ours = await changes_both_ways(database, start, zero_dates)
+    position = position_of(database)
+    async with reading(database, "null") as null, reading(database, "text") as text:
+        tables.write()
+        read = {"null": await changes_both_ways(*null), "text": await changes_both_ways(*text)}
+    theirs = changes_read_by_the_other(database, position, tables.types)
+    for zero_dates, ours in read.items():
         assert assert_as_the_server_says(ours, tables, zero_dates) > 50
         assert_read_alike([change for _, change in ours], theirs, tables, zero_dates)

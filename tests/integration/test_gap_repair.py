@@ -16,6 +16,7 @@ import pytest
 
 from databus.cli.demo.shop import Shop
 from tests.support.fixtures import FreshDatabase
+from tests.support.own_servers import mariadb  # noqa: F401  fixtures
 from tests.support.processes import Processes
 from tests.support.system import System, server_shop, wait_for
 from tests.support.waiting import PATIENCE, eventually_sync

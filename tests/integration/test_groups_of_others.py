@@ -23,6 +23,7 @@ from tests.support.capture import (
 from tests.support.fixtures import FreshDatabase
 from tests.support.gtids import make_tables, run_elsewhere
 from tests.support.mysql_server import MySQLServer
+from tests.support.own_servers import mariadb, mysql  # noqa: F401  fixtures
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -29,6 +29,7 @@ from tests.support.mariadb_stream import (
     read_to_end,
     sql_rows,
 )
+from tests.support.own_servers import mariadb  # noqa: F401  fixtures
 from tests.support.waiting import PATIENCE, eventually_sync
 
 Proxies = Callable[[str, int], Awaitable[FaultyProxy]]

@@ -27,6 +27,7 @@ from tests.support.fixtures import FreshDatabase
 from tests.support.gtids import make_tables, run_ahead, run_under
 from tests.support.mariadb_stream import mariadb_config
 from tests.support.mysql_server import require
+from tests.support.own_servers import mysql  # noqa: F401  fixtures
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(120)

@@ -26,6 +26,7 @@ from tests.support.fixtures import FreshDatabase
 from tests.support.gtids import purge_all_but_last, run_under
 from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end
 from tests.support.mysql_server import require
+from tests.support.own_servers import mysql  # noqa: F401  fixtures
 from tests.support.waiting import PATIENCE
 
 

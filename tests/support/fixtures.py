@@ -133,7 +133,7 @@ def pytest_runtest_makereport(
     return report
 
 
-def _skip_if_unwanted() -> None:
+def skip_if_unwanted() -> None:
     if os.environ.get("DATABUS_TEST_SKIP_SERVERS") == "1":
         pytest.skip("DATABUS_TEST_SKIP_SERVERS=1")
 
@@ -149,7 +149,7 @@ def _data_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDBServer]:
     """A private MariaDB for the whole run."""
-    _skip_if_unwanted()
+    skip_if_unwanted()
     with MariaDBServer(tmp_path_factory.mktemp("mariadb") / "server") as server:
         _versions.add(f"MariaDB {server.version}")
         yield server
@@ -158,7 +158,7 @@ def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDBServer]
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
     """A private PostgreSQL for the whole run."""
-    _skip_if_unwanted()
+    skip_if_unwanted()
     with PostgresServer(tmp_path_factory.mktemp("postgres") / "server") as server:
         _versions.add(f"PostgreSQL {server.version}")
         yield server
@@ -182,7 +182,7 @@ def mariadb_database(mariadb: MariaDBServer) -> Iterator[FreshDatabase]:
 @pytest.fixture(scope="session")
 def mysql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MySQLServer]:
     """A private MySQL for the whole run; the only server that a machine may be without."""
-    _skip_if_unwanted()
+    skip_if_unwanted()
     try:
         mysql_launcher()
     except MissingDependency as error:

@@ -5,39 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
 import pytest
 
-from databus.common.errors import MissingDependency
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Op
 from databus.relay.ring.ring import Ring
 from databus.relay.ring.ring_format import DATA_OFFSET, RING_NAME
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.fixtures import FreshDatabase
-from tests.support.gtids import run_under
-from tests.support.mysql_server import MySQLServer, mysql_launcher, require
+from tests.support.gtids import run_elsewhere, run_under
+from tests.support.mysql_server import MySQLServer, require
+from tests.support.own_servers import mariadb, mysql  # noqa: F401  fixtures
 from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore:.* is deprecated, use:DeprecationWarning"),
 ]
-
-
-@pytest.fixture(scope="module")
-def mysql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MySQLServer]:
-    """A server without the tagged GTIDs that other tests leave, which the library does not read."""
-    try:
-        mysql_launcher()
-    except MissingDependency as error:
-        pytest.skip(error.message)
-    with MySQLServer(tmp_path_factory.mktemp("inspected") / "server") as server:
-        yield server
 
 
 @pytest.fixture(params=["mariadb", "mysql"])
@@ -102,6 +90,19 @@ def test_a_ring_that_was_captured_equals_what_the_other_library_reads(
     assert document["transactions_not_compared"] == {}
 
 
+def test_groups_of_another_domain_that_the_server_has_purged_are_not_needed(
+    mariadb_database: FreshDatabase, databus: Any, tmp_path: Path
+) -> None:
+    database = mariadb_database
+    run_elsewhere(database, "CREATE TABLE elsewhere (id INT PRIMARY KEY)")
+    for _ in range(2):
+        database.execute("FLUSH BINARY LOGS")
+    last = database.execute("SHOW BINARY LOGS")[-1][0]
+    database.execute(f"PURGE BINARY LOGS TO '{last}'")
+    config = asyncio.run(captured(database, tmp_path))
+    assert (done := inspected(databus, config)).code == 0, done.err
+
+
 def test_rows_that_differ_are_named_and_the_exit_code_is_1(
     database: FreshDatabase, databus: Any, tmp_path: Path
 ) -> None:
@@ -150,9 +151,9 @@ def test_a_range_and_what_the_library_does_not_read(
 
 
 def test_a_server_with_tagged_gtids_is_refused_in_one_line(
-    mysql: MySQLServer, databus: Any, tmp_path: Path
+    mysql_database: FreshDatabase, databus: Any, tmp_path: Path
 ) -> None:
-    require(mysql, "tags of GTIDs", 8, 3)
+    require(mysql_database.server, "tags of GTIDs", 8, 3)
     with MySQLServer(tmp_path / "tagged") as server:
         server.create_database("shop")
         database = FreshDatabase(server, "shop")

@@ -178,10 +178,15 @@ def _stored(view: FrameView, registry: RegistryReader) -> StoredChange:
 
 
 def _behind(gtid: str, connection: MySqlConnection) -> dict[str, Any]:
-    """The library's position behind a transaction."""
+    """The library's position after a transaction.
+
+    It is after everything of other servers and domains: the server may have purged that.
+    """
     server, number = _server_of(gtid), _number_of(gtid)
     if ":" not in gtid:
-        return {"auto_position": gtid, "is_mariadb": True}
+        newest = str(connection.row("SELECT @@global.gtid_binlog_pos")[0] or "").split(",")
+        others = [one for one in newest if one and _server_of(one) != server]
+        return {"auto_position": ",".join([gtid, *others]), "is_mariadb": True}
     executed = executed_gtids(connection)
     if tagged := [name for name in executed if ":" in name]:
         raise UnsupportedChange(
