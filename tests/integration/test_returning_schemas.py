@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from databus.common.config import BootstrapConfig, parse
 from databus.relay.local_relay import LocalRelay
 from databus.relay.ring.schema_registry import RegistryReader
 from tests.relay.dumps.test_resync import words
+from tests.storm.replica import RingReplica
 from tests.support.capture import PACE, upserted
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import eventually
@@ -136,53 +137,104 @@ AGAIN = ("ALTER TABLE t ADD COLUMN c INT", "INSERT INTO t (id, c) VALUES (5, 50)
 async def test_a_column_that_is_dropped_and_added_again_shows_no_old_values(
     product: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    url, namespace, execute = opened(product, request, tmp_path)
-    execute("CREATE TABLE t (id INT NOT NULL PRIMARY KEY, c INT)")
-    source, ring = f"{namespace}.t", tmp_path / "relay" / "shop"
-    async with contextlib.AsyncExitStack() as ending:
-        config = parse(CONFIG.format(url=url, namespace=namespace), folder=tmp_path)
-        relay = await ending.enter_async_context(LocalRelay(config, pace=PACE))
-        await relay.ready(120)
-        settings = BootstrapConfig(
-            data_dir=tmp_path / "bootstrap", relays=(relay.url,), databases=("shop",)
-        )
-        logs = OpenLogs(writes=True)
-        writing = asyncio.create_task(write_logs(settings, logs, asyncio.Event()))
-        ending.push_async_callback(ended, writing, logs)
-        log = logs.to_write(tmp_path / "bootstrap" / "shop" / "log")
-
-        def seeded() -> bool:
-            seeding = {} if log.is_new() else log.note("seeding") or {}
-            return bool(seeding.get(source, {}).get("state") == "seeded")
-
-        def names(count: int) -> bool:
-            reader = RegistryReader(ring / "schemas.jsonl")
-            reader.refresh()
-            latest = reader.schemas.latest(source)
-            return latest is not None and len(latest.columns) == count
-
-        await eventually(seeded, 60, "the copy is seeded")
-        for statements, columns in ((OLD, 2), (DROPPED, 1), (AGAIN, 2)):
-            for statement in statements:
-                await asyncio.to_thread(execute, statement)
-            await eventually(partial(names, columns), 60, statements[0])
-
-        def followed() -> bool:
-            states = [state for table, state in words(ring) if table == source]
-            return "suspended" in states and states[-1] == "followed"
-
-        await eventually(followed, 60, "it was suspended and is followed again", poll_s=0.2)
+    async with copied(product, request, tmp_path) as verify:
+        source, ring = await changed(product, request, tmp_path, OLD, DROPPED, AGAIN)
         rows, letters = upserted(ring, source)
         assert {key: row.get("c") for (key,), row in rows.items()} == {
             1: None, 2: None, 3: None, 4: None, 5: 50,
         }  # fmt: skip
         assert "t" not in letters, "no row came or went"
-        store = Store(tmp_path / "bootstrap" / "shop")
-        copy = LocalCopy(StoredDatabase("shop", tmp_path / "bootstrap" / "shop", logs, store))
-        async with HttpPeer(relay.url, "shop") as peer:
-            report = await Verifier(peer, copy).verify(source)
-        assert report.is_equal, report.to_json()
-        assert report.rows == 5
+        assert await verify(source) == 5
+
+
+AGAIN_WITH_10 = (
+    "ALTER TABLE t ADD COLUMN c INT DEFAULT 10",
+    "INSERT INTO t (id, c) VALUES (5, 50)",
+)
+
+
+@pytest.mark.parametrize("product", ["mariadb", "mysql", "postgres", "sqlite"])
+async def test_a_value_that_comes_back_with_its_column_is_sent_to_readers_that_dropped_it(
+    product: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The copy has the value of row 1 from before, so the comparison alone finds it equal."""
+    async with copied(product, request, tmp_path) as verify:
+        source, ring = await changed(product, request, tmp_path, OLD, DROPPED, AGAIN_WITH_10)
+        replica = RingReplica(ring)
+        replica.read()
+        rows = replica.tables[source].rows
+        replica.close()
+        assert {key: held.values.get("c") for (key,), held in rows.items()} == {
+            1: 10, 2: 10, 3: 10, 4: 10, 5: 50,
+        }  # fmt: skip
+        assert await verify(source) == 5
+
+
+@contextlib.asynccontextmanager
+async def copied(
+    product: str, request: pytest.FixtureRequest, folder: Path
+) -> AsyncIterator[Callable[[str], Awaitable[int]]]:
+    """A table t, a relay and a bootstrap's log that has it.
+
+    Yields a function that compares a table with the copy, which must be equal, and returns the
+    number of its rows.
+    """
+    url, namespace, execute = opened(product, request, folder)
+    execute("CREATE TABLE t (id INT NOT NULL PRIMARY KEY, c INT)")
+    source = f"{namespace}.t"
+    async with contextlib.AsyncExitStack() as ending:
+        config = parse(CONFIG.format(url=url, namespace=namespace), folder=folder)
+        relay = await ending.enter_async_context(LocalRelay(config, pace=PACE))
+        await relay.ready(120)
+        settings = BootstrapConfig(
+            data_dir=folder / "bootstrap", relays=(relay.url,), databases=("shop",)
+        )
+        logs = OpenLogs(writes=True)
+        writing = asyncio.create_task(write_logs(settings, logs, asyncio.Event()))
+        ending.push_async_callback(ended, writing, logs)
+        log = logs.to_write(folder / "bootstrap" / "shop" / "log")
+
+        def seeded() -> bool:
+            seeding = {} if log.is_new() else log.note("seeding") or {}
+            return bool(seeding.get(source, {}).get("state") == "seeded")
+
+        async def verify(source: str) -> int:
+            store = Store(folder / "bootstrap" / "shop")
+            copy = LocalCopy(StoredDatabase("shop", folder / "bootstrap" / "shop", logs, store))
+            async with HttpPeer(relay.url, "shop") as peer:
+                report = await Verifier(peer, copy).verify(source)
+            assert report.is_equal, report.to_json()
+            return report.rows
+
+        await eventually(seeded, 60, "the copy is seeded")
+        yield verify
+
+
+async def changed(
+    product: str, request: pytest.FixtureRequest, folder: Path, *steps: Sequence[str]
+) -> tuple[str, Path]:
+    """Run statements, each step once the stream names the columns of the one before; wait until
+    the table was suspended and is followed again.  Returns the source and the ring's folder."""
+    _, namespace, execute = opened(product, request, folder)
+    source, ring = f"{namespace}.t", folder / "relay" / "shop"
+
+    def names(count: int) -> bool:
+        reader = RegistryReader(ring / "schemas.jsonl")
+        reader.refresh()
+        latest = reader.schemas.latest(source)
+        return latest is not None and len(latest.columns) == count
+
+    for statements, columns in zip(steps, (2, 1, 2), strict=True):
+        for statement in statements:
+            await asyncio.to_thread(execute, statement)
+        await eventually(partial(names, columns), 60, statements[0])
+
+    def followed() -> bool:
+        states = [state for table, state in words(ring) if table == source]
+        return "suspended" in states and states[-1] == "followed"
+
+    await eventually(followed, 60, "it was suspended and is followed again", poll_s=0.2)
+    return source, ring
 
 
 def opened(

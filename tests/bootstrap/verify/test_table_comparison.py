@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from databus.bootstrap.verify.table_comparison import (
     KeyRange,
+    ReturnedColumns,
     TableComparison,
     TableDigests,
     WantedFrames,
     compare_row,
     folded,
 )
+from databus.common.checkpoint import Position
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Op, pack_bitmap, pack_frame
 from databus.common.schema.source_schema import Column, Kind, SchemaSet, SourceSchema
@@ -170,3 +172,22 @@ def test_a_row_of_an_older_schema_equals_the_same_row_with_a_null_in_the_new_col
     filled = WIDER.encode_row([1, "a", 0.5, "by default"])
     assert compare_row(same, views, SCHEMAS, WIDER) == (TableComparison.EQUAL, [])
     assert compare_row(filled, views, SCHEMAS, WIDER) == (TableComparison.CHANGED, ["note"])
+
+
+def test_a_row_that_is_equal_differs_if_a_reader_may_lack_its_returned_columns() -> None:
+    """Unless the column is null, or the row was written again since."""
+    rows: Rows = {1: ("a", 0.5), 2: (None, 0.5), 3: ("a", 0.5)}
+    digests = digests_of(rows)
+    digests.returned = ReturnedColumns(("name",), Position(4, 9))
+    copy = packed(1, rows[1]) + packed(2, rows[2]) + packed(3, rows[3], scn=5)
+    digests.observe(frame_format.scan(copy), memoryview(copy), SCHEMAS)
+    assert digests.candidates == {key(1)}
+    results = {}
+    for view in frame_format.iter_frames(copy):
+        content = bytes(view.after or b"")
+        results[bytes(view.key)] = compare_row(content, [view], SCHEMAS, ITEMS, digests.returned)
+    assert results == {
+        key(1): (TableComparison.CHANGED, ["name"]),
+        key(2): (TableComparison.EQUAL, []),
+        key(3): (TableComparison.EQUAL, []),
+    }

@@ -18,6 +18,9 @@ OPERATOR = "verify"
 class TableClaim:
     """One table, claimed at the relay that it is compared with.
 
+    ``returned``: the columns that the stream dropped from the table and has again.  A reader that
+    dropped them lacks their values, also where the copy has the value of the source.
+
     Owner: one task.  A claim that is neither ended nor followed by reads expires at the relay.
     """
 
@@ -25,6 +28,7 @@ class TableClaim:
         self._relay = relay
         self._source = source
         self._by = by
+        self.returned: list[str] = []
 
     async def take(self) -> None:
         """Claim the table; a table that is followed needs no claim.
@@ -41,6 +45,7 @@ class TableClaim:
                 + (f" by {state['by']}" if state.get("by") else "")
                 + f": {state.get('cure', 'try again')}"
             )
+        self.returned = answer.get("returned", [])
 
     async def done(self) -> bool:
         """Report that the table was compared and repaired; whether the relay follows it now."""

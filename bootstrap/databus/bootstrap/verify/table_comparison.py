@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from databus.common.checkpoint import ORIGIN, Position
 from databus.common.compiled.xxh3 import xxh3_64_of_each
 from databus.common.errors import DatabusError
 from databus.common.frame import frame_format
@@ -47,6 +48,27 @@ class KeyRange:
     upto: list[Any] | None
 
 
+@dataclass(frozen=True, slots=True)
+class ReturnedColumns:
+    """Columns that a table had, lost and has again, all before ``until``: see docs/decisions/0057.
+
+    A reader that dropped them has NULL where a row was not written again, whatever the copy has.
+    """
+
+    names: tuple[str, ...] = ()
+    until: Position = ORIGIN
+
+    def are_lost(self, frames: Sequence[FrameView], row: dict[str, Any]) -> bool:
+        """Whether a reader may lack values that ``row``, the state after ``frames``, has."""
+        if all(row.get(name) is None for name in self.names):
+            return False
+        whole = [view.position for view in frames if not view.flags & Flag.PARTIAL]
+        return not whole or whole[-1] <= self.until
+
+
+NONE_RETURNED = ReturnedColumns()
+
+
 class TableDigests:
     """The digests of a table's rows, chunk by chunk, and which of them a copy has.
 
@@ -62,6 +84,7 @@ class TableDigests:
     def __init__(self) -> None:
         self.ranges: list[KeyRange] = []
         self.candidates: set[bytes] = set()
+        self.returned = NONE_RETURNED
         self.has_other_keys = False
         self._parts: list[npt.NDArray[np.uint64]] = []
         self._schemas: list[SourceSchema] = []
@@ -129,6 +152,11 @@ class TableDigests:
             indices = at[equal]
             same = (self._digests[indices] == digests) & ~self._shared[indices]
             equal[equal] = same & self._are_alike(columns.schema_fp[equal], indices, schemas)
+        if self.returned.names:
+            for index in np.flatnonzero(equal).tolist():
+                view = frame_format.trusted_frame(data, int(columns.offset[index]))
+                row = schemas.by_fingerprint(view.schema_fp).decode_row(view.after or b"")
+                equal[index] = not self.returned.are_lost([view], row)
         for index in np.flatnonzero(~equal & (columns.op < FIRST_CONTROL_OP)).tolist():
             start = int(columns.offset[index]) + HEADER_BYTES
             self.candidates.add(bytes(data[start : start + int(columns.key_len[index])]))
@@ -201,6 +229,7 @@ def compare_row(
     copy: Sequence[FrameView],
     schemas: SchemaSet,
     schema: SourceSchema,
+    returned: ReturnedColumns = NONE_RETURNED,
 ) -> tuple[TableComparison, list[str]]:
     """Compare one row, both sides read around one moment; returns also the unequal columns."""
     row = folded(copy, schemas, schema)
@@ -210,6 +239,8 @@ def compare_row(
         return TableComparison.MISSING, []
     try:
         if schema.encode_row(row) == source_row:
+            if returned.are_lost(copy, row):
+                return TableComparison.CHANGED, list(returned.names)
             return TableComparison.EQUAL, []
     except DatabusError:
         pass  # A column that may not be null any more has no value in an old row.

@@ -22,6 +22,7 @@ import numpy as np
 from databus.bootstrap.verify.table_claims import OPERATOR, TableClaim
 from databus.bootstrap.verify.table_comparison import (
     KeyRange,
+    ReturnedColumns,
     TableComparison,
     TableDigests,
     WantedFrames,
@@ -173,7 +174,7 @@ class Verifier:
         claim = TableClaim(self._relay, source, self._by)
         await claim.take()
         try:
-            report = await self._verify(source, repair=True)
+            report = await self._verify(source, repair=True, returned=claim.returned)
         except DatabusError as error:
             for_good = isinstance(error, UnsupportedChange) or "candidates" in error.details
             await claim.give_up(error.message, for_good=for_good)
@@ -184,12 +185,13 @@ class Verifier:
             await claim.give_up(f"{len(report.differences)} rows differ after their repair")
         return report
 
-    async def _verify(self, source: str, *, repair: bool) -> Report:
+    async def _verify(self, source: str, *, repair: bool, returned: Sequence[str] = ()) -> Report:
         started_s = time.monotonic()
         report = Report(source)
         digests, high = await self._scan_source(source)
         report.rows = len(digests)
         report.at = await self._reached(Position(high, 0))
+        digests.returned = ReturnedColumns(tuple(returned), report.at)
         known = await self._copy.schemas(source)
         async for block in self._copy.state(source):
             digests.observe(frame_format.scan(block, verify=False), memoryview(block), known)
@@ -283,7 +285,8 @@ class Verifier:
         for key in keys:
             if key in moved:
                 continue
-            result, columns = compare_row(rows.get(key), copy.found.get(key, ()), known, schema)
+            frames = copy.found.get(key, ())
+            result, columns = compare_row(rows.get(key), frames, known, schema, digests.returned)
             key_range = digests.range_of(key)
             if result is TableComparison.EXTRA and key_range is not None:
                 # It was there when the table was read, and was not deleted since.

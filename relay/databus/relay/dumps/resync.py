@@ -233,6 +233,7 @@ class Resync:
             self.book.add(record)
         elif record.state != CaptureState.SUSPENDED:
             self._suspend_again(record, intake.resolved, why)
+        record.returned = sorted({*record.returned, *names})
         self.book.keep_at_once(self._written, record)
         self._changed.set()
 
@@ -355,7 +356,7 @@ class Resync:
 
     def _followed(self, record: TableRecord) -> None:
         _log.info("database %s: %s is followed again", self._config.name, record.source)
-        record.state = CaptureState.FOLLOWED
+        record.state, record.returned = CaptureState.FOLLOWED, []
 
     def _failed(self, record: TableRecord, error: str) -> None:
         record.tries += 1

@@ -19,7 +19,8 @@ def change_table(tables: Resync, document: dict[str, Any]) -> dict[str, Any]:
 
     ``present``: the bootstrap server ``by`` repairs tables that match ``sources``.  ``resync``: an
     operator confirms that ``source`` is to be resynchronised.  ``claim``: ``by`` is about to
-    compare and repair it; then ``done`` or ``give_up``, with ``reason``.
+    compare and repair it; then ``done`` or ``give_up``, with ``reason``.  Its answer has
+    ``returned``, the columns whose values are to be sent even where the copy has them.
 
     Raises:
         BadRequest: a key is unknown or its value not of its form; ``resync`` of a table that is
@@ -44,7 +45,8 @@ def change_table(tables: Resync, document: dict[str, Any]) -> dict[str, Any]:
         return {}
     if action == "claim":
         granted = tables.claim(source, by, is_operator=document.get("is_operator") is True)
-        return {"granted": granted}
+        record = tables.book.get(source)
+        return {"granted": granted, "returned": record.returned if record else []}
     if action == "done":
         return {"granted": tables.done(source, by)}
     tables.give_up(

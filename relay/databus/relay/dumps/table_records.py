@@ -29,6 +29,7 @@ class TableRecord:
     of its readers have all rows and only old values, so nothing is emptied.
     ``waits_for``: what must be done before it can be resynchronised; empty: nothing is known.
     ``is_gone``: there is no such table any more, and the record ends once readers have emptied it.
+    ``returned``: the columns that the stream dropped from it and has again.
     """
 
     source: str
@@ -49,6 +50,7 @@ class TableRecord:
     keeps_rows: bool = False
     waits_for: str = ""
     is_gone: bool = False
+    returned: list[str] = dataclasses.field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is on disk."""

@@ -245,7 +245,11 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         body=_TABLE_REQUEST,
         answer={
             **_list("tables", _TABLE),
-            "properties": {**_list("tables", _TABLE)["properties"], "granted": {"type": "boolean"}},
+            "properties": {
+                **_list("tables", _TABLE)["properties"],
+                "granted": {"type": "boolean"},
+                "returned": {"type": "array", "items": {"type": "string"}},
+            },
         },
         errors=_DUMPS,
     ),
