@@ -77,3 +77,29 @@ class AnnouncedSchemas:
         if self._encoded is None:
             self._encoded = json.dumps({name: f"{fp:x}" for name, fp in self._announced.items()})
         return self._encoded
+
+
+class NewSchemas:
+    """The schemas that the next batch must bring.
+
+    Invariants:
+        I1. A batch brings each schema that its frames use, unless an earlier one has.  A schema to
+            which a table returns is brought again.
+
+    Owner: the stream's decoder.
+    """
+
+    def __init__(self) -> None:
+        self._brought: set[int] = set()
+        self._new: list[SourceSchema] = []
+
+    def use(self, schema: SourceSchema, previous: int | None) -> None:
+        """A frame uses this schema; ``previous`` is the fingerprint of its table's last one."""
+        if schema.fingerprint not in self._brought or previous not in (None, schema.fingerprint):
+            self._brought.add(schema.fingerprint)
+            self._new.append(schema)
+
+    def take(self) -> tuple[SourceSchema, ...]:
+        """Remove and return them, for a batch."""
+        taken, self._new = tuple(self._new), []
+        return taken

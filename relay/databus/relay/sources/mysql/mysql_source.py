@@ -241,9 +241,10 @@ class MySqlSource:
         start = await self._query(lambda c: self._numbering.dump_after(c, settings, asked))
         assert self._charsets is not None, "open() comes before stream()"
         decoder = self._numbering.decoder(settings, self._charsets, self._catalogue, resume_state)
-        decoder.expected, decoder.ends = start.expected, start.ends
-        decoder.mark_location = resume_state.location
-        decoder.last_seq_no, decoder.begins_after = start.after_scn, start.begins_after
+        progress = decoder.progress
+        progress.expected, progress.ends = start.expected, start.ends
+        progress.mark_location = resume_state.location
+        progress.last_seq_no, progress.begins_after = start.after_scn, start.begins_after
         decoder.suspended = self._suspended = self._suspensions_of(resume_state)
         inferred = decoder.known.inferred = InferredColumns(
             resume_state.inferred_scn, resume_state.inferred
@@ -321,7 +322,7 @@ class MySqlSource:
         checksum, self._streams_from = await asyncio.to_thread(
             connection.row, f"SELECT @@global.binlog_checksum, {_WHICH_SERVER}"
         )
-        decoder.checksums = checksum == "CRC32"
+        decoder.cursor.checksums = checksum == "CRC32"
         raw = await asyncio.to_thread(
             connection.start_binlog, request, settings.server_id, _HEARTBEAT_S
         )
@@ -346,7 +347,8 @@ class MySqlSource:
             packets.received(count)
             while True:
                 decoder.resume_requested()
-                current = decoder.payload.packets if decoder.payload else packets
+                payload = decoder.cursor.payload
+                current = payload.packets if payload else packets
                 if fast is not None and not current.in_long_event:
                     need_bytes = fast.run(current)
                     decoder.spill()
@@ -357,10 +359,10 @@ class MySqlSource:
                         continue
                 event = current.next_event()
                 if event is None:
-                    if decoder.payload is None:
+                    if payload is None:
                         break
-                    if not decoder.payload.refill():
-                        decoder.end_payload()
+                    if not payload.refill():
+                        decoder.cursor.payload = None
                     elif decoder.pending_bytes >= PART_BYTES:
                         yield self._batch(decoder)
                     continue
@@ -376,15 +378,16 @@ class MySqlSource:
                     yield self._batch(decoder, keep=True)
                 current.used()
                 decoder.spill()
-                while decoder.replaying:
+                while decoder.prepared.is_replayed:
                     decoder.replay()
                     if decoder.pending_bytes >= PART_BYTES:
                         yield self._batch(decoder)
                 if decoder.pending_bytes >= PART_BYTES:
                     yield self._batch(decoder)
-            if self._locations is not None and decoder.last_seq_no >= decoder.resolved:
+            if self._locations is not None and decoder.progress.last_seq_no >= decoder.resolved:
                 # Not while the stream reads groups again that are before its resume position.
-                self._locations.passed(decoder.file, decoder.offset, decoder.resolved)
+                cursor = decoder.cursor
+                self._locations.passed(cursor.file, cursor.offset, decoder.resolved)
             now_s = time.monotonic()
             if decoder.known.unmet and now_s - met_at_s >= _MEETS_EVERY_S:
                 met_at_s = now_s
@@ -410,18 +413,14 @@ class MySqlSource:
 
     async def _look_ahead(self, decoder: BinlogDecoder) -> None:
         """The present catalogue, and the statements since the stream's position."""
-        is_inferred = decoder.known.inferred.is_needed
-        statement = None if is_inferred else decoder.looks_for
-        wants = decoder.wants_knowledge
-        if not (is_inferred or decoder.looks_ahead):
+        is_inferred, request = decoder.known.inferred.is_needed, decoder.lookahead_request
+        if is_inferred:
+            request = dataclasses.replace(request, statement=None)
+        elif not request.is_for_statement:
             decoder.known.lookahead = LookaheadResult(await self._fresh_catalogue(), ())
             return
-        gtid = decoder.gtid
-        file, offset, known = decoder.file, decoder.looks_from, decoder.server_offset
-        keys = decoder.looks_ahead  # Foreign keys change by statements only.
-        look = functools.partial(self._lookahead.look, with_keys=keys, with_knowledge=wants)
         decoder.known.lookahead = found = await self._read(
-            lambda c: look(c, self._settings, file, offset, known, gtid, statement)
+            lambda c: self._lookahead.look(c, self._settings, request)
         )
         self._catalogue = decoder.known.catalogue
         decoder.suspend_unlogged(self._catalogue)
@@ -548,19 +547,19 @@ class MySqlSource:
     async def status(self) -> dict[str, Any]:
         """Version, positions, skipped transactions, and the binlog's size."""
         decoder = self._decoder
-        read_to = (
-            BinlogLocation.of(decoder.file, decoder.offset) if decoder and decoder.file else None
-        )
+        read_to = None
+        if decoder is not None and decoder.cursor.file:
+            read_to = BinlogLocation.of(decoder.cursor.file, decoder.cursor.offset)
         facts, server, end = await self._query(self._server_facts)
         if decoder is not None:
             if read_to and decoder is self._decoder and server == self._streams_from:
                 self._notice_reset(read_to, end)
             facts["stream"] = {
                 "scn": decoder.resolved,
-                "file": decoder.file,
-                "offset": decoder.offset,
-                "foreign_groups": decoder.foreign_groups,
-                "groups_without_events": decoder.other_groups,
+                "file": decoder.cursor.file,
+                "offset": decoder.cursor.offset,
+                "foreign_groups": decoder.progress.foreign_groups,
+                "groups_without_events": decoder.progress.other_groups,
             }
         facts["stopped_tables"] = self._suspended.document()
         facts["warnings"] = self._suspended.warnings()

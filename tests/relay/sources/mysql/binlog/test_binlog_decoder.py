@@ -46,8 +46,8 @@ def settings(**options: str | int | float | bool) -> MySqlSettings:
 
 def decoder(after_scn: int = 0) -> BinlogDecoder:
     made = BinlogDecoder(settings(), CHARSETS, CATALOGUE, 1, after_scn)
-    made.checksums = True
-    made.file = "binlog.000007"
+    made.cursor.checksums = True
+    made.cursor.file = "binlog.000007"
     return made
 
 
@@ -107,9 +107,9 @@ def test_a_group_that_a_crash_cut_off_is_forgotten_and_its_number_used_again() -
 def test_behind_the_end_of_a_file_the_place_is_the_start_of_the_next() -> None:
     reader = decoder()
     reader.feed(gtid(5))
-    assert (reader.file, reader.offset) == ("binlog.000007", 1000)
+    assert (reader.cursor.file, reader.cursor.offset) == ("binlog.000007", 1000)
     reader.feed(event(ROTATE, struct.pack("<Q", 4) + b"binlog.000008", end_offset=1040))
-    assert (reader.file, reader.offset) == ("binlog.000008", 4)
+    assert (reader.cursor.file, reader.cursor.offset) == ("binlog.000008", 4)
 
 
 def test_a_number_that_goes_back_is_refused() -> None:
@@ -148,7 +148,7 @@ def test_rows_before_a_rollback_stay_as_their_tables_engine_has_it_or_their_tabl
     for one in (gtid(5), table_map(), insert(1), query("SAVEPOINT `s`"), insert(2)):
         assert reader.feed(one)
     assert not reader.feed(query(statement)), "it asks for the engines, and what changes them"
-    assert reader.looks_ahead
+    assert reader.lookahead_request.is_for_statement
     statements = (Statement("shop", ahead),) if ahead else ()
     reader.known.lookahead = LookaheadResult({"shop.t": table}, statements)
     assert reader.feed(query(statement), fresh=True)

@@ -14,6 +14,7 @@ from databus.common.compiled.kernels import COMPILED
 from databus.relay.sources.mysql.binlog import ddl_lookahead as scout_module
 from databus.relay.sources.mysql.binlog.ddl_lookahead import DdlLookahead
 from databus.relay.sources.mysql.binlog.fast_path import FastPath
+from databus.relay.sources.mysql.binlog.lookahead_request import LookaheadRequest
 from databus.relay.sources.mysql.protocol.mysql_connection import BinlogRequest, MySqlConnection
 from databus.relay.sources.mysql.protocol.packet_buffer import PacketBuffer, packets_of
 from databus.relay.sources.mysql.tables.mysql_tables import Catalogue
@@ -61,10 +62,10 @@ def test_places_within_a_transaction_are_counted_from_its_beginning() -> None:
     for one in events:
         # The ALTER TABLE needs the catalogue; nothing here needs its answer.
         if reader.feed(one):
-            places.append((reader.offset, reader.server_offset))
+            places.append((reader.cursor.offset, reader.cursor.server_offset))
         else:
-            places.append((reader.looks_from, reader.server_offset))
-            reader.offset = reader.looks_from
+            places.append((reader.lookahead_request.offset, reader.cursor.server_offset))
+            reader.cursor.offset = reader.lookahead_request.offset
     counted = [BEGIN]
     for one in events[1:-1]:
         counted.append(counted[-1] + len(one))
@@ -90,8 +91,11 @@ def test_the_kernel_counts_the_places_as_the_decoder_does() -> None:
         while need_bytes := fast.run(packets):
             fast.make_room(need_bytes)
         assert packets.next_event() is None, "the kernel has taken them all"
-        assert (quick.offset, quick.server_offset) == (slow.offset, slow.server_offset)
-    assert (slow.offset, slow.server_offset) == (end, end)
+        assert (quick.cursor.offset, quick.cursor.server_offset) == (
+            slow.cursor.offset,
+            slow.cursor.server_offset,
+        )
+    assert (slow.cursor.offset, slow.cursor.server_offset) == (end, end)
 
 
 def test_a_look_ahead_sees_statements_without_an_end_position_each_once(
@@ -132,7 +136,9 @@ def test_a_look_ahead_sees_statements_without_an_end_position_each_once(
     counted = BEGIN
     for one in events[:-1]:
         counted += 0 if one is events[0] else len(one)
-        found = ahead.look(connection, settings(), "binlog.000007", counted, BEGIN, "")
+        found = ahead.look(
+            connection, settings(), LookaheadRequest("binlog.000007", counted, BEGIN)
+        )
         is_before = one is not events[-2]
         assert [statement.text for statement in found.ahead] == (
             ["ALTER TABLE t ADD c INT"] if is_before else []

@@ -81,7 +81,7 @@ def test_a_captured_table_that_another_domain_changes_is_suspended(with_kernel: 
     assert reader.resume_state().foreign == "7-3-2"
     # Read again behind them, they suspend nothing.
     again = mariadb_decoder()
-    again.foreign = ForeignGtids(reader.resume_state().foreign or "")
+    again.progress.foreign = ForeignGtids(reader.resume_state().foreign or "")
     run(again, *groups, with_kernel=with_kernel)
     assert (rows_in(again), dict(again.suspended.suspensions)) == (
         [(1, 1), (1, 7), (2, 3), (2, 8)],
@@ -93,7 +93,7 @@ def test_the_kernel_takes_groups_of_another_domain_whose_tables_are_not_captured
     reader = mariadb_decoder()
     groups = [in_domain(7, number, *private(number)) for number in range(1, 1001)]
     assert run(reader, *groups, with_kernel=True) == 2  # the first GTID and the first map
-    assert (reader.foreign_groups, reader.resume_state().foreign) == (1000, "7-3-1000")
+    assert (reader.progress.foreign_groups, reader.resume_state().foreign) == (1000, "7-3-1000")
 
 
 def test_a_statement_of_another_domain_suspends_what_it_changes() -> None:
@@ -105,7 +105,7 @@ def test_a_statement_of_another_domain_suspends_what_it_changes() -> None:
 
 def test_groups_that_lie_before_the_file_suspend_every_captured_table() -> None:
     reader = mariadb_decoder()
-    reader.foreign = ForeignGtids("7-3-5,8-1-2")
+    reader.progress.foreign = ForeignGtids("7-3-5,8-1-2")
     run(reader, [gtid_list((0, 3, 9), (7, 3, 5), (9, 1, 4))], with_kernel=True)
     assert reader.suspended.suspensions == {}  # of domain 9 nothing has ever come
     run(reader, [gtid_list((7, 3, 6))], with_kernel=True)

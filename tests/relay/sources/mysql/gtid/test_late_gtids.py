@@ -24,7 +24,7 @@ LATE = rf"GTID {OLD}:7[ ,].*it comes after larger numbers.*replica_preserve_comm
 
 def reader_at(after_scn: int) -> MySqlDecoder:
     reader = mysql_decoder(after_scn, Promotion())
-    reader.ends = (after_scn,)
+    reader.progress.ends = (after_scn,)
     return reader
 
 
@@ -62,7 +62,7 @@ def test_a_late_number_suspends_the_captured_table_that_it_changes(
 def test_numbers_that_were_passed_after_the_memo_are_noted_when_they_are_read_again() -> None:
     # Killed after the ring's sync at 9, and before the memo's: that one is of 5.
     reader = reader_at(9)
-    reader.last_seq_no = 5
+    reader.progress.last_seq_no = 5
     feed(reader, transaction(OLD, 6, *change(1)), transaction(OLD, 9, *change(2)))
     feed(reader, transaction(OLD, 10, *change(3)))
     assert rows_in(reader) == [(10, 3)]

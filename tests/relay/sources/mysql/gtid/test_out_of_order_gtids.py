@@ -66,7 +66,7 @@ def under_tag(server: str, count: int, *content: memoryview) -> list[memoryview]
 
 def reader_at(after_scn: int) -> MySqlDecoder:
     reader = mysql_decoder(after_scn, Promotion())
-    reader.file = "binlog.000007"
+    reader.cursor.file = "binlog.000007"
     return reader
 
 
@@ -179,10 +179,10 @@ def test_one_of_a_server_that_is_not_configured_changes_nothing_where_nothing_is
     reader = reader_at(5)
     content = [elsewhere(), insert("t", 1)]
     feed(reader, transaction(STRANGER, 1, *content), under_tag(STRANGER, 1, *content))
-    assert (reader.foreign_groups, reader.group, reader.resolved) == (2, None, 5)
+    assert (reader.progress.foreign_groups, reader.group, reader.resolved) == (2, None, 5)
     feed(reader, [tagged(STRANGER, 2), query("DROP TABLE other.t")])
     feed(reader, transaction(OLD, 6, *change(3)))
-    assert (reader.foreign_groups, reader.resolved, ids(reader)) == (3, 6, [(6, 3)])
+    assert (reader.progress.foreign_groups, reader.resolved, ids(reader)) == (3, 6, [(6, 3)])
     assert suspensions(reader) == {}
     assert reader.resume_state().foreign == f"{STRANGER}:1-1,{STRANGER}:tag:1-2"
 
@@ -194,7 +194,11 @@ def test_one_of_ours_that_changes_nothing_captured_is_passed_over(server: str) -
     feed(reader, [tagged(server, 3), query("BEGIN"), query("SAVEPOINT a"), query("COMMIT")])
     for account in ("CREATE USER joe", "grant  select on shop.t to joe", "SET DEFAULT ROLE r"):
         feed(reader, [tagged(server, 4), query(account)])
-    assert (reader.other_groups, reader.foreign_groups, reader.resolved) == (6, 0, 5)
+    assert (reader.progress.other_groups, reader.progress.foreign_groups, reader.resolved) == (
+        6,
+        0,
+        5,
+    )
     # Nothing of them is left: a table id means what the next group says of it.
     feed(reader, transaction(OLD, 6, *change(3)))
     assert (reader.resolved, ids(reader)) == (6, [(6, 3)])
@@ -291,7 +295,7 @@ def test_what_is_prepared_without_an_scn_and_rolled_back_suspends_nothing() -> N
 def test_what_is_prepared_without_an_scn_and_committed_with_one_suspends_its_tables() -> None:
     reader = reader_at(5)
     feed(reader, prepare(tagged(STRANGER, 1), *change(1)), [plain(6), COMMIT])
-    while reader.replaying:
+    while reader.prepared.is_replayed:
         reader.replay()
     assert (reader.resolved, suspensions(reader).keys()) == (6, {"shop.t"})
 

@@ -74,9 +74,9 @@ def mysql_decoder(
     after_scn: int, promotion: Promotion, *, seen_scn: int | None = None
 ) -> MySqlDecoder:
     made = MySqlDecoder(SETTINGS, CHARSETS, CATALOGUE, (OLD, NEW), after_scn, promotion)
-    made.checksums = True
-    made.last_seq_no = after_scn if seen_scn is None else seen_scn
-    made.ends = (made.last_seq_no,)
+    made.cursor.checksums = True
+    made.progress.last_seq_no = after_scn if seen_scn is None else seen_scn
+    made.progress.ends = (made.progress.last_seq_no,)
     return made
 
 
@@ -96,7 +96,7 @@ def test_what_a_replica_writes_for_itself_moves_nothing() -> None:
     feed(reader, transaction(NEW, 1), transaction(OLD, 6, *change(1)), transaction(NEW, 2))
     assert reader.resolved == 6
     feed(reader, transaction(OLD, 7))
-    assert (reader.resolved, reader.ends) == (7, (7, 2))
+    assert (reader.resolved, reader.progress.ends) == (7, (7, 2))
 
 
 def test_its_first_captured_change_begins_its_generation_and_ends_the_one_before() -> None:
@@ -112,7 +112,7 @@ def test_once_nothing_of_the_server_before_can_follow_every_transaction_counts()
     promotion = Promotion(ended_scn=6)
     # The last one that is known is read again, behind what its successor has written for itself.
     reader = mysql_decoder(6, promotion, seen_scn=5)
-    reader.expected = LineageMark(6, 3, 1_700_000_000_000_000)
+    reader.progress.expected = LineageMark(6, 3, 1_700_000_000_000_000)
     feed(reader, transaction(NEW, 1), transaction(OLD, 6))
     assert reader.resolved == 6
     feed(reader, transaction(NEW, 2))
@@ -149,7 +149,7 @@ def mariadb_transaction(seq_no: int, *content: memoryview) -> list[memoryview]:
 
 def mariadb_decoder(after_scn: int = 0) -> BinlogDecoder:
     made = BinlogDecoder(SETTINGS, CHARSETS, CATALOGUE, 0, after_scn)
-    made.checksums = True
+    made.cursor.checksums = True
     return made
 
 

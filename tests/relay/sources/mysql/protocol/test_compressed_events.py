@@ -63,14 +63,14 @@ def feed(reader: BinlogDecoder, *stream: memoryview) -> None:
     """As the source does it."""
     for one in stream:
         assert reader.feed(one)
-        while reader.payload is not None:
-            inner = reader.payload.packets.next_event()
+        while reader.cursor.payload is not None:
+            inner = reader.cursor.payload.packets.next_event()
             if inner is None:
-                assert not reader.payload.refill()
-                reader.end_payload()
+                assert not reader.cursor.payload.refill()
+                reader.cursor.payload = None
             else:
                 assert reader.feed(inner)
-                reader.payload.packets.used()
+                reader.cursor.payload.packets.used()
 
 
 def only_event(opened: PlainRows) -> tuple[binlog_events.Header, bytes]:
@@ -120,7 +120,7 @@ def test_a_compressed_group_gives_the_bytes_of_a_plain_one() -> None:
     assert len(packed_rows) < len(insert(*ids)) / 2
     feed(small, gtid(5), packed_statement, table_map(), packed_rows, end)
     assert plain.take() == small.take()
-    assert (small.offset, small.checksums) == (1500, True)
+    assert (small.cursor.offset, small.cursor.checksums) == (1500, True)
 
 
 def test_what_is_not_wanted_is_not_unpacked() -> None:
@@ -128,12 +128,12 @@ def test_what_is_not_wanted_is_not_unpacked() -> None:
     rows = compressed(insert(1, 2, 3), 10)
     for one in (gtid(5, domain=2), table_map(), rows):
         assert foreign.feed(one)
-    assert foreign.payload is None
+    assert foreign.cursor.payload is None
     assert foreign.suspended.suspensions.keys() == {"shop.t"}  # whatever its rows are
     feed(ours, gtid(5), table_map())
     ours.known.pass_over("shop.t")
     ours.feed(rows)
-    assert ours.payload is None
+    assert ours.cursor.payload is None
 
 
 # -- torn, damaged, absurd
@@ -213,7 +213,7 @@ def test_a_damaged_event_is_named_with_its_place_and_no_row_of_it_comes() -> Non
     with pytest.raises(FormatError, match=rf"binlog binlog.000007 at {2000 - len(bad)}: a compr"):
         reader.feed(bad)
     assert reader.out.open_bytes == 0
-    assert reader.payload is None
+    assert reader.cursor.payload is None
 
 
 def test_rows_that_are_damaged_inside_are_named_with_their_place() -> None:

@@ -10,24 +10,26 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 
 from databus.common.errors import FormatError, SourcePositionLost, UnsupportedChange
 from databus.common.frame.frame_format import Op
 from databus.common.frame.window_builder import end_of_window
 from databus.common.schema.source_names import join_source
 from databus.common.schema.source_schema import SourceSchema
-from databus.relay.sources.announced_schemas import AnnouncedSchemas
+from databus.relay.sources.announced_schemas import AnnouncedSchemas, NewSchemas
 from databus.relay.sources.mysql.binlog import open_group
+from databus.relay.sources.mysql.binlog.event_cursor import EventCursor
+from databus.relay.sources.mysql.binlog.group_progress import GroupProgress
 from databus.relay.sources.mysql.binlog.groups_without_scn import GroupsWithoutScn
+from databus.relay.sources.mysql.binlog.lookahead_request import LookaheadRequest
 from databus.relay.sources.mysql.binlog.open_group import PART_BYTES as PART_BYTES
 from databus.relay.sources.mysql.binlog.savepoints import Savepoints, undone
 from databus.relay.sources.mysql.binlog.xa_transactions import PreparedTransactions
-from databus.relay.sources.mysql.gtid.foreign_gtids import ForeignGtids
 from databus.relay.sources.mysql.gtid.mysql_lineage import (
     GroupLocation,
     LineageMark,
     MySqlResumeState,
-    require_same,
 )
 from databus.relay.sources.mysql.kernels.kernel_cells import GROUPS_MARIADB
 from databus.relay.sources.mysql.protocol import binlog_events
@@ -38,7 +40,6 @@ from databus.relay.sources.mysql.protocol.compressed_events import (
     plain_query,
 )
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
-from databus.relay.sources.mysql.protocol.transaction_payload import Payload
 from databus.relay.sources.mysql.rows.charsets import Charsets
 from databus.relay.sources.mysql.rows.uncertain_table import TableUncertain
 from databus.relay.sources.mysql.statements import Statement, StatementDialect, effects_of
@@ -49,6 +50,7 @@ from databus.relay.sources.mysql.tables.mapped_table import CatalogueDiffers
 from databus.relay.sources.mysql.tables.mysql_tables import Catalogue
 from databus.relay.sources.suspended_tables import SuspendedTables
 
+_NO_REQUEST = LookaheadRequest()
 _WITHIN = ("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE SAVEPOINT", "XA ")
 """Statements that begin, end or divide a transaction and change no table."""
 
@@ -57,18 +59,15 @@ class BinlogDecoder(GroupsWithoutScn):
     """The decoder's state between two events.
 
     Invariants:
-        I1. ``resolved`` is the scn of the last finished group of the domain, and no group
-            at or below it is still to come.
-        I2. ``out`` holds whole windows up to its ``window_start``; from there on the open one.
-        I3. An open window smaller than PART_BYTES is never given out: a group that a server
+        I1. An open window smaller than PART_BYTES is never given out: a group that a server
             crash cut off is discarded, unless it was larger.
-        I4. Every event's checksum was verified before its content was used.
-        I5. Rows of a prepared XA transaction come at the position of its commit.
-        I6. No event after the transaction ``expected`` is read unless it is the known one.
+        I2. Every event's checksum was verified before its content was used.
+        I3. Rows of a prepared XA transaction come at the position of its commit.
+        I4. No event after the transaction ``progress.expected`` is read unless it is the known one.
 
     ``groups_in_kernel`` is the kind of GTIDs whose groups the kernel begins and ends.
-    With ``replaying``, ``replay`` must be called before the next event.  With ``payload``, its
-    events must be fed before the next one, and then ``end_payload`` be called.
+    While ``prepared.is_replayed``, ``replay`` must be called before the next event.  The events of
+    ``cursor.payload`` must be fed before the next one of the stream, and then it be set to None.
 
     Owner: the task that reads the stream.
     Raises: FormatError for bytes that are no events; UnsupportedChange for events that cannot
@@ -91,38 +90,19 @@ class BinlogDecoder(GroupsWithoutScn):
         super().__init__()
         self.settings = settings
         self.domain_id = domain_id
-        self.foreign = ForeignGtids()
-        self.resolved = after_scn
-        self.file = ""
-        self.offset = self.server_offset = 0
-        self.checksums = False
+        self.progress = GroupProgress(after_scn)
+        self.cursor = EventCursor()
         self.group: open_group.Group | None = None
-        self.foreign_groups = 0
-        self.other_groups = 0
         self.dialect = StatementDialect(is_mysql=self.is_mysql)
         self._charsets = charsets
         self.known = KnownTables(settings, charsets, catalogue, self.textual)
-        self.last_seq_no = self.begins_after = 0
-        self.ends: tuple[int, ...] = ()
         self.suspended = SuspendedTables({})
-        self.looks_from = 0
         self.out = open_group.FrameBuffer()
-        self.sent_part = False
-        self.rows_done = 0
-        self.expected: LineageMark | None = None
-        self.mark: LineageMark | None = None
-        self.group_begin = 0
-        self.mark_location: GroupLocation | None = None
         self.prepared = PreparedTransactions()
         self.savepoints = Savepoints()
-        self.replaying = False
-        self.payload: Payload | PlainRows | None = None
-        self._has_checksums = False
         self.announced = AnnouncedSchemas()
-        self.looks_ahead = self.wants_knowledge = False
-        self.looks_for: Statement | None = None
-        self._used: set[int] = set()
-        self._new_schemas: list[SourceSchema] = []
+        self._new_schemas = NewSchemas()
+        self.lookahead_request = _NO_REQUEST
         self._handlers: dict[int, Callable[[binlog_events.Header, memoryview, bool], bool]] = {
             EventType.GTID: self._gtid,
             EventType.GTID_LIST: self._gtid_list,
@@ -143,6 +123,11 @@ class BinlogDecoder(GroupsWithoutScn):
     # -- packed frames
 
     @property
+    def resolved(self) -> int:
+        """See ``GroupProgress``."""
+        return self.progress.resolved
+
+    @property
     def pending_bytes(self) -> int:
         """The number of bytes that ``take`` would return."""
         out = self.out
@@ -153,27 +138,25 @@ class BinlogDecoder(GroupsWithoutScn):
     def take(self) -> tuple[bytes, tuple[SourceSchema, ...]]:
         """The frames that may be sent on, and the schemas that no earlier frame used."""
         size = self.pending_bytes
-        if size > self.out.window_start:
-            self.sent_part = True
-        schemas, self._new_schemas = tuple(self._new_schemas), []
-        return self.out.take(size), schemas
+        return self.out.take(size), self._new_schemas.take()
 
     def resume_state(self) -> MySqlResumeState:
         """The resume state after all frames that ``take`` has returned."""
+        progress, known = self.progress, self.known
         return MySqlResumeState(
-            self.resolved,
-            self.mark,
+            progress.resolved,
+            progress.mark,
             self.prepared.oldest_scn,
-            self.ends,
+            progress.ends,
             dict(self.suspended.suspensions),
-            self.known.inferred.encode(),
-            max(self.resolved, self.known.inferred.since_scn),
+            known.inferred.encode(),
+            max(progress.resolved, known.inferred.since_scn),
             self.announced.encode(),
-            location=self.mark_location,
-            dropped=self.known.dropped.names,
-            foreign=self.foreign.encode(),
-            unmet=tuple(sorted(self.known.unmet)),
-            cascades=self.known.cascades.encode(),
+            location=progress.mark_location,
+            dropped=known.dropped.names,
+            foreign=progress.foreign.encode(),
+            unmet=tuple(sorted(known.unmet)),
+            cascades=known.cascades.encode(),
         )
 
     # -- one event
@@ -181,63 +164,48 @@ class BinlogDecoder(GroupsWithoutScn):
     def feed(self, event: memoryview, *, fresh: bool = False) -> bool:
         """Decode one whole event, including its header.
 
-        Returns False if it needs the present catalogue.  Then set ``known.outlook`` and feed the
-        same event again with ``fresh``.  While ``known.tracked.is_needed`` or ``looks_ahead``, the
-        outlook must also cover the statements after ``looks_from`` in ``file``, as far as is
-        needed to know the result of the statement ``looks_for``, if there is one.
+        Returns False if it needs the result of ``lookahead_request``, or of the same one without
+        ``statement`` while ``known.inferred.is_needed``.  Then set ``known.lookahead`` to it and
+        feed the same event again with ``fresh``.
         """
-        header = binlog_events.read_header(event)
+        header, cursor = binlog_events.read_header(event), self.cursor
+        where = cursor.where(header)
         if header.length != len(event):
-            raise FormatError(
-                f"{self._where(header)}: an event of {len(event)} bytes has length {header.length}"
-            )
-        body = binlog_events.checked_body(header, event, self.checksums, self._where(header))
+            raise FormatError(f"{where}: an event of {len(event)} bytes has length {header.length}")
+        body = binlog_events.checked_body(header, event, cursor.has_checksum, where)
         handler = self._handlers.get(header.type)
-        in_payload = self.payload is not None
+        moves = header.is_in_file and cursor.payload is None
         try:
             done = handler(header, body, fresh) if handler else self._other(header, body)
         except (IndexError, ValueError, struct.error) as error:
             raise FormatError(
-                f"{self._where(header)}: an event of type {header.type} is damaged: {error}"
+                f"{where}: an event of type {header.type} is damaged: {error}"
             ) from error
-        moves = header.is_in_file and not in_payload
-        end = header.end_after(self.offset) if moves else self.offset
         if not done:
-            self.looks_from = end
+            self.lookahead_request = replace(
+                self.lookahead_request,
+                file=cursor.file,
+                offset=header.end_after(cursor.offset) if moves else cursor.offset,
+                server_offset=cursor.server_offset,
+                gtid=self.gtid,
+            )
             return False
-        self.looks_ahead, self.looks_for, self.wants_knowledge = False, None, False
-        self.offset = end
-        if moves and header.end_offset:
-            self.server_offset = end
+        self.lookahead_request = _NO_REQUEST
+        if moves:
+            cursor.pass_event(header)
         return True
-
-    def _where(self, header: binlog_events.Header) -> str:
-        if self.payload is not None:
-            return self.payload.where
-        begin = header.end_after(self.offset) - header.length
-        return f"binlog {self.file or '(start)'} at {begin}"
 
     # -- compressed events
 
-    def _open_payload(self, payload: Payload | PlainRows) -> None:
-        """Read a payload's events before the next one of the stream; they have no checksums."""
-        self.payload = payload
-        self._has_checksums, self.checksums = self.checksums, False
-
-    def end_payload(self) -> None:
-        """All events of the payload were read: continue with the stream's."""
-        self.payload = None
-        self.checksums = self._has_checksums
-
     def _packed_query(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
-        return self._query(header, plain_query(body, self._where(header)), fresh)
+        return self._query(header, plain_query(body, self.cursor.where(header)), fresh)
 
     def _packed_rows(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         group = self.group
         if group is None or self.known.leaves_out(int.from_bytes(body[:6], "little")):
             return True
         if group.wanted:
-            self._open_payload(PlainRows(header, body, self._where(header)))
+            self.cursor.payload = PlainRows(header, body, self.cursor.where(header))
         elif group.is_examined:
             self._examine_rows(PLAIN_ROWS[EventType(header.type)], body)
         return True
@@ -249,44 +217,36 @@ class BinlogDecoder(GroupsWithoutScn):
         return f"{group.domain_id}-{group.server_id}-{group.scn}"
 
     def _gtid(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
-        gtid = binlog_events.read_gtid(body)
+        gtid, progress = binlog_events.read_gtid(body), self.progress
         if self.group is not None:
-            self._forget_group(f"{self._where(header)}: a new group begins")
+            self._forget_group(f"{self.cursor.where(header)}: a new group begins")
         ours = gtid.domain_id == self.domain_id
-        writer = gtid.domain_id, header.server_id
+        writer, commit_us = (gtid.domain_id, header.server_id), header.timestamp_s * 1_000_000
         is_xa = bool(gtid.flags & GtidFlag.PREPARED_XA)
-        if ours:
-            self._recognise(gtid.seq_no, header)
-        if ours and gtid.seq_no <= self.last_seq_no:
+        if ours and progress.expected is not None:
+            mark = LineageMark(gtid.seq_no, header.server_id, commit_us)
+            progress.recognise(mark, self.cursor.where(header))
+        if ours and gtid.seq_no <= progress.last_seq_no:
             raise SourcePositionLost(
-                f"{self._where(header)}: GTID {gtid.seq_no} of domain {self.domain_id} comes "
-                f"after {self.last_seq_no}; set gtid_strict_mode = ON on the server"
+                f"{self.cursor.where(header)}: GTID {gtid.seq_no} of domain {self.domain_id} comes "
+                f"after {progress.last_seq_no}; set gtid_strict_mode = ON on the server"
             )
-        self.group_begin = header.end_after(self.offset) - header.length
+        progress.group_begin = self.cursor.begin_of(header)
         self.group = open_group.Group(
             gtid.seq_no,
             gtid.domain_id,
             header.server_id,
-            header.timestamp_s * 1_000_000,
+            commit_us,
             gtid.flags,
-            ours and (gtid.seq_no > self.resolved or is_xa),
-            is_examined=not ours and (gtid.seq_no > self.foreign.last(writer) or is_xa),
+            ours and (gtid.seq_no > progress.resolved or is_xa),
+            is_examined=not ours and (gtid.seq_no > progress.foreign.last(writer) or is_xa),
         )
         if ours:
-            self.last_seq_no = gtid.seq_no
+            progress.last_seq_no = gtid.seq_no
         else:
-            self.foreign.latest = writer
-            self.foreign_groups += 1
+            progress.foreign.latest = writer
+            progress.foreign_groups += 1
         return True
-
-    def _recognise(self, scn: int, header: binlog_events.Header, commit_us: int = 0) -> None:
-        """Check that this server's history has the transaction ``expected``."""
-        expected = self.expected
-        if expected is None or scn < expected.scn:
-            return
-        found = LineageMark(scn, header.server_id, commit_us or header.timestamp_s * 1_000_000)
-        require_same(found, expected, self._where(header))
-        self.expected, self.mark = None, found
 
     def _end_group(self) -> None:
         group = self.group
@@ -299,13 +259,12 @@ class BinlogDecoder(GroupsWithoutScn):
                     )
                 )
             else:
-                self.other_groups += 1
+                self.progress.other_groups += 1
             self._passed(group)
         elif group.is_examined:
             self._was_examined(group)
         self.group = None
-        self.out.window_start = self.out.fill
-        self.sent_part = False
+        self.out.end_window()
 
     @property
     def kernel_server(self) -> tuple[int, int, int]:
@@ -314,26 +273,27 @@ class BinlogDecoder(GroupsWithoutScn):
 
     def came_to(self, resolved: int, last_seq_no: int, before: int) -> None:
         """The kernel has begun groups, the last of them after ``before``, or ended some."""
-        self.resolved, self.last_seq_no = resolved, last_seq_no
+        self.progress.resolved, self.progress.last_seq_no = resolved, last_seq_no
 
     def _passed(self, group: open_group.Group) -> None:
-        if group.scn > self.resolved:
-            self.resolved = group.scn
+        if group.scn > self.progress.resolved:
+            self.progress.resolved = group.scn
             self.came_behind(LineageMark(group.scn, group.server_id, group.commit_us))
 
     def came_behind(self, mark: LineageMark) -> None:
         """The group that began at ``group_begin`` has ended; it is the domain's last so far."""
-        self.mark = mark
+        progress = self.progress
+        progress.mark = mark
         if not self.is_mysql:
-            self.mark_location = GroupLocation(
-                mark.scn, mark.server_id, self.file, self.group_begin
+            progress.mark_location = GroupLocation(
+                mark.scn, mark.server_id, self.cursor.file, progress.group_begin
             )
 
     def _forget_group(self, why: str) -> None:
         """Discard a group that the server rolled back after a crash."""
         group = self.group
         assert group is not None
-        if self.sent_part:
+        if self.out.is_partly_sent:
             raise SourcePositionLost(
                 f"{why} before GTID {self.txid(group)} has ended, of which "
                 f"{group.event_count} events were already sent on"
@@ -341,7 +301,7 @@ class BinlogDecoder(GroupsWithoutScn):
         self.out.fill = self.out.window_start
         self.prepared.forget_open()
         if group.domain_id == self.domain_id:
-            self.last_seq_no = group.scn - 1
+            self.progress.last_seq_no = group.scn - 1
         self.group = None
 
     def _xid(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
@@ -379,9 +339,8 @@ class BinlogDecoder(GroupsWithoutScn):
             self._end_group()
         elif word == "ROLLBACK" or word.startswith("ROLLBACK TO"):
             if group.event_count:
-                self.looks_ahead = True
                 if not fresh:
-                    return False
+                    return self._look_ahead()
                 self._roll_back(group, statement)
             if word == "ROLLBACK":
                 self._end_group()
@@ -413,9 +372,7 @@ class BinlogDecoder(GroupsWithoutScn):
         captured = self._captured()
         found = effects_of(statement, self.dialect, captured)
         if not fresh and (found.needs_knowledge or (found.defined and group.standalone)):
-            self.looks_ahead, self.wants_knowledge = True, found.needs_knowledge
-            self.looks_for = None if found.needs_knowledge else statement
-            return False
+            return self._look_ahead(statement, with_knowledge=found.needs_knowledge)
         if found.needs_knowledge:
             found = effects_of(statement, self.dialect, captured, self.known.knowledge())
         for source in changed_tables.sources_of(found.emptied, self.settings):
@@ -433,9 +390,8 @@ class BinlogDecoder(GroupsWithoutScn):
 
     def _pass(self, group: open_group.Group, statement: Statement) -> None:
         """Pass a statement to the inferred columns, unless they have it from an earlier read."""
-        came_to = max(self.last_seq_no, self.begins_after)
         ours = group.domain_id == self.domain_id
-        if (group.scn if ours else came_to + 1) > self.known.inferred.since_scn:
+        if (group.scn if ours else self.progress.last_scn + 1) > self.known.inferred.since_scn:
             self.known.passed(statement)
 
     def _truncate(self, source: str) -> None:
@@ -506,11 +462,8 @@ class BinlogDecoder(GroupsWithoutScn):
         return True
 
     def _use(self, schema: SourceSchema) -> None:
-        returns = self.announced.get(schema.source) not in (None, schema.fingerprint)
+        self._new_schemas.use(schema, self.announced.get(schema.source))
         self.announced.put(schema)
-        if returns or schema.fingerprint not in self._used:
-            self._used.add(schema.fingerprint)
-            self._new_schemas.append(schema)
 
     def _rows(self, header: binlog_events.Header, body: memoryview) -> None:
         group = self.group
@@ -521,9 +474,11 @@ class BinlogDecoder(GroupsWithoutScn):
             return self._examine_rows(kind, body)
         table_id = int.from_bytes(body[0:6], "little")
         if table_id not in self.known.maps:
-            raise FormatError(f"{self._where(header)}: rows of table {table_id} without its map")
+            raise FormatError(
+                f"{self.cursor.where(header)}: rows of table {table_id} without its map"
+            )
         mapped = self.known.maps[table_id]
-        if kind != EventType.WRITE_ROWS and not self.rows_done:
+        if kind != EventType.WRITE_ROWS and not self.out.rows_done:
             self._suspend_children(header, table_id, body)
         if mapped is None:
             return
@@ -531,8 +486,8 @@ class BinlogDecoder(GroupsWithoutScn):
         update = kind == EventType.UPDATE_ROWS
         partial = header.type == EventType.PARTIAL_UPDATE_ROWS
         found = mapped.rows(body, start, update=update, partial=partial)
-        rows = itertools.islice(found, self.rows_done, None)
-        self.rows_done = 0
+        rows = itertools.islice(found, self.out.rows_done, None)
+        self.out.rows_done = 0
         try:
             for op, key, before, after in mapped.changes(rows, kind):
                 self._event(op, schema, key, before, after)
@@ -552,15 +507,14 @@ class BinlogDecoder(GroupsWithoutScn):
 
     def _rotate(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         if self.group is not None:
-            self._forget_group(f"{self._where(header)}: the file ends")
-        self.file, self.offset = binlog_events.read_rotate(body)
-        self.server_offset = self.offset
+            self._forget_group(f"{self.cursor.where(header)}: the file ends")
+        self.cursor.rotate(body)
         return True
 
     def _format(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         if self.group is not None:
-            self._forget_group(f"{self._where(header)}: a file begins")
-        self.checksums = body[len(body) - 1] == 1
+            self._forget_group(f"{self.cursor.where(header)}: a file begins")
+        self.cursor.checksums = body[len(body) - 1] == 1
         self.known.begin_file(body)
         return True
 
@@ -569,7 +523,8 @@ class BinlogDecoder(GroupsWithoutScn):
 
     def _incident(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         raise SourcePositionLost(
-            f"{self._where(header)}: the server reports that changes are missing in its binlog"
+            f"{self.cursor.where(header)}: the server reports that changes are missing in its "
+            "binlog"
         )
 
     def _other(self, header: binlog_events.Header, body: memoryview) -> bool:
@@ -583,7 +538,7 @@ class BinlogDecoder(GroupsWithoutScn):
 
     def _unknown(self, header: binlog_events.Header) -> None:
         """Suspend all tables that an event of an unknown type may change."""
-        why = f"{self._where(header)}: an event of type {header.type}, which is unknown"
+        why = f"{self.cursor.where(header)}: an event of type {header.type}, which is unknown"
         if self.group is None:
             raise UnsupportedChange(why)
         if self.group.wanted or self.group.is_examined:

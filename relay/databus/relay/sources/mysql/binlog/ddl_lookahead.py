@@ -12,6 +12,7 @@ import logging
 
 from databus.common.errors import SourceUnavailable
 from databus.common.schema.source_names import join_source, split_source
+from databus.relay.sources.mysql.binlog.lookahead_request import LookaheadRequest
 from databus.relay.sources.mysql.gtid.binlog_locations import BinlogLocation
 from databus.relay.sources.mysql.protocol import binlog_events
 from databus.relay.sources.mysql.protocol.binlog_events import EventType
@@ -71,28 +72,17 @@ class DdlLookahead:
         self,
         connection: MySqlConnection,
         settings: MySqlSettings,
-        file: str,
-        offset: int,
-        server_offset: int,
-        gtid: str,
-        statement: Statement | None = None,
-        *,
-        with_keys: bool = False,
-        with_knowledge: bool = False,
+        request: LookaheadRequest,
     ) -> LookaheadResult:
-        """The present catalogue, and the statements after a position in the binlog.
+        """The present catalogue, and the statements after the requested position.
 
-        ``server_offset`` is the last end position that the server named up to there; within a
-        transaction MariaDB 11.4 names none.  ``gtid`` is the transaction at that position: MySQL
-        writes a transaction to the binlog before it commits, so until then its catalogue is
-        older.  With ``statement``, which ends there, it reads only until the result of that
-        statement is known.  ``with_keys`` adds foreign keys
-        with actions, ``with_knowledge`` views, triggers and routines.
+        MySQL writes a transaction to the binlog before it commits.  Until then the catalogue is
+        older, so this waits for the commit of ``request.gtid``.
 
         Raises:
             SourceUnavailable: the server does not answer, or does not commit the transaction.
         """
-        here = BinlogLocation.of(file, offset)
+        here, gtid = BinlogLocation.of(request.file, request.offset), request.gtid
         if connection.is_mysql and gtid:
             waited = f"SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, {_COMMITTED_WITHIN_S})"
             if str(connection.row(waited, (gtid,))[0]) != "0":
@@ -103,11 +93,12 @@ class DdlLookahead:
         for _ in range(_LOOKS):
             before = _end(connection)
             catalogue = load_catalogue(connection, settings)
-            cascades = load_cascades(connection) if with_keys else None
-            knowledge = load_knowledge(connection) if with_knowledge else NOT_READ
+            cascades = load_cascades(connection) if request.is_for_statement else None
+            knowledge = load_knowledge(connection) if request.with_knowledge else NOT_READ
             after = _end(connection)
+            statement = request.statement
             requested = _named(statement, catalogue) if statement is not None else None
-            self._extend(settings, here, file, server_offset, after, requested)
+            self._extend(settings, request, here, after, requested)
             if not any(location > before for location, _ in self._seen):
                 break  # The binlog did not grow while the catalogue was read.
         ahead = tuple(statement for _, statement in self._seen)
@@ -134,15 +125,14 @@ class DdlLookahead:
     def _extend(
         self,
         settings: MySqlSettings,
+        request: LookaheadRequest,
         here: BinlogLocation,
-        file: str,
-        server_offset: int,
         end: BinlogLocation,
         requested: set[str] | None,
     ) -> None:
         if not self._since <= here <= self._upto:
             self._since = self._upto = here
-            self._file, self._begin = file, server_offset
+            self._file, self._begin = request.file, request.server_offset
             for noted in (self._seen, self._maps, self._mapped):
                 noted.clear()
         self._since = here

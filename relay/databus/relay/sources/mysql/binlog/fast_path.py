@@ -74,7 +74,7 @@ class FastPath:
         )
         self._store(cells[: c.HEAD].tolist())
         packets.start = int(cells[c.PLACE])
-        self._decoder.rows_done = int(cells[c.ROWS_DONE]) if reason == c.NEED_DECODER else 0
+        self._decoder.out.rows_done = int(cells[c.ROWS_DONE]) if reason == c.NEED_DECODER else 0
         if reason == c.NEED_ROOM:
             return int(cells[c.NEED_BYTES])
         cells[c.RESUME_AT] = cells[c.ROWS_DONE] = 0
@@ -87,7 +87,8 @@ class FastPath:
             self._images = np.empty(2 * need_bytes, dtype=np.uint8)
 
     def _load(self, cells: I64Array) -> None:
-        decoder = self._decoder
+        decoder, cursor = self._decoder, self._decoder.cursor
+        progress, out = decoder.progress, decoder.out
         group = decoder.group
         cells[c.IN_GROUP] = group is not None
         cells[c.WANTED] = c.NOT_READ
@@ -100,27 +101,28 @@ class FastPath:
             cells[c.GROUP_FLAGS] = group.flags
             cells[c.GROUP_DOMAIN] = group.domain_id
             cells[c.GROUP_SERVER] = group.server_id
-        cells[c.RESOLVED] = decoder.resolved
-        cells[c.LAST_SEQ_NO] = decoder.last_seq_no
+        cells[c.RESOLVED] = progress.resolved
+        cells[c.LAST_SEQ_NO] = progress.last_seq_no
         cells[c.DOMAIN] = decoder.domain_id
-        cells[c.CHECKSUMS] = decoder.checksums
+        cells[c.CHECKSUMS] = cursor.has_checksum
         cells[c.GROUPS] = decoder.groups_in_kernel
-        cells[c.EXPECT] = c.NO_EXPECT if decoder.expected is None else decoder.expected.scn
+        cells[c.EXPECT] = c.NO_EXPECT if progress.expected is None else progress.expected.scn
         cells[[c.UUID_LOW, c.UUID_HIGH, c.SCN_BASE]] = decoder.kernel_server
-        cells[c.END_OFFSET] = decoder.offset
-        cells[c.SERVER_OFFSET] = decoder.server_offset
-        cells[c.GROUP_BEGIN] = decoder.group_begin
-        cells[c.FOREIGN_GROUPS] = decoder.foreign_groups
-        foreign = decoder.foreign
+        cells[c.END_OFFSET] = cursor.offset
+        cells[c.SERVER_OFFSET] = cursor.server_offset
+        cells[c.GROUP_BEGIN] = progress.group_begin
+        cells[c.FOREIGN_GROUPS] = progress.foreign_groups
+        foreign = progress.foreign
         cells[[c.FOREIGN_DOMAIN, c.FOREIGN_SERVER]] = foreign.latest
         cells[c.FOREIGN_SEQ_NO] = foreign.last(foreign.latest)
-        cells[c.OTHER_GROUPS] = decoder.other_groups
-        cells[c.FILL] = decoder.out.fill
-        cells[c.GROUP_START] = decoder.out.window_start
-        cells[c.SENT_PART] = decoder.sent_part
+        cells[c.OTHER_GROUPS] = progress.other_groups
+        cells[c.FILL] = out.fill
+        cells[c.GROUP_START] = out.window_start
+        cells[c.SENT_PART] = out.is_partly_sent
 
     def _store(self, cells: list[int]) -> None:
-        decoder = self._decoder
+        decoder, cursor = self._decoder, self._decoder.cursor
+        progress, out = decoder.progress, decoder.out
         decoder.group = None
         if cells[c.IN_GROUP]:
             decoder.group = Group(
@@ -134,19 +136,19 @@ class FastPath:
                 cells[c.EVENT_COUNT],
                 cells[c.WANTED] == c.EXAMINED,
             )
-        decoder.group_begin = cells[c.GROUP_BEGIN]
+        progress.group_begin = cells[c.GROUP_BEGIN]
         last = (cells[c.SCN], cells[c.GROUP_DOMAIN])
-        if last == (cells[c.RESOLVED], cells[c.DOMAIN]) and last[0] != decoder.resolved:
+        if last == (cells[c.RESOLVED], cells[c.DOMAIN]) and last[0] != progress.resolved:
             mark = LineageMark(cells[c.SCN], cells[c.GROUP_SERVER], cells[c.COMMIT_US])
             decoder.came_behind(mark)
         came_to = cells[c.RESOLVED], cells[c.LAST_SEQ_NO]
-        if came_to != (decoder.resolved, decoder.last_seq_no):
+        if came_to != (progress.resolved, progress.last_seq_no):
             decoder.came_to(*came_to, cells[c.SEQ_NO_BEFORE])
-        if decoder.payload is None:
-            decoder.offset, decoder.server_offset = cells[c.END_OFFSET], cells[c.SERVER_OFFSET]
-        decoder.foreign_groups = cells[c.FOREIGN_GROUPS]
-        decoder.foreign.note(decoder.foreign.latest, cells[c.FOREIGN_SEQ_NO])
-        decoder.other_groups = cells[c.OTHER_GROUPS]
-        decoder.out.fill = cells[c.FILL]
-        decoder.out.window_start = cells[c.GROUP_START]
-        decoder.sent_part = bool(cells[c.SENT_PART])
+        if cursor.payload is None:
+            cursor.offset, cursor.server_offset = cells[c.END_OFFSET], cells[c.SERVER_OFFSET]
+        progress.foreign_groups = cells[c.FOREIGN_GROUPS]
+        progress.foreign.note(progress.foreign.latest, cells[c.FOREIGN_SEQ_NO])
+        progress.other_groups = cells[c.OTHER_GROUPS]
+        out.fill = cells[c.FILL]
+        out.window_start = cells[c.GROUP_START]
+        out.is_partly_sent = bool(cells[c.SENT_PART])

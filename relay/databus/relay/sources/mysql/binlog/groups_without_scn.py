@@ -8,11 +8,12 @@ cost nothing: the kernel skips rows of tables that are not captured.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass, field
 
 from databus.common.frame.frame_format import source_id
 from databus.common.schema.source_names import join_source
+from databus.relay.sources.mysql.binlog.event_cursor import EventCursor
+from databus.relay.sources.mysql.binlog.lookahead_request import LookaheadRequest
 from databus.relay.sources.mysql.binlog.open_group import Group
 from databus.relay.sources.mysql.binlog.xa_groups import XaGroups
 from databus.relay.sources.mysql.binlog.xa_transactions import (
@@ -21,7 +22,7 @@ from databus.relay.sources.mysql.binlog.xa_transactions import (
     read_prepare,
     xid_text,
 )
-from databus.relay.sources.mysql.gtid.foreign_gtids import ForeignGtids, read_gtid_list
+from databus.relay.sources.mysql.gtid.foreign_gtids import read_gtid_list
 from databus.relay.sources.mysql.protocol import binlog_events
 from databus.relay.sources.mysql.protocol.binlog_events import EventType
 from databus.relay.sources.mysql.statements import Statement, StatementDialect, effects_of
@@ -67,22 +68,13 @@ class GroupsWithoutScn(XaGroups):
     """
 
     dialect: StatementDialect
-    foreign: ForeignGtids
     domain_id: int
-    last_seq_no: int
-    looks_ahead: bool
-    looks_for: Statement | None
-    wants_knowledge: bool
-    file: str
-    group_begin: int
+    cursor: EventCursor
+    lookahead_request: LookaheadRequest
 
     def __init__(self) -> None:
         self.suspended_by: SuspendingGroup | None = None
         self._without_scn: tuple[tuple[int, int, int], GroupWithoutScn] | None = None
-
-    @abstractmethod
-    def _where(self, header: binlog_events.Header) -> str:
-        """An event's file and offset, for messages."""
 
     def _described(self, group: Group) -> GroupWithoutScn:
         """The name of an examined group, and why it has no scn: here, one of another domain."""
@@ -95,13 +87,14 @@ class GroupsWithoutScn(XaGroups):
 
     def _was_examined(self, group: Group) -> None:
         """End an examined group: it need not be read again."""
-        self.foreign.note((group.domain_id, group.server_id), group.scn)
+        self.progress.foreign.note((group.domain_id, group.server_id), group.scn)
 
     def _gtid_list(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
-        is_newest = self.last_seq_no >= self.resolved
-        for missed in self.foreign.unread(read_gtid_list(body), is_newest=is_newest):
+        progress = self.progress
+        is_newest = progress.last_seq_no >= progress.resolved
+        for missed in progress.foreign.unread(read_gtid_list(body), is_newest=is_newest):
             why = f"groups {missed} of another domain are older than the readable binlog"
-            self.suspend_captured(f"{self._where(header)}: {why}")
+            self.suspend_captured(f"{self.cursor.where(header)}: {why}")
         return True
 
     @property
@@ -132,12 +125,23 @@ class GroupsWithoutScn(XaGroups):
         if group.prepares:
             found.prepared.setdefault(source, why)
             return None
-        self.suspended_by = SuspendingGroup(found.gtid, self.file, self.group_begin)
+        self.suspended_by = SuspendingGroup(found.gtid, self.cursor.file, self.progress.group_begin)
         return self._suspend_table(
             source, f"{found.name} {why}; {found.why}", keeps_rows=keeps_rows
         )
 
     # -- its events
+
+    def _look_ahead(
+        self, statement: Statement | None = None, *, with_knowledge: bool = False
+    ) -> bool:
+        """Request what the event's statement needs; returns False, as ``feed`` does then."""
+        self.lookahead_request = LookaheadRequest(
+            is_for_statement=True,
+            with_knowledge=with_knowledge,
+            statement=None if with_knowledge else statement,
+        )
+        return False
 
     def _examine_statement(self, statement: Statement, fresh: bool) -> bool:
         """Suspend the captured tables that a statement changes; False as ``feed`` returns it."""
@@ -145,9 +149,7 @@ class GroupsWithoutScn(XaGroups):
         found = effects_of(statement, self.dialect, captured)
         converts = not found.converted.keys().isdisjoint(captured)
         if not fresh and (found.needs_knowledge or converts):
-            self.looks_ahead, self.wants_knowledge = True, found.needs_knowledge
-            self.looks_for = None if found.needs_knowledge else statement
-            return False
+            return self._look_ahead(statement, with_knowledge=found.needs_knowledge)
         if found.needs_knowledge:
             found = effects_of(statement, self.dialect, captured, self.known.knowledge())
         elif converts:
@@ -201,7 +203,7 @@ class GroupsWithoutScn(XaGroups):
             for source, why in changed.items():
                 self._suspend(source, why)
         else:
-            self._hold(xid, self.resolved, frozenset(changed))
+            self._hold(xid, self.progress.resolved, frozenset(changed))
         self._end_group()
         return True
 

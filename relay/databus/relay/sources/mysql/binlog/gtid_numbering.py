@@ -174,7 +174,7 @@ class DomainNumbering:
     ) -> BinlogDecoder:
         """The decoder of MariaDB's groups."""
         made = BinlogDecoder(settings, charsets, catalogue, self.domain_id, resume_state.scn)
-        made.foreign = ForeignGtids(resume_state.foreign or "")
+        made.progress.foreign = ForeignGtids(resume_state.foreign or "")
         return made
 
     @contextmanager

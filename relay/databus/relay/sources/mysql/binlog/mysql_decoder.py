@@ -127,14 +127,14 @@ class MySqlDecoder(BinlogDecoder):
     @property
     def kernel_server(self) -> tuple[int, int, int]:
         """The server of the last group: the kernel reads its groups."""
-        generation = gtid_sets.generation_of(self.resolved)
+        generation = gtid_sets.generation_of(self.progress.resolved)
         return *self._words[generation], gtid_sets.scn_of(generation, 0)
 
     def came_to(self, resolved: int, last_seq_no: int, before: int) -> None:
         """See ``BinlogDecoder``."""
-        if resolved != self.resolved:
+        if resolved != self.progress.resolved:
             self._keep_end(resolved)
-        if last_seq_no != self.last_seq_no:
+        if last_seq_no != self.progress.last_seq_no:
             self._before = before
         super().came_to(resolved, last_seq_no, before)
 
@@ -176,24 +176,25 @@ class MySqlDecoder(BinlogDecoder):
         scn = gtid_sets.scn_of(self._uuids.index(gtid.uuid), gtid.number) if ours else 0
         commit_us = gtid.commit_us or header.timestamp_s * 1_000_000
         # A later server's own transactions may come before the expected one.
-        if ours and self.expected is not None:
-            generation = gtid_sets.generation_of(self.expected.scn)
+        if ours and self.progress.expected is not None:
+            generation = gtid_sets.generation_of(self.progress.expected.scn)
             if gtid_sets.generation_of(scn) == generation:
-                self._recognise(scn, header, commit_us)
-        if ours and scn <= self.last_seq_no:
-            if gtid_sets.generation_of(scn) < gtid_sets.generation_of(self.last_seq_no):
+                mark = LineageMark(scn, header.server_id, commit_us)
+                self.progress.recognise(mark, self.cursor.where(header))
+        if ours and scn <= self.progress.last_seq_no:
+            if gtid_sets.generation_of(scn) < gtid_sets.generation_of(self.progress.last_seq_no):
                 raise SourcePositionLost(
-                    f"{self._where(header)}: GTID {gtid.uuid}:{gtid.number} (scn {scn}) comes "
-                    f"after scn {self.last_seq_no}; give the option uuids in the order in which "
-                    "the servers have written"
+                    f"{self.cursor.where(header)}: GTID {gtid.uuid}:{gtid.number} (scn {scn}) "
+                    f"comes after scn {self.progress.last_seq_no}; give the option uuids in the "
+                    "order in which the servers have written"
                 )
             return self._begin_unnumbered(_Unnumbered(gtid.uuid, gtid.number, _LATE), header)
         if not ours:
-            self.foreign_groups += 1
+            self.progress.foreign_groups += 1
             return self._begin_unnumbered(_Unnumbered(gtid.uuid, gtid.number, _UNLISTED), header)
         self._note_missed(gtid, gtid_sets.generation_of(scn))
         self._begin_group(scn, _OURS, header, commit_us)
-        self.last_seq_no = scn
+        self.progress.last_seq_no = scn
         return True
 
     def _note_missed(self, gtid: MySqlGtid, generation: int) -> None:
@@ -201,10 +202,10 @@ class MySqlDecoder(BinlogDecoder):
 
         Also for groups that are read again, since an older resume state does not have them.
         """
-        if generation == gtid_sets.generation_of(self.last_seq_no):
-            last = gtid_sets.number_of(self.last_seq_no)
-        elif generation < len(self.ends) and self.ends[generation]:
-            last = self.ends[generation]
+        if generation == gtid_sets.generation_of(self.progress.last_seq_no):
+            last = gtid_sets.number_of(self.progress.last_seq_no)
+        elif generation < len(self.progress.ends) and self.progress.ends[generation]:
+            last = self.progress.ends[generation]
         else:
             return
         if gtid.number > last + 1:
@@ -215,14 +216,14 @@ class MySqlDecoder(BinlogDecoder):
         self, scn: int, domain_id: int, header: binlog_events.Header, commit_us: int
     ) -> None:
         ours = domain_id == _OURS
-        self._before = self.last_seq_no
+        self._before = self.progress.last_seq_no
         self.group = Group(
             scn,
             domain_id,
             header.server_id,
             commit_us,
             GtidFlag.STANDALONE | GtidFlag.DDL,
-            ours and scn > self.resolved,
+            ours and scn > self.progress.resolved,
             is_examined=not ours,
         )
 
@@ -233,7 +234,7 @@ class MySqlDecoder(BinlogDecoder):
 
     def _leave_group(self, header: binlog_events.Header) -> None:
         if self.group is not None:
-            self._forget_group(f"{self._where(header)}: a new group begins")
+            self._forget_group(f"{self.cursor.where(header)}: a new group begins")
 
     def _end_group(self) -> None:
         group = self.group
@@ -244,7 +245,7 @@ class MySqlDecoder(BinlogDecoder):
     def _passed(self, group: Group) -> None:
         if not (group.seq or self._counts(group.scn)):
             self._early = LineageMark(group.scn, group.server_id, group.commit_us)
-            self.last_seq_no = self._before
+            self.progress.last_seq_no = self._before
             self._keep_end(group.scn)
             return
         super()._passed(group)
@@ -253,28 +254,28 @@ class MySqlDecoder(BinlogDecoder):
     def _counts(self, scn: int) -> bool:
         generation = gtid_sets.generation_of
         # Not by ``resolved``: groups before it may be read again, after those of its successor.
-        return generation(scn) <= generation(self.resolved) or self._promotion.has_come(
+        return generation(scn) <= generation(self.progress.resolved) or self._promotion.has_come(
             self._before
         )
 
     def _keep_end(self, scn: int) -> None:
         """Record each server's last number; after a promotion its predecessors must not write."""
-        ends = [*self.ends, *(0 for _ in self._uuids)][: len(self._uuids)]
+        ends = [*self.progress.ends, *(0 for _ in self._uuids)][: len(self._uuids)]
         generation = gtid_sets.generation_of(scn)
         ends[generation] = max(ends[generation], gtid_sets.number_of(scn))
-        self.ends = tuple(ends)
+        self.progress.ends = tuple(ends)
 
     def _forget_group(self, why: str) -> None:
         super()._forget_group(why)
-        self.last_seq_no = self._before
+        self.progress.last_seq_no = self._before
 
     def _heartbeat(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         early = self._early
-        if early is None or early.scn <= self.resolved or self.group is not None:
+        if early is None or early.scn <= self.progress.resolved or self.group is not None:
             return True
-        if self._promotion.has_come(self.last_seq_no):
-            self.resolved = self.last_seq_no = early.scn
-            self.mark = early
+        if self._promotion.has_come(self.progress.last_seq_no):
+            self.progress.resolved = self.progress.last_seq_no = early.scn
+            self.progress.mark = early
         return True
 
     def _query(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
@@ -299,15 +300,15 @@ class MySqlDecoder(BinlogDecoder):
         if within is not None and not (within.wanted or within.is_examined):
             self._end_group()
         else:
-            self._open_payload(Payload(body, self._where(header)))
+            self.cursor.payload = Payload(body, self.cursor.where(header))
         return True
 
     def _anonymous(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
         within = self.group
         if within is None or within.wanted:
             raise UnsupportedChange(
-                f"{self._where(header)}: a transaction without a GTID (ANONYMOUS_GTID_LOG_EVENT); "
-                "set gtid_mode = ON on the server that wrote it"
+                f"{self.cursor.where(header)}: a transaction without a GTID "
+                "(ANONYMOUS_GTID_LOG_EVENT); set gtid_mode = ON on the server that wrote it"
             )
         return True
 
@@ -317,7 +318,7 @@ class MySqlDecoder(BinlogDecoder):
         gtid = read_tagged_gtid(body)
         self._leave_group(header)
         ours = gtid.uuid in self._uuids
-        self.foreign_groups += not ours
+        self.progress.foreign_groups += not ours
         found = _Unnumbered(f"{gtid.uuid}:{gtid.tag}", gtid.number, _TAG if ours else _UNLISTED)
         return self._begin_unnumbered(found, header)
 
@@ -331,7 +332,7 @@ class MySqlDecoder(BinlogDecoder):
             self._note_read(self._unnumbered)
 
     def _note_read(self, found: _Unnumbered) -> None:
-        self.other_groups += found.why != _UNLISTED
+        self.progress.other_groups += found.why != _UNLISTED
         one = ((found.number, found.number),)
         if found.why == _LATE:
             missed = self._missed.get(found.server, ())

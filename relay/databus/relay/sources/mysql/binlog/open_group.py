@@ -97,6 +97,9 @@ class FrameBuffer:
     Invariants:
         I1. ``data[:window_start]`` are whole windows, ``data[window_start:fill]`` the frames
             of the open one; both are multiples of 8.
+        I2. ``is_partly_sent``: ``take`` has returned frames of the open window.
+
+    ``rows_done``: so many rows of the event that is decoded next are packed already.
 
     Owner: the task that reads the stream.
     """
@@ -105,6 +108,8 @@ class FrameBuffer:
         self.data = bytearray(_FIRST_ROOM)
         self.fill = 0
         self.window_start = 0
+        self.is_partly_sent = False
+        self.rows_done = 0
 
     def append(self, frames: bytes) -> None:
         """Add frames to the open window."""
@@ -124,6 +129,11 @@ class FrameBuffer:
         """The size of the open window's frames."""
         return self.fill - self.window_start
 
+    def end_window(self) -> None:
+        """The open window is whole; the next frame begins another one."""
+        self.window_start = self.fill
+        self.is_partly_sent = False
+
     def cut_open(self) -> bytes:
         """Remove the open window's frames and return them."""
         taken = bytes(memoryview(self.data)[self.window_start : self.fill])
@@ -132,6 +142,8 @@ class FrameBuffer:
 
     def take(self, size: int) -> bytes:
         """Remove the first ``size`` bytes."""
+        if size > self.window_start:
+            self.is_partly_sent = True
         taken = bytes(memoryview(self.data)[:size])
         rest = bytes(memoryview(self.data)[size : self.fill])
         self.data[: len(rest)] = rest

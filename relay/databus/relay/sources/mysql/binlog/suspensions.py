@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from databus.common.schema.source_names import join_source
 from databus.relay.sources.announced_schemas import AnnouncedSchemas
+from databus.relay.sources.mysql.binlog.group_progress import GroupProgress
 from databus.relay.sources.mysql.binlog.open_group import Group
 from databus.relay.sources.mysql.protocol import binlog_events
 from databus.relay.sources.mysql.protocol.binlog_events import EventType
@@ -38,7 +39,7 @@ class Suspensions(ABC):
     announced: AnnouncedSchemas
     suspended: SuspendedTables
     group: Group | None
-    resolved: int
+    progress: GroupProgress
 
     @abstractmethod
     def txid(self, group: Group) -> str:
@@ -50,7 +51,7 @@ class Suspensions(ABC):
     def _suspend_table(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
         """Suspend this table; with ``keeps_rows`` only until this transaction ends."""
         group = self.group
-        scn = group.scn if group is not None and group.wanted else self.resolved
+        scn = group.scn if group is not None and group.wanted else self.progress.resolved
         if source not in self.suspended.suspensions:
             _log.warning("database %s: %s is suspended: %s", self.settings.name, source, why)
         self.suspended.suspend(source, scn, why, keeps_rows=keeps_rows)
@@ -74,7 +75,7 @@ class Suspensions(ABC):
         for source, table in catalogue.items():
             if table.unlogged and source not in self.suspended.suspensions:
                 _log.warning("%s: %s is suspended: %s", self.settings.name, source, table.unlogged)
-                self.suspended.suspend(source, self.resolved, table.unlogged)
+                self.suspended.suspend(source, self.progress.resolved, table.unlogged)
                 self.known.pass_over(source)
 
     def resume_requested(self) -> None:

@@ -20,14 +20,12 @@ from databus.relay.sources.mysql.protocol.binlog_events import GtidFlag
 class XaGroups(Suspensions):
     """Groups that prepare or complete an XA transaction; ``BinlogDecoder`` is the whole.
 
-    Invariants: I5 of BinlogDecoder.
+    Invariants: I3 of BinlogDecoder.
     Owner: as BinlogDecoder.
     """
 
     out: FrameBuffer
     prepared: PreparedTransactions
-    other_groups: int
-    replaying: bool
 
     @abstractmethod
     def _xid(self, header: binlog_events.Header, body: memoryview, fresh: bool) -> bool:
@@ -51,7 +49,7 @@ class XaGroups(Suspensions):
             self._start_replay()
             return True
         self.prepared.keep(xid, self.suspended.left_out)
-        self.other_groups += 1
+        self.progress.other_groups += 1
         self._passed(group)
         self.group = None
         return True
@@ -91,7 +89,7 @@ class XaGroups(Suspensions):
         assert group is not None
         group.flags &= ~GtidFlag.PREPARED_XA
         group.seq = group.event_count = 0
-        self.replaying = True
+        self.prepared.is_replayed = True
 
     def replay(self) -> None:
         """Add a part of a committed XA transaction to its window."""
@@ -100,7 +98,7 @@ class XaGroups(Suspensions):
         while self.out.open_bytes < PART_BYTES:
             found = self.prepared.next_frame(group.scn, group.seq, group.commit_us)
             if found is None:
-                self.replaying = False
+                self.prepared.is_replayed = False
                 self._end_group()
                 return
             self.out.append(found)

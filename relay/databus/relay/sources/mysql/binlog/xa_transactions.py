@@ -120,12 +120,15 @@ class PreparedTransactions:
     Invariants:
         I1. At most one spool is open: it is being filled, or read.
 
+    ``is_replayed``: the frames of the open one are being added to the window of its commit.
+
     Owner: the decoder.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Xid, TransactionSpool] = {}
         self._open: TransactionSpool | None = None
+        self.is_replayed = False
 
     @property
     def oldest_scn(self) -> int | None:

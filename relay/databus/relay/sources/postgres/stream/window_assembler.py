@@ -20,7 +20,7 @@ from databus.common.errors import FormatError, UnsupportedChange
 from databus.common.frame.frame_format import Op, pack_frame
 from databus.common.frame.window_builder import WindowBuilder, end_of_window
 from databus.common.schema.source_schema import SourceSchema
-from databus.relay.sources.announced_schemas import AnnouncedSchemas
+from databus.relay.sources.announced_schemas import AnnouncedSchemas, NewSchemas
 from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.postgres.kernels import pgoutput_kernels
 from databus.relay.sources.postgres.kernels.pgoutput_kernels import (
@@ -112,11 +112,10 @@ class WindowAssembler:
         self._left_out = self.suspended.left_out
         self._suspend_next: dict[str, DefinitionGap] = {}
         self._by_source: dict[str, int] = {}
-        self._told: set[int] = set()
         self._changed_after: dict[str, SourceSchema] = {}
         self.truncated_by: dict[int, int] = {}
         self._before_next = (0, 0)
-        self._schemas: list[SourceSchema] = []
+        self._new_schemas = NewSchemas()
         self._ready: list[bytes] = []
         self._ready_bytes = 0
         self._state = np.zeros(pgoutput_kernels.STATE_COUNT, dtype=np.int64)
@@ -339,9 +338,8 @@ class WindowAssembler:
     def take(self) -> tuple[bytes, tuple[SourceSchema, ...]]:
         """The frames packed so far, and the schemas first used in them."""
         data = self._ready[0] if len(self._ready) == 1 else b"".join(self._ready)
-        schemas = tuple(self._schemas)
-        self._ready, self._ready_bytes, self._schemas = [], 0, []
-        return data, schemas
+        self._ready, self._ready_bytes = [], 0
+        return data, self._new_schemas.take()
 
     # -- messages
 
@@ -503,9 +501,7 @@ class WindowAssembler:
         schema = codec.schema
         previous = self._by_source.get(schema.source, self.announced.get(schema.source))
         self._by_source[schema.source] = schema.fingerprint
-        if schema.fingerprint not in self._told or previous not in (None, schema.fingerprint):
-            self._told.add(schema.fingerprint)
-            self._schemas.append(schema)
+        self._new_schemas.use(schema, previous)
         if previous is None:
             self.announced.put(schema)
         if previous is None or previous == schema.fingerprint:
