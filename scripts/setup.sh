@@ -208,9 +208,11 @@ install_with_uv() {
     index=$(sed -n "s/^[^=]*\.index-url='\(.*\)'$/\1/p" <<<"$settings" | tail -n 1)
     more=$(sed -n "s/^[^=]*\.extra-index-url='\(.*\)'$/\1/p" <<<"$settings" | tail -n 1)
     pip install --constraint scripts/constraints.txt uv >"$log" 2>&1 &&
-        # Spark comes as its source: to compress its jars again would only take time.
+        # Spark comes as its source: to compress its jars again would only take time.  A cache of
+        # it takes 2 GB, which a machine that is thrown away has no use for.
         env ${index:+UV_DEFAULT_INDEX="$index"} ${more:+UV_INDEX="$more"} \
-            "$VENV/bin/uv" pip install --quiet --python "$VENV/bin/python" --compile-bytecode \
+            "$VENV/bin/uv" pip install ${CI:+--no-cache} --quiet --python "$VENV/bin/python" \
+            --compile-bytecode \
             --config-settings-package 'pyspark:--build-option=--compression=stored' \
             "${WANTED[@]}" >>"$log" 2>&1 && return
     say "uv could not (see $log); pip takes longer"
