@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from databus.relay.processes.fetcher import Fetcher
-from tests.support.capture import capturing, database_config, ring_state, streaming
+from tests.support.capture import capturing, database_config, ring_state, streaming, upserted
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import eventually
 
@@ -66,7 +66,8 @@ async def test_every_table_is_suspended_until_the_publication_is_there_again(
         await eventually(lambda: not stopped(fetcher), 60, "resynchronised")
         db.execute("INSERT INTO t VALUES (3)")
         wanted = {(number,) for (number,) in db.execute("SELECT id FROM t")}
-        await eventually(lambda: set(ring_state(folder).tables["public.t"]) == wanted, 30, "equal")
+        # The dump may read a row whose event is in the stream already.
+        await eventually(lambda: upserted(folder, "public.t")[0].keys() == wanted, 30, "equal")
         await eventually(
             lambda: not any("could not be compared" in w for w in warnings(fetcher)), 30, "well"
         )
@@ -99,9 +100,7 @@ async def test_a_table_that_loses_its_key_keeps_no_other_from_being_looked_at(
         db.execute("ALTER TABLE t REPLICA IDENTITY DEFAULT")
         await eventually(lambda: not stopped(fetcher), 60, "both are followed")
         db.execute("INSERT INTO later VALUES (2); INSERT INTO t VALUES (1)")
-        wanted = {"public.later": {(1,), (2,)}, "public.t": {(1,)}}
         await eventually(
-            lambda: {
-                source: set(ring_state(folder).tables.get(source, ())) for source in wanted
-            } == wanted, 30, "equal",
-        )  # fmt: skip
+            lambda: upserted(folder, "public.later")[0].keys() == {(1,), (2,)}, 30, "later"
+        )
+        await eventually(lambda: upserted(folder, "public.t")[0].keys() == {(1,)}, 30, "t")

@@ -365,16 +365,61 @@ PARENTS = ["renamed", "dropped", "other"]
 CHILDREN = ["child", "free", "calm", "plain_child"]
 
 
-async def test_children_are_named_by_the_names_that_their_parents_had(
-    database: FreshDatabase, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once all statements were run: every catalogue that is read is a later one."""
+
     def late(self: DdlLookahead, *args: Any, **wanted: Any) -> LookaheadResult:
-        """Every catalogue that is read is that behind the last statement."""
         assert ran.wait(60)
         return look(self, *args, **wanted)
 
     look, ran = DdlLookahead.look, threading.Event()
     monkeypatch.setattr(DdlLookahead, "look", late)
+    return ran
+
+
+THROUGH = "INSERT INTO triggered VALUES (2, 2)"
+MOVES = {
+    "a trigger's table is renamed": (THROUGH, "RENAME TABLE triggered TO moved"),
+    "a trigger's table is altered": (THROUGH, "ALTER TABLE triggered RENAME TO moved"),
+    "a trigger's table is dropped": (THROUGH, "DROP TABLE triggered"),
+    "a view is renamed": ("UPDATE seen SET v = 5", "RENAME TABLE seen TO looked"),
+    "another table is dropped": (THROUGH, "DROP TABLE other"),
+}
+
+
+@pytest.mark.parametrize(("change", "move"), MOVES.values(), ids=MOVES.keys())
+async def test_what_a_table_reached_is_not_looked_up_under_its_later_name(
+    database: FreshDatabase, session: Session, tmp_path: Path, ran: threading.Event,
+    change: str, move: str,
+) -> None:  # fmt: skip
+    tables = ["triggered", "audit", "calm", "other", "fence"]
+    for table in tables:
+        database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)")
+    database.execute("INSERT INTO audit VALUES (1, 1)")
+    config = database_config("shop", database.url, f"{database.name}.*")
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        session.run(
+            "CREATE TRIGGER tr AFTER INSERT ON triggered FOR EACH ROW "
+            "INSERT INTO audit VALUES (NEW.id, NEW.v)",
+            "CREATE VIEW seen AS SELECT id, v FROM audit",
+            "SET binlog_format = STATEMENT",
+            change,
+            "SET binlog_format = ROW",
+            move,
+        )
+        ran.set()
+        await eventually(lambda: f"{database.name}.audit" in stopped(fetcher), 30)
+        if move == "DROP TABLE other":
+            await caught_up(tmp_path / "shop", database, 1)
+            named = {source.partition(".")[2] for source in stopped(fetcher)}
+            assert named == {"audit", "triggered"}
+
+
+async def test_children_are_named_by_the_names_that_their_parents_had(
+    database: FreshDatabase, session: Session, tmp_path: Path, ran: threading.Event
+) -> None:
     away = f"{database.name}_away"
     database.server.create_database(away)
     for table in ("fence", f"{away}.plain", "plain_child"):

@@ -174,6 +174,22 @@ def test_another_clock_is_refused(log: HotLog) -> None:
         log.bind("shop", "clock-2", START)
 
 
+def test_a_damage_that_the_check_finds_has_the_name_of_its_file(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    log = HotLog(folder)
+    log.bind("shop", CLOCK, START)
+    log.append(History(7).block(5), 1)
+    log.close()
+    with lmdb.open(str(folder), max_dbs=3) as damaged:
+        frames = damaged.open_db(b"frames")
+        with damaged.begin(frames, write=True) as transaction:
+            (key, value), *_ = transaction.cursor()
+            transaction.delete(key)
+            transaction.put(bytes([*key[:-1], key[-1] ^ 1]), value)
+    with pytest.raises(FormatError, match=f"{folder}.*the block at .* ends elsewhere"):
+        describe_log(folder)
+
+
 def test_everything_is_there_after_opening_again(tmp_path: Path) -> None:
     schema = SourceSchema("shop.a", (Column("id", Kind.INT, nullable=False),), ("id",))
     log = HotLog(tmp_path / "log")

@@ -564,36 +564,35 @@ class HotLog:
         """Assert I1-I4 over everything that is stored; returns the number of frames.
 
         Raises:
-            StoreError, FormatError: with the block that is wrong.
+            FormatError: with the block that is wrong.
         """
-        with self._reading() as transaction:
+        with self._reading() as transaction, naming(self.folder):
             state = self._state(transaction)
             last, whole, size, count = state.start, state.start, 0, 0
             for key, value in transaction.cursor(self._frames):
-                with naming(self.folder):
-                    stop = unpack_position(bytes(key))
-                    columns = frame_format.scan(bytes(value))
-                    check_order(columns)
+                stop = unpack_position(bytes(key))
+                columns = frame_format.scan(bytes(value))
+                check_order(columns)
                 first = position_at(columns, 0)
                 if columns.stop != len(value) or position_at(columns, len(columns) - 1) != stop:
-                    raise StoreError(f"I1: the block at {stop} ends elsewhere")
+                    raise FormatError(f"I1: the block at {stop} ends elsewhere")
                 if first <= last:
-                    raise StoreError(f"I1: the block at {stop} begins at {first} after {last}")
+                    raise FormatError(f"I1: the block at {stop} begins at {first} after {last}")
                 last, size, count = stop, size + len(value), count + len(columns)
                 ends = np.flatnonzero(columns.op == Op.END_OF_WINDOW)
                 if len(ends) and ends[-1] == len(columns) - 1:
                     whole = stop
                 elif len(ends):
-                    raise StoreError(f"I2: the block at {stop} continues after a window's end")
-        if not state.start <= whole <= state.window <= state.last:
-            raise StoreError(f"I3: whole windows end at {whole}, but the facts are {state}")
-        if whole < last and state.window != whole:
-            raise StoreError(f"I3: a window is open after {whole}, but the facts are {state}")
-        if state.last < last:
-            raise StoreError(f"I4: frames up to {last}, checkpoint {state.last}")
-        if size != state.frame_bytes:
-            raise StoreError(f"{size} bytes are stored, the facts state {state.frame_bytes}")
-        return count
+                    raise FormatError(f"I2: the block at {stop} continues after a window's end")
+            if not state.start <= whole <= state.window <= state.last:
+                raise FormatError(f"I3: whole windows end at {whole}, but the facts are {state}")
+            if whole < last and state.window != whole:
+                raise FormatError(f"I3: a window is open after {whole}, but the facts are {state}")
+            if state.last < last:
+                raise FormatError(f"I4: frames up to {last}, checkpoint {state.last}")
+            if size != state.frame_bytes:
+                raise FormatError(f"{size} bytes are stored, the facts state {state.frame_bytes}")
+            return count
 
     def map_bytes(self) -> int:
         """Size of the memory map, which LMDB enlarges when needed."""

@@ -54,8 +54,8 @@ def load_knowledge(connection: MySqlConnection) -> Knowledge:
         _routines(connection),
         _merged(connection, dialect),
         unseen if missing else "",
-        dialect.is_mysql,
-        dialect.folds_names,
+        is_mysql=dialect.is_mysql,
+        folds_names=dialect.folds_names,
     )
 
 

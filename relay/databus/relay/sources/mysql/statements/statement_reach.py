@@ -38,7 +38,9 @@ class Knowledge:
 
     ``children`` are tables that a foreign key with an action refers from, by the parent;
     ``merged`` the tables of a MERGE table, and the other way round.  ``unseen`` says what the
-    account may not see; then every change of rows may reach every captured table.
+    account may not see; then every change of rows may reach every captured table.  ``moved`` has
+    the names, in lower case, of tables and views that were renamed or dropped between the change
+    and the reading of the catalogue: what belonged to them is listed elsewhere, or no more.
     """
 
     views: Mapping[TableName, RoutineBody] = field(default_factory=dict)
@@ -47,6 +49,7 @@ class Knowledge:
     routines: Mapping[TableName, RoutineBody] = field(default_factory=dict)
     merged: Mapping[TableName, frozenset[TableName]] = field(default_factory=dict)
     unseen: str = ""
+    moved: frozenset[str] = frozenset()
     is_mysql: bool = False
     folds_names: bool = False
 
@@ -76,7 +79,8 @@ def reached(
 
 
 class _CannotBeSeen(Exception):
-    """A body is not shown, cannot be lexed, or makes its statements while it runs."""
+    """A body is not shown, cannot be lexed, or makes its statements while it runs; or a table or
+    view has another name by now."""
 
 
 class _Search:
@@ -97,6 +101,8 @@ class _Search:
         if name not in self.found:
             self.found.add(name)
             self._todo.append(name)
+            if name[1].lower() in self._knowledge.moved:
+                raise _CannotBeSeen
 
     def calls(self, tokens: Sequence[Token]) -> None:
         """Functions among these tokens are called."""

@@ -37,6 +37,8 @@ _OBJECTS = keywords(
     """
 )
 """Words of statements that may change views, triggers or foreign keys."""
+_MOVES = [keywords(words) for words in ("rename", "drop", "create replace")]
+"""Words of statements that take a table away, and its triggers with it."""
 
 
 _SEQUENCE_COLUMNS = (
@@ -216,10 +218,14 @@ class KnownTables:
     def knowledge(self) -> Knowledge:
         """The views, triggers and routines that are known at the stream's position."""
         known = self.lookahead.knowledge
+        moved: set[str] = set()
         for statement in self.lookahead.ahead:
-            if _OBJECTS & names_in(statement):
+            names = names_in(statement)
+            if _OBJECTS & names:
                 return replace(known, unseen=f"{statement} came before the catalogue was read")
-        return known
+            if any(words <= names for words in _MOVES):
+                moved |= names
+        return replace(known, moved=frozenset(moved)) if moved else known
 
     def left_by(self, statement: Statement) -> Iterator[SourceSchema]:
         """The certain definitions right after a statement, without effects of later statements.
