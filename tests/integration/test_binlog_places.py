@@ -43,7 +43,7 @@ async def resumed(
     source = MySqlSource(config, use_kernels=use_kernels)
     await source.open()
     try:
-        source.recall(resume_state, None, after_scn)
+        source.restore(resume_state, None, after_scn)
         return await read_to_end(source, after_scn)
     finally:
         await source.close()

@@ -171,7 +171,7 @@ async def test_a_backlog_tells_each_definition_where_it_begins_and_not_todays(
         database.execute(statement)
     again = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
     await again.open()
-    again.recall(before.resume_state, None, before.resolved)
+    again.restore(before.resume_state, None, before.resolved)
     found = await read_to_end(again, before.resolved)
     await again.close()
     order: list[object] = []

@@ -106,7 +106,11 @@ def not_null(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 async def until_a_dropped_column_is_kept(stream: AsyncIterator[Batch]) -> str:
     """The first resume state that has one, as it is on disk."""
     async for batch in stream:
-        text = batch.resume_state.encode() if batch.resume_state is not None and batch.keep else ""
+        text = (
+            batch.resume_state.encode()
+            if batch.resume_state is not None and batch.persist_first
+            else ""
+        )
         if '"dropped": {"' in text:
             return text
     raise AssertionError("the stream ended by itself")
@@ -124,7 +128,7 @@ async def test_a_dropped_column_is_remembered_until_a_definition_is_certain(
     database.execute(f"INSERT INTO t VALUES {ROWS}")
     before = await read_to_end(source, start)
     alter(database, "t", "DROP c", "ADD d INT")
-    source.recall(before.resume_state, None, before.resolved)
+    source.restore(before.resume_state, None, before.resolved)
     stream = source.stream(before.resolved)
     async with asyncio.timeout(60 * PATIENCE):
         resume_state = await until_a_dropped_column_is_kept(stream)
@@ -134,7 +138,7 @@ async def test_a_dropped_column_is_remembered_until_a_definition_is_certain(
         await stream.aclose()
         source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
         await source.open()
-        source.recall(resume_state, None, before.resolved)
+        source.restore(resume_state, None, before.resolved)
         stream = source.stream(before.resolved)
     async with asyncio.timeout(60 * PATIENCE):
         async for batch in stream:

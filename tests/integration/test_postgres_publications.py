@@ -115,7 +115,7 @@ async def test_no_table_is_published_whose_updates_the_server_would_refuse(
     assert "days_0" in named["key of public.days"]
     application()
     source = PostgresSource(config_of(db, discover_every="100ms"))
-    source.recall("", None, 0)  # It goes on: tables made meanwhile are left out, by name.
+    source.restore("", None, 0)  # It goes on: tables made meanwhile are left out, by name.
     try:
         await source.open()
         start = await source.first_scn()
@@ -217,7 +217,7 @@ async def test_what_somebody_alters_in_the_publication_suspends_tables_and_is_no
             "publish_via_partition_root = true)"
         )
     resumed = PostgresSource(config_of(db, discover_every="100ms"))
-    resumed.recall(resume_state, None, start)
+    resumed.restore(resume_state, None, start)
     try:
         await resumed.open()
         async with following(resumed, start) as reader:
@@ -326,7 +326,7 @@ async def test_a_publication_for_all_tables_without_roots_is_named_and_stops_the
         async with opened(config):
             pass
     source = PostgresSource(config)
-    source.recall("", None, 0)
+    source.restore("", None, 0)
     try:
         await source.open()
         start = await source.first_scn()
@@ -421,7 +421,7 @@ async def test_rows_of_the_table_that_had_a_name_before_do_not_come_under_it(
         db.execute(f"CREATE TABLE t (id int {key}, v int)")
     db.execute("INSERT INTO t VALUES (1, 1), (9, 9)")
     resumed = PostgresSource(config_of(db, discover_every="1h"))
-    resumed.recall(resume_state, None, start)
+    resumed.restore(resume_state, None, start)
     try:
         await resumed.open()
         batches = resumed.stream(start)

@@ -92,14 +92,14 @@ async def test_a_schema_change_that_no_stream_saw_is_told_all_the_same(
     db.execute("INSERT INTO orders VALUES (2, 'two', 2, 2, 2)")
     db.execute("INSERT INTO items VALUES (1, 'a', 'v', 1)")
     async with opened(config_of(db)) as source:
-        source.recall(seen.resume_state, None, seen.last[0])
+        source.restore(seen.resume_state, None, seen.last[0])
         seen = await follow_to(source, seen.last[0], now_scn(db), seen)
         told = [(seen.events[1].scn - 1, "public.orders"), (seen.events[2].scn - 1, "public.items")]
         assert seen.schema_changes[1:] == told
     # And nothing is told where nothing has changed.
     db.execute("INSERT INTO orders VALUES (3, 'three', 3, 3, 3)")
     async with opened(config_of(db)) as source:
-        source.recall(seen.resume_state, None, seen.last[0])
+        source.restore(seen.resume_state, None, seen.last[0])
         seen = await follow_to(source, seen.last[0], now_scn(db), seen)
         assert (seen.ops, seen.schema_changes[1:]) == ("cccc", told)
 

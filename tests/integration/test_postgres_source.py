@@ -346,7 +346,7 @@ async def test_that_a_table_has_stopped_is_told_before_the_end_of_its_transactio
                 batches.append(batch)
                 if batch.resolved >= upto:
                     break
-    seen, kept = Seen(), [number for number, batch in enumerate(batches) if batch.keep]
+    seen, kept = Seen(), [number for number, batch in enumerate(batches) if batch.persist_first]
     assert len(kept) == 1
     for batch in batches[: kept[0] + 1]:
         seen.take(batch)
@@ -360,7 +360,7 @@ async def test_that_a_table_has_stopped_is_told_before_the_end_of_its_transactio
         (start, "error", "c"), (stopped.since_scn, "error", ""), (start, "null", "cc"),
     ):  # fmt: skip
         async with opened(config_of(db, special_values=special_values)) as source:
-            source.recall(last_resume_state.encode(), None, after_scn)
+            source.restore(last_resume_state.encode(), None, after_scn)
             assert (await follow_to(source, after_scn, now_scn(db))).ops == ops
 
 

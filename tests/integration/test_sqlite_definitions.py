@@ -348,7 +348,7 @@ async def test_what_a_definition_did_is_not_forgotten_by_a_relay_that_dies_at_on
     shop.execute("ALTER TABLE t ADD COLUMN d INT DEFAULT 7")
     for _ in range(2):  # The second one finds all triggers in step.
         again = SqliteSource(config)
-        again.recall("", None, scn)
+        again.restore("", None, scn)
         await again.open()
         stream = again.stream(scn)
         if _:

@@ -165,13 +165,13 @@ async def test_a_suspension_outlives_a_kill_right_behind_the_window_that_it_was_
             ring += batch.data
             if ring:
                 break  # Killed: the ring's pages outlive it, a memo that was not kept does not.
-            if batch.keep and batch.resume_state is not None:
+            if batch.persist_first and batch.resume_state is not None:
                 kept = batch.resume_state.encode()
     await source.close()
     (end,) = [view for view in iter_frames(ring) if view.op == Op.END_OF_WINDOW]
     last = Transaction(end.scn, bytes(end.key).decode(), end.commit_us)
     again = MySqlSource(config)
-    again.recall(kept, last, end.scn)
+    again.restore(kept, last, end.scn)
     await again.open()
     session(database, "INSERT INTO hidden VALUES (2, 2)", "INSERT INTO calm VALUES (2, 2)")
     streamed = await read_to_end(again, end.scn)

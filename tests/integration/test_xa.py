@@ -105,7 +105,7 @@ async def test_prepared_rows_come_with_their_commit_and_never_after_a_rollback(
     assert bytes((await read_to_end(plain, start)).data) == bytes(streamed.data)
     await plain.close()
     for scn in {event.scn for event in streamed.events()}:
-        source.recall(MySqlResumeState(scn, prepared=start + 1).encode(), None, scn)
+        source.restore(MySqlResumeState(scn, prepared=start + 1).encode(), None, scn)
         rest = await read_to_end(source, scn)
         assert [e.scn for e in rest.events()] == [e.scn for e in streamed.events() if e.scn > scn]
 

@@ -41,7 +41,7 @@ from databus.relay.sources.contract import (
     Chunk,
     ChunkRequest,
     RelayingSource,
-    RememberingSource,
+    ResumableSource,
     WatermarkingSource,
 )
 from databus.relay.sources.row_buffers import Row, Rows
@@ -300,25 +300,25 @@ async def test_watermarks_that_the_rules_would_change_are_refused() -> None:
 
 def test_a_ruled_source_offers_what_its_source_offers_and_nothing_else() -> None:
     # From Python 3.12 on isinstance does not see what __getattr__ would find.
-    plain, marking, remembering = ruled(object()), ruled(Watermarked()), ruled(Remembering())
+    plain, marking, resumable = ruled(object()), ruled(Watermarked()), ruled(Resumable())
     offers = [
-        [isinstance(source, kind) for kind in (WatermarkingSource, RememberingSource)]
-        for source in (plain, marking, remembering)
+        [isinstance(source, kind) for kind in (WatermarkingSource, ResumableSource)]
+        for source in (plain, marking, resumable)
     ]
-    # It has something to remember itself: which tables the rules did not fit.
+    # It has a resume state of its own: the tables that the rules did not fit.
     assert offers == [[False, True], [True, True], [False, True]]
-    assert not any(isinstance(s, RelayingSource) for s in (plain, marking, remembering))
-    plain.recall("memo", None, 7)
-    remembering.recall("memo", None, 7)
-    assert remembering._inner.told == ("memo", None, 7)
+    assert not any(isinstance(s, RelayingSource) for s in (plain, marking, resumable))
+    plain.restore("state", None, 7)
+    resumable.restore("state", None, 7)
+    assert resumable._inner.told == ("state", None, 7)
 
 
-class Remembering:
+class Resumable:
     """What is asked of a source that has a memo."""
 
     told: tuple[object, ...] = ()
 
-    def recall(self, *told: object) -> None:
+    def restore(self, *told: object) -> None:
         self.told = told
 
 

@@ -261,7 +261,7 @@ class Written:
         for batch in batches:
             self.batches.put_nowait(batch)
 
-    def recall(self, resume_state: str, last: object, after_scn: int) -> None:
+    def restore(self, resume_state: str, last: object, after_scn: int) -> None:
         self.told.append(resume_state)
 
     async def preflight(self) -> list[Finding]:
@@ -345,7 +345,7 @@ async def test_that_a_table_has_stopped_is_kept_before_the_window_goes_on_in_whi
     first, kept, second, third = await all_of(ruled(inner), inner)
     assert told_of(first) == [(1, 0, OTHER.source_id)]
     resume_state = decode_ruled(kept.resume_state.encode() if kept.resume_state else "")
-    assert (kept.keep, kept.data, kept.resolved) == (True, b"", 0)
+    assert (kept.persist_first, kept.data, kept.resolved) == (True, b"", 0)
     assert (
         resume_state.text == early.encode() and resume_state.suspended["shop.people"].since_scn == 2
     )
@@ -389,7 +389,7 @@ async def test_a_definition_that_does_not_fit_stops_its_table_and_is_not_told() 
 async def test_a_table_begins_again_between_two_windows_and_that_is_kept_at_once() -> None:
     inner = Written()
     source = ruled(inner)
-    source.recall(
+    source.restore(
         RuledResumeState(
             ColumnRules(source_config()).digest, {"shop.people": TableSuspension(3, "why")}
         ).encode(),
@@ -411,7 +411,7 @@ async def test_a_table_begins_again_between_two_windows_and_that_is_kept_at_once
     assert told_of(await anext(stream)) == [(9, 2, OTHER.source_id)]
     inner.batches.put_nowait(Batch(window(10, FIT), resolved=10))
     kept = await anext(stream)
-    assert kept.keep and not kept.data and kept.resume_state is not None
+    assert kept.persist_first and not kept.data and kept.resume_state is not None
     assert not decode_ruled(kept.resume_state.encode()).suspended
     assert told_of(await anext(stream)) == [(10, 0, FIT.source_id)]
     assert await asked == [7]
@@ -421,7 +421,7 @@ async def test_a_table_begins_again_between_two_windows_and_that_is_kept_at_once
         await source.read_chunk(ChunkRequest("shop.people", 10))
     inner.batches.put_nowait(Batch(window(11, FIT), resolved=11))
     kept, then = await anext(stream), await anext(stream)
-    assert kept.keep and told_of(then) == []
+    assert kept.persist_first and told_of(then) == []
     assert (await source.status())["stopped_tables"]["shop.people"]["since_scn"] == 3
     await stream.aclose()
 
@@ -447,7 +447,7 @@ async def test_only_who_goes_on_under_the_same_rules_leaves_a_table_out(
     source = ruled(inner, **rules)
     with pytest.raises(PreflightFailed, match="rule for shop"):
         await source.open()
-    source.recall(RuledResumeState(digest, text="what it kept").encode(), None, 5)
+    source.restore(RuledResumeState(digest, text="what it kept").encode(), None, 5)
     assert inner.told == ["what it kept"]
     if refused:
         with pytest.raises(PreflightFailed, match="rule for shop"):
@@ -455,7 +455,7 @@ async def test_only_who_goes_on_under_the_same_rules_leaves_a_table_out(
     else:
         await source.open()
     # One that has stopped is known, whatever the rules.
-    source.recall(
+    source.restore(
         RuledResumeState(digest, {"shop.people": TableSuspension(9, "why")}).encode(), None, 5
     )
     await source.open()

@@ -155,10 +155,10 @@ async def test_a_claim_keeps_the_relay_away_until_it_is_given_up(
     assert any("too many rows differ" in reason for reason in reasons)
 
 
-@pytest.mark.parametrize("keeps_rows", [True, False])
+@pytest.mark.parametrize("rows_remain", [True, False])
 @pytest.mark.parametrize("by", ["the relay", "bootstrap"])
 async def test_a_second_definition_while_a_table_is_read_suspends_it_again(
-    tmp_path: Path, by: str, keeps_rows: bool
+    tmp_path: Path, by: str, rows_remain: bool
 ) -> None:
     """Of a table that keeps its rows the source ends the suspension itself, before it is read.
 
@@ -180,10 +180,10 @@ async def test_a_second_definition_while_a_table_is_read_suspends_it_again(
     host: Any = Host()
     pace = ResyncPace(alone_s=0.0)
     tables = Resync(config_of(tmp_path, "auto"), tmp_path / "tables.json", host, pace)
-    first = TableSuspension(5, "its column d was added", keeps_rows=keeps_rows)
+    first = TableSuspension(5, "its column d was added", rows_remain=rows_remain)
     host.stops = {"main.t": first}
     tables.notice()
-    if keeps_rows:
+    if rows_remain:
         host.stops = {}
     if by == "bootstrap":
         assert tables.claim("main.t", by)
@@ -195,7 +195,7 @@ async def test_a_second_definition_while_a_table_is_read_suspends_it_again(
         record.state = CaptureState.RESYNCHRONISING
         tables._take_up("main.t")
     # The rows of these keys may have been read before.
-    host.stops = {"main.t": TableSuspension(9, "its column e was added", keeps_rows=True)}
+    host.stops = {"main.t": TableSuspension(9, "its column e was added", rows_remain=True)}
     tables.notice()
     host.stops = {}
     if by == "bootstrap":

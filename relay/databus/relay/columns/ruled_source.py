@@ -36,10 +36,10 @@ from databus.relay.sources.contract import (
     Batch,
     Chunk,
     ChunkRequest,
+    DropConfirmingSource,
     Finding,
-    ForgettingSource,
     RelayingSource,
-    RememberingSource,
+    ResumableSource,
     Source,
     SuspendingSource,
     TableSize,
@@ -78,7 +78,7 @@ class RuledSource:
         self._captures = config.captures
         self._name, self._ring_bytes = config.name, config.ring_bytes
         self._has_rules = not self._rules.is_empty
-        self._remembers({}, {})
+        self._load_suspensions({}, {})
         self._resume_state = RuledResumeState(self._rules.digest)
         self._resumed: set[str] = set()
         self._too_large: dict[str, UnsupportedChange] = {}
@@ -94,16 +94,16 @@ class RuledSource:
         if isinstance(inner, WatermarkingSource):
             self._watermarks = inner
             self.write_watermark = self._write_watermark
-        if isinstance(inner, ForgettingSource):
-            self._forgetting = inner
-            self.forget = self._forget
+        if isinstance(inner, DropConfirmingSource):
+            self._drops = inner
+            self.confirm_drop = self._confirm_drop
 
     @property
     def clock(self) -> str:
         """See ``Source.clock``."""
         return self._inner.clock
 
-    def _remembers(
+    def _load_suspensions(
         self, suspensions: Mapping[str, TableSuspension], large: Mapping[str, LargeRows]
     ) -> None:
         tables = SuspendedTables(suspensions)
@@ -119,8 +119,8 @@ class RuledSource:
             return found
         return [*found, *self._rules.findings(await self._inner.schemas())]
 
-    def recall(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
-        """See ``RememberingSource``: the suspended tables, and the source's own resume state.
+    def restore(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
+        """See ``ResumableSource``: the suspended tables, and the source's own resume state.
 
         Rules that have changed since are refused like those of a first start: an operator has just
         changed them and can fix them, and nothing is lost until then.
@@ -140,11 +140,11 @@ class RuledSource:
             if not self._is_unchanged or limit_bytes > state.limit_bytes:
                 rows.waits_for = ""  # The obstacle may be gone.
             suspensions[source] = replace(suspensions[source], waits_for=rows.waits_for)
-        self._remembers(suspensions, large)
+        self._load_suspensions(suspensions, large)
         self._resume_state = RuledResumeState(self._rules.digest, text=state.text)
-        self._remember()
-        if isinstance(self._inner, RememberingSource):
-            self._inner.recall(state.text, last, after_scn)
+        self._update_resume_state()
+        if isinstance(self._inner, ResumableSource):
+            self._inner.restore(state.text, last, after_scn)
 
     async def open(self) -> None:
         """See ``Source.open``; a rule that names no column is logged."""
@@ -196,10 +196,10 @@ class RuledSource:
             async with contextlib.aclosing(self._inner.stream(after_scn)) as batches:
                 async for batch in batches:
                     if self._settle():
-                        yield Batch(b"", resume_state=self._resume_state, keep=True)
+                        yield Batch(b"", resume_state=self._resume_state, persist_first=True)
                     sifted = self._sifted(batch)
                     if sifted.has_suspended:
-                        yield Batch(b"", resume_state=self._resume_state, keep=True)
+                        yield Batch(b"", resume_state=self._resume_state, persist_first=True)
                     if batch.resume_state is not None:
                         self._resume_state = replace(self._resume_state, inner=batch.resume_state)
                     self._resolved = max(self._resolved, batch.resolved)
@@ -224,7 +224,7 @@ class RuledSource:
         found = self._limit.sift(ruled, columns)
         has_suspended = fitting.has_suspended or found.has_suspended
         if has_suspended or found.has_changed:
-            self._remember()
+            self._update_resume_state()
         return replace(found, has_suspended=has_suspended)
 
     def _settle(self) -> bool:
@@ -246,10 +246,10 @@ class RuledSource:
             self._limit.suspend_again(source, self._resolved, problem)
         self._suspend_next.clear()
         self._too_large.clear()
-        self._remember()
+        self._update_resume_state()
         return True
 
-    def _remember(self) -> None:
+    def _update_resume_state(self) -> None:
         self._resume_state = replace(
             self._resume_state,
             suspended=dict(self._unfit.tables.suspensions),
@@ -333,9 +333,9 @@ class RuledSource:
         gone = {source: stop for source, stop in suspensions.items() if stop.is_gone}
         return {**suspensions, **self._unfit.tables.suspensions, **gone}
 
-    async def _forget(self, source: str) -> None:
-        """See ``ForgettingSource``."""
-        await self._forgetting.forget(source)
+    async def _confirm_drop(self, source: str) -> None:
+        """See ``DropConfirmingSource``."""
+        await self._drops.confirm_drop(source)
         self._unfit.tables.resume_emptied(source)
 
     async def table_size(self, source: str) -> TableSize:

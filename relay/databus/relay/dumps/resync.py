@@ -30,7 +30,7 @@ from databus.relay.capture.intake import Intake
 from databus.relay.dumps.dump_records import FINISHED, Dump, DumpBook, DumpState, new_dump
 from databus.relay.dumps.table_records import TableBook, TableRecord, shown
 from databus.relay.ring.returning_columns import returned_words
-from databus.relay.sources.contract import Batch, ChunkRequest, ForgettingSource, Source
+from databus.relay.sources.contract import Batch, ChunkRequest, DropConfirmingSource, Source
 from databus.relay.sources.suspended_tables import TableSuspension
 
 RELAY = "relay"
@@ -192,12 +192,12 @@ class Resync:
             record = self.book.get(source)
             if record is None:
                 record = TableRecord(source, CaptureState.SUSPENDED, stop.since_scn, stop.why)
-                record.noticed_us, record.keeps_rows = _now_us(), stop.keeps_rows
+                record.noticed_us, record.rows_remain = _now_us(), stop.rows_remain
                 record.waits_for, record.is_gone = stop.waits_for, stop.is_gone
                 self.book.add(record)
                 self._changed.set()
                 continue
-            record.keeps_rows &= stop.keeps_rows
+            record.rows_remain &= stop.rows_remain
             if record.state == CaptureState.SUSPENDED:
                 if record.error or record.reason == stop.why:
                     continue
@@ -229,7 +229,7 @@ class Resync:
         if record is None:
             _log.warning("database %s: %s is suspended: %s", self._config.name, source, why)
             record = TableRecord(source, CaptureState.SUSPENDED, intake.resolved, why)
-            record.noticed_us, record.keeps_rows = _now_us(), True
+            record.noticed_us, record.rows_remain = _now_us(), True
             self.book.add(record)
         elif record.state != CaptureState.SUSPENDED:
             self._suspend_again(record, intake.resolved, why)
@@ -325,7 +325,7 @@ class Resync:
         record.until_us = 0
         self._take_up(schema.source)
         keeps_deleted = {"d", "t"} & set(self._config.skipped_operations)
-        self._append(intake, record, None if keeps_deleted or record.keeps_rows else schema)
+        self._append(intake, record, None if keeps_deleted or record.rows_remain else schema)
         # A dump's plan is written to disk only after this.
         await self._host.make_durable()
 
@@ -465,8 +465,8 @@ class Resync:
         await self._host.make_durable()
         try:
             source, _ = await self._host.connected()
-            if isinstance(source, ForgettingSource):
-                await source.forget(record.source)
+            if isinstance(source, DropConfirmingSource):
+                await source.confirm_drop(record.source)
         except DatabusError as error:
             self._resuming.pop(record.source, None)
             self._failed(record, error.message)

@@ -16,6 +16,9 @@ from databus.common.errors import FormatError
 from databus.common.table_state import CaptureState, TableState
 from databus.relay.ring.data_folder import keep_document, read_document
 
+_STORED_ROWS_REMAIN = "keeps_rows"
+"""The name of ``rows_remain`` on disk."""
+
 
 @dataclasses.dataclass(slots=True)
 class TableRecord:
@@ -25,7 +28,7 @@ class TableRecord:
     claimed it until ``until_us``.  After ``tries`` failures it is retried at ``again_us``.
     ``is_confirmed``: an operator requested the resynchronisation.  ``is_declined``: a bootstrap
     server cannot repair it, so that the relay has to dump it.  ``published`` is the state in the
-    last frame about it, ``cure`` that of a chained relay's parent.  ``keeps_rows``: the copies
+    last frame about it, ``cure`` that of a chained relay's parent.  ``rows_remain``: the copies
     of its readers have all rows and only old values, so nothing is emptied.
     ``waits_for``: what must be done before it can be resynchronised; empty: nothing is known.
     ``is_gone``: there is no such table any more, and the record ends once readers have emptied it.
@@ -47,14 +50,26 @@ class TableRecord:
     is_declined: bool = False
     cure: str = ""
     published: str = ""
-    keeps_rows: bool = False
+    rows_remain: bool = False
     waits_for: str = ""
     is_gone: bool = False
     returned: list[str] = dataclasses.field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """The record as it is on disk."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        stored = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        stored[_STORED_ROWS_REMAIN] = stored.pop("rows_remain")
+        return stored
+
+    @classmethod
+    def of_json(cls, stored: dict[str, Any]) -> TableRecord:
+        """The record that ``to_json`` has encoded.
+
+        Raises:
+            ValueError, TypeError: it is something else.
+        """
+        rows_remain = stored.pop(_STORED_ROWS_REMAIN, False)
+        return cls(**{**stored, "state": CaptureState(stored["state"]), "rows_remain": rows_remain})
 
     def suspend(self, error: str, again_us: int) -> None:
         """An attempt to resynchronise it has failed, or was given up."""
@@ -86,8 +101,7 @@ class TableBook:
             return
         try:
             for document in json.loads(content)["tables"]:
-                record = TableRecord(**document)
-                record.state = CaptureState(record.state)
+                record = TableRecord.of_json(document)
                 self._records[record.source] = record
         except (ValueError, KeyError, TypeError) as error:
             raise FormatError(f"{path} is damaged: {error!r}; move it away") from error

@@ -232,7 +232,7 @@ class Fetcher:
             self._open_intake(None, Position(0, 0))
         source = self._link.make()
         try:
-            self._recall(source)
+            self._restore(source)
             await source.open()
             if self.intake is None:
                 self.folder.resume_state.unlink(missing_ok=True)
@@ -252,7 +252,7 @@ class Fetcher:
                         await self._take_waiting(intake, batch)
                     else:
                         self._take(intake, batch)
-                    if batch.keep:
+                    if batch.persist_first:
                         await self.make_durable()
                     # A source that never has to wait must not block the other tasks.
                     now_s = time.monotonic()
@@ -263,13 +263,13 @@ class Fetcher:
             self.status.caught_up = False
             await self._link.close(source)
 
-    def _recall(self, source: contract.Source) -> None:
+    def _restore(self, source: contract.Source) -> None:
         """Give the source its resume state if the stream continues at the same position."""
         intake = self.intake
-        if intake is not None and isinstance(source, contract.RememberingSource):
+        if intake is not None and isinstance(source, contract.ResumableSource):
             resume_state = (read_document(self.folder.resume_state) or b"").decode()
             with naming(self.folder.resume_state):
-                source.recall(resume_state, intake.last_transaction(), intake.complete.scn)
+                source.restore(resume_state, intake.last_transaction(), intake.complete.scn)
 
     def _open_intake(self, clock: str | None, start: Position) -> Intake:
         config = self.config

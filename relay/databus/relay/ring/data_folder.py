@@ -53,7 +53,7 @@ class DatabaseFolder:
 
     @property
     def resume_state(self) -> Path:
-        """The source's resume state; see ``RememberingSource``."""
+        """The source's resume state; see ``ResumableSource``."""
         return self.path / "source.json"
 
     @property

@@ -39,16 +39,16 @@ class Batch:
     ``data`` may hold many windows and may end inside one (its rest comes in the next
     batches).  ``schemas`` are those that ``data`` uses and no batch before had.  ``resolved``
     is an scn up to which every commit has been yielded, this batch included; it grows also
-    when only tables that are not captured change.  A ``RememberingSource`` needs
-    ``resume_state`` to resume after this batch.  With ``keep``, the fetcher must write it to disk
-    before it writes the next batches to the ring.
+    when only tables that are not captured change.  A ``ResumableSource`` needs
+    ``resume_state`` to resume after this batch.  With ``persist_first``, the fetcher must write it
+    to disk before it writes the next batches to the ring.
     """
 
     data: bytes
     schemas: tuple[SourceSchema, ...] = ()
     resolved: int = 0
     resume_state: ResumeState | None = None
-    keep: bool = False
+    persist_first: bool = False
 
 
 class Snapshot(Protocol):
@@ -282,10 +282,10 @@ class SuspendingSource(Protocol):
 
 
 @runtime_checkable
-class ForgettingSource(Protocol):
+class DropConfirmingSource(Protocol):
     """What a source offers besides ``SuspendingSource`` if its log has no event of DROP TABLE."""
 
-    async def forget(self, source: str) -> None:
+    async def confirm_drop(self, source: str) -> None:
         """End the suspension of a dropped table (``TableSuspension.is_gone``), between two
         transactions.
 
@@ -308,15 +308,15 @@ class Transaction:
 
 
 @runtime_checkable
-class RememberingSource(Protocol):
+class ResumableSource(Protocol):
     """What a source offers besides ``Source`` if it needs more than an scn to resume.
 
     The fetcher stores the resume state of the last batch that is wholly on disk.  Before ``open``
-    of a stream that resumes it calls ``recall``.  The resume state may be older than the
+    of a stream that resumes it calls ``restore``.  The resume state may be older than the
     position at which the stream resumes.
     """
 
-    def recall(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
+    def restore(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
         """Load the stored resume state.  ``last`` is the transaction at ``after_scn``, where the
         stream will resume, if there is one.
 

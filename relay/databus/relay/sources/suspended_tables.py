@@ -20,7 +20,7 @@ from databus.common.errors import FormatError, SourceUnavailable
 class TableSuspension:
     """Since which transaction a table is suspended, and why.
 
-    ``keeps_rows``: each row that the stream delivered still exists under its key, with other
+    ``rows_remain``: each row that the stream delivered still exists under its key, with other
     values.  The table resumes after this transaction, and a dump brings the values.
     ``waits_for``: what has to be done before the table can be read; empty: nothing.
     ``is_gone``: the table was dropped.  The relay empties it at its readers and then calls
@@ -29,7 +29,7 @@ class TableSuspension:
 
     since_scn: int
     why: str
-    keeps_rows: bool = False
+    rows_remain: bool = False
     waits_for: str = ""
     is_gone: bool = False
 
@@ -95,18 +95,18 @@ class SuspendedTables:
 
     @property
     def left_out(self) -> set[str]:
-        """The tables whose changes are left out: those without ``keeps_rows``."""
-        return {source for source, stop in self.suspensions.items() if not stop.keeps_rows}
+        """The tables whose changes are left out: those without ``rows_remain``."""
+        return {source for source, stop in self.suspensions.items() if not stop.rows_remain}
 
     def suspend(
-        self, source: str, scn: int, why: str, *, keeps_rows: bool = False, waits_for: str = ""
+        self, source: str, scn: int, why: str, *, rows_remain: bool = False, waits_for: str = ""
     ) -> None:
-        """Suspend a table; the first reason counts, unless that one has ``keeps_rows``."""
+        """Suspend a table; the first reason counts, unless that one has ``rows_remain``."""
         before = self.suspensions.get(source)
-        if before is None or (before.keeps_rows and not keeps_rows):
-            self.suspensions[source] = TableSuspension(scn, why, keeps_rows, waits_for)
+        if before is None or (before.rows_remain and not rows_remain):
+            self.suspensions[source] = TableSuspension(scn, why, rows_remain, waits_for)
             self.suspended_count += 1
-            if keeps_rows:
+            if rows_remain:
                 self._requested.add(source)
             else:
                 self._requested.discard(source)

@@ -30,7 +30,7 @@ async def test_who_waits_for_a_stopped_table_is_told_that_the_stream_has_ended(
     monkeypatch.setattr(source_module, "MySqlConnection", NoServer)
     monkeypatch.setattr(source_module, "load_catalogue", lambda connection, settings: {})
     source = MySqlSource(CONFIG)
-    source.recall(
+    source.restore(
         MySqlResumeState(7, suspended={"shop.odd": TableSuspension(5, "why")}).encode(), None, 7
     )
     async with asyncio.timeout(10):

@@ -151,7 +151,7 @@ async def test_a_stop_in_a_large_window_is_found_at_the_same_place_after_a_resta
     end = await source.first_scn()
     batches = await batches_until(source, 0, end)
     first = b"".join(batch.data for batch in batches)
-    keeps = [at for at, batch in enumerate(batches) if batch.keep]
+    keeps = [at for at, batch in enumerate(batches) if batch.persist_first]
     assert len(keeps) == 1 and keeps[0] < len(batches) - 1, "the stop is kept before the end"
     assert len(frame_format.scan(first)) == 3001 + 1500 + 1
     resume_state = batches[-1].resume_state
@@ -160,12 +160,12 @@ async def test_a_stop_in_a_large_window_is_found_at_the_same_place_after_a_resta
     writer.execute("INSERT INTO item (name) VALUES ('z')")
     await source.close()
     again = SqliteSource(config(path))
-    again.recall(resume_state.encode(), None, 0)
+    again.restore(resume_state.encode(), None, 0)
     await again.open()
     assert first == b"".join(batch.data for batch in await batches_until(again, 0, end))
     await again.close()
     after = SqliteSource(config(path))
-    after.recall(resume_state.encode(), None, end)
+    after.restore(resume_state.encode(), None, end)
     await after.open()
     assert [event[:2] for event in await read(after, end)] == [("c", "main.item")]
     await after.close()
@@ -176,7 +176,7 @@ async def test_a_table_that_was_rebuilt_stops_alone_since_its_triggers_were_gone
     path: Path, writer: sqlite3.Connection, away: bool
 ) -> None:
     source = SqliteSource(config(path))
-    source.recall("", None, 1)
+    source.restore("", None, 1)
     await source.open()
     writer.execute("INSERT INTO item (id) VALUES (1)")
     writer.execute("INSERT INTO line VALUES (1, 'a', 1)")
@@ -195,13 +195,13 @@ async def test_a_table_that_was_rebuilt_stops_alone_since_its_triggers_were_gone
         resume_state = batches[-1].resume_state
         assert resume_state is not None
         source = SqliteSource(config(path))
-        source.recall(resume_state.encode(), None, 3)
+        source.restore(resume_state.encode(), None, 3)
         await source.open()
         stream = source.stream(3)
     found = [await anext(stream)]
     while found[-1].resolved < 4:
         found.append(await anext(stream))
-    keeps = [batch.resume_state for batch in found if batch.keep]
+    keeps = [batch.resume_state for batch in found if batch.persist_first]
     assert keeps[0] is not None and '"main.line": [3,' in keeps[0].encode()
     writer.execute("INSERT INTO line VALUES (3, 'c', 3)")
     writer.execute("INSERT INTO item (id) VALUES (3)")

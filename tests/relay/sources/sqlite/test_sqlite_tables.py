@@ -42,7 +42,7 @@ def test_rows_that_went_with_a_table_are_not_forgotten_for_a_doubt_about_its_val
     while not tables.refresh(db, last):
         pass
     unseen = tables.unseen(db)["main.t"]
-    assert not unseen.keeps_rows
+    assert not unseen.rows_remain
     assert unseen.why == UNWATCHED
     db.close()
 
@@ -77,7 +77,7 @@ def test_what_is_defined_while_no_relay_runs_puts_other_tables_in_no_doubt(
     else:
         assert found is not None
         assert found.why.startswith(why)
-        assert found.keeps_rows
+        assert found.rows_remain
     db.close()
 
 

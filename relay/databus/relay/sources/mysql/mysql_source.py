@@ -50,7 +50,7 @@ from databus.relay.sources.mysql.gtid.binlog_locations import (
 )
 from databus.relay.sources.mysql.gtid.mysql_lineage import (
     MySqlResumeState,
-    Recalled,
+    RestoredState,
     decode_resume_state,
     mark_of,
 )
@@ -119,7 +119,7 @@ class MySqlSource:
         self._catalogue: Catalogue = {}
         self._numbering: Numbering = DomainNumbering(0)
         self._decoder: BinlogDecoder | None = None
-        self._recalled: Recalled | None = None
+        self._restored: RestoredState | None = None
         self._suspended = SuspendedTables({})
         self._locations: BinlogLocations | None = None
         self._lookahead = DdlLookahead()
@@ -171,9 +171,9 @@ class MySqlSource:
 
     def _try_position(self, connection: MySqlConnection) -> None:
         """Check that the stream can resume on this server."""
-        recalled = self._recalled
-        if recalled is not None:
-            resume_state = recalled.resume_state(recalled.after_scn)
+        restored = self._restored
+        if restored is not None:
+            resume_state = restored.resume_state(restored.after_scn)
             self._numbering.dump_after(connection, self._settings, resume_state)
 
     def _examine(self, connection: MySqlConnection) -> list[Finding]:
@@ -207,7 +207,7 @@ class MySqlSource:
 
     async def open(self) -> None:
         """Connect, run the preflight, load the tables."""
-        resumes = self._recalled is not None
+        resumes = self._restored is not None
         raise_findings(self._settings.name, await self.preflight(), resumes=resumes)
         if self.use_kernels:
             await asyncio.to_thread(warm_up)
@@ -234,7 +234,7 @@ class MySqlSource:
         settings = self._settings
         resume_state = await self._resume_state_for(after_scn)
         if resume_state.foreign is None:
-            is_lost = self._recalled is not None and self._recalled.stored is None
+            is_lost = self._restored is not None and self._restored.stored is None
             foreign = "" if is_lost else await self._query(self._numbering.foreign)
             resume_state = dataclasses.replace(resume_state, foreign=foreign)
         asked = resume_state
@@ -268,7 +268,7 @@ class MySqlSource:
         self._streams_from = self._reset = ""
         if after_scn == self._beginning.scn:
             # No later start can derive it; numbers missed from now on are counted from it.
-            yield Batch(b"", resolved=after_scn, resume_state=resume_state, keep=True)
+            yield Batch(b"", resolved=after_scn, resume_state=resume_state, persist_first=True)
         is_mariadb = isinstance(self._numbering, DomainNumbering)
         self._locations = BinlogLocations() if is_mariadb else None
         connection = await asyncio.to_thread(MySqlConnection, settings)
@@ -283,13 +283,13 @@ class MySqlSource:
             connection.close()
             decoder.prepared.close()
 
-    def recall(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
-        """See ``RememberingSource``."""
+    def restore(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
+        """See ``ResumableSource``."""
         stored = decode_resume_state(resume_state) if resume_state else None
         mark = mark_of(last) if last is not None else None
         if mark is None and stored is not None:
             mark = stored.mark
-        self._recalled = Recalled(after_scn, mark, stored)
+        self._restored = RestoredState(after_scn, mark, stored)
         if stored is not None:
             self._suspended = self._suspensions_of(stored)
 
@@ -301,12 +301,12 @@ class MySqlSource:
         )
 
     async def _resume_state_for(self, after_scn: int) -> MySqlResumeState:
-        """The resume state for ``after_scn``: the recalled one, or a new one from the server."""
-        recalled = self._recalled or Recalled(after_scn, None, None)
-        if recalled.stored is not None and recalled.stored.scn <= after_scn:
-            return recalled.resume_state(after_scn)
+        """The resume state for ``after_scn``: the restored one, or a new one from the server."""
+        restored = self._restored or RestoredState(after_scn, None, None)
+        if restored.stored is not None and restored.stored.scn <= after_scn:
+            return restored.resume_state(after_scn)
         prepared = await self._query(has_prepared)
-        resume_state = recalled.resume_state(after_scn)
+        resume_state = restored.resume_state(after_scn)
         if after_scn == self._beginning.scn:
             began = self._beginning
             resume_state = dataclasses.replace(
@@ -375,7 +375,7 @@ class MySqlSource:
                     noticed = counts
                     yield self._suspension(decoder)
                 if looks_ahead and decoder.known.inferred.is_needed:
-                    yield self._batch(decoder, keep=True)
+                    yield self._batch(decoder, persist_first=True)
                 current.used()
                 decoder.spill()
                 while decoder.prepared.is_replayed:
@@ -396,10 +396,10 @@ class MySqlSource:
                 yielded_at_s = now_s
                 yield self._batch(decoder)
 
-    def _batch(self, decoder: BinlogDecoder, *, keep: bool = False) -> Batch:
+    def _batch(self, decoder: BinlogDecoder, *, persist_first: bool = False) -> Batch:
         data, schemas = decoder.take()
         self._resolved, self._resume_state = decoder.resolved, decoder.resume_state()
-        return Batch(data, schemas, self._resolved, self._resume_state, keep)
+        return Batch(data, schemas, self._resolved, self._resume_state, persist_first)
 
     def _suspension(self, decoder: BinlogDecoder) -> Batch:
         """The suspended tables and dropped columns, on disk before the window that adds to them.
@@ -409,7 +409,7 @@ class MySqlSource:
         """
         suspended, dropped = dict(decoder.suspended.suspensions), decoder.known.dropped.names
         resume_state = dataclasses.replace(self._resume_state, suspended=suspended, dropped=dropped)
-        return Batch(b"", resolved=self._resolved, resume_state=resume_state, keep=True)
+        return Batch(b"", resolved=self._resolved, resume_state=resume_state, persist_first=True)
 
     async def _look_ahead(self, decoder: BinlogDecoder) -> None:
         """The present catalogue, and the statements since the stream's position."""

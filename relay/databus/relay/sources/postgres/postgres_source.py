@@ -95,7 +95,7 @@ class PostgresSource:
         self._clock = ""
         self._acked_scn = 0
         self._timeline = 0
-        self._recalled: tuple[PostgresResumeState, int] | None = None
+        self._restored: tuple[PostgresResumeState, int] | None = None
         self._resumes = False
         self._suspended = SuspendedTables({})
         self._resumed_from: set[str] = set()
@@ -156,16 +156,16 @@ class PostgresSource:
         name = self._settings.clock_name
         self._clock = f"postgresql:{now.system}" + (f":{name}" if name else "")
         self._timeline = now.timeline
-        if self._recalled is not None:
-            kept, after_scn = self._recalled
+        if self._restored is not None:
+            kept, after_scn = self._restored
             await postgres_lineage.require_history(self._settings, now, kept.timeline, after_scn)
 
-    def recall(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
-        """See ``RememberingSource``: the resume state of the stream up to ``after_scn``."""
+    def restore(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
+        """See ``ResumableSource``: the resume state of the stream up to ``after_scn``."""
         self._resumes = True
-        self._recalled = (decode_resume_state(resume_state), after_scn) if resume_state else None
-        suspensions = self._recalled[0].suspended if self._recalled else {}
-        self._given = self._recalled[0].given if self._recalled else GivenTables()
+        self._restored = (decode_resume_state(resume_state), after_scn) if resume_state else None
+        suspensions = self._restored[0].suspended if self._restored else {}
+        self._given = self._restored[0].given if self._restored else GivenTables()
         # A suspension of a later transaction happens again, at the same change.
         self._suspended = SuspendedTables(
             {
@@ -201,7 +201,7 @@ class PostgresSource:
     async def stream(self, after_scn: int) -> AsyncGenerator[Batch, None]:
         """See slot_stream.py."""
         self._acked_scn = max(self._acked_scn, after_scn)
-        kept = self._recalled[0] if self._recalled else PostgresResumeState(self._timeline)
+        kept = self._restored[0] if self._restored else PostgresResumeState(self._timeline)
         announced = AnnouncedSchemas(kept.announced)
         announced.assume(self._at_first)
         for source, change in self._suspend_first.items():
@@ -209,14 +209,14 @@ class PostgresSource:
                 "database %s: %s is suspended: %s", self._settings.name, source, change.why
             )
             self._suspended.suspend(
-                source, after_scn, change.why, keeps_rows=change.keeps_rows,
+                source, after_scn, change.why, rows_remain=change.rows_remain,
                 waits_for=change.waits_for,
             )  # fmt: skip
         resume_state = PostgresResumeState(
             self._timeline, dict(self._suspended.suspensions), announced.encode(), self._given
         )
         if self._suspend_first:
-            yield Batch(b"", resolved=after_scn, resume_state=resume_state, keep=True)
+            yield Batch(b"", resolved=after_scn, resume_state=resume_state, persist_first=True)
             self._suspend_first = {}
         running = SlotStream(
             self._settings,
@@ -269,7 +269,7 @@ class PostgresSource:
         except UnsupportedChange as error:
             if request.source in self._resumed_from and self._stream is not None:
                 self._stream.suspend_again(
-                    request.source, DefinitionGap(error.message, keeps_rows=False)
+                    request.source, DefinitionGap(error.message, rows_remain=False)
                 )
             raise
 
@@ -304,8 +304,8 @@ class PostgresSource:
         }
         return {**suspensions, **gone} if gone else suspensions
 
-    async def forget(self, source: str) -> None:
-        """See ``ForgettingSource``."""
+    async def confirm_drop(self, source: str) -> None:
+        """See ``DropConfirmingSource``."""
         if self._stream is None or not self._given.is_gone(source):
             why = "a table of this name exists again" if self._stream else "it is not connected"
             raise SourceUnavailable(f"{source} cannot be given up: {why}")
@@ -491,7 +491,7 @@ class PostgresSource:
             if await self._is_gone(source):
                 self._given = self._given.gone(source)
                 self._suspended.wait_for(source, "")
-                self._suspend(source, DefinitionGap(_GONE, keeps_rows=False))
+                self._suspend(source, DefinitionGap(_GONE, rows_remain=False))
 
     async def _is_gone(self, source: str) -> bool:
         oid, known = await self._catalogue.oid_named(source), self._given.oids.get(source)
@@ -506,7 +506,7 @@ class PostgresSource:
             name = table.source
             if self._given.is_gone(name) or self._given.is_forgotten(name):
                 self._given = self._given.lost([name])
-                self._suspend(name, DefinitionGap(_RETURNED, keeps_rows=False))
+                self._suspend(name, DefinitionGap(_RETURNED, rows_remain=False))
 
     def _suspend_all(self, why: str) -> None:
         """Suspend all tables: none has events until a look finds the publication whole."""
@@ -516,7 +516,7 @@ class PostgresSource:
             if not (self._given.is_gone(source) or self._given.is_forgotten(source))
         }  # fmt: skip
         for source in gone.keys() - self._unpublished.keys():
-            self._suspend(source, DefinitionGap(why, keeps_rows=False, waits_for=cure))
+            self._suspend(source, DefinitionGap(why, rows_remain=False, waits_for=cure))
         self._unpublished = {**self._unpublished, **gone}
 
     async def _required_publication(self) -> Publication:
@@ -585,7 +585,7 @@ class PostgresSource:
 
     def _suspend_until(self, source: str, why: str, cure: str) -> None:
         """Suspend a table; it is not read before ``waits_for`` is done."""
-        self._suspend(source, DefinitionGap(why, keeps_rows=False, waits_for=cure))
+        self._suspend(source, DefinitionGap(why, rows_remain=False, waits_for=cure))
         self._suspended.wait_for(source, cure)
 
     def _suspend(self, source: str, change: DefinitionGap) -> None:

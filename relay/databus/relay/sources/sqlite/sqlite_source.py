@@ -188,15 +188,15 @@ class SqliteSource:
             self._position = log.last_id(self._connection)
             self._tables.settled(self._connection, self._tables.unseen(self._connection))
 
-    def recall(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
-        """See ``RememberingSource``: the suspended tables."""
+    def restore(self, resume_state: str, last: Transaction | None, after_scn: int) -> None:
+        """See ``ResumableSource``: the suspended tables."""
         self._resumes, self._position = True, after_scn
-        recalled = decode_suspensions(resume_state) if resume_state else SuspensionState()
+        restored = decode_suspensions(resume_state) if resume_state else SuspensionState()
         # A suspension of a later window happens again, at the same row.
         self._resume_state = SuspensionState(
             {
                 name: stop
-                for name, stop in recalled.suspended.items()
+                for name, stop in restored.suspended.items()
                 if stop.since_scn <= after_scn and self._config.captures(name)
             }
         )
@@ -222,7 +222,10 @@ class SqliteSource:
                 if self._settle():
                     unseen, self._unseen = self._unseen, {}
                     yield Batch(
-                        b"", resolved=self._position, resume_state=self._resume_state, keep=True
+                        b"",
+                        resolved=self._position,
+                        resume_state=self._resume_state,
+                        persist_first=True,
                     )
                     if unseen:
                         await self._run(partial(self._tables.settled, self._db, unseen))
@@ -432,8 +435,8 @@ class SqliteSource:
         unreadable = {source: Unseen(why) for source, why in self._suspend_next.items()}
         for source, unseen in (unreadable | self._unseen).items():
             _log.warning("database %s: %s is suspended: %s", self._config.name, source, unseen.why)
-            if unseen.keeps_rows:
-                self._suspended.suspend(source, self._last_scn, unseen.why, keeps_rows=True)
+            if unseen.rows_remain:
+                self._suspended.suspend(source, self._last_scn, unseen.why, rows_remain=True)
             else:
                 self._suspended.suspend_again(source, self._last_scn, unseen.why)
         self._suspend_next.clear()
@@ -475,7 +478,7 @@ class SqliteSource:
         while True:
             schemas = await self._run(partial(self._pack, window, block, after))
             if self._suspend(self._left_out, poll.upto):
-                yield Batch(b"", resume_state=self._resume_state, keep=True)
+                yield Batch(b"", resume_state=self._resume_state, persist_first=True)
             self._follow_emptied()
             if block.is_last:
                 self._position = poll.upto

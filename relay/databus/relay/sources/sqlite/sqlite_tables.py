@@ -73,11 +73,11 @@ class _Definitions:
 class Unseen:
     """A change of a table that the log does not show.
 
-    ``keeps_rows``: each row still exists under its key, with other values.
+    ``rows_remain``: each row still exists under its key, with other values.
     """
 
     why: str
-    keeps_rows: bool = False
+    rows_remain: bool = False
 
 
 class CapturedTables:
@@ -301,11 +301,11 @@ class CapturedTables:
     def _suspend(self, db: sqlite3.Connection, source: str, unseen: Unseen, since_id: int) -> None:
         if not self.resumes:
             return
-        if not unseen.keeps_rows:
+        if not unseen.rows_remain:
             triggers.forget(db, source, since_id)
-        elif (before := self.unseen(db).get(source)) is not None and not before.keeps_rows:
+        elif (before := self.unseen(db).get(source)) is not None and not before.rows_remain:
             unseen = before  # Rows are gone too.
-        log.set_meta(db, _SUSPENDED + source, json.dumps([unseen.why, unseen.keeps_rows]))
+        log.set_meta(db, _SUSPENDED + source, json.dumps([unseen.why, unseen.rows_remain]))
         self.has_unseen = True
 
     def _pause(self, held_s: float) -> None:
@@ -395,7 +395,7 @@ def _doubt(
     ).fetchone()
     if not log.has_only_defaults(db, table, column.name, default, written):
         return None
-    return Unseen(f"column {column.name} may have been dropped and added again", keeps_rows=True)
+    return Unseen(f"column {column.name} may have been dropped and added again", rows_remain=True)
 
 
 def _only_dropped(old: SourceSchema, new: SourceSchema) -> bool:

@@ -18,7 +18,7 @@ from databus.relay.sources.mysql.gtid.gtid_sets import scn_of, seen_at
 from databus.relay.sources.mysql.gtid.mysql_lineage import (
     LineageMark,
     MySqlResumeState,
-    Recalled,
+    RestoredState,
     decode_resume_state,
 )
 from databus.relay.sources.mysql.gtid.promotion import Promotion
@@ -195,6 +195,8 @@ def test_stops_are_kept_with_the_memo_however_it_is_recalled() -> None:
     suspended = {"shop.t": TableSuspension(7, "no key")}
     text = MySqlResumeState(9, None, None, (1, 2), suspended).encode()
     assert decode_resume_state(text).suspended == suspended
-    assert Recalled(12, None, decode_resume_state(text)).resume_state(12).suspended == suspended
-    assert Recalled(8, None, decode_resume_state(text)).resume_state(8).suspended == suspended
+    assert (
+        RestoredState(12, None, decode_resume_state(text)).resume_state(12).suspended == suspended
+    )
+    assert RestoredState(8, None, decode_resume_state(text)).resume_state(8).suspended == suspended
     assert decode_resume_state('{"scn": 1, "mark": null, "prepared": null}').suspended == {}

@@ -75,7 +75,7 @@ def test_a_column_that_is_there_again_when_a_definition_is_certain_suspends_its_
     assert not stream.alter("ADD d INT", None)
     assert stream.dropped.names == {"shop.t": ("c",)}
     (change,) = stream.alter("ADD c INT", ("id", "d", "c"))
-    assert change.keeps_rows and "has the column c again" in change.why
+    assert change.rows_remain and "has the column c again" in change.why
     assert stream.dropped.names == {}
     assert not stream.alter("ADD e INT", ("id", "d", "c", "e")), "it is noticed once"
 
@@ -118,7 +118,7 @@ def test_a_key_that_is_made_anew_gives_rows_other_keys(texts: Sequence[str]) -> 
     for text in texts[:-1]:
         assert not stream.alter(text, None)
     (change,) = stream.alter(texts[-1], ("c", "id"))
-    assert not change.keeps_rows
+    assert not change.rows_remain
 
 
 def test_dropped_columns_are_kept_in_the_resume_state() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from databus.relay.sources.mysql.gtid.mysql_lineage import (
     MySqlResumeState,
-    Recalled,
+    RestoredState,
     decode_resume_state,
 )
 from databus.relay.sources.mysql.protocol.binlog_events import TableMap
@@ -93,8 +93,8 @@ def test_what_is_believed_is_kept_however_it_is_recalled() -> None:
         MySqlResumeState(9, inferred=inferred.encode(), inferred_scn=9).encode()
     )
     for after_scn in (8, 9, 12):
-        recalled = Recalled(after_scn, None, resume_state).resume_state(after_scn)
-        again = InferredColumns(recalled.inferred_scn, recalled.inferred)
+        restored = RestoredState(after_scn, None, resume_state).resume_state(after_scn)
+        again = InferredColumns(restored.inferred_scn, restored.inferred)
         assert (again.since_scn, again.is_needed, again.get("shop.orders")) == (9, True, ORDERS)
     assert decode_resume_state('{"scn": 1, "mark": null, "prepared": null}').inferred == ""
 

@@ -349,7 +349,7 @@ def test_a_table_that_each_look_finds_unfit_keeps_no_other_from_being_resumed() 
     assembler = WindowAssembler(("public.*",), "error", 80, suspended=suspended)
     suspended.request_resume("public.other")
     suspended.request_resume("public.unfit")
-    assembler.suspend_again("public.unfit", DefinitionGap("it is unlogged", keeps_rows=False))
+    assembler.suspend_again("public.unfit", DefinitionGap("it is unlogged", rows_remain=False))
     assert assembler.settle()
     assert suspended.left_out == {"public.unfit"}
     assert not suspended.has_requests, "who has asked for the unfit one has to ask again"

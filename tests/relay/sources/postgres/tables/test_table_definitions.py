@@ -43,7 +43,7 @@ def test_neither_a_new_file_nor_a_new_catalogue_row_alone_is_a_change_of_rows() 
     assert gap(known, definition(column(version="701"))) is None
     both = gap(known, definition(column(version="701"), file=2))
     assert both is not None
-    assert both.keeps_rows
+    assert both.rows_remain
 
 
 def test_a_value_that_moves_from_the_catalogue_into_the_rows_stays_the_same() -> None:
@@ -81,20 +81,20 @@ def test_a_truncated_partition_is_not_hidden_by_a_label_that_was_renamed_too() -
         return definition(column(20_000), file=file, types=types, is_partitioned=True)
 
     assert gap(parted("700", 1), parted("700", 2)) is None  # The look at the publication sees it.
-    for file, keeps_rows in ((1, True), (2, False)):
+    for file, rows_remain in ((1, True), (2, False)):
         found = gap(parted("700", 1), parted("701", file))
         assert found is not None
-        assert found.keeps_rows is keeps_rows
+        assert found.rows_remain is rows_remain
 
 
 def test_rows_under_another_key_are_not_kept() -> None:
     known = definition(column())
     other = gap(known, Definition(known.columns, (2,), known.files))
-    assert other == DefinitionGap("its key was (id) and is (v)", keeps_rows=False)
+    assert other == DefinitionGap("its key was (id) and is (v)", rows_remain=False)
     retyped = Definition(json.dumps([[1, "id", TEXT, "701", False, False, None]]), (1,), {9: 2})
     found = gap(definition(), retyped)
     assert found is not None
-    assert not found.keeps_rows
+    assert not found.rows_remain
 
 
 def test_the_memo_keeps_definitions_and_one_of_an_earlier_version_has_none() -> None:

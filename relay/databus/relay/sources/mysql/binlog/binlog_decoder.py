@@ -384,7 +384,7 @@ class BinlogDecoder(GroupsWithoutScn):
             found, self._captured(), before, left, self.known.dropped
         ):
             why = f"GTID {self.txid(group)}, {statement}: {change.why}"
-            self._suspend_table(change.source, why, keeps_rows=change.keeps_rows)
+            self._suspend_table(change.source, why, rows_remain=change.rows_remain)
         self._note_unmet(found, self._captured())
         return True
 

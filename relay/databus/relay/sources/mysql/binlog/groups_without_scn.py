@@ -117,17 +117,17 @@ class GroupsWithoutScn(XaGroups):
         for source in changed_tables.sources_of(self._captured(), self.settings):
             self._suspend(source, why)
 
-    def _suspend(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
+    def _suspend(self, source: str, why: str, *, rows_remain: bool = False) -> None:
         group = self.group
         if group is None or not group.is_examined:
-            return self._suspend_table(source, why, keeps_rows=keeps_rows)
+            return self._suspend_table(source, why, rows_remain=rows_remain)
         found = self._examined()
         if group.prepares:
             found.prepared.setdefault(source, why)
             return None
         self.suspended_by = SuspendingGroup(found.gtid, self.cursor.file, self.progress.group_begin)
         return self._suspend_table(
-            source, f"{found.name} {why}; {found.why}", keeps_rows=keeps_rows
+            source, f"{found.name} {why}; {found.why}", rows_remain=rows_remain
         )
 
     # -- its events
@@ -160,7 +160,7 @@ class GroupsWithoutScn(XaGroups):
             found, captured, self.announced.schemas(), left, self.known.dropped
         ):
             why = f"changes it by {statement}: {change.why}"
-            self._suspend(change.source, why, keeps_rows=change.keeps_rows)
+            self._suspend(change.source, why, rows_remain=change.rows_remain)
         self._note_unmet(found, captured)
         return True
 

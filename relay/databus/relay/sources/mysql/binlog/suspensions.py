@@ -48,13 +48,13 @@ class Suspensions(ABC):
     def _captured(self) -> list[TableName]:
         return changed_tables.captured_names(self.settings, self.known.catalogue, self.announced)
 
-    def _suspend_table(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
-        """Suspend this table; with ``keeps_rows`` only until this transaction ends."""
+    def _suspend_table(self, source: str, why: str, *, rows_remain: bool = False) -> None:
+        """Suspend this table; with ``rows_remain`` only until this transaction ends."""
         group = self.group
         scn = group.scn if group is not None and group.wanted else self.progress.resolved
         if source not in self.suspended.suspensions:
             _log.warning("database %s: %s is suspended: %s", self.settings.name, source, why)
-        self.suspended.suspend(source, scn, why, keeps_rows=keeps_rows)
+        self.suspended.suspend(source, scn, why, rows_remain=rows_remain)
         self.known.pass_over(source)
 
     def _note_unmet(self, found: Effects, captured: Iterable[TableName]) -> None:

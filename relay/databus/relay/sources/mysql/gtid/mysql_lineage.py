@@ -143,8 +143,8 @@ def mark_of(last: Transaction) -> LineageMark:
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
-    """The arguments of ``recall``: the resume position and the stored resume state.
+class RestoredState:
+    """The arguments of ``restore``: the resume position and the stored resume state.
 
     ``stored`` may be older than ``after_scn``: then the binlog is needed from there.
     """

@@ -21,12 +21,12 @@ from databus.relay.sources.mysql.tables.type_widening import keeps_values
 class UnseenChange:
     """Why the content of a table differs from the stream.
 
-    ``keeps_rows``: each row still exists under its key, with other values.
+    ``rows_remain``: each row still exists under its key, with other values.
     """
 
     source: str
     why: str
-    keeps_rows: bool = False
+    rows_remain: bool = False
 
 
 def captured_names(
@@ -70,13 +70,13 @@ def changed_unseen(
         elif new is not None and {column.lower() for column in new.key} & set(again):
             yield UnseenChange(source, returned_words(again))  # Rows have other keys.
         elif name in found.revalued:
-            yield UnseenChange(source, found.revalued[name], keeps_rows=True)
+            yield UnseenChange(source, found.revalued[name], rows_remain=True)
         elif name in found.converted and not keeps_values(old, new):
             # The new type of a column in the key changes the keys of the same rows.
-            keeps_rows = old is not None and new is not None and _same_key(old, new)
-            yield UnseenChange(source, found.converted[name], keeps_rows=keeps_rows)
+            rows_remain = old is not None and new is not None and _same_key(old, new)
+            yield UnseenChange(source, found.converted[name], rows_remain=rows_remain)
         elif again:
-            yield UnseenChange(source, returned_words(again), keeps_rows=True)
+            yield UnseenChange(source, returned_words(again), rows_remain=True)
 
 
 def changed_key(old: SourceSchema | None, new: SourceSchema) -> str:

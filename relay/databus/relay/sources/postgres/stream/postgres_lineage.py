@@ -72,7 +72,7 @@ class PostgresResumeState:
     def encode(self) -> str:
         """As JSON."""
         # One that keeps its rows resumes at once, and has a record of the fetcher's by then.
-        suspended = sorted(item for item in self.suspended.items() if not item[1].keeps_rows)
+        suspended = sorted(item for item in self.suspended.items() if not item[1].rows_remain)
         return json.dumps(
             {
                 "timeline": self.timeline,

@@ -80,7 +80,7 @@ class SlotStream:
         I3. A batch with a new suspension comes before the end of the transaction in which it
             happened.
 
-    ``resume_state`` is what is remembered of the stream so far; the tables in ``stopped`` are those
+    ``resume_state`` is that of the stream so far; the tables in ``stopped`` are those
     of it that have stopped before.  ``look_error`` is why the last look at the catalogue failed;
     "": it did not.
 
@@ -197,7 +197,7 @@ class SlotStream:
                 quiet_s = clock() - told_at
                 due = quiet_s >= (_RESOLVED_S if self._windows.resolved > told else _QUIET_S)
                 batch = self._batch()
-                if batch.data or batch.schemas or batch.keep or due:
+                if batch.data or batch.schemas or batch.persist_first or due:
                     told, told_at = batch.resolved, clock()
                     yield batch
         except PostgresError as error:
@@ -247,7 +247,7 @@ class SlotStream:
 
     def _batch(self) -> Batch:
         """A batch of the gathered frames with the resume state."""
-        windows, keep = self._windows, self._windows.suspensions_changed
+        windows, persist_first = self._windows, self._windows.suspensions_changed
         announced = windows.announced.encode()
         # What a look at the publication has found is known when its tables have stopped.
         given = (
@@ -256,7 +256,7 @@ class SlotStream:
             else self._given_with_leaves()
         )
         if (
-            keep
+            persist_first
             or announced != self._resume_state.announced
             or given is not self._resume_state.given
         ):
@@ -266,7 +266,7 @@ class SlotStream:
             )
         windows.suspensions_changed = False
         data, schemas = windows.take()
-        return Batch(data, schemas, windows.resolved, self._resume_state, keep)
+        return Batch(data, schemas, windows.resolved, self._resume_state, persist_first)
 
     # -- messages
 

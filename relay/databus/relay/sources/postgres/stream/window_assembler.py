@@ -280,18 +280,18 @@ class WindowAssembler:
     def suspend_again(self, source: str, gap: DefinitionGap) -> None:
         """Suspend a table after the transaction that is being read."""
         if source in self.suspended.left_out:
-            if not gap.keeps_rows:
+            if not gap.rows_remain:
                 self.suspended.withdraw(source)
             return  # Nothing of it is packed until it is read from its beginning.
         before = self._suspend_next.get(source)
-        if before is None or (before.keeps_rows and not gap.keeps_rows):
+        if before is None or (before.rows_remain and not gap.rows_remain):
             self._suspend_next[source] = gap
         self.suspended.withdraw(source)
 
     def redefine(self, source: str, gap: DefinitionGap) -> None:
         """The table that is described next has another definition than before, by which its rows
         may have other values: it is suspended since the transaction that is being read."""
-        self._suspend(source, gap.why, keeps_rows=gap.keeps_rows)
+        self._suspend(source, gap.why, rows_remain=gap.rows_remain)
 
     @property
     def has_pending_suspensions(self) -> bool:
@@ -308,8 +308,8 @@ class WindowAssembler:
         for source, gap in self._suspend_next.items():
             if source not in self.suspended.suspensions:
                 _log.warning("%s is suspended: %s", source, gap.why)
-            if gap.keeps_rows:
-                self.suspended.suspend(source, self.resolved, gap.why, keeps_rows=True)
+            if gap.rows_remain:
+                self.suspended.suspend(source, self.resolved, gap.why, rows_remain=True)
             else:
                 self.suspended.suspend_again(
                     source, self.resolved, gap.why, waits_for=gap.waits_for
@@ -325,12 +325,12 @@ class WindowAssembler:
             self._steer_all()
         return True
 
-    def _suspend(self, source: str, why: str, *, keeps_rows: bool = False) -> None:
-        """Suspend a table from here on.  One with ``keeps_rows`` is named, and its changes are not
+    def _suspend(self, source: str, why: str, *, rows_remain: bool = False) -> None:
+        """Suspend a table from here on.  One with ``rows_remain`` is named, and its changes are not
         left out."""
         if source not in self.suspended.suspensions:
             _log.warning("%s is suspended: %s", source, why)
-        self.suspended.suspend(source, self._scn(), why, keeps_rows=keeps_rows)
+        self.suspended.suspend(source, self._scn(), why, rows_remain=rows_remain)
         self.suspensions_changed = True
         self._left_out = self.suspended.left_out
         self._steer_all()

@@ -298,7 +298,7 @@ class GivenTables:
                 "not give"
             )
         if known is None or why:
-            return DefinitionGap(why, keeps_rows=False)
+            return DefinitionGap(why, rows_remain=False)
         change = self.change(table, definition)
         why = _moved(known.files, publication.partitions.get(table.oid, {}), moved)
         if table.oid in moved:
@@ -307,8 +307,8 @@ class GivenTables:
                 "UNLOGGED has no events"
             )
         if change is None:
-            return DefinitionGap(why, keeps_rows=False) if why else None
-        return DefinitionGap(change.why, keeps_rows=change.keeps_rows and not why)
+            return DefinitionGap(why, rows_remain=False) if why else None
+        return DefinitionGap(change.why, rows_remain=change.rows_remain and not why)
 
     def change(self, table: PostgresTable, definition: Definition | None) -> DefinitionGap | None:
         """How this very table's rows may have changed with its definition; None if not."""

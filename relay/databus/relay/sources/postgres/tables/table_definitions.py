@@ -89,12 +89,12 @@ _FIRST_OF_USERS = 16384
 class DefinitionGap:
     """Why rows that are there may have other values.
 
-    ``keeps_rows``: each still exists under the key that consumers have it by.  ``waits_for``:
+    ``rows_remain``: each still exists under the key that consumers have it by.  ``waits_for``:
     what has to be done before the table can be read; empty: nothing.
     """
 
     why: str
-    keeps_rows: bool = True
+    rows_remain: bool = True
     waits_for: str = ""
 
 
@@ -209,16 +209,16 @@ def change_between(known: Definition, now: Definition) -> DefinitionGap | None:
             ", ".join(columns[number].name for number in key)
             for columns, key in ((before, known.key), (after, now.key))
         ]
-        return DefinitionGap(f"its key was ({names[0]}) and is ({names[1]})", keeps_rows=False)
+        return DefinitionGap(f"its key was ({names[0]}) and is ({names[1]})", rows_remain=False)
     of_key = [after[number] for number in now.key]
     # The files of partitions also change with rows that come and go.
     is_moved = now.is_partitioned and _is_rewritten(known, now)
     if revalued:
         in_key = not revalued.keys().isdisjoint(now.key)
-        return DefinitionGap("; ".join(revalued.values()), keeps_rows=not (is_moved or in_key))
+        return DefinitionGap("; ".join(revalued.values()), rows_remain=not (is_moved or in_key))
     if why := _types_changed(known.types, now.types):
         in_key = any(column.type_oid >= _FIRST_OF_USERS for column in of_key)
-        return DefinitionGap(why, keeps_rows=not (is_moved or in_key))
+        return DefinitionGap(why, rows_remain=not (is_moved or in_key))
     return None
 
 
