@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -35,3 +37,19 @@ os.environ["DATABUS_COMPILE_FIRST"] = "1"
 # scripts/compile.sh made, where there is one, and compiles quickly instead of well.
 _CLASSES = Path(__file__).parents[1] / ".venv" / "spark-classes.jsa"
 os.environ["SPARK_SUBMIT_OPTS"] = f"-XX:SharedArchiveFile={_CLASSES} -XX:TieredStopAtLevel=1"
+
+# What the suite has on the disk at once, at most.
+_NEEDED_GB = 2.0
+
+
+def pytest_report_header() -> str:
+    """Name the disk, and end before a test fails for the lack of it."""
+    folder = tempfile.gettempdir()
+    free_gb = shutil.disk_usage(folder).free / 1e9
+    if free_gb < _NEEDED_GB:
+        pytest.exit(
+            f"the tests need {_NEEDED_GB:g} GB in {folder}, and {free_gb:.1f} GB are free: remove "
+            "something, or set TMPDIR to another disk",
+            returncode=2,
+        )
+    return f"disk: {free_gb:.0f} GB are free in {folder}"
