@@ -352,7 +352,7 @@ async def test_that_a_table_has_stopped_is_kept_before_the_window_goes_on_in_whi
     # A window's frames keep their places, and its end its count.
     assert told_of(second) == [(2, 0, OTHER.source_id), (2, 2, OTHER.source_id)]
     assert list(frame_format.iter_frames(second.data))[-1].event_count == 4
-    assert second.schemas and UNFIT not in second.schemas and not second.keep
+    assert second.schemas and UNFIT not in second.schemas and not second.persist_first
     assert (
         decode_ruled(second.resume_state.encode() if second.resume_state else "").text
         == late.encode()

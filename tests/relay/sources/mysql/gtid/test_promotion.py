@@ -191,7 +191,7 @@ def test_a_table_stops_at_what_cannot_be_known_and_the_others_go_on(
     assert (rows_in(again), again.suspended.warnings()) == ([(4, 4)], [])
 
 
-def test_stops_are_kept_with_the_memo_however_it_is_recalled() -> None:
+def test_suspensions_are_stored_in_the_resume_state_and_restored_at_any_position() -> None:
     suspended = {"shop.t": TableSuspension(7, "no key")}
     text = MySqlResumeState(9, None, None, (1, 2), suspended).encode()
     assert decode_resume_state(text).suspended == suspended
