@@ -183,10 +183,10 @@ def test_any_torn_or_flipped_event_is_refused_or_means_the_same(
 def test_a_length_that_cannot_be_is_refused_before_there_is_room_for_it() -> None:
     noise = random.Random(1).randbytes(2 << 20)
     for told, size, why in (
-        (b"short", 0xFFFFFFFF, "cannot have been 4294967295"),
-        (noise, LONGEST_BYTES + 1, "cannot have been"),
-        (b"", 0, "cannot have been 0"),
-        (bytes(32 << 20), 100, "are not those of 100"),
+        (b"short", 0xFFFFFFFF, "cannot be 4294967295 uncompressed"),
+        (noise, LONGEST_BYTES + 1, "cannot be"),
+        (b"", 0, "cannot be 0 uncompressed"),
+        (bytes(32 << 20), 100, "are not 100 uncompressed"),
     ):
         body = memoryview(rows_head(1) + packed(told, width=4, size=size))
         tracemalloc.start()

@@ -1,8 +1,8 @@
-"""Rows of a prepared SELECT become Avro keys and rows in one buffer, without Python per row.
+"""Converts the rows of a prepared SELECT to Avro keys and rows, without Python per row.
 
-The binary protocol has numbers, doubles and dates as they are, so that nothing is parsed but
-decimals.  At a row that it cannot write exactly as the reference path (``mysql_chunks.py``) would,
-``walk_rows`` stops before it.  The protocol is MySQL's "Binary Protocol Resultset Row".
+The binary protocol has numbers and dates in binary form, so that only decimals are parsed.
+``walk_rows`` stops before a row that it cannot convert exactly as the reference path
+(``mysql_chunks.py``) does.  The protocol is MySQL's "Binary Protocol Resultset Row".
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def walk_rows(
 
 @kernels.jit
 def skip_rows(buf: U8Array, at: int, stop: int) -> int:
-    """Where the packets that are rows end, as far as they are whole."""
+    """The end of the whole packets that are rows."""
     while stop - at >= 5:
         size = load_u32(buf, at) & 0xFFFFFF
         if size == 0 or at + 4 + size > stop or (buf[at + 4] != 0 and size < 0xFFFFFF):
@@ -84,7 +84,7 @@ def skip_rows(buf: U8Array, at: int, stop: int) -> int:
 
 @kernels.jit
 def last_packet(buf: U8Array, at: int, stop: int) -> int:
-    """Where the last packet of ``buf[at:stop]`` begins, at least one whole packet."""
+    """The offset of the last packet in ``buf[at:stop]``, which has at least one whole packet."""
     found = at
     while at < stop:
         found = at
@@ -183,7 +183,7 @@ def _value(
     at: int,
     limbs: I64Array,
 ) -> int:
-    """One value, not null; where it ends, or -1."""
+    """Write one value, not null; returns the offset after it, or -1."""
     op = columns[index, OP]
     if op == UTF8 and has_surrogate(buf, start, length):
         return -1
@@ -255,7 +255,7 @@ def _decimal(
 
 @kernels.jit
 def _shift_in(limbs: I64Array, used: int, weight: int, group: int) -> int:
-    """limbs = limbs * weight + group; how many limbs there are now."""
+    """limbs = limbs * weight + group; returns the number of limbs."""
     carry = group
     for index in range(used):
         value = limbs[index] * weight + carry
@@ -298,7 +298,7 @@ def _big(out: U8Array, at: int, limbs: I64Array, used: int, negative: bool) -> i
 
 @kernels.jit
 def _date_us(buf: U8Array, start: int, length: int) -> int:
-    """Microseconds since 1970 of a DATE or DATETIME; _NO_DATE if no calendar has it."""
+    """Microseconds since 1970 of a DATE or DATETIME; _NO_DATE for an invalid date."""
     if length < 4:
         return _NO_DATE
     year, month, day = load_u16(buf, start), i64(buf[start + 2]), i64(buf[start + 3])

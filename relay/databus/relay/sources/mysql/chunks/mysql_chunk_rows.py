@@ -1,4 +1,4 @@
-"""A SELECT's rows, received in blocks as the binary protocol has them, handed to the kernel."""
+"""Receives a SELECT's rows in blocks of the binary protocol and passes them to the kernel."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _UNSIGNED_FLAG = 32
 
 
 class RowTextNeeded(Exception):
-    """The kernel cannot carry these rows as the reference path does."""
+    """The kernel cannot convert these rows as the reference path does."""
 
 
 class _Field:
-    """A column of the result: its type on the wire."""
+    """A column of the result, with its type in the protocol."""
 
     def __init__(self, definition: bytes) -> None:
         at = 0
@@ -49,11 +49,11 @@ class _Field:
 
     @property
     def width(self) -> int:
-        """Bytes of a value; 0 where each says it itself."""
+        """Bytes of a value; 0 if each value has a length."""
         return 8 if self.code == _DOUBLE else _INTEGER_BYTES.get(self.code, 0)
 
     def coded(self, column: Column, null_zero: bool) -> list[int] | None:
-        """The kernel's line for it; None if Python must do it."""
+        """The kernel's line for it; None if the kernel cannot convert it."""
         kind = column.kind
         op = None
         if self.code in _INTEGER_BYTES and kind is Kind.INT:
@@ -83,13 +83,13 @@ def read_rows(
     null_zero: bool,
     max_bytes: int,
 ) -> tuple[RowSpace, list[Any] | None, bool]:
-    """The rows of ``sql``, whose first columns are ``columns``; and the last row's values.
+    """The rows of ``sql``, the last row's values, and whether more rows may follow.
 
-    They end with the block of rows that makes them ``max_bytes``: then, the last value says, others
-    may follow, and the connection is closed.
+    The first columns of ``sql`` are ``columns``.  The rows end with the block in which they reach
+    ``max_bytes``; then more may follow, and the connection is closed.
 
     Raises:
-        TextNeeded: a type or a value is none of the kernel's; the result was read to its end.
+        RowTextNeeded: the kernel cannot convert a type or a value; the result was read to its end.
         ServerError: the server refuses the statement.
     """
     space = RowSpace()
@@ -117,7 +117,7 @@ def _receive(
     key_places: Sequence[int],
     max_bytes: int,
 ) -> tuple[bytes, bool]:
-    """Pack up to ``max_bytes``; the last row's packet, b"" if there was no row; is there more?"""
+    """Pack up to ``max_bytes``; the last row's packet or b"", and whether more rows may follow."""
     keys = np.array(key_places, dtype=np.int64)
     scratch = np.empty((2, len(plan)), dtype=np.int64)
     limbs = np.empty(k.LIMBS, dtype=np.int64)
@@ -149,7 +149,7 @@ def _receive(
 def _more(
     result: BinaryResult, data: bytearray, start: int, stop: int
 ) -> tuple[bytearray, int, int]:
-    """Receive once, behind what is left of the block."""
+    """Receive once, after the rest of the block."""
     left = stop - start
     if len(data) - left < _BLOCK_BYTES // 2:
         data = data[start:stop] + bytearray(2 * len(data) - left)
@@ -181,7 +181,7 @@ def _lenenc(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _values(packet: bytes, fields: Sequence[_Field]) -> list[Any]:
-    """The values of a row: numbers, bytes, and dates and times as the server would write them."""
+    """The values of a row: numbers, bytes, and dates and times in the server's text form."""
     at = 5 + (len(fields) + 9) // 8
     values: list[Any] = []
     for index, field in enumerate(fields):
@@ -215,7 +215,7 @@ def _moment(raw: bytes, code: int) -> str:
 
 
 def key_value(column: Column, value: Any) -> Any:
-    """A value of ``read_rows`` as it stands in a chunk's ``last_key``."""
+    """A value of ``read_rows`` in the form of a chunk's ``last_key``."""
     if column.kind is Kind.BYTES:
         return base64.b64encode(value).decode()
     return value.decode() if isinstance(value, bytes) else value

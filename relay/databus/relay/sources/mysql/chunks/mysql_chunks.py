@@ -1,8 +1,8 @@
-"""Chunks of tables, each read in a snapshot whose position in the binlog is known exactly.
+"""Reads chunks of tables, each in a snapshot with a known binlog position.
 
 ``START TRANSACTION WITH CONSISTENT SNAPSHOT`` makes MariaDB record the binlog position of the
-snapshot, and ``BINLOG_GTID_POS`` turns that into a GTID: the chunk shows every commit up to
-it and none after it.  Nothing is locked and nothing is written.
+snapshot, and ``BINLOG_GTID_POS`` converts that to a GTID: the chunk shows every commit up to
+it and none after it.  A read locks nothing and writes nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TABLE_CHANGED = 1412
 _NO_SUCH_TABLE = 1146
 _ATTEMPTS = 5
 _DATES = ("date", "timestamp")
-# The server counts the rows of so many equal conditions; of more it estimates them, and may scan.
+# The server looks up so many equality conditions; with more it estimates, and may scan the table.
 _KEYS_AT_ONCE = 100
 _SAME_KEY_ROWS = 1000
 
@@ -59,9 +59,9 @@ def read_chunk(
 
     Raises:
         UnknownSource: there is no such table.
-        BadRequest: a key is not one.
-        UnsupportedChange: the table's engine has no snapshots, or its definition kept
-            changing.
+        BadRequest: a key is invalid.
+        UnsupportedChange: the table's engine has no snapshots, or its definition changed during
+            every attempt.
     """
     for _ in range(_ATTEMPTS):
         try:
@@ -131,7 +131,7 @@ def write_watermark(connection: MySqlConnection, table: str, token: str) -> None
 
 
 def _locked_table(connection: MySqlConnection, settings: MySqlSettings, source: str) -> MySqlTable:
-    """The table's definition, which from here on cannot change before the transaction ends."""
+    """The table's definition, which cannot change before the transaction ends."""
     schema, name = split_source(source)
     try:
         connection.query(f"SELECT 1 FROM {quoted(schema)}.{quoted(name)} LIMIT 0")
@@ -179,7 +179,7 @@ class _Reader:
         self._from = f"{quoted(table.schema)}.{quoted(table.name)}"
         self._requested = self._key
         if self._schema.nullable_key:
-            # Nulls, duplicates and values that are equal only for SQL may be in it: what orders
+            # It can have nulls, duplicates and values that are equal only for SQL: what orders
             # the rows is a digest of the key's exact values.
             digests = (f"IFNULL(SHA2({_exactly(c)}, 256), '-')" for c in self._key)
             order = f"SHA2(CONCAT({', '.join(digests)}), 256)"
@@ -195,7 +195,7 @@ class _Reader:
         )  # fmt: skip
 
     def _rows(self, request: ChunkRequest) -> tuple[Rows, list[Any] | None, bool]:
-        """The rows, the last one's key, may others follow?  By the kernel, or one by one."""
+        """The rows, the last one's key, and whether more may follow; by the kernel or by row."""
         schema, conditions, limit = self._schema, self._bounds(request), request.limit
         if (
             COMPILED
@@ -217,7 +217,7 @@ class _Reader:
         if not schema.nullable_key:
             last_key = self._position(found[-1]) if found else None
             return Rows.of(map(self._row, found)), last_key, has_more
-        # One row for each configured key: rows that are equal in it are one to consumers.
+        # One row for each configured key: consumers see rows with equal keys as one row.
         rows = {row.key: row for row in map(self._row, found)}
         return Rows.of(rows.values()), [str(found[-1][-1])] if found else None, has_more
 
@@ -252,7 +252,7 @@ class _Reader:
         return conditions
 
     def _by_keys(self, request: ChunkRequest, keys: list[list[Any]], snapshot: Snapshot) -> Chunk:
-        """The rows with these keys; a configured key can be that of several rows."""
+        """The rows with these keys; several rows can have the same configured key."""
         nullable = self._schema.nullable_key
         at_once, limit = (1, _SAME_KEY_ROWS) if nullable else (_KEYS_AT_ONCE, _KEYS_AT_ONCE)
         rows: dict[bytes, Row] = {}
@@ -264,7 +264,7 @@ class _Reader:
             condition = f"({' OR '.join(equal)})"
             found, is_cut = self._select([condition], limit, request.max_bytes, closes=False)
             if is_cut and len(part) > 1:
-                at_once = 1  # Which keys have no row is not known of a part.
+                at_once = 1  # A part of the rows does not show which keys have none.
                 continue
             packed = list(map(self._row, found))
             rows.update((row.key, row) for row in packed)
@@ -286,7 +286,7 @@ class _Reader:
         return f"({equal})"
 
     def _present(self, conditions: list[str]) -> set[int]:
-        """The numbers of the conditions for which there is a row."""
+        """The numbers of the conditions that a row satisfies."""
         looked_up = (
             f"(SELECT {number} FROM {self._from} WHERE {condition} LIMIT 1)"
             for number, condition in enumerate(conditions)
@@ -307,7 +307,7 @@ class _Reader:
             ) from None
 
     def _no_text(self, conditions: list[str], limit: int, max_bytes: int) -> str:
-        """The column that has text which is none, among rows that are read again for it."""
+        """The column with invalid text; reads the rows again."""
         for column in self._schema.columns:
             if column.kind in (Kind.STRING, Kind.JSON):
                 sql = self._statement(_expression(column), conditions, limit)
@@ -342,7 +342,7 @@ class _Reader:
         return ", ".join(plain + ordered)
 
     def _shown(self, column: Column) -> str:
-        """A YEAR(2) has its century only in YEAR(), for which 0000 is 1900."""
+        """Only YEAR() has the century of a YEAR(2); it gives 1900 for 0000."""
         if column.name in self._short_years:
             year = f"YEAR({quoted(column.name)})"
             return f"IF({year} = 1900, 0, {year})"
@@ -411,7 +411,7 @@ def _where(conditions: list[str]) -> str:
 
 
 def _exactly(column: Column) -> str:
-    """An expression whose text or bytes are another for each value of a column."""
+    """An expression whose text or bytes differ for all different values of a column."""
     return (
         _expression(column) if column.kind is Kind.BYTES else f"CAST({_expression(column)} AS CHAR)"
     )
@@ -422,7 +422,7 @@ def _is_list(column: Column) -> bool:
 
 
 def _expression(column: Column) -> str:
-    """How a column is selected so that its text holds the whole value."""
+    """The expression that selects a column with its full precision."""
     name = quoted(column.name)
     if column.type_name.startswith("float"):
         return f"{name} * 1e0"  # CAST(... AS DOUBLE), which MySQL before 8.0.17 lacks
@@ -477,7 +477,7 @@ def _from_text(column: Column, zero_dates: str, source: str) -> Callable[[Any], 
 
 
 def _text(value: Any) -> str:
-    """A text; of an ENUM or SET with CHARACTER SET binary it comes as bytes."""
+    """A text; an ENUM or SET with CHARACTER SET binary comes as bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 

@@ -1,8 +1,8 @@
-"""Waits until the server shows what the stream has read.
+"""Waits until the server shows the commits that the stream has read.
 
-A server writes a transaction to its binlog before it is visible.  The stream can read a
-change whose rows it lacks, suspend the table and resume it, all before a snapshot shows that
-change.  No event of the stream corrects a chunk that was read so early.
+A server writes a transaction to its binlog before it is visible.  The stream can read a change
+without its rows, suspend the table and resume it before a snapshot shows that change.  No event
+of the stream would correct a chunk that is read so early.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ async def shown(source: str, scn: int, snapshot: Callable[[], Awaitable[Snapshot
     """Return once a snapshot of the server shows the commit ``scn``; 0: there is none yet.
 
     Raises:
-        SourceUnavailable: no snapshot did for 30 s.
+        SourceUnavailable: no snapshot shows it within 30 s.
     """
 
     async def sees() -> bool:
@@ -34,7 +34,7 @@ async def until(source: str, commit: str, is_shown: Callable[[], Awaitable[bool]
     """Return once the server shows a commit.
 
     Raises:
-        SourceUnavailable: it did not for 30 s, as on a replica that is behind.
+        SourceUnavailable: it does not within 30 s, for example because the replica lags.
     """
     until_s = time.monotonic() + _WITHIN_S
     while not await is_shown():

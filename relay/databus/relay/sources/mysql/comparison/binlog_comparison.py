@@ -1,7 +1,7 @@
-"""The windows of a ring beside the transactions that python-mysql-replication reads.
+"""Compares the windows of a ring with the transactions that python-mysql-replication reads.
 
-It compares the rows of each transaction, in order: operation, table, key, and those values
-that both have in a form that can be compared.  What cannot be compared is counted.
+It compares the rows of each transaction in order: operation, table, key, and the values that have
+a common form in both.  Other values are counted.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StoredWindow:
 
 @dataclass(slots=True)
 class Comparison:
-    """What was compared, and the differences in words, the first ``MOST`` of them."""
+    """What was compared, and the first ``MOST`` differences as text."""
 
     MOST = 100
 
@@ -69,7 +69,7 @@ class Comparison:
     differences: list[str] = field(default_factory=list)
 
     def differs(self, what: str) -> None:
-        """Note a difference."""
+        """Record a difference."""
         self.difference_count += 1
         if len(self.differences) < self.MOST:
             self.differences.append(what)
@@ -91,25 +91,25 @@ def compare(
 ) -> Comparison:
     """Compare the windows of the ring in ``folder`` with the binlog of its source.
 
-    ``after_scn`` None begins behind the ring's first window, ``upto_scn`` None ends at its last.
+    ``after_scn`` None begins after the ring's first window, ``upto_scn`` None ends at its last.
 
     Raises:
-        UnsupportedChange: the server has tagged GTIDs, or the library ends at an event.
+        UnsupportedChange: the server has tagged GTIDs, or the library fails at an event.
         PreflightFailed: the binlog does not name its columns.
-        ScnTooOld: the ring does not hold ``after_scn`` any more.
-        StoreError: the ring holds no two windows of the source.
+        ScnTooOld: the ring no longer has ``after_scn``.
+        StoreError: the ring has fewer than two windows of the source.
         SourceUnavailable: see ``transactions_after``.
     """
     settings = read_settings(config)
     windows = stored_windows(folder, after_scn, upto_scn)
     first = next(windows, None)
     if first is None:
-        raise StoreError(f"{folder}: the ring holds no window of a transaction in this range")
+        raise StoreError(f"{folder}: the ring has no window of a transaction in this range")
     connection = MySqlConnection(settings)
     try:
         if str(connection.row("SELECT @@global.binlog_row_metadata")[0]) != "FULL":
             raise PreflightFailed(
-                "mysql-replication reads column names from the binlog alone: "
+                "mysql-replication reads column names only from the binlog: "
                 "SET GLOBAL binlog_row_metadata = FULL"
             )
         position = _behind(first.gtid, connection)
@@ -139,7 +139,7 @@ def compare(
 def stored_windows(
     folder: Path, after_scn: int | None, upto_scn: int | None
 ) -> Iterator[StoredWindow]:
-    """The source's windows from that of ``after_scn`` on; none of dumps and of the relay's own."""
+    """The source's windows from ``after_scn`` on, without those of dumps and of the relay."""
     registry = RegistryReader(folder / "schemas.jsonl")
     registry.refresh()
     with RingReader(folder) as ring:
@@ -180,7 +180,7 @@ def _stored(view: FrameView, registry: RegistryReader) -> StoredChange:
 def _behind(gtid: str, connection: MySqlConnection) -> dict[str, Any]:
     """The library's position after a transaction.
 
-    It is after everything of other servers and domains: the server may have purged that.
+    It is after all transactions of other servers and domains, which the server may have purged.
     """
     server, number = _server_of(gtid), _number_of(gtid)
     if ":" not in gtid:
@@ -207,7 +207,7 @@ def _number_of(gtid: str) -> int:
 
 
 def is_before(gtid: str, other: str) -> bool:
-    """Whether both are of one server or domain, and ``gtid`` is the earlier one."""
+    """Whether both are of one server or domain and ``gtid`` is the earlier one."""
     return _server_of(gtid) == _server_of(other) and _number_of(gtid) < _number_of(other)
 
 
@@ -263,7 +263,7 @@ def _compare(
 
 
 def _split(change: LibraryChange, key: tuple[str, ...]) -> Iterator[LibraryChange]:
-    """An update that moves its row to another key is a deletion and an insert, as in the stream."""
+    """An update that changes the key becomes a delete and an insert, as in the stream."""
     before, after = change.before, change.after
     if (
         before is not None
@@ -293,9 +293,9 @@ def _compare_values(
 
 
 def plain(value: Any) -> Any:
-    """A value in a form that ours and the library's have in common; ``UNREAD`` if there is none.
+    """A value in a form that the ring and the library have in common; ``UNREAD`` if there is none.
 
-    Bytes lose the zeros at their end, which the binlog leaves out of BINARY columns.
+    Trailing zero bytes are removed: the binlog omits them in BINARY columns.
     """
     if isinstance(value, bytes):
         return value.rstrip(b"\0")

@@ -1,7 +1,7 @@
 """Transactions of a binlog as python-mysql-replication reads them.
 
-The library shares no code with our decoders.  It does not read every event and every type; what it
-does not read is marked, and is no difference.
+The library shares no code with our decoders.  It does not read every event and every type; such
+values are marked and do not count as differences.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _REFUSALS: tuple[type[Exception], ...] = (
         if isinstance(found, type) and issubclass(found, Exception)
     ),
 )
-"""What the library raises at an event that it does not read."""
+"""The exceptions of the library at an event that it cannot read."""
 _ROWS = (WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent)
 
 
 class Unread:
-    """A value that the library does not have as the server has it."""
+    """A value that the library does not return as the server has it."""
 
 
 UNREAD = Unread()
@@ -69,7 +69,7 @@ class LibraryChange:
 
 @dataclass(slots=True)
 class LibraryTransaction:
-    """``unread`` says which event of it the library does not read; "" if it reads all."""
+    """``unread`` names the event that the library cannot read; "" if it reads all."""
 
     gtid: str
     changes: list[LibraryChange] = field(default_factory=list)
@@ -79,13 +79,13 @@ class LibraryTransaction:
 def transactions_after(
     settings: MySqlSettings, position: Mapping[str, Any], captures: Callable[[str, str], bool]
 ) -> Generator[LibraryTransaction, None, None]:
-    """The transactions behind a position, for as long as the caller asks.
+    """The transactions after a position, without end.
 
     ``position`` are the library's arguments ``auto_position`` and ``is_mariadb``.
 
     Raises:
-        SourceUnavailable: the server does not answer, or not for 30 s.
-        UnsupportedChange: the library ends at an event.
+        SourceUnavailable: the server does not answer within 30 s.
+        UnsupportedChange: the library fails at an event.
     """
     where = f"{settings.host}:{settings.port} (database={settings.name})"
     reader = BinLogStreamReader(
@@ -110,7 +110,7 @@ def transactions_after(
         raise SourceUnavailable(f"{where}: {error}") from error
     except _REFUSALS as error:
         raise UnsupportedChange(
-            f"{where}: mysql-replication ends at {reader.log_file}:{reader.log_pos}: "
+            f"{where}: mysql-replication fails at {reader.log_file}:{reader.log_pos}: "
             f"{type(error).__name__}: {error}"
         ) from error
     finally:
@@ -149,7 +149,7 @@ def _transactions(
             if event.event_type in _COMPRESSED:
                 current.unread = f"an event of type {event.event_type}, which is compressed"
         elif isinstance(event, HeartbeatLogEvent) and current.unread:
-            yield current  # What would end it is compressed too.
+            yield current  # The event that ends the transaction is compressed, too.
             current = None
 
 
@@ -172,7 +172,7 @@ def _changes(event: Any) -> Iterator[LibraryChange]:
 
 
 def _image(values: Mapping[str, Any], none_sources: Mapping[str, str]) -> dict[str, Any]:
-    """The columns; where the library has None for something else than NULL, ``UNREAD``."""
+    """The columns; ``UNREAD`` where the library returns None for a value that is not NULL."""
     return {
         name: UNREAD if value is None and none_sources.get(name, NULL) != NULL else value
         for name, value in values.items()

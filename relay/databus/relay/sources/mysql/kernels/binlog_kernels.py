@@ -1,9 +1,9 @@
-"""The binlog's hot path, compiled: packets to frames without an object per row.
+"""The binlog's compiled hot path: packets to frames without an object per row.
 
-``walk`` takes a block of the replication stream and does what ``binlog_decoder.py`` does for the
-events that make up nearly all of a binlog: GTIDs, known table maps, rows of the common types
-(dates as text among them), XIDs.  At anything else, and at any irregularity, it stops
-before the event and leaves it to the decoder; so Python alone handles errors and rare cases.
+``walk`` reads a block of the replication stream and does the work of ``binlog_decoder.py`` for
+nearly all events of a binlog: GTIDs, known table maps, rows of the common types (also dates as
+text), XIDs.  It stops before any other event and at any irregularity, and the decoder continues.
+So only Python handles errors and rare cases.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _V2 = _WRITE_V2 - _WRITE
 _PREPARED_XA = 64
 _STATEMENT, _TRANSACTION = 1 | 32, 4
 _BY_KERNEL = 1 << 8
-"""Beside the flags of a group of MySQL's that began here: its uuid is that of the cells."""
+"""An extra flag of a MySQL group that the kernel has begun: its uuid is that of the cells."""
 _BEGIN = (66, 69, 71, 73, 78)
 _LOGICAL_CLOCK, _TIMES, _MICROSECONDS, _HAS_ORIGINAL = 2, 42, 7, 1 << 55
 _ARTIFICIAL = 0x20
@@ -59,7 +59,7 @@ def _image(
 ) -> tuple[int, int]:
     """One row image as an Avro record at ``to``; ``span`` gets each value's offsets.
 
-    Returns (where the input ends or -1, where the output ends).
+    Returns (the input's end or -1, the output's end).
     """
     count = plan[table + c.T_COLUMNS]
     nulls = at
@@ -151,7 +151,7 @@ def _begin_group(buf: U8Array, at: int, plan: I64Array) -> int:
 
 @jit_uncounted
 def _begin_mysql_group(buf: U8Array, at: int, end: int, plan: I64Array) -> int:
-    """The next GTID of the server whose turn it is; all others are the decoder's."""
+    """The next GTID of the followed server; the decoder reads all others."""
     body = at + _HEADER_BYTES
     scn = plan[c.SCN_BASE] + load_i64(buf, body + 17)
     if (
@@ -186,7 +186,7 @@ def _begin_mysql_group(buf: U8Array, at: int, end: int, plan: I64Array) -> int:
 
 @jit_uncounted
 def _begin_transaction(buf: U8Array, at: int, end: int, plan: I64Array) -> int:
-    """The statement BEGIN; all others are the decoder's."""
+    """The statement BEGIN; the decoder reads all others."""
     if plan[c.GROUP_FLAGS] != _STATEMENT | _BY_KERNEL or end - at < 13:
         return c.NEED_DECODER
     statement = at + 13 + load_u16(buf, at + 11) + i64(buf[at + 8]) + 1
@@ -251,7 +251,7 @@ def _rows(
 ) -> int:
     """The rows event whose body is ``buf[at:end]``, from RESUME_AT on if that is set.
 
-    ``extra`` bytes lie between its flags and its number of columns.
+    ``extra`` bytes are between its flags and its number of columns.
     """
     table = _find_table(load_u32(buf, at) | load_u16(buf, at + 4) << 32, plan)
     if table < 0:
@@ -277,7 +277,7 @@ def _rows(
     old = plan[c.AT_SPANS]
     new = old + 2 * count
     while cursor < end:
-        # No value grows by more than this when it is written as Avro.
+        # The Avro form of a value is longer by at most this.
         growth = 2 * (plan[table + c.T_EXTRA] + bitmap_bytes) + _SINGLE_BYTE_GROWTH * (end - cursor)
         need = 2 * growth + 2 * END_FRAME_BYTES
         if len(images) < growth or len(out) - plan[c.FILL] < need:
@@ -331,7 +331,7 @@ def _event(
     blob: U8Array,
     plan: I64Array,
 ) -> int:
-    """One event; only what is wanted and intact is used here."""
+    """Read one event, which is wanted and intact."""
     if end - at < _HEADER_BYTES + _CRC_BYTES or load_u32(buf, at + 9) != end - at:
         return c.NEED_DECODER
     kind = i64(buf[at + 4])
@@ -386,8 +386,8 @@ def walk(
 ) -> int:
     """Turn the packets in ``buf[start:stop]`` into frames in ``out``.
 
-    Returns why it stopped; PLACE says where: in front of the packet that is cut off, or that
-    the decoder must take, or that needs NEED_BYTES of room.
+    Returns why it stopped.  PLACE is where: before the packet that is incomplete, that the decoder
+    must read, or that needs NEED_BYTES of space.
     """
     at = start
     while True:

@@ -1,12 +1,12 @@
-"""The plan's cells: where the kernels and Python find each number of a stream's state.
+"""The plan's cells: the index of each number of a stream's state, for the kernels and Python.
 
-The plan is one array of 64-bit numbers.  Its head is the state that both sides share; behind it
-lie the mapped tables, their columns and keys, as ``mysql_kernel_tables.py`` lays them out.
+The plan is one array of 64-bit numbers.  Its head is the state that both sides share; after it
+come the mapped tables, their columns and keys, in the layout of ``mysql_kernel_tables.py``.
 """
 
 from __future__ import annotations
 
-# The head of the plan: the state that both sides share, and where its sections lie.
+# The head of the plan: the state that both sides share, and the offsets of its sections.
 (
     SCN,
     SEQ,
@@ -49,11 +49,11 @@ from __future__ import annotations
 LIMB, LIMBS = 37, 16
 HEAD = LIMB + LIMBS
 
-# How groups begin and end: the decoder alone knows, as MariaDB's, as MySQL's.
+# How groups begin and end: only the decoder reads them, as in MariaDB, as in MySQL.
 GROUPS_UNKNOWN, GROUPS_MARIADB, GROUPS_MYSQL = 0, 1, 2
 NO_EXPECT = (1 << 63) - 1
 
-# WANTED: the open group is passed over, becomes a window, or is examined for captured tables.
+# WANTED: the open group is skipped, becomes a window, or is examined for captured tables.
 NOT_READ, READ, EXAMINED = 0, 1, 2
 
 # Why the walk stopped.

@@ -1,4 +1,4 @@
-"""Frames of row changes and ends of windows, packed in place by compiled code."""
+"""Packs frames of row changes and ends of windows in place, compiled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from databus.relay.sources.mysql.kernels import kernel_cells as c
 from databus.relay.sources.mysql.kernels.mysql_value_kernels import put_bytes
 
 END_FRAME_BYTES = HEADER_BYTES + 120
-"""Room enough for an end-of-window frame with any GTID."""
+"""Space for an end-of-window frame with any GTID."""
 
 
 @jit_uncounted
@@ -31,7 +31,7 @@ def put_event(
     after_start: int,
     after_stop: int,
 ) -> None:
-    """One row frame at FILL; an image that is absent has its stop before its start."""
+    """Write one row frame at FILL; the stop of an absent image is before its start."""
     start = plan[c.FILL]
     to = _put_key(out, start + HEADER_BYTES, images, table, span, plan)
     key_bytes = to - start - HEADER_BYTES
@@ -57,7 +57,7 @@ def put_event(
 
 @jit_uncounted
 def end_group(out: U8Array, plan: I64Array) -> None:
-    """Close the open group; there is room for an end-of-window frame."""
+    """End the open group; there is space for an end-of-window frame."""
     if plan[c.WANTED] == c.EXAMINED:
         plan[c.FOREIGN_SEQ_NO] = plan[c.SCN]
     elif plan[c.WANTED] == c.READ:

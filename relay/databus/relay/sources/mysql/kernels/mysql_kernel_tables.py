@@ -1,7 +1,7 @@
-"""The tables that steer the kernel: what it must know of a mapped table, as numbers.
+"""The mapped tables as arrays of numbers, for the kernel.
 
-``MySqlKernelTables`` lays every mapped table of a stream out in a few arrays.  A table with a
-column that the kernel has no code for is marked, and its rows go to the Python decoder.
+``MySqlKernelTables`` describes every mapped table of a stream in a few arrays.  A table with a
+column that the kernel does not support is marked, and the Python decoder reads its rows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MySqlKernelTables:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all tables: table ids begin anew with each binlog file."""
+        """Remove all tables: table ids restart with each binlog file."""
         self._rows: list[list[int]] = []
         self._columns: list[list[int]] = []
         self._keys: list[int] = []
@@ -62,7 +62,7 @@ class MySqlKernelTables:
     ) -> None:
         """Add a table, or the new definition of one; None is a table that is not captured.
 
-        ``for_decoder``: its rows go to the Python decoder.
+        ``for_decoder``: the Python decoder reads its rows.
         """
         row = [0] * c.TABLE_FIELDS
         row[c.T_ID], row[c.T_BODY], row[c.T_BODY_BYTES] = table_id, len(self._blob), len(body)
@@ -120,7 +120,7 @@ class MySqlKernelTables:
     # -- columns
 
     def _column(self, column: StreamColumn) -> list[int] | None:
-        """[op, a, b, nullable, extra bytes, zero dates as null], None if Python must do it."""
+        """[op, a, b, nullable, extra bytes, zero dates as null]; None: not supported."""
         found = self._code(column)
         if found is None:
             return None

@@ -1,7 +1,7 @@
-"""Column values of a row image, written as plain Avro by compiled code.
+"""Writes the column values of a row image as plain Avro, compiled.
 
-Each function takes the bytes of one value and writes its Avro form; the columns' codes come
-from ``mysql_kernel_tables.py``.  Images and values are documented with MySQL's "Rows_event" class.
+Each function reads the bytes of one value and writes its Avro form; the columns' codes are those
+of ``mysql_kernel_tables.py``.  MySQL documents images and values with its "Rows_event" class.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _load_big_endian(buf: U8Array, at: int, width: int) -> int:
 
 @jit_uncounted
 def _load_little_endian(buf: U8Array, at: int, width: int) -> int:
-    """A number of 1 to 8 bytes, without a loop: behind the last event there is slack."""
+    """A number of 1 to 8 bytes, without a loop: the buffer has slack after the last event."""
     word = load_i64(buf, at)
     return word if width == 8 else word & (i64(1) << 8 * width) - 1
 
@@ -102,7 +102,7 @@ def _load_little_endian(buf: U8Array, at: int, width: int) -> int:
 def _put_decimal(
     out: U8Array, at: int, buf: U8Array, start: int, precision: int, scale: int, plan: I64Array
 ) -> tuple[int, int]:
-    """A DECIMAL at ``start``; returns (where the output ends, where the input ends)."""
+    """Write a DECIMAL at ``start``; returns (the output's end, the input's end)."""
     whole = precision - scale
     negative = buf[start] & 0x80 == 0
     promotion = i64(0xFF) if negative else i64(0)
@@ -168,7 +168,7 @@ def _put_limbs(out: U8Array, at: int, plan: I64Array, limb_count: int, negative:
 
 @jit_uncounted
 def _days(year: int, month: int, day: int) -> int:
-    """Days since 1970-01-01 of a proleptic Gregorian date; -(2**62) if there is none such."""
+    """Days since 1970-01-01 of a proleptic Gregorian date; -(2**62) if it is invalid."""
     if year < 1 or year > 9999 or month < 1 or month > 12 or day < 1:
         return -(1 << 62)
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
@@ -184,7 +184,7 @@ def _days(year: int, month: int, day: int) -> int:
 
 @jit_uncounted
 def _datetime_us(buf: U8Array, at: int, digits: int) -> int:
-    """Microseconds of a DATETIME; -(2**62) if it is no date."""
+    """Microseconds of a DATETIME; -(2**62) if it is invalid."""
     bits = _load_big_endian(buf, at, 5) - 0x8000000000
     width = (digits + 1) // 2
     year_month = bits >> 22 & 0x1FFFF
@@ -289,8 +289,8 @@ def put_inet4(out: U8Array, to: int, buf: U8Array, start: int, count: int) -> in
 
 @jit_uncounted
 def put_inet6(out: U8Array, to: int, buf: U8Array, start: int, count: int) -> int:
-    """An IPv6 address as MariaDB writes it: v4-mapped and -compatible ones end with dots."""
-    zeros = i64(0)  # How many of the first groups are zero.
+    """An IPv6 address in MariaDB's form: v4-mapped and v4-compatible ones end with dots."""
+    zeros = i64(0)  # The number of leading groups that are zero.
     longest, longest_at, run = i64(1), i64(-1), i64(0)
     for index in range(8):
         if _group(buf, start, count, index):
@@ -334,7 +334,7 @@ def _group(buf: U8Array, start: int, count: int, index: int) -> int:
 
 @jit_uncounted
 def _put_group(out: U8Array, to: int, group: int) -> int:
-    """Up to four hexadecimal digits, without zeros before them."""
+    """Up to four hexadecimal digits, without leading zeros."""
     digits = 4 if group > 0xFFF else 3 if group > 0xFF else 2 if group > 0xF else 1
     for index in range(digits):
         out[to + index] = _HEX[group >> 4 * (digits - 1 - index) & 15]
@@ -375,7 +375,7 @@ def _put_single(out: U8Array, to: int, bits: int) -> None:
 
 @jit_uncounted
 def _put_number(out: U8Array, to: int, value: int, digits: int) -> int:
-    """Decimal digits, filled up with zeros."""
+    """Decimal digits, padded with zeros."""
     for index in range(digits):
         out[to + digits - 1 - index] = 48 + value % 10
         value //= 10
@@ -393,7 +393,7 @@ def _put_date(out: U8Array, to: int, year: int, month: int, day: int) -> int:
 
 @jit_uncounted
 def _put_days(out: U8Array, to: int, days: int) -> int:
-    """The date that is so many days after 1970-01-01, none of them before."""
+    """The date so many days after 1970-01-01, which are not negative."""
     shifted = days + 719468
     era = shifted // 146097
     day_of_era = shifted - era * 146097
@@ -411,7 +411,7 @@ def _put_days(out: U8Array, to: int, days: int) -> int:
 def _put_date_text(
     buf: U8Array, at: int, out: U8Array, to: int, op: int, digits: int
 ) -> tuple[int, int]:
-    """As ``put_value``: a date as the server writes it, also one that no calendar has."""
+    """As ``put_value``, for a date in the server's text form, even an invalid one."""
     if op == c.OP_DATE_TEXT:
         bits = _load_little_endian(buf, at, 3)
         to = _put_long(out, to, 10)
@@ -462,9 +462,9 @@ def put_value(
     blob: U8Array,
     plan: I64Array,
 ) -> tuple[int, int]:
-    """One value: (where the input ends, where the output ends).
+    """Write one value; returns (the input's end, the output's end).
 
-    An input end of -1 leaves the event to the decoder; an output end of -1 stands for null.
+    An input end of -1 leaves the event to the decoder; an output end of -1 means null.
     """
     op = plan[column + c.C_OP]
     width = plan[column + c.C_A]

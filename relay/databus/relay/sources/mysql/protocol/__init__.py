@@ -1,4 +1,4 @@
-"""How bytes come from a MariaDB or MySQL server.
+"""The wire protocol of MariaDB and MySQL.
 
 In reading order: ``mysql_settings`` (the configuration of one server), ``mysql_tls``,
 ``mysql_authentication``, ``mysql_connection`` (the only module that touches PyMySQL);

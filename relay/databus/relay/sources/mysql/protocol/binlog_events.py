@@ -1,4 +1,4 @@
-"""The binlog's events as far as they are not rows: pure functions from bytes to records.
+"""Binlog events other than rows: pure functions from bytes to records.
 
 Layouts: MariaDB's documentation, "Replication Protocol" and "Binlog event types".
 """
@@ -16,12 +16,12 @@ from databus.common.errors import FormatError, UnsupportedChange
 HEADER_BYTES = 19
 CRC_BYTES = 4
 ARTIFICIAL = 0x20
-"""The flag of an event that the server made for the reader: it lies nowhere in a file."""
+"""The flag of an event that the server made for the reader.  Such an event is in no file."""
 _HEADER = struct.Struct("<IBIIIH")
 
 
 class EventType(IntEnum):
-    """The events that this reader knows by name."""
+    """The event types that this reader knows."""
 
     QUERY = 2
     STOP = 3
@@ -109,21 +109,21 @@ class Header:
 
     @property
     def is_in_file(self) -> bool:
-        """Whether the event lies in its file; the server makes others while it sends."""
+        """Whether the event is in its file.  The server makes other events while it sends."""
         if self.flags & ARTIFICIAL or self.type == EventType.ROTATE:
             return False
         return self.end_offset > 0 or self.type not in _MADE_WITHOUT_FLAG
 
     def end_after(self, offset: int) -> int:
-        """Where the event ends, if the one before it ended at ``offset``.
+        """Where the event ends, if the previous one ended at ``offset``.
 
-        That is a lower bound where the event does not say it: the server does not send
-        ANNOTATE_ROWS events, which lie in the file as well.
+        If the event has no end position, this is a lower bound: the file also has ANNOTATE_ROWS
+        events, which the server does not send.
         """
         return self.end_offset or offset + self.length
 
     def of_plain(self, kind: int, body_bytes: int) -> bytes:
-        """The header of an event that this one contained; it has no position in the file."""
+        """The header of an event inside this one; it has no position in the file."""
         length = HEADER_BYTES + body_bytes
         return _HEADER.pack(self.timestamp_s, kind, self.server_id, length, 0, self.flags)
 
@@ -139,9 +139,9 @@ class Gtid:
 
 @dataclass(frozen=True, slots=True)
 class TableMap:
-    """The table that the rows events with ``table_id`` change, as the stream describes it.
+    """The table of the rows events with ``table_id``, as the stream describes it.
 
-    ``names`` is empty where it does not tell them, and then ``unsigned`` may be too.
+    ``names`` is empty if the binlog has no column names; ``unsigned`` may be empty then, too.
     """
 
     table_id: int
@@ -180,7 +180,7 @@ def read_query(body: memoryview) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class QueryEvent:
-    """A QUERY event with what it has of its session; ``collation`` of the text is 0 if unknown."""
+    """A QUERY event and its session's settings; ``collation`` of the text is 0 if unknown."""
 
     schema: str
     text: bytes
@@ -189,14 +189,15 @@ class QueryEvent:
 
 
 _STATUS_BYTES = {0: 4, 1: 8, 3: 4, 4: 6, 7: 2, 8: 2, 9: 8, 10: 4}
-"""Status variables of a fixed size, in front of which or behind which the wanted ones lie."""
+"""Sizes of the status variables between the needed ones."""
 _SQL_MODE, _CATALOG, _CHARSET, _TIME_ZONE, _CATALOG_NZ = 1, 2, 4, 5, 6
 
 
 def read_query_event(body: memoryview) -> QueryEvent:
-    """A QUERY event's body with the status variables that say how its text is read.
+    """A QUERY event's body, with the status variables that determine how its text is read.
 
-    The server writes them in the order of their numbers; behind an unknown one nothing is wanted.
+    The server writes them in the order of their numbers.  Reading ends at an unknown one, because
+    no needed variable has a larger number.
     """
     (status_bytes,) = struct.unpack_from("<H", body, 11)
     status = body[13 : 13 + status_bytes]
@@ -223,16 +224,16 @@ _LOAD_FILE_BYTES = 13
 
 
 def load_query(body: memoryview) -> memoryview:
-    """An EXECUTE_LOAD_QUERY event's body as that of a QUERY event: without the file's fields."""
+    """An EXECUTE_LOAD_QUERY event's body as that of a QUERY event, without the file's fields."""
     return memoryview(bytes(body[:13]) + bytes(body[13 + _LOAD_FILE_BYTES :]))
 
 
 THREAD_SPECIFIC = 0x4
-"""The flag of a statement that used something of its session alone, as a temporary table."""
+"""The flag of a statement that used an object of its session, such as a temporary table."""
 
 
 def read_rotate(body: memoryview) -> tuple[str, int]:
-    """The file that comes next, and the offset in it."""
+    """The next file, and the offset in it."""
     (offset,) = struct.unpack_from("<Q", body)
     return bytes(body[8:]).decode(), offset
 
@@ -243,12 +244,12 @@ def read_checksum_algorithm(body: memoryview) -> int:
 
 
 def read_server_version(body: memoryview) -> str:
-    """The version of the server that wrote a file, out of its FORMAT_DESCRIPTION."""
+    """The version of the server that wrote a file, from its FORMAT_DESCRIPTION."""
     return bytes(body[2:52]).rstrip(b"\0").decode("ascii", "replace")
 
 
 def packed_int(data: memoryview, at: int) -> tuple[int, int]:
-    """A length-encoded number and where it ends."""
+    """A length-encoded number, and the offset after it."""
     first = data[at]
     if first < 251:
         return first, at + 1
@@ -259,9 +260,9 @@ def packed_int(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def rows_event(kind: int, body: memoryview) -> tuple[EventType, int]:
-    """What rows do, and where in the body their number of columns lies.
+    """The kind of row change, and the offset of the column count in the body.
 
-    MySQL's form has a block of extra data there first, whose length counts itself.
+    MySQL's form has a block of extra data before the count; its length includes itself.
     """
     v1 = _ROWS_V2.get(EventType(kind))
     if v1 is None:
@@ -292,13 +293,13 @@ _COLUMN_NAMES = 4
 TEXT_OF_MYSQL = frozenset({15, 242, 252, 253, 254})
 """Types that the list of character sets counts."""
 TEXT_OF_MARIADB = TEXT_OF_MYSQL | {140, 141, 255}
-"""The same of MariaDB, for which geometry, a kind of blob, is one of them."""
+"""The same in MariaDB, which also counts geometry, a kind of blob."""
 
 
 def counts_years(server_version: str) -> bool | None:
-    """Whether the list of signs counts YEAR columns; None where no server was there to look at.
+    """Whether the list of signs counts YEAR columns; None for versions that were not examined.
 
-    MySQL 8.0.15 does not count them, later ones do, and so does MariaDB.
+    MySQL 8.0.15 does not count them; later versions and MariaDB do.
     """
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", server_version)
     version = tuple(map(int, numbers.groups())) if numbers else (0, 0, 0)
@@ -317,7 +318,7 @@ def read_table_map(
     ``years_have_signs``: see ``counts_years``.
 
     Raises:
-        FormatError: it is not of its form.
+        FormatError: the bytes are no table map.
         UnsupportedChange: which columns are unsigned cannot be known.
     """
     table_id, schema, table = table_map_names(body)
@@ -355,7 +356,7 @@ def read_table_map(
 _TWO_BYTE_META = frozenset({15, 16, 246, 247, 248, 253, 254, 141})
 _ONE_BYTE_META = frozenset({4, 5, 17, 18, 19, 242, 245, 249, 250, 251, 252, 255, 140})
 _NUMERIC = frozenset({1, 2, 3, 4, 5, 8, 9, 13, 246})
-"""Types that the list of signs counts: YEAR is among them, but see ``counts_years``."""
+"""Types that the list of signs counts; for YEAR see ``counts_years``."""
 _YEAR = 13
 ENUM, SET, STRING = 247, 248, 254
 
@@ -381,7 +382,7 @@ def _metas(types: bytes, data: memoryview) -> tuple[int, ...]:
 
 
 def _real_type(code: int, meta: int) -> int:
-    """ENUM and SET travel as STRING with their own number in the metadata."""
+    """ENUM and SET are logged as STRING with their own type number in the metadata."""
     if code == STRING and meta >> 8 in (ENUM, SET):
         return meta >> 8
     return code
@@ -508,19 +509,19 @@ PASSED_OVER = frozenset(
         EventType.VIEW_CHANGE,
     }
 )
-"""Events that say nothing of rows."""
+"""Events without changes of rows."""
 
 
 def checked_body(header: Header, event: memoryview, checksums: bool, where: str) -> memoryview:
-    """An event's body without its checksum, which was verified where there is one.
+    """An event's body without its checksum, which is verified if there is one.
 
     Raises:
-        FormatError: it is wrong.
+        FormatError: the checksum is wrong.
     """
     is_format = header.type == EventType.FORMAT_DESCRIPTION
     checked = read_checksum_algorithm(event) == 1 if is_format else checksums
     if not checked:
-        # A format description has room for a checksum even where there is none.
+        # A format description has space for a checksum even without one.
         return event[HEADER_BYTES : len(event) - CRC_BYTES if is_format else len(event)]
     stop = len(event) - CRC_BYTES
     expected = int.from_bytes(event[stop:], "little")

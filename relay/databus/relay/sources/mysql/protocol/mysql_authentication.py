@@ -1,7 +1,8 @@
-"""Signing in to MariaDB and MySQL, to a server that may be anybody's until it is done.
+"""Authentication to MariaDB and MySQL.  Until it succeeds, the server is not trusted.
 
-PyMySQL sends the password in clear to whoever asks, encrypts it with whatever key it is given,
-takes packets of any size and waits for as long as each read lasts.  What is here bounds that.
+PyMySQL sends the password in clear text on request, encrypts it with any key that the server
+sends, reads packets of any size, and applies its time-out to each read alone.  This module
+restricts that.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
 CONNECT_S = 10.0
 """For the connection to one address."""
 SIGN_IN_S = 20.0
-"""For everything from the first byte to the server's consent."""
+"""From the first byte to the end of the authentication."""
 MAX_PACKET_BYTES = 1 << 20
-"""Before the server has consented; afterwards rows come."""
+"""The limit during the authentication."""
 _IN_CLEAR = (b"mysql_clear_password", b"dialog")
 _WORTHLESS = (b"mysql_old_password",)
 _KEY = b"-----BEGIN"
 
 
 class SignInConnection(PyMySqlConnection):  # type: ignore[misc]  # PyMySQL has no types
-    """PyMySQL's connection, careful until it is signed in.
+    """PyMySQL's connection with restrictions during the authentication.
 
     Invariants:
-        I1. The password leaves in clear only under TLS, and only if the URL allows it; encrypted
-            with a key that the server has sent, only under TLS, to a loopback address, or if the
-            URL allows it.
-        I2. A packet before the consent has at most MAX_PACKET_BYTES.
-        I3. What the server sends in clear before a TLS handshake, besides its greeting, is
-            refused: it would be taken for what comes under TLS.
+        I1. The password is sent in clear text only over TLS, and only if the URL allows it.  It is
+            sent encrypted with a key that the server has sent only over TLS, to a loopback
+            address, or if the URL allows it.
+        I2. A packet during the authentication has at most MAX_PACKET_BYTES.
+        I3. Bytes after the greeting and before the TLS handshake are refused: they would count as
+            part of the encrypted stream.
 
-    Owner: as the connection's.
+    Owner: that of the connection.
     """
 
     is_signed_in = False
@@ -88,7 +89,7 @@ class SignInConnection(PyMySqlConnection):  # type: ignore[misc]  # PyMySQL has 
             raise PreflightFailed(
                 f"{self.host}:{self.port} asks for the password under a key of its own, without "
                 f"TLS; set ssl-mode=required or stricter in the URL, or get-server-public-key=true "
-                f"if nobody can be between"
+                f"if no one can intercept the connection"
             )
         return packet
 
@@ -101,7 +102,7 @@ class SignInConnection(PyMySqlConnection):  # type: ignore[misc]  # PyMySQL has 
         name = plugin_name.decode(errors="replace")
         if plugin_name in _WORTHLESS:
             raise PreflightFailed(
-                f"{self.host}:{self.port} asks for the password by {name}, which anybody can undo; "
+                f"{self.host}:{self.port} asks for the password by {name}, which is insecure; "
                 f"give the user another authentication plugin"
             )
         if plugin_name in _IN_CLEAR and not (self._secure and self.settings.tls.sends_clear):
@@ -114,11 +115,12 @@ class SignInConnection(PyMySqlConnection):  # type: ignore[misc]  # PyMySQL has 
 
 
 def signed_in(settings: MySqlSettings, **arguments: Any) -> SignInConnection:
-    """A connection that is signed in.
+    """An authenticated connection.
 
     Raises:
-        PreflightFailed: what the server asks for is not given to it.
-        SourceUnavailable: it does not come to an end within SIGN_IN_S, or is no such server.
+        PreflightFailed: the server asks for credentials that it must not get.
+        SourceUnavailable: the authentication takes longer than SIGN_IN_S, or the server is neither
+            MariaDB nor MySQL.
         pymysql.err.MySQLError, OSError: as PyMySQL raises them.
     """
     where = f"{settings.host}:{settings.port}"
@@ -130,8 +132,8 @@ def signed_in(settings: MySqlSettings, **arguments: Any) -> SignInConnection:
         raw = socket.create_connection((settings.host, settings.port), CONNECT_S)
     except OSError as error:
         raise SourceUnavailable(f"cannot connect to {where}: {error}") from error
-    # A read's time-out begins again with each byte; this one does not.  Its descriptor is its own,
-    # for TLS takes the other one over.
+    # The time-out of a read restarts with each byte; this one does not.  It has a descriptor of its
+    # own, because TLS takes over the other one.
     is_late = threading.Event()
     with contextlib.closing(raw.dup()) as same:
 
@@ -148,7 +150,7 @@ def signed_in(settings: MySqlSettings, **arguments: Any) -> SignInConnection:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.connect(raw)
         except (ValueError, IndexError, TypeError, UnicodeError) as error:
-            # Its greeting was none, and PyMySQL has taken it apart.
+            # PyMySQL failed on bytes that are no greeting.
             connection._force_close()
             raise SourceUnavailable(f"{where} is no MariaDB or MySQL: {error}") from error
         except (pymysql.err.MySQLError, OSError) as error:

@@ -36,12 +36,12 @@ _REFUSED = frozenset(
         _SECURE_TRANSPORT_REQUIRED,
     }
 )
-# Values come as the server's own text; only what has no other reading is converted.
+# Values stay the server's text; only types with a single reading are converted.
 _PLAIN: dict[Any, Any] = {key: value for key, value in conversions.items() if key not in range(256)}
 
 
 class ServerError(Exception):
-    """The server refused a statement: its number and its message."""
+    """The server refused a statement: its error number and message."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(f"error {number}: {message}")
@@ -88,7 +88,7 @@ class BinlogRequest:
 
 
 class BinaryResult:
-    """The rows of a prepared statement, as they come from the socket.
+    """The rows of a prepared statement, as bytes of the socket.
 
     Owner: the connection that made it.
     """
@@ -105,14 +105,14 @@ class BinaryResult:
         connection._read_packet()  # the end of the definitions
 
     def receive(self, room: memoryview) -> int:
-        """Fill ``room`` with what has come; the number of bytes.
+        """Receive into ``room``; returns the number of bytes.
 
         Raises:
             SourceUnavailable: the connection is gone.
         """
         with _translated(self._settings):
             if self._is_buffered:
-                # With a large room readinto1 would wait for the socket although there is data.
+                # With a large buffer readinto1 would wait for the socket although there is data.
                 self._is_buffered = False
                 found = self._connection._rfile.read1(len(room))
                 room[: len(found)] = found
@@ -124,7 +124,7 @@ class BinaryResult:
             return count
 
     def ends(self, data: memoryview) -> bool:
-        """Whether the packet at the start of ``data``, which is no row, is all there.
+        """Whether the packet at the start of ``data``, which is no row, is complete.
 
         Raises:
             ServerError: the packet reports an error.
@@ -140,10 +140,10 @@ class BinaryResult:
 
 
 def _end_session(settings: MySqlSettings, number: int, client_port: int) -> None:
-    """KILL a session of ours, from a second connection.
+    """KILL a session of this relay, from a second connection.
 
-    It must be ours by user and client port: a number that a proxy or another server behind the
-    same name has given must not end a session of the application.
+    The session must match by user and client port.  A proxy, or another server under the same
+    name, can have given the number to a session of the application.
     """
     with contextlib.suppress(SourceUnavailable, PreflightFailed, ServerError):
         second = MySqlConnection(settings)
@@ -163,14 +163,14 @@ class MySqlConnection:
     """A blocking connection for queries; used from a worker thread.
 
     Owner: one task at a time.
-    Raises: SourceUnavailable when the connection is gone; PreflightFailed when we are not let
-        in; ServerError for anything else the server refuses.
+    Raises: SourceUnavailable when the connection is gone; PreflightFailed when the server
+        refuses the login; ServerError for anything else that it refuses.
     """
 
     def __init__(self, settings: MySqlSettings) -> None:
         self._settings = settings
         self.as_text: set[int] = set()
-        """Schemas of which a chunk turned out to need the text protocol."""
+        """Table definitions whose chunks need the text protocol."""
         with _translated(settings):
             self._connection = signed_in(
                 settings,
@@ -182,14 +182,14 @@ class MySqlConnection:
                 read_timeout=_READ_TIMEOUT_S,
                 write_timeout=_READ_TIMEOUT_S,
                 conv=_PLAIN,
-                # Dates that no calendar has may stand in a chunk's bounds.
+                # A chunk's bounds can be invalid dates.
                 init_command="SET SESSION sql_mode='ALLOW_INVALID_DATES', time_zone='+00:00', "
                 "character_set_results=utf8mb4, wait_timeout=2147483",
             )
 
     @property
     def is_mysql(self) -> bool:
-        """Whether the server is a MySQL and not a MariaDB."""
+        """Whether the server is MySQL rather than MariaDB."""
         return "mariadb" not in self.server_version.lower()
 
     @property
@@ -207,7 +207,7 @@ class MySqlConnection:
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows of one statement; every value is the server's text, or None.
 
-        It raises UnicodeDecodeError for text that is none, and can then be used on.
+        It raises UnicodeDecodeError for invalid text; the connection stays usable.
         """
         with _translated(self._settings):
             try:
@@ -222,10 +222,10 @@ class MySqlConnection:
     def query_within(
         self, sql: str, max_bytes: int, *, closes: bool
     ) -> tuple[list[tuple[Any, ...]], bool]:
-        """The rows up to the one that makes them ``max_bytes``, and whether others may follow it.
+        """The rows up to the one that reaches ``max_bytes``, and whether more rows may follow.
 
-        The rest is read and discarded, or the connection ``closes``, which is quicker for large
-        results.  It raises as ``query`` does.
+        The rest is read and discarded; with ``closes`` the connection is closed instead, which is
+        quicker for large results.  Raises what ``query`` raises.
         """
         rows: list[tuple[Any, ...]] = []
         size_bytes = 0
@@ -250,7 +250,7 @@ class MySqlConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing has closed it."""
+        """Whether the connection is open."""
         return bool(self._connection.open)
 
     @contextlib.contextmanager
@@ -269,7 +269,7 @@ class MySqlConnection:
                     inner._read_packet()
             if parameters:
                 inner._execute_command(COMMAND.COM_STMT_CLOSE, struct.pack("<I", statement))
-                raise ServerError(0, "there is a ? outside of quotes, which stands for nothing")
+                raise ServerError(0, "there is a ? outside of quotes, which would be a parameter")
             inner._execute_command(COMMAND.COM_STMT_EXECUTE, struct.pack("<IBI", statement, 0, 1))
             result = BinaryResult(inner, self._settings)
         try:
@@ -282,7 +282,7 @@ class MySqlConnection:
                 self.close()
 
     def row(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
-        """The only row of a statement that has one."""
+        """The row of a statement with one row."""
         return self.query(sql, parameters)[0]
 
     def literal(self, value: Any) -> str:
@@ -292,21 +292,21 @@ class MySqlConnection:
     def close(self) -> None:
         """Close without waiting for an answer.
 
-        A thread that waits for one gets an error that the connection is gone.  It holds the
-        receive buffer, and a close alone would wait for it, as long as the server takes.
+        A thread that waits for an answer gets an error.  It holds the receive buffer, and an
+        ordinary close would wait for that thread, and so for the server.
         """
         raw = self._connection._sock
         if raw is not None:
             with contextlib.suppress(OSError):
-                # Below TLS, whose state that thread is using.
+                # Below TLS, because that thread uses the state of TLS.
                 socket.socket.shutdown(raw, socket.SHUT_RDWR)
         with contextlib.suppress(Exception):
             self._connection._force_close()
 
     def abandon(self) -> Callable[[], None]:
-        """Close at once; what is returned ends the session, and its query, at the server.
+        """Close at once.  The returned function ends the session and its query on the server.
 
-        The close alone does not: the server notices it when it next writes.
+        Closing alone does not: the server notices it only at its next write.
         """
         try:
             port = int(self._connection._sock.getsockname()[1])
@@ -319,9 +319,9 @@ class MySqlConnection:
     def start_binlog(
         self, request: BinlogRequest, server_id: int, heartbeat_s: float
     ) -> socket.socket:
-        """Request the binlog from a position on; the socket then carries nothing else.
+        """Request the binlog from a position on.  Returns the socket, which is non-blocking.
 
-        The connection is used up by it.  The socket comes back non-blocking.
+        The connection can do nothing else afterwards.
         """
         self.query(
             "SET @master_binlog_checksum = @@global.binlog_checksum, "

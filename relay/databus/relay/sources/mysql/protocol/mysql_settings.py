@@ -48,27 +48,27 @@ class MySqlOptions(SourceOptions):
     """The options of a MariaDB or MySQL source."""
 
     clock_name: str | None = None
-    """Tells streams of one server apart that have different histories; the database's name."""
+    """The identity of the server's history in the clock; default: the database's name."""
     domain_id: _Number | None = None
     """MariaDB's replication domain; the server's own ``gtid_domain_id``."""
     server_id: _Number | None = None
-    """The server id of the relay as a replica; made of host, process and database."""
+    """The server id of the relay as a replica; default: derived from host, process and database."""
     uuids: Annotated[tuple[str, ...], BeforeValidator(_uuids)] = ()
-    """MySQL: the servers that have written, in that order, with commas; the server itself."""
+    """MySQL: UUIDs of the servers that have written, in order, with commas; default: the server."""
     zero_dates: Literal["error", "null", "text"] = "error"
-    """What becomes of 0000-00-00 and its relatives."""
+    """How invalid dates such as 0000-00-00 are captured."""
 
 
 @dataclass(frozen=True, slots=True)
 class MySqlSettings:
-    """One upstream server and what is captured of it.
+    """One upstream server and the tables to capture.
 
-    ``hosts`` are the servers that have the same history, ``host`` and ``port`` the one in use.
+    ``hosts`` are the servers with the same history, ``host`` and ``port`` the one in use.
 
-    ``domain_id`` (MariaDB) None means the server's own ``gtid_domain_id``; ``uuids`` (MySQL) are
-    the servers that have written, in that order, and empty means the server itself.
-    ``zero_dates`` says what becomes of 0000-00-00 and its relatives: "error" stops the row's table
-    and names it, "null" carries them as null, "text" carries all dates as the server's text.
+    ``domain_id`` (MariaDB): None means the server's own ``gtid_domain_id``.  ``uuids`` (MySQL):
+    the servers that have written, in that order; empty means the server itself.
+    ``zero_dates`` is for invalid dates such as 0000-00-00: "error" suspends the row's table,
+    "null" captures them as null, "text" captures all dates as the server's text.
     """
 
     name: str
@@ -94,11 +94,11 @@ class MySqlSettings:
 
     @property
     def is_local(self) -> bool:
-        """Whether the server is on this machine, so that no network is between."""
+        """Whether the server is on this machine."""
         return is_loopback(self.host)
 
     def captures(self, schema: str, table: str) -> bool:
-        """Whether a table is among the configured sources; the server's own never are."""
+        """Whether a table is among the configured sources; the server's own tables never are."""
         if schema in SYSTEM_SCHEMAS:
             return False
         source = join_source(schema, table)
@@ -109,7 +109,7 @@ def read_settings(config: DatabaseConfig) -> MySqlSettings:
     """The settings in a ``[[database]]`` section.
 
     Raises:
-        ConfigError: an option is unknown or a value is not of its form.
+        ConfigError: an option is unknown or a value is invalid.
     """
     parts = urlsplit(config.url.reveal)
     options = read_options(config, MySqlOptions)
@@ -142,8 +142,8 @@ def _among(source: str, patterns: tuple[str, ...]) -> bool:
 def _own_server_id(database: str) -> int:
     """A server id that two readers of one server are unlikely to share.
 
-    It stays the same over this process's reconnections, so that the server ends the old
-    connection when a new one comes.
+    It is the same for all connections of this process, so that the server ends the old
+    connection when a new one begins.
     """
     who = f"{socket.gethostname()}:{os.getpid()}:{database}"
     return _OWN_SERVER_IDS + zlib.crc32(who.encode()) % _OWN_SERVER_IDS

@@ -1,4 +1,4 @@
-"""Encrypted connections to MariaDB and MySQL: what the URL asks for, and how to read of one."""
+"""TLS to MariaDB and MySQL: the URL's parameters, and reads from an encrypted socket."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PARAMETERS = ("ssl-mode", *_FILES, *_SWITCHES)
 class Tls:
     """The modes are those of the servers' own clients.
 
-    ``preferred`` takes TLS where the server offers it, but not on a loopback address, where
-    nobody is between; ``required`` encrypts and believes anybody; ``verify_ca`` wants a
-    certificate that ``ca`` (or the system) has signed, ``verify_identity`` one with the
-    server's name.  ``cert`` and ``key`` are the files of our own certificate.  ``sends_clear``
-    lets a server have the password in clear, under TLS alone; ``takes_key`` lets it have the
-    password under a key that it sends itself, where there is no TLS.
+    ``preferred`` uses TLS if the server offers it, except on a loopback address.  ``required``
+    encrypts without a check of the certificate.  ``verify_ca`` requires a certificate that ``ca``
+    (or a CA of the system) has signed, ``verify_identity`` also one with the server's name.
+    ``cert`` and ``key`` are the files of the client certificate.  ``sends_clear`` allows the
+    password in clear text over TLS; ``takes_key`` allows it, without TLS, encrypted with a key
+    that the server sends.
     """
 
     mode: str = "preferred"
@@ -40,11 +40,11 @@ class Tls:
 
     @property
     def hint(self) -> str:
-        """The settings as a message names them."""
+        """The settings, for messages."""
         return f"ssl-mode={self.mode}" + (f", ssl-ca={self.ca}" if self.ca else "")
 
     def arguments(self, host: str) -> dict[str, Any]:
-        """What PyMySQL is told.
+        """The arguments for PyMySQL.
 
         Raises:
             PreflightFailed: a file cannot be read.
@@ -111,7 +111,7 @@ def _switch(database: str, name: str, value: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's alone."""
+    """Whether an address is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -119,7 +119,7 @@ def is_loopback(host: str) -> bool:
 
 
 async def receive_into(raw: socket.socket, room: memoryview) -> int:
-    """What has come on a non-blocking socket, encrypted or not; 0 at its end."""
+    """Receive from a non-blocking socket, encrypted or not; the number of bytes, 0 at its end."""
     loop = asyncio.get_running_loop()
     if not isinstance(raw, ssl.SSLSocket):
         return await loop.sock_recv_into(raw, room)

@@ -1,7 +1,7 @@
 """Cuts a replication stream into events.
 
-The buffer is filled by ``recv_into`` in large blocks and walked in place; only an event that
-spans packets (16 MiB and more) is put together by copying.
+``recv_into`` fills the buffer in large blocks, and events are read in place.  Only an event that
+spans packets (16 MiB and more) is copied together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _HEADER_BYTES = 4
 _LONGEST_PACKET = 0xFFFFFF
 _FIRST_ROOM = 1 << 20
 SLACK_BYTES = 64
-"""The kernel may look so far behind the last byte of an event that is damaged."""
+"""The kernel may read so many bytes after the end of a damaged event."""
 _ERROR, _END = 0xFF, 0xFE
 _FATAL_READING_BINLOG = 1236
 
@@ -23,11 +23,11 @@ class PacketBuffer:
     """Bytes of the stream between the socket and the decoder.
 
     Invariants:
-        I1. ``data[start:stop]`` are the bytes received and not yet used, in order.
+        I1. ``data[start:stop]`` are the bytes received and not yet consumed, in order.
         I2. The buffer grows only for a single packet that does not fit into it.
 
     Owner: the task that reads the stream.
-    Raises: SourceUnavailable and SourcePositionLost for what the server answers instead of
+    Raises: SourceUnavailable and SourcePositionLost for errors that the server sends instead of
         events; FormatError for packets out of order.
     """
 
@@ -39,7 +39,7 @@ class PacketBuffer:
         self._long_event: bytearray | None = None
 
     def room(self) -> memoryview:
-        """Where to receive the next bytes; never empty."""
+        """The space for the next bytes; never empty."""
         if self.start == self.stop:
             self.start = self.stop = 0
         need = self._packet_bytes() if self.stop - self.start >= _HEADER_BYTES else 0
@@ -59,15 +59,15 @@ class PacketBuffer:
 
     @property
     def in_long_event(self) -> bool:
-        """Whether the next packet goes on with an event that began before it."""
+        """Whether the next packet continues an event of an earlier packet."""
         return self._long_event is not None
 
     def received(self, count: int) -> None:
-        """``count`` bytes were written to the room."""
+        """``count`` bytes were written to the space of ``room``."""
         self.stop += count
 
     def next_event(self) -> memoryview | None:
-        """The next whole event, or None; ``used`` says that it is done with."""
+        """The next whole event, or None; valid until ``used`` is called."""
         while self.stop - self.start >= _HEADER_BYTES:
             size = self._packet_bytes()
             if self.stop - self.start < size:
@@ -88,7 +88,7 @@ class PacketBuffer:
         return None
 
     def used(self) -> None:
-        """The event that ``next_event`` gave is done with."""
+        """Consume the event that ``next_event`` returned."""
         self.start += self._packet_bytes()
         self._long_event = None
 
@@ -113,7 +113,7 @@ class PacketBuffer:
 
 
 def packets_of(*parts: bytes) -> bytearray:
-    """The packets in which a server would send what the parts are together."""
+    """The packets in which a server would send the concatenated parts."""
     content = memoryview(b"".join(parts))
     block = bytearray()
     for start in range(0, len(content) + 1, _LONGEST_PACKET):

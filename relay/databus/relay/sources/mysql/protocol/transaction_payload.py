@@ -1,8 +1,8 @@
 """MySQL's compressed transactions: the events inside of a TRANSACTION_PAYLOAD_EVENT.
 
-With ``binlog_transaction_compression`` all events of a transaction after its GTID lie in one
-event, compressed with zstd.  They come out as packets, a block at a time, so that the kernel
-walks them like those of the socket and memory stays bounded whatever the transaction's size.
+With ``binlog_transaction_compression`` one event contains all events of a transaction after its
+GTID, compressed with zstd.  They are decompressed block by block into packets.  The kernel reads
+these like the packets of the socket, and memory stays bounded for transactions of any size.
 
 Layout: MySQL's source documentation, "Transaction_payload_event": fields of type, length and
 value, each number a length-encoded integer, up to type 0; then the payload.
@@ -30,8 +30,8 @@ class Payload:
     Invariants:
         I1. ``packets`` holds whole events in order, about ``BLOCK_BYTES`` of them at a time.
 
-    Owner: the decoder that met it.
-    Raises: FormatError for what is no such event.
+    Owner: the decoder that made it.
+    Raises: FormatError for an event that is cut off or damaged.
     """
 
     def __init__(self, body: memoryview, where: str) -> None:
@@ -47,7 +47,7 @@ class Payload:
         compression = fields.get(_COMPRESSION, _NONE)
         if compression not in (_ZSTD, _NONE):
             raise FormatError(
-                f"{where}: a transaction is compressed by an unknown way, {compression}"
+                f"{where}: a transaction has the unknown compression type {compression}"
             )
         plain = io.BytesIO(data)
         self._events = (
@@ -55,7 +55,7 @@ class Payload:
         )
 
     def refill(self) -> bool:
-        """Put the next events into ``packets``, which is empty; False when there are no more."""
+        """Put the next events into ``packets``, which is empty; False if there are no more."""
         block = bytearray()
         while len(block) < BLOCK_BYTES:
             header = self._read(HEADER_BYTES)
@@ -64,7 +64,7 @@ class Payload:
             length = int.from_bytes(header[9:13], "little")
             rest = self._read(length - HEADER_BYTES)
             if length < HEADER_BYTES or len(header) + len(rest) != length:
-                raise FormatError(f"{self.where}: a compressed transaction breaks off in an event")
+                raise FormatError(f"{self.where}: a compressed transaction is cut off in an event")
             block += packets_of(b"\0", header, rest)
         self.packets.hold(block)
         return len(block) > 0
@@ -79,7 +79,7 @@ class Payload:
 
 
 def _fields(body: memoryview, where: str) -> tuple[dict[int, int], int]:
-    """The header's fields, and where the payload begins."""
+    """The header's fields, and the offset of the payload."""
     fields: dict[int, int] = {}
     at = 0
     while True:
@@ -92,7 +92,7 @@ def _fields(body: memoryview, where: str) -> tuple[dict[int, int], int]:
 
 
 def _number(body: memoryview, at: int, where: str) -> tuple[int, int]:
-    """A length-encoded integer, and where it ends."""
+    """A length-encoded integer, and the offset after it."""
     if at >= len(body):
         raise FormatError(f"{where}: the header of a compressed transaction is cut off")
     first = body[at]

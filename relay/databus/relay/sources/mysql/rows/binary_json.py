@@ -1,4 +1,4 @@
-"""MySQL's binary JSON as the text that the server itself writes for it.
+"""Converts MySQL's binary JSON to the server's own text form.
 
 The form is documented in MySQL's ``json_binary.h``: a type byte, then a tree whose containers
 hold offsets from their own beginning.
@@ -40,10 +40,10 @@ def json_text(data: bytes) -> str:
     """The text of a JSON value.
 
     Raises:
-        FormatError: it is none.
+        FormatError: the bytes are no JSON value.
     """
     try:
-        # A JSON null that an UPDATE IGNORE or a strange default left behind has no bytes.
+        # A JSON null of an UPDATE IGNORE or of some defaults has no bytes.
         return _value(data[0], data, 1) if data else "null"
     except (IndexError, struct.error, UnicodeDecodeError, KeyError, RecursionError) as error:
         raise FormatError(f"a JSON value of {len(data)} bytes is damaged: {error!r}") from None
@@ -96,7 +96,7 @@ def _array(data: bytes, width: int) -> str:
 
 
 def _entry(data: bytes, at: int, width: int) -> str:
-    """A container's value: small ones lie in the entry itself."""
+    """A container's value; the entry itself has small ones."""
     kind = data[at]
     if kind in _INLINE[width]:
         return _value(kind, data, at + 1)
@@ -104,7 +104,7 @@ def _entry(data: bytes, at: int, width: int) -> str:
 
 
 def _length(data: bytes, at: int) -> tuple[int, int]:
-    """Seven bits a byte, the lowest first."""
+    """A number with seven bits in each byte, the lowest first."""
     length = shift = 0
     while True:
         byte = data[at]
@@ -124,7 +124,7 @@ def quoted(text: str) -> str:
 
 
 def double_text(value: float) -> str:
-    """The shortest digits that mean this double, placed as MySQL places them."""
+    """The shortest decimal for this double, in MySQL's form."""
     sign, digit_tuple, exponent = decimal.Decimal(repr(value)).normalize().as_tuple()
     assert isinstance(exponent, int)
     minus = "-" if sign else ""

@@ -1,10 +1,9 @@
 """The server's character sets, as decoders to text.
 
-Unicode's encodings are decoded by Python's codecs.  For every other character set the server
-itself is asked for the character of each code, so that a value from the binlog cannot differ
-from the same value in a SELECT: Python's codecs of the same names have other characters for
-some codes and none for thousands.  A code for which the server has no character is ``?`` in
-both.
+Python's codecs decode the Unicode encodings.  For every other character set the relay reads the
+character of each code from the server, so that a value from the binlog equals the same value in a
+SELECT: Python's codecs of the same names differ in some codes and lack thousands.  A code without
+a character on the server is ``?`` in both.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _CODECS = {
 
 
 def _bytes(*ends: int) -> bytes:
-    """The bytes of ranges that are given by their first and last ones."""
+    """The bytes of ranges, each given by its first and last byte."""
     return b"".join(
         bytes(range(first, last + 1)) for first, last in zip(ends[::2], ends[1::2], strict=True)
     )
@@ -51,15 +50,15 @@ _CODES: dict[str, tuple[tuple[bytes, ...], ...]] = {
     "sjis": ((_ASCII,), (_KATAKANA,), _SHIFTED),
     "ujis": ((_ASCII,), (_EUC, _EUC), (b"\x8e", _KATAKANA), (b"\x8f", _EUC, _EUC)),
 }
-"""What the server takes for well-formed: the bytes that each place of a code may have."""
+"""The codes that are well-formed on the server: the possible values of each byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class Charset:
     """One character set: at most ``max_bytes`` a character.
 
-    ``table`` holds the server's characters: of a single-byte set all 256, of the multi-byte
-    ones in ``_CODES`` one for each of their codes, "" of the others.
+    ``table`` has the server's characters: for a single-byte set all 256, for the multi-byte sets
+    in ``_CODES`` one for each code, "" for other sets.
     """
 
     name: str
@@ -68,7 +67,7 @@ class Charset:
 
     @property
     def is_utf8(self) -> bool:
-        """Whether its bytes are UTF-8 as they are."""
+        """Whether its bytes are UTF-8."""
         return _CODECS.get(self.name) == "utf-8"
 
     @property
@@ -78,14 +77,14 @@ class Charset:
 
     @property
     def known(self) -> bool:
-        """Whether its text can be decoded here."""
+        """Whether its text can be decoded."""
         return bool(self.table) or self.name in _CODECS or self.name == "binary"
 
     def decoder(self) -> Callable[[bytes], str]:
-        """The function from stored bytes to text; it raises TableUncertain for what is none.
+        """The function from stored bytes to text; it raises TableUncertain for invalid text.
 
         Raises:
-            UnsupportedChange: nobody here knows the character set.
+            UnsupportedChange: the character set is unknown.
         """
         if self.is_single_byte:
             table = self.table
@@ -204,13 +203,13 @@ def load_charsets(connection: MySqlConnection) -> Charsets:
 
 
 def _whole(name: str, table: str) -> str:
-    """The characters if there is one for each code; otherwise the set counts as unknown."""
+    """The characters if each code has one; otherwise the set counts as unknown."""
     count = len(_codes_of(name)) if name in _CODES else 256
     return table if len(table) == count else ""
 
 
 def _has_collation_ids(connection: MySqlConnection) -> bool:
-    """MariaDB 10.10 moved the numbers to the other table, where they cannot be missing."""
+    """MariaDB has the numbers in the other table since 10.10; they cannot be missing there."""
     return bool(
         connection.query(
             "SELECT 1 FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = 'information_schema' "

@@ -1,9 +1,9 @@
 """Columns: from a MariaDB or MySQL type to a ``Column``, and from binlog bytes to Python values.
 
-A type has one canonical name (``varchar(64)``, ``int unsigned``, ``enum('a','b')``) to which
-the catalogue and the binlog both lead, so that a table read in a dump and the same table in
-the stream have the same schema.  Display widths, ZEROFILL and the digits of FLOAT(7,3) are
-not part of it, nor is the character set: all text is UTF-8 behind this module.
+A type has one canonical name (``varchar(64)``, ``int unsigned``, ``enum('a','b')``), which is
+derived from the catalogue and from the binlog alike, so that a table has the same schema in a dump
+and in the stream.  Display widths, ZEROFILL, the digits of FLOAT(7,3) and the character set are
+not part of it: this module returns all text as UTF-8.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ZERO_DATES_ADVICE = (
 )
 
 SPECIAL_NAMES = frozenset({"uuid", "inet6", "inet4", "json"})
-"""Types that the binlog does not tell apart from those they are stored as."""
+"""Types that the binlog does not distinguish from their storage types."""
 
 NO_TEXT_LABEL = (
     "is an ENUM or SET with CHARACTER SET binary and a label that is no text; "
@@ -113,7 +113,7 @@ _GEOMETRIES = frozenset(
 def catalogue_type(column_type: str) -> str:
     """The canonical name of a type as information_schema.COLUMNS.COLUMN_TYPE writes it.
 
-    It may be a name that ``column_of`` does not know.
+    ``column_of`` may not know the name.
     """
     lower = column_type if column_type.startswith(("enum(", "set(")) else column_type.lower()
     if lower.startswith(("enum(", "set(")):
@@ -139,7 +139,7 @@ def column_of(name: str, type_name: str, nullable: bool, zero_dates: str) -> Col
     """The column with this canonical type.
 
     Raises:
-        UnsupportedChange: the type cannot be carried.
+        UnsupportedChange: the type cannot be captured.
     """
     word = re.match(r"[a-z0-9]*", type_name)
     kind = _KINDS.get(word[0]) if word else None
@@ -161,10 +161,10 @@ def column_of(name: str, type_name: str, nullable: bool, zero_dates: str) -> Col
 
 
 def stream_type(table: TableMap, index: int, charsets: Charsets) -> str:
-    """The canonical name of a column's type as the binlog tells it.
+    """The canonical name of a column's type, derived from the binlog.
 
     Raises:
-        UnsupportedChange: the type cannot be carried; the message names table and column.
+        UnsupportedChange: the type cannot be captured; the message names table and column.
     """
     code, meta = table.types[index], table.metas[index]
     where = f"{table.schema}.{table.table}.{table.names[index]}"
@@ -201,7 +201,7 @@ def stream_type(table: TableMap, index: int, charsets: Charsets) -> str:
 
 
 def char_bytes(meta: int) -> int:
-    """The most bytes of a CHAR or BINARY column, out of its metadata."""
+    """The maximal bytes of a CHAR or BINARY column, from its metadata."""
     high, low = meta >> 8, meta & 255
     return low if high & 0x30 == 0x30 else low | ((high & 0x30) ^ 0x30) << 4
 
@@ -218,7 +218,7 @@ def _textual_type(code: int, meta: int, charset: Charset) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StreamColumn:
-    """One column of a table map: how its values lie in a row image."""
+    """One column of a table map, with the layout of its values in a row image."""
 
     code: int
     meta: int
@@ -231,11 +231,11 @@ class StreamColumn:
     def decoder(self) -> Decoder:
         """The function from (bytes, offset) to (Python value of the column's kind, next offset).
 
-        It raises TableUncertain for text that is none, and for a date that no calendar has
-        where those are errors.
+        It raises TableUncertain for invalid text, and for an invalid date with
+        ``zero_dates = "error"``.
 
         Raises:
-            UnsupportedChange: there is none for this type.
+            UnsupportedChange: there is no such function for this type.
         """
         if self.code in INTEGER_BYTES:
             return _integer(INTEGER_BYTES[self.code], not self.unsigned)
@@ -265,12 +265,12 @@ class StreamColumn:
 
     @property
     def is_date_text(self) -> bool:
-        """Whether its dates are carried as text."""
+        """Whether its dates are captured as text."""
         return self.column.kind is Kind.STRING and self.code in (DATE, DATETIME2, TIMESTAMP2)
 
     @property
     def length_bytes(self) -> int:
-        """How many bytes the length before a textual value has."""
+        """The width in bytes of the length before a textual value."""
         if self.code in (BLOB, GEOMETRY, VECTOR):
             return self.meta
         longest = char_bytes(self.meta) if self.code == STRING else self.meta
@@ -306,7 +306,7 @@ class StreamColumn:
 
 
 def _label_decoder(charset: Charset, where: str) -> Callable[[bytes], str]:
-    """The text of a label of an ENUM or SET; of a binary one, if it is UTF-8."""
+    """The text of a label of an ENUM or SET; a binary label must be UTF-8."""
     if charset.name != "binary":
         return charset.decoder()
 
@@ -322,7 +322,7 @@ def _label_decoder(charset: Charset, where: str) -> Callable[[bytes], str]:
 def stream_columns(
     table: TableMap, columns: tuple[Column, ...], charsets: Charsets, zero_dates: str
 ) -> tuple[StreamColumn, ...]:
-    """The columns of a table map; ``columns`` are the same ones as consumers see them."""
+    """The columns of a table map; ``columns`` are the same columns in the consumers' schema."""
     found = []
     for index, column in enumerate(columns):
         collation = table.collations[index]
@@ -400,7 +400,7 @@ def _set(width: int, members: tuple[str, ...]) -> Decoder:
 
 
 class _ZeroDate(Exception):
-    """The text of a date that is none, and where it ends."""
+    """The text of an invalid date, and the offset after it."""
 
     def __init__(self, text: str, stop: int) -> None:
         self.text = text
@@ -428,7 +428,7 @@ def _date(data: memoryview, at: int) -> tuple[Any, int]:
 
 
 def _dates_as_text(code: int, digits: int) -> Decoder:
-    """What the server writes for a DATE, a DATETIME or, in UTC, a TIMESTAMP: whatever it is."""
+    """The server's text for a DATE, DATETIME or TIMESTAMP (in UTC), even for an invalid one."""
 
     def decode(data: memoryview, at: int) -> tuple[Any, int]:
         if code == DATE:
@@ -454,7 +454,7 @@ def _dates_as_text(code: int, digits: int) -> Decoder:
 
 
 def _fraction(data: memoryview, at: int, digits: int) -> tuple[int, int]:
-    """Microseconds of ``digits`` digits and where they end."""
+    """Microseconds of ``digits`` digits, and the offset after them."""
     width = (digits + 1) // 2
     return int.from_bytes(data[at : at + width], "big") * 100 ** (3 - width), at + width
 
@@ -490,7 +490,7 @@ def _timestamp(digits: int) -> Decoder:
 
 
 def _time(digits: int) -> Decoder:
-    """A signed number of 24 bits, then the fraction's bytes: one number, with an offset."""
+    """A signed number of 24 bits and the bytes of the fraction, as one number with an offset."""
     fraction_bytes = (digits + 1) // 2
     width = 3 + fraction_bytes
     scale_us = 100 ** (3 - fraction_bytes)
@@ -518,11 +518,11 @@ _SPECIALS: dict[str, Callable[[bytes], Any]] = {
 
 
 def inet6_text(raw: bytes) -> str:
-    """An IPv6 address as MariaDB writes it: v4-mapped and -compatible ones with dots."""
+    """An IPv6 address in MariaDB's form: v4-mapped and v4-compatible ones with dots."""
     if raw[:10] == bytes(10) and raw[10:12] in (b"\0\0", b"\xff\xff"):
         is_mapped = raw[10:12] != b"\0\0"
         if raw[12:14] != b"\0\0":
             return ("::ffff:" if is_mapped else "::") + str(ipaddress.IPv4Address(raw[12:]))
-        if is_mapped:  # Python writes it with dots since 3.13.
+        if is_mapped:  # Python 3.13 and later write it with dots.
             return f"::ffff:0:{int.from_bytes(raw[14:]):x}"
     return str(ipaddress.IPv6Address(raw))

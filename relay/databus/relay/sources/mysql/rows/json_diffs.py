@@ -1,8 +1,8 @@
-"""MySQL's partial updates of JSON: the value before, and what of it was changed.
+"""Applies MySQL's partial updates of JSON to the value before the update.
 
-With ``binlog_row_value_options = PARTIAL_JSON`` an update's row after the change holds, for a
-JSON column, a list of differences instead of the value: replace, insert or remove at a path.
-They are applied to the text of the value before; numbers keep the digits that they have.
+With ``binlog_row_value_options = PARTIAL_JSON`` the after image of an update has, for a JSON
+column, a list of differences instead of the value: replace, insert or remove at a path.  They are
+applied to the text of the value before; numbers retain their digits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEG = re.compile(r'\.(?:"((?:[^"\\]|\\.)*)"|([^."\[]+))|\[(\d+)\]', re.DOTALL)
 
 
 class _Raw(str):
-    """A number as it is written."""
+    """A number with its original digits."""
 
     __slots__ = ()
 
@@ -31,7 +31,7 @@ def applied(text: str, diffs: memoryview) -> str:
     """The JSON text ``text`` after the differences.
 
     Raises:
-        FormatError: they do not fit to it.
+        FormatError: they do not fit the text.
     """
     try:
         value = json.loads(text, parse_int=_Raw, parse_float=_Raw)
@@ -39,7 +39,7 @@ def applied(text: str, diffs: memoryview) -> str:
             value = _apply(value, diff)
         return "".join(_written(value))
     except (ValueError, LookupError, TypeError) as error:
-        raise FormatError(f"a partial update does not fit to its JSON value: {error!r}") from None
+        raise FormatError(f"a partial update does not fit its JSON value: {error!r}") from None
 
 
 @dataclass(frozen=True, slots=True)

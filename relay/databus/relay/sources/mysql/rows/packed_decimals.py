@@ -13,7 +13,7 @@ DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 
 
 def packed_decimal(precision: int, scale: int) -> Decoder:
-    """Groups of nine digits in four bytes, big-endian, the first bit turned over."""
+    """Groups of nine digits in four bytes, big-endian, with the first bit inverted."""
     whole, whole_rest = divmod(precision - scale, 9)
     part, part_rest = divmod(scale, 9)
     groups = (

@@ -6,7 +6,7 @@ from databus.common.errors import UnsupportedChange
 
 
 class TableUncertain(UnsupportedChange):
-    """What a change of one table means cannot be known; those of other tables can."""
+    """The effect of a change on one table is unknown; other tables are not affected."""
 
     code = "table_uncertain"
     hint = "Only this table is suspended; see docs/operations/resynchronisation.md for the cure."

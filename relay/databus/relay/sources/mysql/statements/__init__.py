@@ -1,4 +1,4 @@
-"""Statements in the binlog: lexed as the server lexes them, and what they do to tables.
+"""Statements in the binlog: read as the server reads them, and their effects on tables.
 
 In reading order: ``lexer``, ``token_reader``, ``alter_table``, ``statement_reach`` and
 ``statement_effects``, all of them pure; ``logged_statements`` reads a statement from its event,

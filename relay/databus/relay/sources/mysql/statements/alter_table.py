@@ -1,8 +1,7 @@
-"""What the clauses of an ALTER TABLE do to the rows that are there.
+"""The effects of an ALTER TABLE on the existing rows.
 
-ALTER TABLE is logged as the statement alone, whatever it does to rows.  A clause that leaves every
-value of every column as it was needs no event.  One that changes values, or may, takes the table
-out of what the stream gives.
+The binlog has the statement and no row events.  A clause that leaves every value of every column
+unchanged needs no event.  A clause that changes values, or may change them, suspends the table.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _KEPT_BY_ENGINES = keywords(
     INNODB MYISAM ARIA ROCKSDB TOKUDB ARCHIVE NDB NDBCLUSTER MEMORY HEAP
     """
 )
-"""Engines whose tables hold their own rows, and keep them when a table is altered to them."""
+"""Engines whose tables store rows themselves; ALTER TABLE to such an engine retains the rows."""
 _OPTIONS = keywords(
     """
     ALGORITHM LOCK FORCE ENGINE TYPE AUTO_INCREMENT AVG_ROW_LENGTH CHECKSUM TABLE_CHECKSUM
@@ -66,11 +65,12 @@ _NOT_NAMES = frozenset(
 
 @dataclass(slots=True)
 class Altered:
-    """What an ALTER TABLE does besides changing the definition.
+    """The effects of an ALTER TABLE besides the new definition.
 
-    ``rows`` says by which clause rows come or go, or may; ``values`` by which one the values of
-    rows change that all stay; ``types`` names columns whose values are the same only if the old
-    and the new type have them all.  ``dropped`` are the columns that it drops or renames.
+    ``rows`` is the clause that adds or removes rows, or may; ``values`` the clause that changes
+    values of rows, all of which remain.  ``types`` names columns whose values are unchanged only
+    if both the old and the new type can represent them.  ``dropped`` are the columns that the
+    statement drops or renames.
     """
 
     rows: str = ""
@@ -83,7 +83,7 @@ class Altered:
 
 
 def alterations(reader: TokenReader) -> Altered:
-    """What follows the table's name.
+    """Read the clauses after the table's name.
 
     Raises:
         NotUnderstood: a clause is not known.
@@ -121,7 +121,7 @@ def _clause(reader: TokenReader, found: Altered) -> None:
     elif word in ("MODIFY", "CHANGE"):
         _redefine(word, reader, found)
     elif word == "ALTER":
-        pass  # a default, an index's or a check's visibility
+        pass  # a default, the visibility of an index or a check
     elif word == "DROP":
         if reader.keyword() in ("PARTITION", "SYSTEM"):
             found.rows = shown
@@ -142,12 +142,12 @@ def _clause(reader: TokenReader, found: Altered) -> None:
         if not _options_keep_rows(tokens):
             found.rows = shown
     else:
-        # DISCARD, IMPORT, TRUNCATE PARTITION, REPAIR PARTITION, UNION, and what is not known.
+        # DISCARD, IMPORT, TRUNCATE PARTITION, REPAIR PARTITION, UNION, and unknown clauses.
         found.rows = shown
 
 
 def _adds_values(reader: TokenReader) -> bool:
-    """Whether rows have something else than NULL in what is added."""
+    """Whether existing rows get a value other than NULL in an added column."""
     if reader.accept("SYSTEM", "VERSIONING"):
         return True
     if _is_no_column(reader.rest):
@@ -163,7 +163,7 @@ def _adds_values(reader: TokenReader) -> bool:
 
 
 def _is_no_column(tokens: Sequence[Token]) -> bool:
-    """Whether this is about an index, a constraint or a partition."""
+    """Whether this clause concerns an index, a constraint or a partition."""
     word = tokens[0].keyword if tokens else ""
     after = tokens[1].keyword if len(tokens) > 1 else ""
     if word == "PERIOD":
@@ -184,7 +184,7 @@ def _closing(tokens: Sequence[Token]) -> int:
 
 
 def _has_value(column: list[Token]) -> bool:
-    """Whether a column that is added has a value other than NULL in the rows that are there."""
+    """Whether an added column has a value other than NULL in existing rows."""
     if not column:
         return True
     if _is_no_column(column):
@@ -248,7 +248,7 @@ def _options_keep_rows(tokens: Sequence[Token]) -> bool:
 
 
 def keeps_own_rows(tokens: Sequence[Token]) -> bool:
-    """Whether an ENGINE that is named is one whose tables hold rows of their own."""
+    """Whether the named ENGINE stores rows itself."""
     for index, token in enumerate(tokens):
         if token.keyword in ("ENGINE", "TYPE"):
             after = [one for one in tokens[index + 1 : index + 3] if one.text != "="]

@@ -1,9 +1,9 @@
-"""The words of a statement, as the server's own lexer cuts them.
+"""The tokens of a statement, as the server's own lexer reads them.
 
-A binlog holds the text that a session sent.  What the text means depends on the session's
-``sql_mode``: whether ``"t"`` is a name or a string, and whether a backslash escapes.  Comments
-vanish, but for those that the server executes (``/*! ... */``, ``/*M! ... */``): a server writes
-those that it did not execute as plain comments into its binlog.
+A binlog has the text that a session sent.  Its meaning depends on the session's ``sql_mode``:
+whether ``"t"`` is a name or a string, and whether a backslash is an escape.  The lexer drops
+comments, except those that the server executes (``/*! ... */``, ``/*M! ... */``).  A server logs
+those that it did not execute as ordinary comments.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _MODE_BITS = {
 
 
 def sql_mode_of(names: str) -> int:
-    """The bits that matter here of a list of modes."""
+    """The bits of a list of modes that the lexer needs."""
     return sum(_MODE_BITS.get(name, 0) for name in names.split(","))
 
 
 class NotUnderstood(Exception):
-    """The text is none that the server accepts, as far as this lexer and grammar can tell."""
+    """This lexer or grammar cannot read the text."""
 
 
 class TokenKind(Enum):
-    """What a token is: only a WORD can be a keyword, a NAME was quoted."""
+    """The kind of a token: only a WORD can be a keyword; a NAME was quoted."""
 
     WORD = "word"
     NAME = "name"
@@ -46,14 +46,14 @@ class TokenKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token: ``text`` is without quotes and escapes."""
+    """One token; ``text`` has no quotes and escapes."""
 
     kind: TokenKind
     text: str
 
     @property
     def keyword(self) -> str:
-        """The word in capitals; "" of everything else."""
+        """The word in upper case; "" for other tokens."""
         return self.text.upper() if self.kind is TokenKind.WORD else ""
 
 

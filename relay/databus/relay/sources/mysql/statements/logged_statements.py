@@ -1,4 +1,4 @@
-"""Statements as they are logged: from a QUERY event's bytes to a ``Statement``."""
+"""From the bytes of a QUERY event to a ``Statement``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from databus.relay.sources.mysql.statements import Statement
 def logged_statement(
     header: binlog_events.Header, body: memoryview, charsets: Charsets | None = None
 ) -> Statement:
-    """The statement in a QUERY event's body, its text decoded as the session sent it."""
+    """The statement in a QUERY event's body, decoded with the session's character set."""
     found = binlog_events.read_query_event(body)
     return Statement(
         found.schema,
@@ -22,7 +22,7 @@ def logged_statement(
 
 
 def _text(data: bytes, collation: int, charsets: Charsets | None) -> str:
-    """Characters that are none become the replacement character, of which no name is made."""
+    """Invalid characters become the replacement character, which is in no name."""
     if charsets is not None and collation and not data.isascii():
         try:
             return charsets.of_collation(collation).decoder()(data)

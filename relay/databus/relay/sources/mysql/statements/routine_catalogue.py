@@ -1,4 +1,4 @@
-"""Views, triggers and routines that a change of rows reaches, read from the server's catalogue."""
+"""Reads views, triggers and routines that a change of rows reaches from the server's catalogue."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _ACTIONS = "IN ('CASCADE', 'SET NULL', 'SET DEFAULT')"
 
 
 def read_dialect(connection: MySqlConnection) -> StatementDialect:
-    """What of the server decides how its statements are read."""
+    """The server's settings that determine how its statements are read."""
     (folds,) = connection.row("SELECT @@global.lower_case_table_names")
     return StatementDialect(connection.is_mysql, str(folds) != "0")
 
 
 def global_privileges(connection: MySqlConnection) -> frozenset[str]:
-    """What the account may do in every schema."""
+    """The global privileges of the account."""
     found: set[str] = set()
     for (grant,) in connection.query("SHOW GRANTS"):
         match = re.match(r"GRANT (.*?) ON \*\.\* TO", str(grant))
@@ -107,7 +107,7 @@ def _routines(connection: MySqlConnection) -> dict[TableName, RoutineBody]:
 def _merged(
     connection: MySqlConnection, dialect: StatementDialect
 ) -> dict[TableName, frozenset[TableName]]:
-    """The tables of each MERGE table, and for each of them the MERGE table and the others."""
+    """By MERGE table its tables; by each of these the MERGE table and the other ones."""
     found: dict[TableName, set[TableName]] = defaultdict(set)
     for schema, name in connection.query(
         "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES "
@@ -125,8 +125,8 @@ def union_of(
 ) -> list[TableName]:
     """The tables of a MERGE table.
 
-    None if the server cannot open it, as one whose tables are not there: then no statement can
-    write through it either.
+    None if the server cannot open it, for example because its tables do not exist.  Then no
+    statement can write through it either.
     """
     quoted = ".".join("`" + part.replace("`", "``") + "`" for part in merge)
     try:

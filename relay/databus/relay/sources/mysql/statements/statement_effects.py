@@ -1,8 +1,7 @@
-"""What a statement in the binlog does to the tables that are captured: a pure function.
+"""The effects of a statement in the binlog on the captured tables: a pure function.
 
-Only this module has this knowledge.  A statement that it does not understand concerns
-every captured table that the statement names, or all of them if it names none: it never counts as
-a statement that changes nothing.
+A statement that this module does not understand affects every captured table that it names, or
+all of them if it names none.  It never counts as a statement without effects.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from databus.relay.sources.mysql.statements.token_reader import (
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement of the binlog and what the server knew when it was run.
+    """A statement of the binlog and the settings of its session.
 
-    ``schema`` is the session's, ``sql_mode`` its modes.  ``is_of_session`` says that the statement
-    used something of its session alone, a temporary table for example.
+    ``schema`` is the session's default schema.  ``is_of_session``: the statement used an object of
+    its session, for example a temporary table.
     """
 
     schema: str
@@ -43,13 +42,13 @@ class Statement:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether it leaves every definition as it is."""
+        """Whether it leaves every definition unchanged."""
         return self.text.lstrip()[:20].upper().startswith(_LEAVE_DEFINITIONS)
 
     def may_change(self, schema: str, table: str) -> bool:
-        """Whether it can have changed what a table is: it names the table, or drops its schema.
+        """Whether it can have changed a table's definition: it names the table or drops its schema.
 
-        Rather once too often: a name counts wherever it stands, in whatever schema.
+        A name counts anywhere in the statement and in any schema, so this can be a false positive.
         """
         names = names_in(self)
         if _UNREADABLE in self.text or table.lower() in names:
@@ -76,9 +75,9 @@ _UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True, slots=True)
 class StatementDialect:
-    """What of a server decides how statements are read.
+    """The server's settings that determine how statements are read.
 
-    ``folds_names`` is whether ``lower_case_table_names`` is not 0.
+    ``folds_names``: ``lower_case_table_names`` is not 0.
     """
 
     is_mysql: bool = False
@@ -87,14 +86,14 @@ class StatementDialect:
 
 @dataclass(slots=True)
 class Effects:
-    """What a statement does to tables, captured or not.
+    """The effects of a statement on tables, captured or not.
 
-    ``emptied`` tables have no rows behind it.  What ``replaced`` tables hold is not known, for
-    the reason given.  ``revalued`` tables have all their rows still, with other values.
-    ``converted`` tables hold the same rows, and the same values only if the old and the new types
-    of their columns have them all.  ``dropped`` names columns that are gone, or have another name.
-    ``defined`` says that definitions may have changed.  ``moved`` are old and new names, in order.
-    ``needs_knowledge`` says that this is only right with all that is known of views and triggers.
+    ``emptied`` tables have no rows after it.  The content of ``replaced`` tables is unknown; each
+    has the reason.  ``revalued`` tables still have all their rows, with other values.
+    ``converted`` tables have the same rows; the values are the same only if both the old and the
+    new types of their columns can represent them.  ``dropped`` names columns that were dropped or
+    renamed.  ``defined``: definitions may have changed.  ``moved`` are old and new names, in order.
+    ``needs_knowledge``: the result is valid only with the knowledge of views and triggers.
     """
 
     emptied: set[TableName] = field(default_factory=set)
@@ -113,11 +112,11 @@ def effects_of(
     captured: Iterable[TableName],
     knowledge: Knowledge | None = None,
 ) -> Effects:
-    """What a statement does.
+    """The effects of a statement.
 
-    ``captured`` are the tables that a statement which is not understood may concern.
-    ``knowledge`` is what is known of views, triggers, foreign keys and routines; without it the
-    effects of a change of rows say that it is needed.
+    ``captured`` are the tables that a statement may affect if it is not understood.
+    ``knowledge`` are the views, triggers, foreign keys and routines; if it is missing, the effects
+    of a change of rows have ``needs_knowledge``.
     """
     tables = list(captured)
     try:
@@ -132,7 +131,7 @@ def effects_of(
 
 @functools.lru_cache(maxsize=64)
 def names_in(statement: Statement) -> frozenset[str]:
-    """Every name, word and string of a statement in lower case, however it may be lexed."""
+    """Every possible name, word and string of a statement, in lower case."""
     try:
         tokens = tokens_of(statement.text, statement.sql_mode, is_mysql=False)
     except NotUnderstood:
@@ -144,7 +143,7 @@ def names_in(statement: Statement) -> frozenset[str]:
 
 
 def _words(text: str) -> set[str]:
-    """What may be a name in a text of which not even the quotes are certain."""
+    """Possible names in a text whose quoting is not certain."""
     lower = text.lower()
     found = set(re.findall(r"[\w$]+", lower))
     for quote in "`\"'":
@@ -159,7 +158,7 @@ def _tokens(statement: Statement, dialect: StatementDialect) -> tuple[Token, ...
 
 
 def _skip_prefix(reader: TokenReader) -> None:
-    """SET STATEMENT ... FOR, EXPLAIN's ANALYZE, and what may stand in front of a SELECT."""
+    """Skip SET STATEMENT ... FOR, EXPLAIN's ANALYZE, and parentheses before a SELECT."""
     while reader.accept("SET", "STATEMENT"):
         depth = 0
         while reader.keyword() != "FOR" or depth:
@@ -204,7 +203,7 @@ _OTHER_OBJECTS = keywords(
 
 
 class _Grammar:
-    """Reads one statement into its effects.
+    """Derives the effects of one statement.
 
     Owner: ``effects_of``.
     """
@@ -226,7 +225,7 @@ class _Grammar:
         """The effects of the whole statement.
 
         Raises:
-            NotUnderstood: it is none that is known here.
+            NotUnderstood: the statement is unknown.
         """
         reader = self._reader
         if reader.ended:
@@ -273,7 +272,7 @@ class _Grammar:
             return
         if reader.accept_any("TABLE", "TABLES"):
             reader.accept("IF", "EXISTS")
-            # The server writes DROP TEMPORARY TABLE where it was a temporary one.
+            # The server logs DROP TEMPORARY TABLE if it was a temporary table.
             self._effects.emptied.update(reader.tables())
             self._effects.defined = True
         elif reader.accept_any("DATABASE", "SCHEMA"):
@@ -288,7 +287,7 @@ class _Grammar:
             self._other_object()
 
     def _other_object(self) -> None:
-        """An object that is no table: what is defined of it holds no rows."""
+        """An object other than a table: its definition has no rows."""
         reader = self._reader
         for _ in range(len(reader.rest)):
             word = reader.keyword()
@@ -338,7 +337,7 @@ class _Grammar:
         return None
 
     def _replace_union(self, merge: TableName) -> None:
-        """What is written through a MERGE table changes the tables of its UNION unseen."""
+        """A write through a MERGE table changes the tables of its UNION without row events."""
         reader = self._reader
         for index, token in enumerate(reader.rest):
             if token.keyword != "UNION":
@@ -410,7 +409,7 @@ class _Grammar:
         self._move(pairs, is_certain=not is_optional)
 
     def _move(self, pairs: list[tuple[TableName, TableName]], *, is_certain: bool) -> None:
-        """Tables take each other's names, one after the other."""
+        """Tables are renamed, one after the other."""
         self._effects.moved = pairs
         if not is_certain or self._statement.is_of_session:
             names = [name for pair in pairs for name in pair]
@@ -441,7 +440,7 @@ class _Grammar:
     # -- rows
 
     def _change_rows(self) -> None:
-        """Rows are changed by a statement that is logged instead of them."""
+        """A statement changes rows, and the binlog has it instead of row events."""
         knowledge = self._knowledge
         if knowledge is None:
             self._effects.needs_knowledge = True
@@ -470,7 +469,7 @@ class _Grammar:
 
 
 def _selects(words: list[str]) -> bool:
-    """Whether a SELECT, or what stands for one, follows the definition."""
+    """Whether a SELECT, or an equivalent of one, follows the definition."""
     return bool({"SELECT", "VALUES", "TABLE"} & set(words)) or any(
         word == "WITH" and words[index + 1 : index + 2] != ["SYSTEM"]
         for index, word in enumerate(words)
@@ -478,7 +477,7 @@ def _selects(words: list[str]) -> bool:
 
 
 def _targets(reader: TokenReader) -> list[TableName]:
-    """The tables that a change of rows names as its own; what it reads behind them is not read."""
+    """The target tables of a change of rows; the rest of the statement is not read."""
     word = reader.accept_any(*_CHANGES_OF_ROWS)
     reader.skip_all("LOW_PRIORITY", "HIGH_PRIORITY", "DELAYED", "CONCURRENT", "QUICK", "IGNORE")
     if word in ("INSERT", "REPLACE"):
@@ -503,7 +502,8 @@ def _loaded(reader: TokenReader) -> TableName:
 
 
 def _changed(reader: TokenReader, *, is_update: bool) -> list[TableName]:
-    """The tables of UPDATE and DELETE; of several all, for which ones change is in expressions."""
+    """The tables of UPDATE and DELETE.  Of several tables all count: which of them change depends
+    on expressions."""
     if not is_update and reader.accept("FROM"):
         start = reader.at
         table = reader.table()
@@ -552,7 +552,7 @@ def _is_alias(reader: TokenReader) -> bool:
 
 
 def _not_understood(statement: Statement, captured: list[TableName], why: str) -> Effects:
-    """The captured tables that the statement names, or else all of them."""
+    """The captured tables that the statement names, or all of them if it names none."""
     reason = f"the statement is not understood: {why}"
     names = names_in(statement) | _words(statement.text)
     named = [name for name in captured if name[1].lower() in names]
@@ -562,7 +562,7 @@ def _not_understood(statement: Statement, captured: list[TableName], why: str) -
 
 
 def _folded(found: Effects, dialect: StatementDialect, captured: list[TableName]) -> Effects:
-    """With the names of the captured tables as they are stored, where case does not count."""
+    """The effects with the captured tables' stored names, if names are not case-sensitive."""
     if not dialect.folds_names:
         return found
     stored = {(schema.lower(), table.lower()): (schema, table) for schema, table in captured}

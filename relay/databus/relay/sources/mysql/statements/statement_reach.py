@@ -1,9 +1,9 @@
-"""Which tables a change of rows reaches besides the one that it names.
+"""Derives which tables a change of rows reaches besides the one that it names.
 
-A view hands it on to its tables.  A trigger writes to others, a foreign key deletes and updates
-children, a function that a statement calls may write, and a MERGE table has the rows of others.
-Bodies of triggers and routines are not understood, only searched for names: a table that is named
-in one counts as changed by it.
+A change of a view changes its tables.  A trigger writes to other tables, a foreign key deletes and
+updates children, a called function may write, and a MERGE table has the rows of other tables.
+Bodies of triggers and routines are not parsed, only searched for names: a table that a body names
+counts as changed by it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from databus.relay.sources.mysql.statements.token_reader import TableName, Token
 class RoutineBody:
     """The text of a view, a trigger or a routine, and where its names are looked up.
 
-    ``text`` is None where the server does not show it.
+    ``text`` is None if the server does not show it.
     """
 
     schema: str
@@ -34,13 +34,13 @@ class RoutineBody:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What the server's catalogue says of what a change of rows reaches.
+    """The parts of the server's catalogue that decide which tables a change of rows reaches.
 
-    ``children`` are tables that a foreign key with an action refers from, by the parent;
-    ``merged`` the tables of a MERGE table, and the other way round.  ``unseen`` says what the
-    account may not see; then every change of rows may reach every captured table.  ``moved`` has
-    the names, in lower case, of tables and views that were renamed or dropped between the change
-    and the reading of the catalogue: what belonged to them is listed elsewhere, or no more.
+    ``children``: by parent, the tables with a foreign key with an action.  ``merged``: by MERGE
+    table its tables, and by each of these the MERGE table.  ``unseen`` names what the account
+    cannot see; then every change of rows may reach every captured table.  ``moved`` has the names,
+    in lower case, of tables and views that were renamed or dropped between the change and the read
+    of the catalogue, which lists their triggers and keys under other names or not at all.
     """
 
     views: Mapping[TableName, RoutineBody] = field(default_factory=dict)
@@ -65,7 +65,7 @@ def reached(
 ) -> set[TableName]:
     """The tables that a change of rows can change.
 
-    ``rest`` is the statement behind its targets, which may call functions.
+    ``rest`` is the statement after its targets, which may call functions.
     """
     search = _Search(knowledge)
     try:
@@ -79,8 +79,8 @@ def reached(
 
 
 class _CannotBeSeen(Exception):
-    """A body is not shown, cannot be lexed, or makes its statements while it runs; or a table or
-    view has another name by now."""
+    """A body is not visible, cannot be lexed, or has dynamic SQL; or a table or view was renamed
+    since."""
 
 
 class _Search:
@@ -133,7 +133,7 @@ class _Search:
         self.calls(tokens)
 
     def finish(self) -> None:
-        """Follow all that was found."""
+        """Follow all names found so far."""
         knowledge = self._knowledge
         while self._todo:
             name = self._todo.pop()

@@ -22,7 +22,7 @@ class TokenReader:
     """
 
     def __init__(self, tokens: Sequence[Token], schema: str, *, folds: bool = False) -> None:
-        """``schema`` is the session's, for names without one; ``folds`` gives small letters."""
+        """``schema`` is the session's, for unqualified names; ``folds``: lower-case names."""
         self._tokens = tokens
         self._schema = schema
         self._folds = folds
@@ -30,7 +30,7 @@ class TokenReader:
 
     @property
     def ended(self) -> bool:
-        """Whether there is no more token."""
+        """Whether all tokens have been read."""
         return self.at >= len(self._tokens)
 
     @property
@@ -39,12 +39,12 @@ class TokenReader:
         return self._tokens[self.at :]
 
     def keyword(self, ahead: int = 0) -> str:
-        """The next word in capitals; "" where there is none."""
+        """The next word in upper case; "" if the next token is none."""
         index = self.at + ahead
         return self._tokens[index].keyword if index < len(self._tokens) else ""
 
     def sign(self) -> str:
-        """The next sign; "" where there is none."""
+        """The next sign; "" if the next token is none."""
         if self.ended or self._tokens[self.at].kind is not TokenKind.SIGN:
             return ""
         return self._tokens[self.at].text
@@ -71,7 +71,7 @@ class TokenReader:
         return found
 
     def skip_all(self, *words: str) -> None:
-        """Read any of these words, as often as they come."""
+        """Read any number of these words."""
         while self.accept_any(*words):
             pass
 
@@ -87,7 +87,7 @@ class TokenReader:
         return found
 
     def require(self, condition: bool, expected: str) -> None:
-        """Go on only where ``condition`` holds.
+        """Check that ``condition`` holds.
 
         Raises:
             NotUnderstood: it does not.
