@@ -225,7 +225,7 @@ async def test_a_kill_before_it_is_forgotten_empties_it_again(
         execute(db, ROWS)
         await has_rows(folder)
         with monkeypatch.context() as patched:
-            patched.setattr(PostgresSource, "forget", never)
+            patched.setattr(PostgresSource, "confirm_drop", never)
             execute(db, "DROP TABLE shop.t")
             await eventually(lambda: emptied(folder) == 1, 30, "emptied")
             fetcher.stop()
