@@ -1,7 +1,7 @@
-"""A session that reads the rows of chunks, in a thread and an event loop of its own.
+"""A session that reads the rows of chunks, in a thread with its own event loop.
 
-The stream's loop must not wait for a chunk's rows to be converted: what is received here is
-handed block by block to compiled code, which holds no lock of the interpreter.
+The stream's loop must not wait for the conversion of a chunk's rows.  Compiled code converts the
+received blocks and does not hold the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _INT = struct.Struct("!I")
 _SHORT = struct.Struct("!H")
 _DATA_ROW, _ERROR, _READY, _SUSPENDED = b"DEZs"
 STEP = 8
-"""So many times as many rows are asked for as before, at the most: others may be larger."""
+"""The largest factor by which the number of requested rows grows: other rows may be larger."""
 FORMS: dict[tuple[int, Kind], int] = {
     (16, Kind.BOOL): binary.BOOL,
     (17, Kind.BYTES): binary.BYTES,
@@ -61,18 +61,18 @@ FORMS: dict[tuple[int, Kind], int] = {
     (2950, Kind.UUID): binary.UUID,
     (3802, Kind.JSON): binary.JSONB,
 }
-"""The form in which a column is read, by its base type's oid and its kind; others come as text."""
+"""The binary form of a column, by its base type's oid and its kind; others come as text."""
 _CLOSED = "the source was closed during a query"
 
 
 class ChunkTextNeeded(Exception):
-    """A row has a value that can be read only in its text form."""
+    """A row has a value that can only be read in its text form."""
 
 
 class SessionLoop:
-    """An event loop in a thread of its own, and what runs there.
+    """An event loop in its own thread, and the tasks there.
 
-    Owner: the loop that made it; it alone calls ``run`` and ``close``.
+    Owner: the loop that created it; only that one calls ``run`` and ``close``.
     """
 
     def __init__(self) -> None:
@@ -81,10 +81,10 @@ class SessionLoop:
         self.is_closed = False
 
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """The result of ``work``, which runs over there; cancelled if the caller is.
+        """Run ``work`` in the thread and return its result; it is cancelled with the caller.
 
         Raises:
-            SourceUnavailable: ``close`` was called, before or meanwhile.
+            SourceUnavailable: ``close`` was called, before or during the call.
         """
         if self.is_closed:
             work.close()
@@ -101,17 +101,17 @@ class SessionLoop:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._loop is not loop and task is not None and not task.cancelling():
-                # The work was cut off and not the caller, who has other things to do.
+                # ``close`` has cancelled the work, and not the caller.
                 raise SourceUnavailable(_CLOSED) from None
             raise
 
     def drop(self, session: ReplicationConnection) -> None:
-        """Close a session whose work was given up, and end its query; the caller does not wait."""
+        """Close a session whose work was cancelled, and end its query, without waiting."""
         if self._loop is not None:
             asyncio.run_coroutine_threadsafe(_abandon(session), self._loop)
 
     def close(self) -> None:
-        """Let the thread end; what still runs there is cut off."""
+        """End the thread; tasks that still run are cancelled."""
         self.is_closed = True
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -138,7 +138,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 @dataclass(slots=True)
 class RowBuffer:
-    """Rows of one table as they arrive, and the tables that steer the kernel.
+    """The received rows of one table, and its columns for the kernel.
 
     Invariants:
         I1. It takes no row once it has ``max_bytes``; with ``is_cut`` there may be more rows.
@@ -156,17 +156,17 @@ class RowBuffer:
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes no further row."""
+        """Whether it takes no more rows."""
         return self.space.fill >= self.max_bytes
 
     @property
     def fitting(self) -> int:
-        """How many rows of this size it takes; requesting more rows would be wasted."""
+        """The number of rows of this size that it takes; more should not be requested."""
         return self.max_bytes * self.space.count // max(1, self.space.fill)
 
     @staticmethod
     def of(codec: RowCodec, table: PostgresTable, *, max_bytes: int, in_binary: bool) -> RowBuffer:
-        """An empty one.  The key comes as text: it is needed as text for the next chunk."""
+        """An empty one.  The key comes as text, because the next chunk needs it as text."""
         tables = PostgresKernelTables(codec.encoding)
         tables.put(1, codec.schema)
         _, _, columns, keys, _ = tables.arrays
@@ -179,11 +179,11 @@ class RowBuffer:
         return RowBuffer(codec, columns, keys, max_bytes)
 
     def take(self, block: memoryview) -> int:
-        """Pack the rows at the start of a block of whole messages, until it is full; how many
-        bytes they take.
+        """Pack the rows at the start of a block of whole messages, until it is full; returns their
+        number of bytes.
 
         Raises:
-            TextNeeded: a value's binary form does not tell all.
+            TextNeeded: a value's binary form lacks information.
         """
         buf = np.frombuffer(block, dtype=np.uint8)
         at, stop = 0, len(buf)
@@ -213,7 +213,7 @@ class RowBuffer:
         return at
 
     def _within(self, block: memoryview, begin: int, at: int) -> int:
-        """Give back the rows behind the one that fills it; where the rows end in the block."""
+        """Remove the rows after the one that fills it; returns the rows' end in the block."""
         space, ends = self.space, [begin]
         if space.fill < self.max_bytes:
             return at
@@ -231,7 +231,7 @@ def _length(block: memoryview, at: int) -> int:
 
 
 def texts_of(message: bytes) -> tuple[bytes | None, ...]:
-    """The values of a DataRow message as they stand in it."""
+    """The values of a DataRow message, unconverted."""
     (count,) = _SHORT.unpack_from(message, 5)
     at, values = 7, list[bytes | None]()
     for _ in range(count):
@@ -246,20 +246,21 @@ def texts_of(message: bytes) -> tuple[bytes | None, ...]:
 
 
 class ChunkSession(ReplicationConnection):
-    """A session for SQL whose large results go to the kernel block by block.
+    """An SQL session that passes large results to the kernel block by block.
 
-    Owner: one task of the loop that it was connected in.
+    Owner: one task of the loop in which it connected.
     """
 
     async def select_into(
         self, rows: RowBuffer, sql: str, parameters: Sequence[str], step: int
     ) -> None:
-        """Run one statement and pack its rows until ``row_codec`` is full; the forms of its results
-        are ``row_codec``'s.  At first ``step`` rows are asked for (0: all).  A transaction is under
-        way.
+        """Run one statement in the open transaction, and pack its rows until the buffer is full.
+
+        The buffer determines the forms of the results.  The first request is for ``step`` rows
+        (0: all).
 
         Raises:
-            TextNeeded: as ``RowBuffer.take``; what was asked for was read to its end.
+            TextNeeded: as ``RowBuffer.take``; all requested rows were read.
             PostgresError: the server refuses it.
         """
         texts = [self._encoded(parameter) for parameter in parameters]
@@ -281,7 +282,7 @@ class ChunkSession(ReplicationConnection):
             step = max(1, min(STEP * step, rows.fitting - rows.space.count))
 
     async def _take_rows(self, rows: RowBuffer) -> bool:
-        """What comes up to ReadyForQuery; whether the statement may have more rows."""
+        """Read up to ReadyForQuery; returns whether the statement may have more rows."""
         problem: Exception | None = None
         is_suspended = False
         inbox = self._inbox
@@ -313,7 +314,7 @@ class ChunkSession(ReplicationConnection):
             inbox.start = stop
 
     async def begin(self, sql: str) -> None:
-        """Sign in if that has not been done, and begin a transaction.
+        """Connect if necessary, and begin a transaction.
 
         Raises:
             SourceUnavailable: the server does not answer.

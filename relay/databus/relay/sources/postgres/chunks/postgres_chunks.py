@@ -1,4 +1,4 @@
-"""Chunks of tables, each read in one MVCC snapshot and without locks that others notice."""
+"""Reads chunks of tables, each in one MVCC snapshot, without locks that block others."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from databus.relay.sources.row_buffers import Rows
 
 _SCHEMA_TRIES = 5
 _FIRST_ROWS = 16
-"""A chunk's first rows, while nothing is known of their size."""
+"""The rows that a chunk requests first, before their size is known."""
 _BYTEA = 17
 _UNDEFINED = ("42703", "42P01", "0A000")
 _BEGIN = "START TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-# In key order off the key's index, also where a table has no statistics yet: a plan that sorts
-# what is left of the table would read all of it for each chunk.
+# In key order by the key's index, even if a table has no statistics yet: a plan that sorts the
+# rest of the table would read all of it for each chunk.
 _BY_INDEX = "; ".join(f"SET LOCAL enable_{way} = off" for way in ("sort", "seqscan", "bitmapscan"))
 _SNAPSHOT = "SELECT pg_catalog.pg_current_snapshot()"
 
@@ -53,16 +53,16 @@ _TextRow = tuple[bytes | None, ...]
 
 
 class PostgresChunkReader:
-    """Reads chunks over sessions of its own, as many as there are concurrent calls.
+    """Reads chunks over its own sessions, one for each concurrent call.
 
     Invariants:
-        I1. A chunk's rows, its snapshot and its schema belong together: the table's
-            definition is compared while the chunk's transaction still holds the table.
+        I1. A chunk's rows, snapshot and schema are consistent: the table's definition is compared
+            while the chunk's transaction still locks the table.
 
-    Owner: one event loop; the sessions live in a loop and thread of their own, so that the
-        stream does not wait for rows to be converted.
+    Owner: one event loop; the sessions have their own loop and thread, so that the stream does
+        not wait for the conversion of rows.
     Raises: SourceUnavailable; BadRequest for a key or a condition that the server refuses;
-        DumpFailed if the table's definition changes again and again.
+        DumpFailed if the table's definition changes during every attempt.
     """
 
     def __init__(self, settings: PostgresSettings, catalogue: Catalogue) -> None:
@@ -75,7 +75,7 @@ class PostgresChunkReader:
         self._steps: dict[int, int] = {}
 
     async def close(self) -> None:
-        """End the sessions, and their thread; a read that is under way fails."""
+        """End the sessions and their thread; an active read fails."""
         if self._sessions and not self._loop.is_closed:
             await self._loop.run(_close(list(self._sessions)))
         self._idle.clear()
@@ -154,7 +154,7 @@ class PostgresChunkReader:
         self._idle.append(session)
 
     async def read(self, table: PostgresTable, request: ChunkRequest) -> Chunk:
-        """One chunk; it is read again if the table is altered meanwhile."""
+        """One chunk; it is read again if the table is altered during the read."""
         for _ in range(_SCHEMA_TRIES):
             session = self._session()
             try:
@@ -186,7 +186,7 @@ class PostgresChunkReader:
     async def _read(
         self, session: ChunkSession, table: PostgresTable, request: ChunkRequest
     ) -> Chunk:
-        """In the sessions' loop."""
+        """Read the rows; runs in the sessions' loop."""
         in_order = request.keys is None
         await session.begin(f"{_BEGIN}; {_BY_INDEX}" if in_order else _BEGIN)
         snapshot_text = (await session.query(_SNAPSHOT))[0][0] or b""
@@ -219,8 +219,8 @@ class PostgresChunkReader:
     async def _rows(
         self, session: ChunkSession, table: PostgresTable, request: ChunkRequest
     ) -> tuple[RowBuffer, int]:
-        """The rows, with the forms and the schema that turn out to fit all of them, and how many
-        of the requested keys were looked for."""
+        """The rows, in forms and with a schema that fit all of them, and the number of requested
+        keys that were looked up."""
         special_values = self._settings.special_values
         schema = table.schema(special_values)
         known = schema.fingerprint
@@ -256,7 +256,7 @@ class PostgresChunkReader:
             before = space.count, space.fill
             await session.select_into(rows, *_select(table, replace(request, keys=part)), 0)
             if rows.is_cut and len(part) > 1:
-                # Which of these keys have no row is not known.
+                # A part of the rows does not show which of these keys have none.
                 (space.count, space.fill), rows.is_cut, step = before, False, 1
                 continue
             asked += len(part)
@@ -276,10 +276,10 @@ class PostgresChunkReader:
         return [key for number, key in enumerate(keys) if number not in found]
 
     def _key_values(self, table: PostgresTable, texts: _TextRow, encoding: str) -> list[Any]:
-        """The key as JSON values: whole numbers as numbers, all else in PostgreSQL's text.
+        """The key as JSON values: integers as numbers, other values in PostgreSQL's text form.
 
         Raises:
-            UnsupportedChange: a text is not of the encoding.
+            UnsupportedChange: a text is not valid in the encoding.
         """
         try:
             return self._key_texts(table, texts, encoding)
@@ -325,7 +325,7 @@ async def _close(sessions: list[ChunkSession]) -> None:
 
 
 def _select(table: PostgresTable, request: ChunkRequest, last_of: int = 0) -> tuple[str, list[str]]:
-    """The chunk's statement and its parameters; with ``last_of`` rows the order of the last."""
+    """The chunk's statement and its parameters; with ``last_of``, for the key of that row."""
     parameters: list[str] = []
     conditions = _bounds(table, request, parameters)
     if request.keys is not None:
@@ -354,17 +354,15 @@ def _where(conditions: Sequence[str]) -> str:
     return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
-# Of ``PostgresTableColumn.operators``, behind the schema: the numbers that btree gives to its
-# strategies.
+# The index in ``PostgresTableColumn.operators``: btree's strategy numbers, after the schema.
 _LESS, _AT_MOST, _EQUAL, _AT_LEAST, _GREATER = 1, 2, 3, 4, 5
 
 
 def _compare(table: PostgresTable, operator: int, key: Sequence[Any], parameters: list[str]) -> str:
     """A row-value comparison in the database's own order; the key's texts are parameters.
 
-    Each operator is named by its schema, and each parameter has the type of its column, domains
-    resolved: so there is one function that can be meant, and neither a cast nor a domain's
-    constraint runs.
+    Each operator is qualified by its schema, and each parameter has the base type of its column.
+    So the operator is unambiguous, and neither a cast nor a domain's constraint runs.
     """
     places = []
     for value in key:
@@ -390,7 +388,7 @@ def _compare(table: PostgresTable, operator: int, key: Sequence[Any], parameters
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """A column and the value that it is compared with, in SQL."""
+    """A comparison of a column with a value, in SQL."""
 
     left: str
     right: str
@@ -406,12 +404,12 @@ class _Compared:
 
 
 def _nested(typed: Sequence[_Compared], operator: int) -> str:
-    """A row-value comparison written out, for columns whose operators are not of one name."""
+    """A row-value comparison as single ones, for operators with different names."""
     first, rest = typed[0], typed[1:]
     if not rest:
         return first.sql(operator)
     bound, beyond = (_AT_LEAST, _GREATER) if operator == _GREATER else (_AT_MOST, _LESS)
-    # The first condition is one that the key's index takes.
+    # The first condition can use the key's index.
     return f"({first.sql(bound)} AND ({first.sql(beyond)} OR {_nested(rest, operator)}))"
 
 
@@ -430,7 +428,7 @@ def _column_of(table: PostgresTable, name: str) -> PostgresTableColumn:
 
 
 def _same_key(table: PostgresTable, key: Sequence[Any], parameters: list[str]) -> str:
-    """Whether a row has this key; a value of a configured one may be null."""
+    """The condition that a row has this key; a value of a configured key can be null."""
     _checked(table, key, table.key)
     key = _with_bytes(table, key)
     if not table.key_is_configured:
@@ -447,7 +445,7 @@ def _same_key(table: PostgresTable, key: Sequence[Any], parameters: list[str]) -
 
 
 def _with_bytes(table: PostgresTable, key: Sequence[Any]) -> list[Any]:
-    """The key with its bytes, base64 as everywhere in JSON, as PostgreSQL writes them."""
+    """The key with its bytes, which are base64 in JSON, in PostgreSQL's form."""
     oids = {column.name: column.base_oid for column in table.columns}
     return [
         _hex(table, value) if oids.get(name) == _BYTEA and value is not None else value
@@ -474,7 +472,7 @@ def _checked(table: PostgresTable, key: Sequence[Any], columns: tuple[str, ...])
 
 
 def _distinct(rows: Rows) -> Rows:
-    """One row for each key: rows that are equal in a configured key are one to consumers."""
+    """One row for each key: consumers see rows with equal configured keys as one row."""
     return Rows.of({row.key: row for row in rows}.values())
 
 
@@ -487,7 +485,7 @@ def _text(table: PostgresTable, value: Any) -> str:
 
 
 def _refused(table: PostgresTable, error: PostgresError) -> BadRequest | SourceUnavailable:
-    """Classes 22 and 42 are about the values and the statement, the others about the server."""
+    """The error of a chunk: classes 22 and 42 concern values and statement, others the server."""
     if error.sqlstate[:2] in ("22", "42"):
         return BadRequest(f"the server refuses the chunk of {table.source}: {error}")
     return SourceUnavailable(f"the chunk of {table.source}: {error}")

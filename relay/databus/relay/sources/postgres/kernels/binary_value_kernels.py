@@ -1,7 +1,7 @@
-"""Values in PostgreSQL's binary form, written as plain Avro by compiled code.
+"""Converts values in PostgreSQL's binary form to plain Avro, compiled.
 
-For chunks; the stream comes as text.  What a function cannot write exactly as it would be
-written from the text of the same value, it refuses.
+Only chunks have binary values; the stream has text.  A function refuses a value that it cannot
+convert exactly as the text form of the same value.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from databus.common.compiled.kernels import U8Array, i64
 from databus.relay.sources.avro_kernels import put_bytes, put_long
 from databus.relay.sources.postgres.kernels.text_value_kernels import all_bits, is_utf8, put_decimal
 
-# The forms in which a column's values come; TEXT is not for this module.
+# The forms of a column's values; this module does not read TEXT.
 (
     TEXT, BOOL, INTEGER, DOUBLE, DATE, TIME, TIMESTAMP, BYTES, UUID, UNSIGNED, REAL, NUMERIC, JSONB,
     UTF8,
@@ -32,7 +32,7 @@ _TENS = np.array([10**exponent for exponent in range(19)], dtype=np.int64)
 def put_binary(
     buf: U8Array, start: int, length: int, form: int, scale: int, out: U8Array, at: int
 ) -> int:
-    """Write one value, not null, as its plain Avro type; where it ends, or -1."""
+    """Write one value, not null, as its plain Avro type; returns the offset after it, or -1."""
     if form == INTEGER and (length == 4 or length == 8 or length == 2):
         return put_long(out, at, _signed(buf, start, length))
     if form == BYTES:
@@ -95,7 +95,7 @@ def _uuid(buf: U8Array, start: int, out: U8Array, at: int) -> int:
 
 @kernels.jit_uncounted
 def _numeric(buf: U8Array, start: int, length: int, scale: int, out: U8Array, at: int) -> int:
-    """Avro's decimal from digits to the base 10,000, where 18 decimal digits are enough."""
+    """Avro's decimal from digits in base 10,000, for at most 18 decimal digits."""
     if length < 8:
         return -1
     count, weight = _signed(buf, start, 2), _signed(buf, start + 2, 2)
@@ -119,10 +119,10 @@ def _numeric(buf: U8Array, start: int, length: int, scale: int, out: U8Array, at
 
 @kernels.jit_uncounted
 def _real(bits: int, out: U8Array, at: int) -> int:
-    """A double of the shortest decimal that is this real, which is what its text says.
+    """The double of the shortest decimal for this real, which is its text form.
 
-    Refused where that may not be the nearest one of so many digits: at powers of two, whose
-    neighbours are not equally far.
+    It is refused if that may not be the nearest decimal with so many digits: at powers of two,
+    whose neighbours have different distances.
     """
     exponent, mantissa = bits >> 23 & 0xFF, bits & 0x7FFFFF
     if exponent == 0 and mantissa == 0:
@@ -141,7 +141,7 @@ def _real(bits: int, out: U8Array, at: int) -> int:
             found = np.rint(size * _POWERS[shift]) / _POWERS[shift]
         else:
             found = np.rint(size / _POWERS[-shift]) * _POWERS[-shift]
-        # PostgreSQL takes no decimal that lies just between two reals.
+        # PostgreSQL uses no decimal that is exactly between two reals.
         if abs(found - size) < np.float64(2.0) ** (exponent - 151):
             if mantissa == 0 and found != size:
                 return -1

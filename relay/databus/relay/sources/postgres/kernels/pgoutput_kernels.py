@@ -1,12 +1,12 @@
-"""The hot path: pgoutput messages in a received block become frames, without Python per row.
+"""The hot path: converts the pgoutput messages of a block to frames, without Python per row.
 
-``transcode`` walks a block and packs what it knows: transactions, and the row changes of tables
-whose values it can read.  At anything else it stops and says where; the caller takes that one
-message by the reference path (``window_assembler``, ``row_codec``) and calls again.  So this file
-may be simple where the reference path must be complete, and the two are compared in tests.
+``transcode`` reads a block and packs transactions, and the row changes of tables whose values it
+can read.  It stops before any other message and returns the offset.  The caller reads that message
+with the reference path (``window_assembler``, ``row_codec``) and calls again.  So this module can
+be simple, while the reference path is complete; tests compare the two.
 
-The 64-bit arithmetic of hashes wraps on purpose.  A text that is not of its encoding is left to
-the reference path, which names it.
+The 64-bit arithmetic of hashes wraps on purpose.  Texts that are invalid in their encoding are left
+to the reference path, which reports them.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from databus.common.frame.header_layout import (
 )
 from databus.relay.sources.postgres.kernels.text_value_kernels import BYTES, STRING, put_value
 
-# state: what the reference path and the kernel hand to each other.
+# state: the numbers that the reference path and the kernel share.
 IN_TRANSACTION, SCN, COMMIT_US, XID, SEQ, RESOLVED, CHANGED_AFTER, STATE_COUNT = range(8)
 
 # Why transcode stopped.
 AT_END, AT_OTHER, OUT_FULL = range(3)
 
-# relations: a row for each table that the stream has described; CAPTURED is 0 or 1, or 2 where
-# the key's columns are unions with null.
+# relations: a row for each table that the stream has described; CAPTURED is 0 or 1, or 2 if the
+# key's columns are unions with null.
 OID, CAPTURED, FIRST_COLUMN, COLUMN_COUNT, FIRST_KEY, KEY_COUNT, SOURCE_ID, SCHEMA_FP = range(8)
 
 # columns: a row for each column of each captured table.
-# FORM is for chunks.
+# Chunks use FORM.
 KIND, NULLABLE, SCALE, FORM = range(4)
 
 _NULL, _UNCHANGED = -1, -2
@@ -51,7 +51,7 @@ _POSTGRES_EPOCH_US = 946_684_800_000_000
 
 @kernels.jit_uncounted
 def last_whole(buf: U8Array, at: int, end: int) -> int:
-    """Where the last whole protocol message of ``buf[at:end]`` ends."""
+    """The end of the last whole protocol message in ``buf[at:end]``."""
     while end - at >= 5:
         length = u32(buf, at + 1) + 1
         if length > end - at:
@@ -150,7 +150,7 @@ def _row_change(
     keys: I64Array,
     fields: I64Array,
 ) -> int:
-    """Pack one Insert, Update or Delete at ``frame``; where it ends, or -1 for the other path."""
+    """Pack one Insert, Update or Delete at ``frame``; its end, or -1 for the reference path."""
     count = relations[number, 3]
     at = body + 5
     old_mark = i64(buf[at])
@@ -178,7 +178,7 @@ def _row_change(
     before_end, flags = key_end, 0
     if full_old:
         if kind == 85:
-            # The old key, packed behind the new one for a moment, must be the same.
+            # The old key, packed temporarily after the new one, must be the same.
             size = key_end - key_start
             other = _key(buf, out, key_end, relations, number, columns, keys, fields, 0)
             if other != key_end + size:
@@ -228,9 +228,9 @@ def _find(index: I64Array, relations: I64Array, oid: int) -> int:
 
 @kernels.jit_uncounted
 def _tuple(buf: U8Array, at: int, end: int, count: int, fields: I64Array, line: int) -> int:
-    """Find a TupleData's values; where it ends, or -1 if it is not as expected.
+    """Find a TupleData's values; its end, or -1 if it is not as expected.
 
-    Starts go to row ``line`` of ``fields``, lengths (or the marks) to the row below.
+    Row ``line`` of ``fields`` gets the starts, the next row the lengths (or the marks).
     """
     if at + 2 > end or (i64(buf[at]) << 8 | i64(buf[at + 1])) != count:
         return -1
@@ -271,7 +271,7 @@ def _key(
     fields: I64Array,
     line: int,
 ) -> int:
-    """Write the key's Avro record; where it ends, or -1."""
+    """Write the key's Avro record; returns the offset after it, or -1."""
     for place_in_key in range(relations[number, 5]):
         place = keys[relations[number, 4] + place_in_key]
         nullable = relations[number, 1] == 2
@@ -303,12 +303,12 @@ def _row(
     fields: I64Array,
     line: int,
 ) -> int:
-    """Write the row's Avro record; where it ends, or -1."""
+    """Write the row's Avro record; returns the offset after it, or -1."""
     for place in range(count):
         column = first + place
         length = fields[line + 1, place]
         if length < 0:
-            # Of the kinds that may be absent, these two have an empty placeholder.
+            # Of the kinds that can be absent, these two have an empty placeholder.
             empty = length == _UNCHANGED and (
                 columns[column, 0] == STRING or columns[column, 0] == BYTES
             )
@@ -329,7 +329,7 @@ def _row(
 
 @kernels.jit_uncounted
 def _absent(out: U8Array, at: int, count: int, fields: I64Array) -> int:
-    """Write the bitmap of unchanged values if there are any; where it ends."""
+    """Write the bitmap of unchanged values if there are any; returns the offset after it."""
     found = False
     for place in range(count):
         if fields[3, place] == _UNCHANGED:

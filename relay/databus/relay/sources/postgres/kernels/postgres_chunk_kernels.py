@@ -1,9 +1,9 @@
-"""DataRow messages of a chunk become Avro keys and rows in one buffer, without Python per row.
+"""Converts the DataRow messages of a chunk to Avro keys and rows, without Python per row.
 
-Values come in the text form that the stream has too, and are written by the same functions; those
-of a few types come in binary, which costs the server less.  At a row that it cannot write exactly
-as the reference path (``row_codec.py``) would, ``walk_rows`` stops in front of it; so it does at a
-text that is not of its encoding.
+Values have the text form of the stream, and the same functions convert them; a few types come in
+binary form, which costs the server less.  ``walk_rows`` stops before a row that it cannot convert
+exactly as the reference path (``row_codec.py``) does, and before a text that is invalid in its
+encoding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from databus.relay.sources.postgres.kernels.binary_value_kernels import TEXT, pu
 from databus.relay.sources.postgres.kernels.pgoutput_kernels import u32
 from databus.relay.sources.postgres.kernels.text_value_kernels import put_value
 
-# columns: a row for each column.  FORM says how its values come.
+# columns: a row for each column.  FORM is the form of its values.
 KIND, NULLABLE, SCALE, FORM = range(4)
 
 # Why walk_rows stopped.
@@ -65,7 +65,7 @@ def walk_rows(
 
 @kernels.jit
 def last_row(buf: U8Array, at: int, stop: int) -> int:
-    """Where the last message of ``buf[at:stop]`` begins, at least one whole message."""
+    """The offset of the last message in ``buf[at:stop]``, which has at least one whole message."""
     found = at
     while at < stop:
         found = at
@@ -127,7 +127,7 @@ def _row(buf: U8Array, out: U8Array, at: int, columns: I64Array, fields: I64Arra
 def _value(
     buf: U8Array, start: int, length: int, columns: I64Array, place: int, out: U8Array, at: int
 ) -> int:
-    """One value, not null; where it ends, or -1."""
+    """Write one value, not null; returns the offset after it, or -1."""
     form = columns[place, FORM]
     if form == TEXT:
         kind, scale = columns[place, KIND], columns[place, SCALE]

@@ -1,7 +1,7 @@
-"""Values in PostgreSQL's text form, written as plain Avro by compiled code.
+"""Converts values in PostgreSQL's text form to plain Avro, compiled.
 
-What a function cannot write exactly as the reference path (``postgres_types.py``) would, it
-refuses.
+A function refuses a value that it cannot convert exactly as the reference path
+(``postgres_types.py``) does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from databus.relay.sources.avro_kernels import put_bytes, put_exact_double, put_
     BOOL, INT, FLOAT, DECIMAL, NUMERIC, STRING, BYTES, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, JSON,
     ASCII,
 ) = range(13)  # fmt: skip
-"""ASCII is for texts that are not in UTF-8: those that are in neither are."""
+"""ASCII is for texts in other encodings than UTF-8."""
 
 _BAD = -(1 << 40)
 _DAY_US = 86_400_000_000
@@ -27,7 +27,7 @@ _DAY_US = 86_400_000_000
 def put_value(
     buf: U8Array, start: int, length: int, kind: int, scale: int, out: U8Array, at: int
 ) -> int:
-    """Write one value, not null, as its plain Avro type; where it ends, or -1."""
+    """Write one value, not null, as its plain Avro type; returns the offset after it, or -1."""
     if kind in (STRING, JSON, ASCII):
         high = all_bits(buf, start, length)
         if high >= 128 and (kind == ASCII or not is_utf8(buf, start, length)):
@@ -52,7 +52,7 @@ def put_value(
         out[at] = 1 if buf[start] == 116 else 0
         return at + 1
     if kind == NUMERIC:
-        # Under a millionth the reference path writes an exponent.
+        # The reference path writes an exponent for values below a millionth.
         zeros = start + 1 if buf[start] == 45 else start
         if start + length - zeros >= 8 and buf[zeros] == 48:
             tiny = True
@@ -78,7 +78,7 @@ def put_value(
 
 @kernels.jit_uncounted
 def all_bits(buf: U8Array, start: int, length: int) -> int:
-    """All bits that are set in any of the bytes."""
+    """The bitwise OR of all bytes."""
     found = np.uint8(0)
     for cursor in range(start, start + length):
         found |= buf[cursor]
@@ -87,7 +87,7 @@ def all_bits(buf: U8Array, start: int, length: int) -> int:
 
 @kernels.jit_uncounted
 def is_utf8(buf: U8Array, start: int, length: int) -> bool:
-    """Whether the bytes are a text in UTF-8, as RFC 3629 has it."""
+    """Whether the bytes are UTF-8 as in RFC 3629."""
     cursor, stop = start, start + length
     while cursor < stop:
         first = i64(buf[cursor])
@@ -148,7 +148,7 @@ def _integer(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> in
         digit = i64(buf[cursor]) - 48
         if digit < 0 or digit > 9:
             return -1
-        value = value * 10 - digit  # towards the smallest number, which has no positive twin
+        value = value * 10 - digit  # negative: the smallest number has no positive twin
         cursor += 1
     return put_long(out, at, value if negative else -value)
 
@@ -179,7 +179,7 @@ def _decimal(buf: U8Array, start: int, length: int, scale: int, out: U8Array, at
 
 @kernels.jit_uncounted
 def put_decimal(value: int, out: U8Array, at: int) -> int:
-    """Write an unscaled number as Avro's decimal; where it ends."""
+    """Write an unscaled number as Avro's decimal; returns the offset after it."""
     size = 1
     while value >> (8 * size - 1) != 0 and value >> (8 * size - 1) != -1:
         size += 1
@@ -191,7 +191,7 @@ def put_decimal(value: int, out: U8Array, at: int) -> int:
 
 @kernels.jit_uncounted
 def _two(buf: U8Array, at: int) -> int:
-    """Two decimal digits; a negative number if they are not."""
+    """Two decimal digits; negative for other bytes."""
     high, low = i64(buf[at]) - 48, i64(buf[at + 1]) - 48
     if high < 0 or high > 9 or low < 0 or low > 9:
         return -10_000
@@ -200,7 +200,7 @@ def _two(buf: U8Array, at: int) -> int:
 
 @kernels.jit_uncounted
 def _date(buf: U8Array, at: int) -> int:
-    """Days since 1970 of YYYY-MM-DD, 0001 to 9999; _BAD if it is not that."""
+    """Days since 1970 of YYYY-MM-DD, 0001 to 9999; _BAD for other text."""
     year = _two(buf, at) * 100 + _two(buf, at + 2)
     month, day = _two(buf, at + 5), _two(buf, at + 8)
     if buf[at + 4] != 45 or buf[at + 7] != 45 or year < 1 or month < 1 or day < 1:
@@ -216,7 +216,7 @@ def _date(buf: U8Array, at: int) -> int:
 
 @kernels.jit_uncounted
 def _clock(buf: U8Array, at: int, length: int) -> int:
-    """Microseconds of HH:MM:SS[.f...]; a negative number if it is not that."""
+    """Microseconds of HH:MM:SS[.f...]; negative for other text."""
     if length < 8 or length == 9 or length > 15 or buf[at + 2] != 58 or buf[at + 5] != 58:
         return -1
     hour, minute, second = _two(buf, at), _two(buf, at + 3), _two(buf, at + 6)

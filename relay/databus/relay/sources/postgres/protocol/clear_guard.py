@@ -1,7 +1,7 @@
-"""Keeps asyncpg, which knows no require_auth, from sending the password in clear to whoever asks.
+"""Prevents asyncpg, which does not support require_auth, from sending the password in clear text.
 
-asyncpg takes an event loop.  The one that it is given here lends it transports that refuse one
-message: the PasswordMessage that is the password itself.
+asyncpg accepts an event loop as an argument.  The loop in this module returns transports that
+refuse a PasswordMessage with the password in clear text.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 
 class ClearGuardLoop:
-    """The running loop, but for the transports of connections that are opened through it.
+    """The running loop, with its own transports for connections that are opened through it.
 
     Invariants:
-        I1. The password leaves in clear over none of them; ``was_asked`` then says so, and the
-            connection is aborted.
+        I1. No transport sends the password in clear text.  If the server asks for it,
+            ``was_asked`` is set and the connection is aborted.
 
     Owner: one connection attempt.
     """
@@ -32,22 +32,22 @@ class ClearGuardLoop:
         return getattr(self._loop, name)
 
     async def create_connection(self, factory: Callable[[], Any], *where: Any, **how: Any) -> Any:
-        """As the loop's."""
+        """As in the loop."""
         _, shim = await self._loop.create_connection(lambda: _Shim(factory(), self), *where, **how)
         return shim.transport, shim.inner
 
     async def create_unix_connection(self, factory: Callable[[], Any], *where: Any) -> Any:
-        """As the loop's."""
+        """As in the loop."""
         _, shim = await self._loop.create_unix_connection(lambda: _Shim(factory(), self), *where)
         return shim.transport, shim.inner
 
     async def start_tls(self, transport: Any, *what: Any, **how: Any) -> Any:
-        """As the loop's."""
+        """As in the loop."""
         secured = await self._loop.start_tls(transport.inner, *what, **how)
         return None if secured is None else _Transport(secured, self)
 
     def may_write(self, data: Any) -> bool:
-        """Whether a message is another one."""
+        """Whether a message may be sent."""
         if bytes(data[: len(self._refused)]) != self._refused:
             return True
         self.was_asked = True

@@ -1,4 +1,4 @@
-"""Log positions and transaction ids of PostgreSQL, and how they map to scns.
+"""Log positions and transaction ids of PostgreSQL, and their mapping to scns.
 
 The scn of a commit is the LSN where its commit record starts (docs/decisions/0011).
 """
@@ -26,7 +26,7 @@ def parse_lsn(text: str) -> int:
 
 
 def format_lsn(lsn: int) -> str:
-    """An LSN as PostgreSQL writes it."""
+    """An LSN in PostgreSQL's text form."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
@@ -43,22 +43,22 @@ def flush_lsn(scn: int) -> int:
 def scn_before(lsn: int) -> int:
     """The scn below every commit whose record starts at ``lsn`` or later.
 
-    ``lsn - 1`` is left free for the schema changes of a commit at ``lsn``.
+    ``lsn - 1`` is reserved for the schema changes of a commit at ``lsn``.
     """
     return lsn - 2
 
 
 def end_of_log(row: Iterable[str | bytes | None]) -> int:
-    """Where the last record ends, in the row of END_SQL."""
+    """The end of the last record, from the row of END_SQL."""
     lsn, page, segment = (each.decode() if isinstance(each, bytes) else each or "" for each in row)
     return written_end(parse_lsn(lsn), int(page), int(segment))
 
 
 def written_end(insert_lsn: int, page_bytes: int, segment_bytes: int) -> int:
-    """Where the last record before an insert position ends.
+    """The end of the last record before an insert position.
 
-    At the start of a page the insert position lies behind the page's header, which is not
-    written before the next record is: the stream would never report to have passed it.
+    At the start of a page the insert position is after the page's header.  The server writes that
+    header with the next record, so the stream would not report such a position as passed.
     """
     if insert_lsn % segment_bytes == _LONG_PAGE_HEADER_BYTES:
         return insert_lsn - _LONG_PAGE_HEADER_BYTES
@@ -69,10 +69,10 @@ def written_end(insert_lsn: int, page_bytes: int, segment_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PostgresSnapshot:
-    """An MVCC snapshot: which transactions show in a chunk, and an scn at or after them all.
+    """An MVCC snapshot: the transactions visible in a chunk, and an scn at or after all of them.
 
-    ``xmin``, ``xmax`` and ``running`` are 64-bit transaction ids, as pg_current_snapshot
-    gives them.  The stream has 32-bit ids; each means the 64-bit id nearest to ``xmax``.
+    ``xmin``, ``xmax`` and ``running`` are 64-bit transaction ids of pg_current_snapshot.  The
+    stream has 32-bit ids; each stands for the 64-bit id nearest to ``xmax``.
     """
 
     high: int
@@ -81,7 +81,7 @@ class PostgresSnapshot:
     running: frozenset[int]
 
     def sees(self, scn: int, txid: str) -> bool:
-        """Whether the transaction shows; one without an id counts as not seen."""
+        """Whether the transaction is visible; one without an id counts as invisible."""
         if not txid.isdigit():
             return False
         xid = self._full(int(txid))
@@ -97,7 +97,7 @@ class PostgresSnapshot:
 
 
 def parse_snapshot(text: str, high: int) -> PostgresSnapshot:
-    """The snapshot that pg_current_snapshot() printed, ``xmin:xmax:xip,xip,...``."""
+    """Parse the text of pg_current_snapshot(), ``xmin:xmax:xip,xip,...``."""
     xmin, xmax, running = text.split(":")
     ids = frozenset(int(xid) for xid in running.split(",") if xid)
     return PostgresSnapshot(high, int(xmin), int(xmax), ids)

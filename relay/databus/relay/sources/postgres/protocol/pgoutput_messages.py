@@ -1,7 +1,7 @@
-"""The messages of pgoutput, protocol version 1: what is in them, not what becomes of them.
+"""Reads the messages of pgoutput, protocol version 1.
 
-Each function reads one message's body (without its type byte) and is total: other bytes give
-FormatError.  Source: PostgreSQL manual, "Logical Replication Message Formats".
+Each function reads one message's body (without its type byte) and raises FormatError for any
+other bytes.  Source: PostgreSQL manual, "Logical Replication Message Formats".
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _TRUNCATE = struct.Struct("!IB")
 XLOG_HEADER_BYTES = _XLOG.size
 _KIND = 6 + XLOG_HEADER_BYTES
 HEAD_BYTES = _KIND + 5
-"""So much of a CopyData message tells which table it changes."""
+"""The size of a CopyData message's head, which names the changed table."""
 
 
 class Unchanged(enum.Enum):
-    """The mark of a TOAST value that an update did not touch."""
+    """The mark of a TOAST value that an update did not change."""
 
     UNCHANGED = "unchanged"
 
@@ -46,7 +46,7 @@ Value: TypeAlias = "bytes | Unchanged | None"
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A transaction begins; ``commit_lsn`` is where its commit record starts."""
+    """The beginning of a transaction; ``commit_lsn`` is where its commit record starts."""
 
     commit_lsn: int
     commit_us: int
@@ -55,7 +55,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """It ends: start and end of its commit record."""
+    """The end of a transaction: start and end of its commit record."""
 
     commit_lsn: int
     end_lsn: int
@@ -64,7 +64,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """A column as the stream describes it."""
+    """A column in the stream's description."""
 
     name: str
     type_oid: int
@@ -74,7 +74,7 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table as it is at this point of the stream; ``identity`` is d, n, f or i."""
+    """A table at this point of the stream; ``identity`` is d, n, f or i."""
 
     oid: int
     source: str
@@ -94,7 +94,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Tables were emptied."""
+    """A TRUNCATE of tables."""
 
     oids: tuple[int, ...]
 
@@ -203,12 +203,12 @@ def _unpack(layout: struct.Struct, body: bytes, what: str) -> tuple[int, ...]:
 
 def _string(body: bytes, at: int, encoding: str) -> tuple[str, int]:
     end = body.index(0, at)
-    # A name of no meaning is no reason to read nothing at all.
+    # An unreadable name must not end the stream.
     return body[at:end].decode(encoding, "backslashreplace"), end + 1
 
 
 def _tuple_after(body: bytes, at: int, marks: bytes) -> tuple[tuple[Value, ...], int]:
-    """The TupleData behind one of the marks, and where it ends."""
+    """The TupleData after one of the marks, and its end."""
     if body[at] not in marks:
         raise FormatError(f"byte {at} of a row message is {body[at]:#x}, expected {marks!r}")
     (count,) = _SHORT.unpack_from(body, at + 1)

@@ -1,6 +1,6 @@
-"""What a ``[[database]]`` with a postgresql:// URL says, as one frozen record.
+"""The settings of a ``[[database]]`` with a postgresql:// URL, as one frozen record.
 
-The URL's query and the table ``options`` take the same names; ``options`` wins.
+The URL's query and the table ``options`` have the same names; ``options`` takes precedence.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _NAME_LIMIT = 63
 SEARCH_PATH = "pg_catalog, pg_temp"
 """The search_path of every session, from its first statement on.
 
-Whoever may create in a schema of the search path could otherwise put a function, an operator or
-a type of the server's own name there, and it would run with this role's rights.  pg_temp is
-named so that it does not come first.
+Otherwise any role that may create objects in a schema of the search path could put a function, an
+operator or a type with a built-in name there, which would run with this role's rights.  pg_temp
+is listed because otherwise it is searched first.
 """
 _DEFAULT_PORT = 5432
 
 LOCK_TIMEOUT = "2s"
-"""How long a statement of ours waits for a table's lock: an application's wait behind it."""
+"""The relay's lock_timeout: the application's statements queue behind a waiting one."""
 
 JIT = "off"
-"""The server would compile the queries of the catalogue, which takes it seconds each time."""
+"""Without JIT: the server would compile the catalogue queries, which takes seconds each time."""
 
 
 def _slot(value: object) -> str:
@@ -61,44 +61,44 @@ def _encoding(value: object) -> str:
 
 
 class PostgresOptions(SourceOptions):
-    """The options of a PostgreSQL source, which the URL's query takes as well."""
+    """The options of a PostgreSQL source, which can also be in the URL's query."""
 
     clock_name: str = ""
-    """Tells streams of one cluster apart that have different histories."""
+    """The identity of the cluster's history in the clock; default: the database's name."""
     retained_wal_warning: Bytes = 10 << 30
-    """From this much WAL on that the slot retains, the relay warns."""
+    """The relay warns if the slot retains more WAL than this."""
     slot: Annotated[str | None, BeforeValidator(_slot)] = None
-    """The replication slot; ``databus_`` and the database's name."""
+    """The replication slot; default: ``databus_`` and the database's name."""
     publication: str | None = None
-    """The publication; named as the slot."""
+    """The publication; default: the name of the slot."""
     special_values: Literal["error", "null", "text"] = "error"
-    """What becomes of a value that its kind cannot hold."""
+    """How values that their kind cannot represent are captured."""
     discover_every: Seconds = 10.0
-    """How often the relay compares publication and catalogue."""
+    """The interval at which the relay compares publication and catalogue."""
     sql_ascii_encoding: Annotated[str, BeforeValidator(_encoding)] = "UTF8"
-    """What texts of a database are taken for that has no encoding."""
+    """The encoding of texts of an SQL_ASCII database."""
     connect_timeout: Seconds = 10.0
-    """How long a connection may take."""
+    """The time limit of a connection attempt."""
     sslmode: Literal["disable", "prefer", "require", "verify-ca", "verify-full"] = "prefer"
-    """As libpq's."""
+    """As in libpq."""
     sslrootcert: str = ""
-    """As libpq's."""
+    """As in libpq."""
     sslcert: str = ""
-    """As libpq's."""
+    """As in libpq."""
     sslkey: str = ""
-    """As libpq's."""
+    """As in libpq."""
     require_auth: Annotated[tuple[str, ...], BeforeValidator(_auth_methods)] = (
         "none",
         "md5",
         "scram-sha-256",
     )
-    """Ways in which the server may ask for the password, as libpq's."""
+    """The authentication methods that the server may use, as in libpq."""
 
     @model_validator(mode="after")
     def _password_is_not_sent_in_clear(self) -> Self:
         if "password" in self.require_auth and self.sslmode in ("disable", "prefer"):
             raise ValueError(
-                "require_auth has password, which needs sslmode=require or stricter: it goes out "
+                "require_auth has password, which needs sslmode=require or stricter: it is sent "
                 "in clear"
             )
         return self
@@ -106,16 +106,15 @@ class PostgresOptions(SourceOptions):
 
 @dataclass(frozen=True, slots=True)
 class PostgresSettings:
-    """Where the server is, how we sign in, and what our slot and publication are called.
+    """The server's address, the credentials, and the names of slot and publication.
 
-    ``special_values`` says what becomes of a value that its kind cannot hold (an infinite
-    date, a year before 1 or after 9999, 24:00, NaN in a numeric(p, s)): ``error`` stops the
-    table and names it, ``null`` carries NULL, ``text`` carries every value of such a type in
-    PostgreSQL's text form.  ``hosts`` are the servers that may be the
-    primary, ``host`` and ``port`` the one in use.  ``clock_name`` tells streams of one cluster
-    apart that have different histories.  ``sql_ascii_encoding`` is what the texts of a
-    database are taken for that has no encoding.  ``require_auth`` are the ways in which the
-    server may ask for the password; ``password``, in clear, is for TLS alone.
+    ``special_values`` is for values that their kind cannot represent (an infinite date, a year
+    before 1 or after 9999, 24:00, NaN in a numeric(p, s)): ``error`` suspends the table, ``null``
+    captures NULL, ``text`` captures every value of such a type in PostgreSQL's text form.
+    ``hosts`` are the servers that may be the primary, ``host`` and ``port`` the one in use.
+    ``clock_name`` distinguishes streams of one cluster with different histories.
+    ``sql_ascii_encoding`` is the encoding of texts of an SQL_ASCII database.  ``require_auth`` are
+    the authentication methods that the server may use; ``password``, in clear text, needs TLS.
     """
 
     name: str
@@ -146,11 +145,11 @@ class PostgresSettings:
 
     @property
     def address(self) -> str:
-        """The database as errors name it, without the password."""
+        """The database for error messages, without the password."""
         return f"{self.user}@{self.host}:{self.port}/{self.database}"
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """The context of an encrypted connection; None where sslmode=disable."""
+        """The TLS context; None if sslmode=disable."""
         if self.sslmode == "disable":
             return None
         context = ssl.create_default_context(cafile=self.sslrootcert or None)
@@ -163,10 +162,10 @@ class PostgresSettings:
 
 
 def require_search_path(settings: PostgresSettings, found: str) -> None:
-    """See to it that a session has the search_path that it asked for.
+    """Check that a session has the requested search_path.
 
     Raises:
-        SourceUnavailable: something between us and the server has left it out.
+        SourceUnavailable: a pooler between the relay and the server has removed it.
     """
     if found != SEARCH_PATH:
         raise SourceUnavailable(
@@ -191,7 +190,7 @@ def read_settings(config: DatabaseConfig) -> PostgresSettings:
     database = unquote(parts.path.lstrip("/"))
     if not database:
         raise ConfigError(f"database {config.name}: the URL names no database")
-    # Slots take only these letters; a publication is quoted, but one form is easier to find.
+    # Slot names have only these characters; the publication has the same name.
     plain = "databus_" + re.sub(r"[^a-z0-9_]", "_", config.name.lower())[: _NAME_LIMIT - 8]
     hosts = read_hosts(config.name, parts.netloc, _DEFAULT_PORT)
     if host is not None:

@@ -1,8 +1,8 @@
-"""A connection to PostgreSQL that hands out what the server sent in large blocks.
+"""A connection to PostgreSQL that returns the received messages in large blocks.
 
-It speaks just the part of the frontend/backend protocol (version 3) that capture needs: sign
-in, simple queries with every value in its text form, and START_REPLICATION's COPY BOTH.  It
-knows nothing of what the messages say.  docs/decisions/0012 tells why it is not libpq.
+It implements the part of the frontend/backend protocol (version 3) that capture needs:
+authentication, queries with every value in its text form, and START_REPLICATION's COPY BOTH.  It
+does not interpret the replication messages.  docs/decisions/0012 explains why it is not libpq.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ _PROTOCOL = 196608
 _CANCEL = 80877102
 MAX_SIGN_IN_BYTES = 64 << 10
 MAX_MESSAGE_BYTES = 2 << 30
-"""A row has at most 1 GiB, in text twice that."""
+"""A row has at most 1 GiB, and twice that in text form."""
 _SSL_REQUEST = struct.pack("!II", 8, 80877103)
 _BUFFER_BYTES = 1 << 20
 # Faster than 3 MB/s is a backlog; five thousand small transactions a second are below it.
 _BACKLOG_BYTES = 6 << 10
 _BACKLOG_S = 0.002
 _CLOSE_POLL_S = 0.004
-# A receive window that a nap just about fills: meanwhile the sender's kernel joins its many small
-# messages, which costs it far less than to deliver each.  A smaller one fills too early, and the
-# sender then waits for room again and again.  Only where no distance must be filled.
+# A receive window that fills in about one coalescing delay.  Meanwhile the sender's kernel joins
+# many small messages, which costs it far less than a delivery of each.  A smaller window fills too
+# early, and the sender waits for space repeatedly.  Only for connections with a short round trip.
 _WINDOW_BYTES = 512 << 10
-# A machine or a path that is gone says nothing.  The kernel notices by what it does not
-# acknowledge: our status each second, or, in the middle of a question, the kernel's own probes.
+# A machine or a network path that fails sends nothing.  The kernel detects it by missing
+# acknowledgements: of the status each second or, during a query, of the kernel's own probes.
 _GONE_MS = 20_000
 _PROBED_AFTER_S, _PROBED_EVERY_S = 10, 5
-# A server that hangs acknowledges, and answers nothing.
+# A server that hangs acknowledges packets and sends no answer.
 _ANSWER_S = 60.0
 _LATE_S = 1.0
 WORK_SQL = """
 SELECT a.wait_event_type AS waits FROM pg_catalog.pg_stat_activity a WHERE a.pid = {process}::int
 """
 WAITING = ("Client", "Activity")
-"""What a process of the server waits for that has nothing to do: for us."""
+"""The wait event type of a server process that waits for its client."""
 _POSTGRES_EPOCH_US = 946_684_800_000_000
-# Values come in the same text form from the stream and from a SELECT, on every server.
+# Values have the same text form in the stream and in a SELECT, on every server.
 _SESSION = {
-    # As they are stored: see ``text_encodings``.
+    # Texts as they are stored: see ``text_encodings``.
     "client_encoding": "SQL_ASCII",
     "DateStyle": "ISO, YMD",
     "IntervalStyle": "postgres",
@@ -74,16 +74,16 @@ _SESSION = {
     "application_name": "databus",
     "search_path": SEARCH_PATH,
     "lock_timeout": LOCK_TIMEOUT,
-    # Rows that a policy hides are an error, and not rows that are gone.
+    # Rows that a policy hides are an error; they must not count as deleted.
     "row_security": "off",
     "jit": JIT,
-    # A relay that hangs in the middle of a chunk must not hold the table for ever.
+    # A relay that hangs during a chunk must not lock the table for ever.
     "idle_in_transaction_session_timeout": "5min",
 }
 
 
 class PostgresError(Exception):
-    """What the server answered instead: SQLSTATE and message."""
+    """The server's error: SQLSTATE and message."""
 
     def __init__(self, fields: dict[str, str]) -> None:
         super().__init__(f"{fields.get('M', 'unknown error')} (SQLSTATE {fields.get('C', '?')})")
@@ -142,7 +142,7 @@ class _Inbox(asyncio.BufferedProtocol):
         self.writable.set()
 
     def make_room(self, need_bytes: int) -> None:
-        """Move what is left to the front of a buffer that has ``need_bytes`` more."""
+        """Move the rest to the front of a buffer with space for ``need_bytes`` more."""
         left = self.end - self.start
         size = _BUFFER_BYTES
         while size < left + need_bytes:
@@ -165,17 +165,17 @@ class ReplicationConnection:
     """One session with the server, for SQL or (``replication``) for a stream.
 
     Invariants:
-        I1. A block holds whole protocol messages only, each byte handed out once, in order.
-        I2. While nobody calls ``receive`` nothing is read: the server waits, memory does not
-            grow.
-        I3. With a backlog, reads are four milliseconds apart, so that the server's sender is
-            not slowed by waking a reader for every message; at the tail there is no delay.
+        I1. A block has only whole protocol messages; each byte is returned once, in order.
+        I2. Only ``receive`` reads from the socket.  Otherwise the server waits, and memory does
+            not grow.
+        I3. With a backlog, reads are four milliseconds apart, so that the server's sender does
+            not wake the reader for every message; at the tail there is no delay.
 
-    ``silent_s`` is how long ``receive`` has waited in all since the server last sent a byte; the
-    reader may set it to 0.
+    ``silent_s`` is the total time that ``receive`` has waited since the server last sent a byte;
+    the reader may set it to 0.
 
-    Owner: one task reads; ``send_status`` may be called by another one of the same loop.
-    Raises: SourceUnavailable where the connection fails; PostgresError for what the server
+    Owner: one task reads; another task of the same loop may call ``send_status``.
+    Raises: SourceUnavailable if the connection fails; PostgresError for requests that the server
         refuses.
     """
 
@@ -194,7 +194,7 @@ class ReplicationConnection:
     # -- life
 
     async def connect(self) -> None:
-        """Connect and sign in."""
+        """Connect and authenticate."""
         settings = self._settings
         try:
             async with asyncio.timeout(settings.connect_timeout_s):
@@ -217,19 +217,19 @@ class ReplicationConnection:
             raise
 
     def close(self) -> None:
-        """End the session; what was not received is dropped."""
+        """End the session; unread messages are dropped."""
         transport = self._inbox.transport
         if transport is not None and not transport.is_closing():
             with contextlib.suppress(OSError, RuntimeError):
                 transport.write(_HEADER.pack(b"X", 4))
-                # Not close(): that waits for what TLS has to say at the end, and for a server
-                # that takes nothing any more; the event loop may have ended before.
+                # Not close(): that waits for the end of TLS, and for a server
+                # that reads nothing any more; the event loop may have ended before.
                 transport.abort()
 
     async def cancel(self) -> None:
-        """End what this session runs at the server, over a connection of its own.
+        """Cancel this session's query on the server, over another connection.
 
-        The close of a connection alone does not: the server notices it when it next writes.
+        Closing the connection does not: the server notices it only at its next write.
         """
         if not self._cancel_key:
             return
@@ -240,18 +240,18 @@ class ReplicationConnection:
                     await other._dial()
                     size = 8 + len(self._cancel_key)
                     other._transport.write(struct.pack("!II", size, _CANCEL) + self._cancel_key)
-                    await other._more(None)  # the server closes when it has taken it
+                    await other._more(None)  # the server closes after it has read it
             finally:
                 other.close()
 
     @property
     def server_process(self) -> int:
-        """The process of the server that this session talks to."""
+        """The server process of this session."""
         return int(_INT.unpack_from(self._cancel_key)[0]) if self._cancel_key else 0
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connection is gone, by us or by the server."""
+        """Whether either side has closed the connection."""
         transport = self._inbox.transport
         return self._inbox.lost is not None or transport is None or transport.is_closing()
 
@@ -276,9 +276,9 @@ class ReplicationConnection:
         answer = await self._exactly(1)
         early = self._inbox.end - self._inbox.start
         if early:
-            # They would be taken for what comes under TLS (CVE-2021-23222).
+            # They would count as part of the encrypted stream (CVE-2021-23222).
             raise SourceUnavailable(
-                f"{settings.address} sends {early} bytes in clear before TLS has begun; somebody "
+                f"{settings.address} sends {early} bytes in clear before TLS has begun; someone "
                 f"may be between"
             )
         if answer == b"S":
@@ -322,15 +322,14 @@ class ReplicationConnection:
     # -- queries
 
     async def query(self, sql: str) -> list[tuple[bytes | None, ...]]:
-        """Run SQL by the simple protocol; the rows, every value in its text form."""
+        """Run SQL with the simple protocol; returns the rows, every value in its text form."""
         self._send(b"Q", self._encoded(sql) + b"\0")
         return [_row(payload) async for payload in self._rows()]
 
     async def select(self, sql: str, parameters: Sequence[str]) -> list[tuple[bytes | None, ...]]:
-        """Run one statement by the extended protocol; values and parameters in text form.
+        """Run one statement with the extended protocol; values and parameters in text form.
 
-        The server takes a parameter's type from where it stands; it refuses more than one
-        statement.
+        The server derives a parameter's type from its context, and refuses more than one statement.
         """
         texts = [self._encoded(parameter) for parameter in parameters]
         self._send(b"P", b"\0" + self._encoded(sql) + b"\0" + _SHORT.pack(0))
@@ -342,10 +341,10 @@ class ReplicationConnection:
         return [_row(payload) async for payload in self._rows()]
 
     def _encoded(self, text: str) -> bytes:
-        """A text as the server has it.
+        """A text in the server's encoding.
 
         Raises:
-            BadRequest: it holds what the server's encoding does not have.
+            BadRequest: a character is not in the server's encoding.
         """
         try:
             return text.encode(self.encoding)
@@ -353,7 +352,7 @@ class ReplicationConnection:
             raise BadRequest(f"{self._settings.address} has no such text: {error}") from None
 
     async def _rows(self) -> AsyncIterator[bytes]:
-        """The DataRow payloads of what was asked, as they come."""
+        """The DataRow payloads of the query, as they arrive."""
         refused: PostgresError | None = None
         while True:
             try:
@@ -362,7 +361,7 @@ class ReplicationConnection:
                 refused = error
                 continue
             except SourceUnavailable:
-                # A fatal error is followed by the end of the connection: the first one tells.
+                # The connection ends after a fatal error; the first error is the cause.
                 if refused is None:
                     raise
                 break
@@ -390,10 +389,10 @@ class ReplicationConnection:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WINDOW_BYTES)
 
     async def receive(self, timeout_s: float, *, is_behind: bool = True) -> memoryview | None:
-        """All whole messages that are there, as one block; waits at most ``timeout_s``.
+        """All received whole messages as one block; waits at most ``timeout_s``.
 
-        ``is_behind``: what came last is old, so that a burst is a backlog and not the tail.
-        None if nothing came.  The block stays valid until ``consumed`` is called with it.
+        ``is_behind``: the last messages are old, so that a burst is a backlog and not the tail.
+        None if nothing arrived.  The block is valid until ``consumed`` is called with it.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
@@ -413,14 +412,14 @@ class ReplicationConnection:
                 return None
 
     def consumed(self, block: memoryview) -> None:
-        """The block is done with; its bytes may be overwritten."""
+        """Release the block; its bytes may be overwritten."""
         self._inbox.start += len(block)
         block.release()
 
     def send_status(self, received: int, flushed: int, *, is_answered: bool = False) -> None:
-        """Standby status update: LSNs received, and durable downstream.
+        """Send a standby status update: the received LSN, and the LSN that is durable downstream.
 
-        ``is_answered``: the server is asked for a keepalive.
+        ``is_answered``: request a keepalive from the server.
         """
         if self.is_closed:
             return
@@ -429,39 +428,39 @@ class ReplicationConnection:
         self._transport.write(body)
 
     def _whole_messages(self) -> int:
-        """Where the last whole message in the buffer ends."""
+        """The end of the last whole message in the buffer."""
         inbox = self._inbox
         return int(last_whole(np.frombuffer(inbox.data, dtype=np.uint8), inbox.start, inbox.end))
 
     # -- messages
 
     async def _answer(self, missing: int = 0) -> None:
-        """Receive once: the server may work on its answer for long.
+        """Receive once.  The server can take long for its answer.
 
         Raises:
-            SourceUnavailable: it has sent nothing for a minute, and does not work on anything.
+            SourceUnavailable: it has sent nothing for a minute and is not running a query.
         """
         while not await self._more(_ANSWER_S, missing):
-            # Until it has a key ``connect`` has a time limit.
+            # Until the session has a key, the time limit of ``connect`` applies.
             idle = await self._is_idle() if self._cancel_key else ""
             if not idle:
                 continue
-            if await self._more(_LATE_S, missing):  # It came meanwhile.
+            if await self._more(_LATE_S, missing):  # The answer has arrived.
                 return
             raise SourceUnavailable(
                 f"{self._settings.address} has sent nothing for {_ANSWER_S:g} s: {idle}"
             )
 
     async def _is_idle(self) -> str:
-        """Why no answer is to be expected; "" if the server works on it.  The question goes over
-        another connection."""
+        """Why no answer can come; "" if the server runs the query.  Asks over another
+        connection."""
         other = ReplicationConnection(self._settings)
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await other.connect()
                 rows = await other.query(WORK_SQL.format(process=self.server_process))
         except PostgresError:
-            return ""  # It refuses the question: so it is there.
+            return ""  # It refuses the query, so it is running.
         except (TimeoutError, SourceUnavailable) as error:
             return str(error) or "it does not answer over another connection either"
         finally:
@@ -502,9 +501,9 @@ class ReplicationConnection:
         return taken
 
     async def _more(self, timeout_s: float | None, missing: int = 0) -> bool:
-        """Receive once; False if nothing came in time.
+        """Receive once; False if nothing arrived in time.
 
-        ``missing`` are the bytes that the message needs; 0: its header, which is next, says it.
+        ``missing`` is the number of bytes that the message lacks; 0: the header is next.
         """
         inbox = self._inbox
         if inbox.lost is not None:
@@ -536,7 +535,7 @@ class ReplicationConnection:
 
 
 def error_of(payload: bytes | memoryview) -> PostgresError:
-    """The exception that an ErrorResponse's payload stands for."""
+    """The exception for an ErrorResponse's payload."""
     fields = {}
     for part in bytes(payload).split(b"\0"):
         if part:

@@ -1,4 +1,4 @@
-"""Passwords for PostgreSQL's ways of asking for one.  Pure: bytes in, bytes out."""
+"""PostgreSQL's authentication methods.  Pure: bytes in, bytes out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from databus.relay.sources.postgres.protocol.postgres_settings import PostgresSe
 
 MECHANISM = "SCRAM-SHA-256"
 MAX_ROUNDS = 1_000_000
-"""Half a second of a processor; servers ask for 4,096 unless told otherwise."""
+"""Half a second of CPU time; the servers' default is 4,096."""
 
 
 def md5_password(user: str, password: str, salt: bytes) -> bytes:
@@ -30,15 +30,16 @@ IN_CLEAR = (
 
 
 class Challenge:
-    """What one server asks for before it lets us in, and the answers.
+    """The authentication requests of one server, and the answers.
 
     Invariants:
-        I1. A way of asking that ``require_auth`` leaves out gets no answer; the password goes out
-            in clear only under TLS.
-        I2. A server that began SCRAM lets us in only after it has proved itself.
+        I1. A method that ``require_auth`` excludes gets no answer; the password is sent in clear
+            text only over TLS.
+        I2. A server that has begun SCRAM must prove that it knows the password before the
+            authentication succeeds.
 
     Owner: one connection attempt.
-    Raises: PreflightFailed for what is not answered; SourceUnavailable for what is no challenge.
+    Raises: PreflightFailed for requests that are refused; SourceUnavailable for malformed ones.
     """
 
     def __init__(self, settings: PostgresSettings, *, encrypted: bool) -> None:
@@ -49,7 +50,7 @@ class Challenge:
         self._is_proved = True
 
     def answer(self, code: int, rest: bytes) -> bytes | None:
-        """The PasswordMessage's content; None where none is due."""
+        """The PasswordMessage's content; None if the server expects none."""
         settings = self._settings
         if code == 0:
             self._require(self._asked or "none")
@@ -98,7 +99,7 @@ class Scram:
         I1. ``finish`` succeeds only for a server that knows the password's verifier.
 
     Owner: one connection attempt.
-    Raises: SourceUnavailable where the server's messages are not its part of the exchange.
+    Raises: SourceUnavailable if the server's messages are no valid part of the exchange.
     """
 
     def __init__(self, password: str, nonce: str | None = None) -> None:
@@ -136,7 +137,7 @@ class Scram:
         return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
 
     def finish(self, server_final: bytes) -> None:
-        """Check that the server knows the password too."""
+        """Check that the server knows the password, too."""
         expected = b"v=" + base64.b64encode(self._server_signature)
         if not hmac.compare_digest(server_final.split(b",")[0], expected):
             raise SourceUnavailable("the server could not prove that it knows our password")

@@ -1,8 +1,8 @@
-"""In which encoding a server's texts are, and what Python calls it.
+"""The encoding of a server's texts, and its name in Python.
 
-Our sessions have them as they are stored (``client_encoding = SQL_ASCII``): a server that converts
-them fails with the whole stream at the first text that it cannot convert.  So a text that is
-not of its encoding is met here, in its row and column.
+The relay's sessions read texts as they are stored (``client_encoding = SQL_ASCII``).  A server that
+converts texts would fail with the whole stream at the first text that it cannot convert.  So the
+relay itself detects an invalid text, with its row and column.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ SINGLE_BYTE = {
     "WIN1257": "cp1257",
     "WIN1258": "cp1258",
 }
-"""Those whose conversion is one table, which Python and the server have alike."""
+"""Encodings with one conversion table, which is the same in Python and in the server."""
 
 UTF8 = "utf-8"
 KNOWN = ("UTF8", *SINGLE_BYTE)
 
 
 def codec_of(server_encoding: str, ascii_encoding: str = "UTF8") -> str | None:
-    """Python's name for it; None where the server has to convert its texts.
+    """Python's name for it; None if the server must convert its texts.
 
-    A database that is SQL_ASCII has no encoding: its texts are taken for ``ascii_encoding``.
+    An SQL_ASCII database has no encoding: its texts are read as ``ascii_encoding``.
     """
     if server_encoding == "SQL_ASCII":
         server_encoding = ascii_encoding

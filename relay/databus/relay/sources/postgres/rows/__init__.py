@@ -1,5 +1,5 @@
-"""Rows of PostgreSQL on their way to Avro.
+"""From PostgreSQL's rows to Avro.
 
-In reading order: ``row_codec`` (text values to Avro), ``postgres_kernel_tables`` (the tables that
-steer the kernels).
+In reading order: ``row_codec`` (text values to Avro), ``postgres_kernel_tables`` (the tables as
+arrays for the kernels).
 """

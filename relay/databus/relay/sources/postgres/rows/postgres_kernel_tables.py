@@ -1,4 +1,4 @@
-"""The tables that steer the kernel: one row for each described table, column and key column."""
+"""The described tables as arrays for the kernel: a row for each table, column and key column."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ class PostgresKernelTables:
     """
 
     def __init__(self, encoding: str = text_encodings.UTF8) -> None:
-        """``encoding`` is that of the texts."""
+        """``encoding`` is the encoding of texts."""
         self._is_utf8 = encoding == text_encodings.UTF8
         self._schemas: dict[int, SourceSchema | None] = {}
         self._arrays: Arrays | None = None
 
     def put(self, oid: int, schema: SourceSchema | None) -> None:
-        """The table has this schema from now on; with None its changes are skipped."""
+        """Set the table's schema from here on; with None its changes are skipped."""
         self._schemas[oid] = schema
         self._arrays = None
 
     def forget(self, oid: int) -> None:
-        """The kernel stops at the table's changes."""
+        """Remove the table; the kernel stops at its changes."""
         self._schemas.pop(oid, None)
         self._arrays = None
 
     @property
     def arrays(self) -> Arrays:
-        """The five arrays; made anew after a change."""
+        """The five arrays; they are rebuilt after a change."""
         if self._arrays is None:
             self._arrays = self._build()
         return self._arrays
@@ -107,7 +107,7 @@ def _column(column: Column, *, is_utf8: bool) -> tuple[int, int, int, int]:
 
 
 def warm_up() -> None:
-    """Compile them, or read them from the cache on disk: seconds that no stream should wait."""
+    """Compile the kernels, or load them from numba's cache."""
     nothing = np.zeros(8, dtype=np.uint8)
     state = np.zeros(pgoutput_kernels.STATE_COUNT, dtype=np.int64)
     pgoutput_kernels.last_whole(nothing, 0, 0)

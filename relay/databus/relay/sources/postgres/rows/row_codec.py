@@ -1,6 +1,6 @@
-"""From PostgreSQL's text values to the Avro bytes of a table's rows and keys.
+"""Converts PostgreSQL's text values to the Avro bytes of a table's rows and keys.
 
-The one encoder for rows of the stream and rows of a chunk, so that both have equal bytes.
+Rows of the stream and rows of a chunk have the same encoder, so that both have equal bytes.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class RowCodec:
     """Encodes the rows of one table.
 
     Invariants:
-        I1. ``schema`` is what the bytes of the last ``row`` were written with; it is widened
-            when a row holds a null where the catalogue says NOT NULL.
+        I1. ``schema`` is the schema of the last ``row``'s bytes.  A null in a column that is NOT
+            NULL in the catalogue makes the column nullable.
 
     Owner: the task that reads the rows.
-    Raises: UnsupportedChange for a value that cannot be carried, with table and column.
+    Raises: UnsupportedChange for a value that cannot be captured, with table and column.
     """
 
     def __init__(
         self, schema: SourceSchema, special_values: str, encoding: str = text_encodings.UTF8
     ) -> None:
-        """``encoding`` is that of the texts."""
+        """``encoding`` is the encoding of texts."""
         self.schema, self.encoding = schema, encoding
         self._special_is_null = special_values == "null"
         self._parsers = [
@@ -38,12 +38,12 @@ class RowCodec:
         ]
         names = [column.name for column in schema.columns]
         self.key_places = [names.index(name) for name in schema.key]
-        # Columns of a configured key may be null; those of a table's own may not.
+        # Columns of a configured key can be null; those of the table's own key cannot.
         self._strict_places = [] if schema.nullable_key else self.key_places
         self._required = self._required_places()
 
     def key(self, row: Sequence[Value]) -> bytes:
-        """The key's bytes of a row in column order; other columns are not looked at."""
+        """The key's bytes of a row in column order; other columns are ignored."""
         found: list[object] = []
         for place in self.key_places:
             text = row[place]

@@ -1,6 +1,6 @@
 """SQL against the captured database: tables, slot, publication, facts for the status page.
 
-The only place that touches asyncpg.  It reads no values of a user's table.
+The only module that uses asyncpg.  It reads no values of captured tables.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ SELECT slot_type, plugin, database, active_pid, wal_status, restart_lsn::text AS
 FROM pg_catalog.pg_replication_slots WHERE slot_name = $1
 """
 
-# Transactions that have written to a table, or to one of its partitions, and have not ended.
+# Open transactions that have written to a table or to one of its partitions.
 _WRITERS_SQL = """
 SELECT DISTINCT virtualtransaction AS writer FROM pg_catalog.pg_locks
 WHERE locktype = 'relation' AND granted AND pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
@@ -100,7 +100,7 @@ JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')
 """
 
-# Tables that are there and have no events of their own.
+# Existing tables without events of their own.
 _EVENTLESS_SQL = """
 SELECT n.nspname AS schema_name, c.relname AS table_name, c.relispartition AS is_partition
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -113,8 +113,8 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 WHERE c.oid = $1::bigint::oid
 """
 
-# Rows that are copied by VACUUM FULL and CLUSTER keep the transaction that wrote them; those that
-# ALTER TABLE writes have its own.  The first rows will do: they are the oldest.
+# VACUUM FULL and CLUSTER copy rows with the transaction that wrote them; rows that ALTER TABLE
+# writes have its own transaction.  The first rows are enough: they are the oldest.
 _OLD_ROWS_SQL = """
 SELECT EXISTS (
     SELECT FROM (SELECT t.xmin AS version FROM ONLY {table} AS t
@@ -133,7 +133,7 @@ WHERE p.oid = $1::bigint::oid AND p.relispartition
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A replication slot as the server shows it."""
+    """The server's view of a replication slot."""
 
     slot_type: str
     plugin: str | None
@@ -147,9 +147,9 @@ class Slot:
 
 
 class Catalogue:
-    """One SQL session, opened when it is needed and again after it was lost, until ``close``.
+    """One SQL session, opened on demand and again after it was lost, until ``close``.
 
-    Owner: one event loop; calls of several tasks take turns.
+    Owner: one event loop; concurrent calls run one after the other.
     Raises: SourceUnavailable if the server cannot be queried; asyncpg.PostgresError for what
         it refuses.
     """
@@ -187,7 +187,7 @@ class Catalogue:
             except asyncpg.PostgresError:
                 raise
             except BaseException:
-                # The question may still be on its way, and the next one would meet its answer.
+                # The query may still be on its way, and the next one would meet its answer.
                 self._drop()
                 raise
 
@@ -219,12 +219,12 @@ class Catalogue:
         return await self.table(oid) if oid is not None else None
 
     async def oid_named(self, source: str) -> int | None:
-        """The oid of the table of this name, be it one that cannot be captured."""
+        """The oid of the table of this name, even if it cannot be captured."""
         rows = await self.fetch(_OID_SQL, *split_source(source))
         return int(rows[0]["oid"]) if rows else None
 
     async def definitions(self, tables: Collection[PostgresTable]) -> dict[int, Definition]:
-        """The definitions of these tables, by oid; of one that is another one by now, none."""
+        """The definitions of these tables, by oid, without tables that were replaced since."""
         only = next(iter(tables)).oid if len(tables) == 1 else None
         rows = {row["oid"]: row for row in await self.fetch(DEFINITIONS_SQL, only)}
         found = {
@@ -239,7 +239,7 @@ class Catalogue:
         return dict((await self.fetch(_FACTS_SQL))[0])
 
     async def slot(self) -> Slot | None:
-        """Our slot; None if there is none of this name."""
+        """The relay's slot; None if there is none of this name."""
         rows = await self.fetch(_SLOT_SQL, self._settings.slot)
         if not rows:
             return None
@@ -257,7 +257,7 @@ class Catalogue:
         )
 
     async def publication(self) -> Publication | None:
-        """Our publication; None if there is none of this name."""
+        """The relay's publication; None if there is none of this name."""
         name = self._settings.publication
         rows = await self.fetch(PUBLICATION_SQL, name)
         if not rows:
@@ -273,40 +273,39 @@ class Catalogue:
         )
 
     async def create_publication(self) -> None:
-        """Make ours, of no table yet.
+        """Create the relay's publication, without tables.
 
-        Tables are added one by one: so none is locked while another one is waited for.
+        Tables are added one by one, so that no table is locked while the relay waits for another.
         """
         await self.fetch(create_publication_sql(self._settings.publication, []))
 
     async def extend_publication(self, table: PostgresTable) -> None:
-        """Publish this table too."""
+        """Add this table to the publication."""
         await self.fetch(extend_publication_sql(self._settings.publication, table))
 
     async def reduce_publication(self, table: PostgresTable) -> None:
-        """Publish this table no longer."""
+        """Remove this table from the publication."""
         name = quote(self._settings.publication)
         await self.fetch(f"ALTER PUBLICATION {name} DROP TABLE {table.only}")
 
     async def writers(self, table: PostgresTable) -> set[str]:
-        """The transactions under way that have written to the table."""
+        """The open transactions that have written to the table."""
         return {row["writer"] for row in await self.fetch(_WRITERS_SQL, table.oid)}
 
     async def is_empty(self, table: PostgresTable) -> bool:
-        """Whether the table has no row that is committed, and none that will be by a transaction
-        that is under way."""
+        """Whether the table has no committed row, and no open transaction has written one."""
         if await self.writers(table):
             return False
         rows = await self.fetch(f"SELECT EXISTS (SELECT FROM {table.only}) AS has_rows")
         return not rows[0]["has_rows"]
 
     async def root_of(self, oid: int) -> str | None:
-        """The source whose partition this table is; None if it is none."""
+        """The source of which this table is a partition; None if it is no partition."""
         rows = await self.fetch(_ROOT_SQL, oid)
         return join_source(*rows[0].values()) if rows else None
 
     async def eventless(self, oids: Collection[int]) -> dict[str, tuple[str, str]]:
-        """Those of these tables whose rows have no events under their name: why, and the cure."""
+        """The tables whose rows have no events under their own name, each with reason and cure."""
         found = {}
         for schema, name, is_partition in await self.fetch(_EVENTLESS_SQL, list(oids)):
             quoted = f"{quote(schema)}.{quote(name)}"
@@ -318,7 +317,7 @@ class Catalogue:
         return found
 
     async def has_rows_before(self, oid: int, horizon: int) -> bool:
-        """Whether some of the first rows of this table are older than this transaction."""
+        """Whether one of the first rows of this table is older than this transaction."""
         for names in await self.fetch(_NAME_SQL, oid):
             table = ".".join(quote(name) for name in names.values())
             xid = str(horizon & 0xFFFFFFFF)
@@ -330,12 +329,12 @@ class Catalogue:
         return False
 
     async def written_scn(self) -> int:
-        """An scn below every commit that is still to come."""
+        """An scn below every future commit."""
         (row,) = await self.fetch(END_SQL)
         return scn_before(end_of_log(row.values()))
 
     async def drop_slot(self) -> None:
-        """Give up our slot: the server need keep nothing for us."""
+        """Drop the relay's slot, so that the server retains no WAL for it."""
         await self.fetch("SELECT pg_catalog.pg_drop_replication_slot($1)", self._settings.slot)
 
     async def _connect(self) -> Any:
@@ -343,7 +342,7 @@ class Catalogue:
         context: Any = settings.ssl_context()
         if settings.sslmode == "prefer":
             context = "prefer"
-        # With "password" among them postgres_settings.py has seen to TLS.
+        # If "password" is among them, postgres_settings.py has checked that TLS is used.
         guard = None if "password" in settings.require_auth else ClearGuardLoop(settings.password)
         try:
             session = await asyncpg.connect(
@@ -379,19 +378,19 @@ class Catalogue:
 
 def create_publication_sql(name: str, tables: list[PostgresTable]) -> str:
     """The statement that publishes exactly these tables."""
-    # ONLY: a table that inherits is published for itself, if it has a key.
+    # ONLY: an inheriting table is published separately, if it has a key.
     named = ", ".join(table.only for table in tables)
     for_tables = f" FOR TABLE {named}" if tables else ""
     return f"CREATE PUBLICATION {quote(name)}{for_tables} WITH (publish_via_partition_root = true)"
 
 
 def extend_publication_sql(name: str, table: PostgresTable) -> str:
-    """The statement that publishes one table more."""
+    """The statement that adds a table to the publication."""
     return f"ALTER PUBLICATION {quote(name)} ADD TABLE {table.only}"
 
 
 def start_replication_command(settings: PostgresSettings, lsn: str) -> str:
-    """The command that starts our stream; tables come with protocol version 1."""
+    """The command that starts the stream, with protocol version 1."""
     names = literal(quote(settings.publication))
     return (
         f"START_REPLICATION SLOT {quote(settings.slot)} LOGICAL {lsn} "

@@ -1,8 +1,8 @@
-"""Tables: what the catalogue knows of them, and the schema of a table in the stream.
+"""Tables in the catalogue, and the schema of a table in the stream.
 
-The stream's Relation message is the authority for columns, types and their order at its
-position; the catalogue, which is of today, adds what the message lacks (NOT NULL, the key's
-order, domains' base types) where the two agree.
+The stream's Relation message defines the columns, their types and their order at its position.
+The catalogue, which has the present table, adds what the message lacks (NOT NULL, the key's order,
+the base types of domains) where the two agree.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ BELOW = """(
         UNION ALL
         SELECT b.inhrelid FROM below u JOIN pg_catalog.pg_inherits b ON b.inhparent = u.relid)
     SELECT relid FROM below)"""
-"""The partitions of ``c``, of all levels.  Not pg_partition_tree, which locks them: one that an
-application has locked would hold up all tables."""
+"""The partitions of ``c``, of all levels.  pg_partition_tree would lock them: a partition that an
+application has locked would block the query for all tables."""
 
 # Names are qualified, and the session's search_path is fixed (see ``settings.SEARCH_PATH``).
-# An index that is deferrable identifies no row: the server then refuses the application's updates
-# and deletes of a published table.  A partition has a replica identity of its own, which is the
-# one that counts.
+# A deferrable index does not identify rows: the server then refuses the application's updates and
+# deletes of a published table.  Each partition has its own replica identity, which the server uses.
 CATALOGUE_SQL = (
     r"""
 SELECT c.oid::bigint AS oid, n.nspname AS schema_name, c.relname AS table_name,
@@ -78,8 +77,8 @@ ORDER BY c.oid, a.attnum
 """
 )
 
-# Domains with their base types, and types whose order is not one of pg_catalog's own: that of an
-# extension's type has to be named by its schema, for there may be another one of that name.
+# Domains with their base types, and types whose order is not in pg_catalog.  The operators of an
+# extension's type must be qualified by their schema, since the names are not unique.
 TYPES_SQL = """
 SELECT t.oid::bigint AS oid, NULLIF(t.typbasetype, 0)::bigint AS base, t.typtypmod AS modifier,
        pg_catalog.format_type(t.typbasetype, -1) AS sql_type,
@@ -105,10 +104,10 @@ BUILT_IN = ("pg_catalog", "<", "<=", "=", ">=", ">")
 
 @dataclass(frozen=True, slots=True)
 class PostgresTableColumn:
-    """A column as the catalogue has it; a domain's base type stands beside it.
+    """A column in the catalogue, with the base type of a domain.
 
-    ``sql_type`` is the base type as SQL names it, ``operators`` are the schema of
-    that type's operators, and those by which an index orders it: ``<  <=  =  >=  >``.
+    ``sql_type`` is the SQL name of the base type.  ``operators`` are the schema of that type's
+    operators, and the operators by which an index orders it: ``<  <=  =  >=  >``.
     """
 
     name: str
@@ -124,11 +123,11 @@ class PostgresTableColumn:
 
 @dataclass(frozen=True, slots=True)
 class PostgresTable:
-    """A table as the catalogue has it today.
+    """A table in the present catalogue.
 
-    ``primary_key`` and ``identity_key`` (REPLICA IDENTITY USING INDEX) are in index order; one
-    that has a generated column, which is in no row of the stream, does not count.
-    ``configured_key`` is what the configuration names for a table without them.
+    ``primary_key`` and ``identity_key`` (REPLICA IDENTITY USING INDEX) are in index order.  A key
+    with a generated column does not count, because no row of the stream has that column.
+    ``configured_key`` is the key in the configuration, for a table without the others.
     """
 
     oid: int
@@ -155,14 +154,14 @@ class PostgresTable:
 
     @property
     def only(self) -> str:
-        """The same without the tables that inherit from it; partitions are no such tables."""
+        """The same without inheriting tables; partitions are included."""
         return self.quoted if self.is_partitioned else f"ONLY {self.quoted}"
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns that identify a row to consumers; empty if there are none.
+        """The columns that identify a row for consumers; empty if there are none.
 
-        What the stream gives for an update or delete must hold them: the index of the
+        The stream's message of an update or delete must contain them.  They are the index of the
         replica identity if one is set, otherwise the primary key.
         """
         if self.is_partitioned and (self.unfit_partition or not self.primary_key):
@@ -175,7 +174,7 @@ class PostgresTable:
 
     @property
     def key_is_configured(self) -> bool:
-        """Whether the key is not the table's own: null and equal values may be in it."""
+        """Whether the key is a configured one, which can have null and equal values."""
         return bool(self.key) and self.identity == "f" and not self.primary_key
 
     @property
@@ -187,8 +186,8 @@ class PostgresTable:
     def chunk_from(self) -> str:
         """The FROM clause of a dump.
 
-        A configured key may hold nulls, values without an order, and some that are equal only
-        for SQL, so a digest of its text is the order.
+        A configured key can have nulls, values without an order, and values that are equal only
+        for SQL, so the order is that of a digest of its text.
         """
         if not self.key_is_configured:
             return self.only
@@ -198,7 +197,7 @@ class PostgresTable:
         return f"(SELECT *, {order} AS {quote(ORDER_NAME)} FROM {self.only}) AS t"
 
     def schema(self, special_values: str) -> SourceSchema:
-        """The schema of the table's rows now.
+        """The schema of the table's present rows.
 
         Raises:
             UnsupportedChange: the table has no key.
@@ -252,7 +251,7 @@ def key_remedy(table: PostgresTable) -> str:
 
 
 def matches(source: str, globs: Sequence[str]) -> bool:
-    """Whether a table is among those that the configuration names; "!GLOB" leaves tables out."""
+    """Whether the configuration includes a table; "!GLOB" excludes tables."""
     return any(fnmatch.fnmatchcase(source, glob) for glob in globs) and not any(
         fnmatch.fnmatchcase(source, glob[1:]) for glob in globs if glob.startswith("!")
     )
@@ -307,7 +306,7 @@ def _table_column(row: Any, types: Mapping[int, Any]) -> PostgresTableColumn:
     while oid in types and types[oid]["base"] is not None:
         domain = types[oid]
         oid, sql_type = domain["base"], domain["sql_type"]
-        # The outermost domain with a modifier decides, as it does in the server.
+        # The outermost domain with a modifier counts, as in the server.
         modifier = modifier if modifier >= 0 else domain["modifier"]
     operators = BUILT_IN
     if oid in types:
@@ -320,7 +319,7 @@ def _table_column(row: Any, types: Mapping[int, Any]) -> PostgresTableColumn:
         base_oid=oid,
         base_modifier=modifier,
         not_null=row["not_null"],
-        # As it is called where nothing is qualified, which is not the case in our sessions.
+        # Its unqualified name, which the catalogue does not return in our sessions.
         type_name=row["type_name"].removeprefix("public."),
         sql_type=sql_type,
         operators=operators,
@@ -350,12 +349,12 @@ def schema_of(
 ) -> SourceSchema:
     """The schema of a table at this point of the stream.
 
-    ``table`` is the catalogue's view of it now, None if it is gone.  Columns that the
-    catalogue has no longer, or has otherwise, are taken from the message alone: nullable,
-    and a domain (whose base only the catalogue knows) as text.
+    ``table`` is the table in the present catalogue, None if it was dropped.  Columns that differ
+    in the catalogue, or are not in it, are taken from the message alone: as nullable, and a domain
+    (whose base type only the catalogue has) as text.
 
     Raises:
-        UnsupportedChange: nothing identifies the table's rows.
+        UnsupportedChange: the table has no key.
     """
     today = {column.name: column for column in table.columns} if table else {}
     key, configured = _stream_key(relation, table, keys)
@@ -385,7 +384,7 @@ def _stream_key(
         raise UnsupportedChange(f"{relation.source} has no key: {key_remedy(table)}")
     flagged = tuple(column.name for column in relation.columns if column.is_key)
     if relation.identity == "f":
-        # Every column is flagged: the whole row comes, so the primary key will do.
+        # All columns are marked: the message has the whole row, so the primary key identifies it.
         if table and table.primary_key and names.issuperset(table.primary_key):
             return table.primary_key, False
         configured = keys.of(relation.source, (column.name for column in relation.columns))
@@ -408,7 +407,7 @@ def _stream_key(
 
 
 def widened(schema: SourceSchema, names: set[str]) -> SourceSchema:
-    """The schema with these columns nullable: rows older than their NOT NULL hold nulls."""
+    """The schema with these columns nullable, for rows with nulls from before their NOT NULL."""
     columns = tuple(
         replace(column, nullable=True) if column.name in names else column
         for column in schema.columns

@@ -1,8 +1,8 @@
 """PostgreSQL's types and the text form of their values.
 
-``kind_of`` maps a type to the kind that consumers see; ``parse`` reads the text that the
-type's output function writes (ISO dates, UTC, hex bytea), which the stream and the chunks
-have in common.  docs/types-postgres.md is the table for people.
+``kind_of`` maps a type to the kind that consumers see.  ``parser_of`` returns the function that
+reads the text of the type's output function (ISO dates, UTC, hex bytea), which is the same in the
+stream and in chunks.  docs/types-postgres.md has the table for users.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KINDS: dict[int, Kind] = {
     2950: Kind.UUID,
     3802: Kind.JSON,
 }
-"""Every other type is carried as STRING in its text form; numeric depends on its modifier."""
+"""Every other type becomes a STRING in its text form; numeric depends on its modifier."""
 
 NAMES: dict[int, str] = {
     16: "boolean",
@@ -72,11 +72,11 @@ NAMES: dict[int, str] = {
 }
 
 SPECIAL_KINDS = frozenset({Kind.DATE, Kind.TIME, Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.DECIMAL})
-"""Kinds that cannot hold every value of their PostgreSQL type."""
+"""Kinds that cannot represent every value of their PostgreSQL type."""
 
 
 class SpecialValue(ValueError):
-    """A value that the column's kind cannot hold: infinity, BC, 24:00, NaN."""
+    """A value that the column's kind cannot represent: infinity, BC, 24:00, NaN."""
 
 
 def kind_of(type_oid: int, modifier: int) -> tuple[Kind, int, int]:
@@ -87,14 +87,14 @@ def kind_of(type_oid: int, modifier: int) -> tuple[Kind, int, int]:
         return Kind.NUMERIC, 0, 0
     precision = (modifier - 4) >> 16 & 0xFFFF
     scale = (((modifier - 4) & 0x7FF) ^ 0x400) - 0x400
-    # Avro's decimal takes a scale from 0 to the precision, and few readers a wide one.
+    # Avro's decimal allows a scale from 0 to the precision, and few readers support a wide one.
     if not 0 <= scale <= precision <= _WIDEST_DECIMAL:
         return Kind.NUMERIC, 0, 0
     return Kind.DECIMAL, precision, scale
 
 
 def column_of(name: str, type_oid: int, modifier: int, nullable: bool, type_name: str) -> Column:
-    """The column as consumers see it."""
+    """The column in the consumers' schema."""
     kind, precision, scale = kind_of(type_oid, modifier)
     return Column(name, kind, nullable, precision, scale, type_name)
 
@@ -102,8 +102,8 @@ def column_of(name: str, type_oid: int, modifier: int, nullable: bool, type_name
 def parser_of(kind: Kind, encoding: str = UTF8) -> Callable[[bytes], Any]:
     """The function that reads the text form of a value of this kind.
 
-    It raises SpecialValue for what the kind cannot hold, ValueError for text that is not of
-    the type at all.
+    It raises SpecialValue for a value that the kind cannot represent, ValueError for text that is
+    no value of the type.
     """
     if kind in (Kind.STRING, Kind.JSON):
         return lambda data: data.decode(encoding)
@@ -199,4 +199,4 @@ PLACEHOLDERS: dict[Kind, Any] = {
     Kind.UUID: uuid.UUID(int=0),
     Kind.JSON: "null",
 }
-"""What stands in the bytes of a column that is absent and may not be null."""
+"""The value in the bytes of an absent column that is not nullable."""

@@ -1,9 +1,9 @@
 """What a publication publishes of each table, and whether it did so without a gap.
 
-A table that it does not give whole (a row filter, a list of columns, operations left out, taken
-out for a while) is not followed.  The catalogue says what the publication is now; that it was
-another one in between shows in the versions of its rows, for each ALTER PUBLICATION writes new
-ones.  Pure; ``postgres_catalogue`` asks the server.
+A table that is not published completely (a row filter, a list of columns, missing operations, a
+time outside of the publication) is suspended.  The catalogue has the present publication.  A
+change of it in between is visible in the versions of its rows, because each ALTER PUBLICATION
+writes new ones.  Pure; ``postgres_catalogue`` queries the server.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SELECT p.oid::bigint AS oid, p.xmin::text AS version, p.puballtables AS all_tabl
 FROM pg_catalog.pg_publication p WHERE p.pubname = $1
 """
 
-# Not the view pg_publication_tables, which opens every table: one that an application has locked
-# would hold up all others.
+# Not the view pg_publication_tables, which opens every table: a table that an application has
+# locked would block the query for all tables.
 MEMBERS_SQL = """
 SELECT r.prrelid::bigint AS oid, r.oid::text || '.' || r.xmin::text AS version{parts}
 FROM pg_catalog.pg_publication_rel r WHERE r.prpubid = $1::bigint::oid
@@ -41,7 +41,7 @@ PARTS_SQL = """,
        CASE WHEN r.prattrs IS NOT NULL THEN (
            SELECT pg_catalog.array_agg(a.attname::text) FROM pg_catalog.pg_attribute a
            WHERE a.attrelid = r.prrelid AND a.attnum = ANY (r.prattrs::int2[])) END AS columns"""
-"""Row filters and lists of columns are of PostgreSQL 15 and later."""
+"""PostgreSQL 15 and later have row filters and lists of columns."""
 
 # Since PostgreSQL 15.
 SCHEMAS_SQL = """
@@ -50,10 +50,10 @@ FROM pg_catalog.pg_publication_namespace s
 JOIN pg_catalog.pg_namespace n ON n.oid = s.pnnspid WHERE s.pnpubid = $1::bigint::oid
 """
 
-# The partitions that hold rows, with the file that each has: another one after a TRUNCATE.  One
-# that was made as a partition got its row type and its parent in one statement, which counts up
-# the transaction's commands by two; one that was attached, be it in the transaction that made it,
-# may have had rows.
+# The partitions with rows, and the file of each, which changes with a TRUNCATE.  A partition that
+# was created as one got its row type and its parent in one statement, which increases the command
+# id of the transaction by two.  A partition that was attached can have had rows before, even if
+# the same transaction created it.
 PARTITIONS_SQL = """
 SELECT pg_catalog.pg_partition_root(c.oid)::oid::bigint AS root, c.oid::bigint AS oid,
        pg_catalog.pg_relation_filenode(c.oid)::bigint AS file,
@@ -71,9 +71,9 @@ OPERATIONS = ("insert", "update", "delete", "truncate")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a table does not come whole, and the statement that mends it.
+    """Why a table is not published completely, and the statement that fixes it.
 
-    ``is_lack``: the table is not in the publication at all.
+    ``is_lack``: the table is not in the publication.
     """
 
     what: str
@@ -86,7 +86,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A partition: ``file`` is where its rows are, ``version`` that of its catalogue row."""
+    """A partition; ``file`` has its rows, ``version`` is that of its catalogue row."""
 
     source: str
     file: int
@@ -96,7 +96,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A table's entry in a publication: of which rows and columns (None: all)."""
+    """A table's entry in a publication, with its row filter and columns (None: all)."""
 
     version: str
     row_filter: str = ""
@@ -105,7 +105,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication as the server has it now.
+    """A publication as it is on the server.
 
     ``members`` are its tables' entries by oid, ``schemas`` the versions of its schemas by name,
     ``partitions`` those of partitioned tables, by the oids of root and partition.
@@ -122,18 +122,18 @@ class Publication:
     schemas: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, table: PostgresTable) -> bool:
-        """Whether changes of the table come, be it not all of them, under its own name."""
+        """Whether changes of the table, or some of them, are published under its own name."""
         return self._gives_all(table) or table.oid in self.members
 
     def _gives_all(self, table: PostgresTable) -> bool:
         return self.all_tables or table.schema_name in self.schemas
 
     def gives_by_schema(self, table: PostgresTable) -> bool:
-        """Whether changes come because of the schema that the table is in."""
+        """Whether changes are published because the publication has the table's schema."""
         return not self.all_tables and table.oid not in self.members
 
     def version_of(self, table: PostgresTable) -> str:
-        """Another one after each change of what it gives of the table."""
+        """A text that differs after each change of what is published of the table."""
         schema = self.schemas.get(table.schema_name)
         by_schema = f"/{schema}" if schema else ""
         member = self.members.get(table.oid)
@@ -145,7 +145,7 @@ class Publication:
         return {oid: partition.file for oid, partition in found.items()}
 
     def problem(self, table: PostgresTable) -> Problem | None:
-        """Why not all of the table's changes come; None if they do."""
+        """Why not all of the table's changes are published; None if they are."""
         alter = f"ALTER PUBLICATION {quote(self.name)}"
         publication = f"the publication {self.name}"
         if self.left_out:
@@ -210,8 +210,8 @@ def _member(row: Any) -> Member:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A table that the publication gave whole when it was looked at: its oid, the version, the
-    files of its partitions, and its definition (None: it was not looked at)."""
+    """A table that was published completely at the last check: its oid, the version, the files of
+    its partitions, and its definition (None: it was not read)."""
 
     oid: int
     version: str
@@ -226,25 +226,25 @@ NO_OID = 0
 
 @dataclass(frozen=True, slots=True)
 class GivenTables:
-    """The publication at the last look, by source; None: not known yet."""
+    """The publication at the last check, by source; None: not known yet."""
 
     tables: Mapping[str, Given] | None = None
 
     def knows(self, table: PostgresTable) -> bool:
-        """Whether this very table was given before."""
+        """Whether the same table was published before."""
         known = (self.tables or {}).get(table.source)
         return known is not None and known.oid == table.oid
 
     def is_gone(self, source: str) -> bool:
-        """Whether the table that had this name is gone, and its copies are to be emptied."""
+        """Whether the table of this name was dropped, and its copies are not emptied yet."""
         return self._version(source) == GONE
 
     def is_forgotten(self, source: str) -> bool:
-        """Whether the table that had this name is gone, and its copies were emptied."""
+        """Whether the table of this name was dropped, and its copies were emptied."""
         return self._version(source) == FORGOTTEN
 
     def gone(self, source: str, version: str = GONE) -> GivenTables:
-        """The same, without the table that had this name: the next one is another table."""
+        """The same without the dropped table of this name: the next one is another table."""
         return replace(self, tables={**(self.tables or {}), source: Given(NO_OID, version)})
 
     def _version(self, source: str) -> str | None:
@@ -253,20 +253,20 @@ class GivenTables:
 
     @property
     def oids(self) -> dict[str, int]:
-        """Which table each source is."""
+        """The oid of each source."""
         return {source: given.oid for source, given in (self.tables or {}).items()}
 
     def moved(
         self, table: PostgresTable, publication: Publication, definition: Definition | None
     ) -> dict[int, str]:
-        """The files of this very table that may hold other rows than the last look's did: by the
-        oids of the table or its partitions the versions of their rows in pg_class."""
+        """The files of the same table that may have other rows than at the last check: the versions
+        of their rows in pg_class, by the oids of the table or its partitions."""
         known = (self.tables or {}).get(table.source)
         if known is None or known.oid != table.oid:
             return {}
         parts = publication.partitions.get(table.oid, {})
         found = {oid: parts[oid].version for oid in _other_files(known.files, parts)}
-        # The server refuses SET UNLOGGED of a table that a publication names.
+        # The server refuses SET UNLOGGED for a table that a publication names.
         may_be_unlogged = not (table.is_partitioned or table.oid in publication.members)
         before = known.definition if may_be_unlogged else None
         if before and definition and before.horizon and before.is_moved(definition):
@@ -280,8 +280,8 @@ class GivenTables:
         definition: Definition | None = None,
         moved: Collection[int] = (),
     ) -> DefinitionGap | None:
-        """What may be missing of a table that comes whole now; None if nothing is.  ``moved``: its
-        files, by oid, that may hold other rows than before."""
+        """What may be missing of a table that is published completely now; None: nothing.
+        ``moved``: its files, by oid, that may have other rows than before."""
         if self.tables is None:
             return None
         known, name = self.tables.get(table.source), publication.name
@@ -311,7 +311,7 @@ class GivenTables:
         return DefinitionGap(change.why, rows_remain=change.rows_remain and not why)
 
     def change(self, table: PostgresTable, definition: Definition | None) -> DefinitionGap | None:
-        """How this very table's rows may have changed with its definition; None if not."""
+        """How the rows of the same table may have changed with its definition; None if not."""
         known = (self.tables or {}).get(table.source)
         if known is None or known.oid != table.oid or not (known.definition and definition):
             return None
@@ -323,7 +323,7 @@ class GivenTables:
         publication: Publication,
         definitions: Mapping[int, Definition] = MappingProxyType({}),
     ) -> GivenTables:
-        """The same, with what these tables are given now, and their definitions by oid."""
+        """The same, with the present publication of these tables, and their definitions by oid."""
         now = {
             t.source: Given(
                 t.oid,
@@ -340,11 +340,11 @@ class GivenTables:
         return known.definition if known is not None and known.oid == table.oid else None
 
     def redefined(self, table: PostgresTable, definition: Definition) -> GivenTables:
-        """The same, with another definition of this table, and the files that came with it."""
+        """The same, with another definition of this table and its files."""
         known = (self.tables or {})[table.source]
         files = {oid: definition.files.get(oid, file) for oid, file in known.files.items()}
         before = known.definition
-        if before is not None:  # Whether it was renamed, or unlogged, is for a look to find.
+        if before is not None:  # The next check finds out whether it was renamed or unlogged.
             definition = replace(
                 definition, naming=before.naming, toast=before.toast, horizon=before.horizon,
                 files=definition.files if definition.is_partitioned else before.files,
@@ -353,11 +353,11 @@ class GivenTables:
         return replace(self, tables={**(self.tables or {}), table.source: given})
 
     def with_partitions(self, leaves: Mapping[int, int]) -> GivenTables:
-        """The same, with partitions that rows of their roots went to: oids, and those of the
-        roots.  One that is gone by the next look took rows with it."""
+        """The same, with partitions into which rows of a root were written, and the oids of the
+        roots.  A partition that is missing at the next check was removed with its rows."""
         parts: dict[int, dict[int, int]] = {}
         for leaf, root in leaves.items():
-            parts.setdefault(root, {})[leaf] = leaf  # A table's first file has its number.
+            parts.setdefault(root, {})[leaf] = leaf  # its first file
         now = {
             source: replace(known, files={**parts[known.oid], **known.files})
             for source, known in (self.tables or {}).items()
@@ -398,12 +398,12 @@ def _is_renamed(known: Definition | None, now: Definition | None) -> bool:
 
 def _other_files(known: Mapping[int, int], now: Mapping[int, Partition]) -> list[int]:
     """The partitions whose rows are in another file than before, by oid."""
-    # A table's first file has the number that is its oid.
+    # its first file
     return [oid for oid, part in now.items() if part.file != known.get(oid, oid)]
 
 
 def _moved(known: Mapping[int, int], now: Mapping[int, Partition], moved: Collection[int]) -> str:
-    """Which rows have come or gone with a partition, without events; "" if none have."""
+    """The rows that a partition added or removed without events; "" if there are none."""
     gone = known.keys() - now.keys()
     if gone:
         return f"{len(gone)} of its partitions were detached or dropped, whose rows have no events"
@@ -429,7 +429,7 @@ def given_of(document: Any) -> GivenTables:
         return GivenTables()
     return GivenTables(
         {
-            str(source): _stored(*stored)  # Without a definition from earlier versions.
+            str(source): _stored(*stored)  # Earlier versions stored no definition.
             for source, stored in document.items()
         }
     )

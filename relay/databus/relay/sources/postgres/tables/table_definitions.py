@@ -1,10 +1,10 @@
-"""How a table's definition bears on the values of the rows that are there.
+"""The effects of a table's definition on the values of its existing rows.
 
-``ALTER TABLE ... ADD COLUMN ... DEFAULT`` gives every row a value, and no row an event.  The
-catalogue shows such a statement afterwards: in the numbers, types and row versions of the table's
-columns, and in the file that holds its rows.  Two definitions of a table, compared, tell whether
-its rows may have got other values.  A new file alone says nothing: VACUUM FULL makes one too.
-Pure; ``postgres_catalogue`` asks the server.
+``ALTER TABLE ... ADD COLUMN ... DEFAULT`` gives every row a value and has no row events.  Such a
+statement is visible in the catalogue afterwards: in the numbers, types and row versions of the
+table's columns, and in the file with its rows.  A comparison of two definitions of a table shows
+whether its rows can have other values.  A new file alone is no sign: VACUUM FULL writes one, too.
+Pure; ``postgres_catalogue`` queries the server.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 from databus.relay.sources.postgres.tables.postgres_tables import BELOW
 
-# One statement, and so one moment: a column that is new is met together with the file that its
-# values came with.  Files are read as columns of pg_class, for the functions that give them look
-# past the statement's snapshot.  What a column's type is made of are the types that it depends on.
+# One statement, and so one snapshot: a new column is read together with the file that has its
+# values.  Files are read as columns of pg_class, because the functions that return them ignore the
+# statement's snapshot.  The types of a column include all types that its type depends on.
 DEFINITIONS_SQL = (
     """
 SELECT c.oid::bigint AS oid, c.relkind = 'p' AS is_partitioned,
@@ -81,16 +81,16 @@ WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p
 )
 
 _TEXTS = frozenset({25, 1043})
-"""text and varchar, whose values have one form."""
+"""text and varchar, whose values have the same form."""
 _FIRST_OF_USERS = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class DefinitionGap:
-    """Why rows that are there may have other values.
+    """Why existing rows may have other values.
 
-    ``rows_remain``: each still exists under the key that consumers have it by.  ``waits_for``:
-    what has to be done before the table can be read; empty: nothing.
+    ``rows_remain``: each row still exists under its key.  ``waits_for``: what must be done before
+    the table can be read; empty: nothing.
     """
 
     why: str
@@ -102,7 +102,7 @@ class DefinitionGap:
 class _Column:
     """``version`` is that of its catalogue row, ``default`` names its default's.
 
-    ``is_missing``: the rows that are older have its value in the catalogue.
+    ``is_missing``: the catalogue has its value for older rows.
     """
 
     name: str
@@ -115,16 +115,15 @@ class _Column:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A table's definition, as texts that are equal where nothing has changed.
+    """A table's definition, as texts that are equal if nothing has changed.
 
-    ``columns`` are those of ``_Column`` behind their numbers, ``key`` has the numbers of the key's
-    columns.  ``files`` are the table's file, or those of its partitions, by oid; ``filled`` names
-    the columns of partitions whose older rows have their value in the catalogue.  ``types`` are
-    the labels of enums, and the members' types of composites, that its columns are made of.
-    ``naming`` is the version of its row type, which each other name, schema and owner changes.
-    ``toast`` is the table of its large values (0: it has none), ``version`` that of its row in
-    pg_class.  Every transaction before ``horizon`` had ended when the definition was read (0: not
-    known).
+    ``columns`` has the fields of ``_Column`` by column number, ``key`` the numbers of the key's
+    columns.  ``files`` is the table's file, or those of its partitions, by oid.  ``filled`` names
+    the columns of partitions for whose older rows the catalogue has the value.  ``types`` has the
+    labels of enums and the member types of composites that its columns use.  ``naming`` is the
+    version of its row type, which changes with the table's name, schema and owner.  ``toast`` is
+    the table of its large values (0: none), ``version`` that of its row in pg_class.  Every
+    transaction before ``horizon`` had ended when the definition was read (0: not known).
     """
 
     columns: str
@@ -147,17 +146,17 @@ class Definition:
         ]  # fmt: skip
 
     def is_renamed(self, later: Definition) -> bool:
-        """Whether the table may have had another name or schema before it had ``later``."""
+        """Whether the table may have had another name or schema before ``later``."""
         return "" != self.naming != later.naming
 
     def is_moved(self, later: Definition) -> bool:
-        """Whether the rows are in another file, which ALTER TABLE may have written.  That makes
-        another table of large values too; VACUUM FULL, CLUSTER and TRUNCATE do not."""
+        """Whether the rows are in another file, perhaps written by ALTER TABLE.  That also creates
+        a new table of large values; VACUUM FULL, CLUSTER and TRUNCATE do not."""
         return self.files != later.files and not 0 != self.toast == later.toast
 
 
 def definition_of(row: Mapping[str, Any], key: Collection[str]) -> Definition | None:
-    """The definition in a row of DEFINITIONS_SQL; None if it has no such key (any longer)."""
+    """The definition in a row of DEFINITIONS_SQL; None if the table does not have this key."""
     numbers = {name: number for number, name, *_ in json.loads(row["columns"] or "[]")}
     if not numbers.keys() >= set(key):
         return None
@@ -182,7 +181,7 @@ def stored_definition(document: Any) -> Definition:
         ValueError, TypeError, AttributeError: it is something else.
     """
     stored: list[Any] = list(document)
-    stored += ["", 0, 0][len(stored) - 6 :]  # Earlier versions have stored less.
+    stored += ["", 0, 0][len(stored) - 6 :]  # Earlier versions stored fewer fields.
     columns, key, files, filled, types, is_partitioned, naming, toast, horizon = stored
     return Definition(
         str(columns), tuple(map(int, key)), _files(files), str(filled), str(types),
@@ -199,7 +198,7 @@ def _columns(definition: Definition) -> dict[int, _Column]:
 
 
 def change_between(known: Definition, now: Definition) -> DefinitionGap | None:
-    """How rows that were there under ``known`` may differ under ``now``; None if they do not."""
+    """How rows with the definition ``known`` may differ under ``now``; None if they do not."""
     if known == now:
         return None
     before, after = _columns(known), _columns(now)
