@@ -274,7 +274,7 @@ async def test_a_schema_that_was_taken_out_of_a_publication_for_a_while_is_notic
             # A table that comes later is in it from its beginning.
             db.execute("CREATE TABLE later (id int PRIMARY KEY)")
             db.execute("INSERT INTO later VALUES (1)")
-            await reader.until(lambda: "public.later" in (source._given.tables or {}))
+            await reader.until(lambda: "public.later" in (source._published.tables or {}))
             await reader.equals(db, "public.later")
 
 
@@ -352,7 +352,7 @@ async def test_a_new_table_is_followed_from_its_first_row_or_suspended(
         start = await source.first_scn()
         async with following(source, start) as reader:
             db.execute("CREATE TABLE calm (id int PRIMARY KEY)")
-            await reader.until(lambda: "public.calm" in (source._given.tables or {}))
+            await reader.until(lambda: "public.calm" in (source._published.tables or {}))
             db.execute("INSERT INTO calm VALUES (1)")
             await reader.reaches(db)
             assert reader.seen.tables["public.calm"] == {(1,): {"id": 1}}
@@ -500,7 +500,7 @@ async def test_rows_that_come_or_go_with_a_partition_suspend_its_root(
                         "WHERE relispartition AND relkind = 'r'"
                     )
                 }
-                await reader.until(lambda: (source._given.tables or {})[root].files == files)
+                await reader.until(lambda: (source._published.tables or {})[root].files == files)
 
             # These have events.
             db.execute("TRUNCATE days")

@@ -58,8 +58,8 @@ from databus.relay.sources.postgres.tables.postgres_tables import (
 from databus.relay.sources.postgres.tables.publications import (
     FORGOTTEN,
     NO_OID,
-    GivenTables,
     Publication,
+    PublishedTables,
 )
 from databus.relay.sources.postgres.tables.table_definitions import Definition, DefinitionGap
 from databus.relay.sources.server_hosts import Host
@@ -101,7 +101,7 @@ class PostgresSource:
         self._resumed_from: set[str] = set()
         self._at_first: list[SourceSchema] = []
         self._stream: SlotStream | None = None
-        self._given = GivenTables()
+        self._published = PublishedTables()
         self._moved = MovedFiles(self._catalogue)
         self._suspend_first: dict[str, DefinitionGap] = {}
         self._met: set[str] = set()
@@ -165,7 +165,7 @@ class PostgresSource:
         self._resumes = True
         self._restored = (decode_resume_state(resume_state), after_scn) if resume_state else None
         suspensions = self._restored[0].suspended if self._restored else {}
-        self._given = self._restored[0].given if self._restored else GivenTables()
+        self._published = self._restored[0].published if self._restored else PublishedTables()
         # A suspension of a later transaction happens again, at the same change.
         self._suspended = SuspendedTables(
             {
@@ -213,7 +213,7 @@ class PostgresSource:
                 waits_for=change.waits_for,
             )  # fmt: skip
         resume_state = PostgresResumeState(
-            self._timeline, dict(self._suspended.suspensions), announced.encode(), self._given
+            self._timeline, dict(self._suspended.suspensions), announced.encode(), self._published
         )
         if self._suspend_first:
             yield Batch(b"", resolved=after_scn, resume_state=resume_state, persist_first=True)
@@ -225,7 +225,7 @@ class PostgresSource:
             self._publish,
             resume_state,
             self._suspended,
-            given=lambda: self._given,
+            published=lambda: self._published,
             redefined=self._redefined,
         )
         self._stream = running
@@ -300,13 +300,13 @@ class PostgresSource:
         gone = {
             source: replace(stop, is_gone=True)
             for source, stop in suspensions.items()
-            if self._given.is_gone(source)
+            if self._published.is_gone(source)
         }
         return {**suspensions, **gone} if gone else suspensions
 
     async def confirm_drop(self, source: str) -> None:
         """See ``DropConfirmingSource``."""
-        if self._stream is None or not self._given.is_gone(source):
+        if self._stream is None or not self._published.is_gone(source):
             why = "a table of this name exists again" if self._stream else "it is not connected"
             raise SourceUnavailable(f"{source} cannot be given up: {why}")
         self._stream.follow_only(source, NO_OID)
@@ -315,8 +315,8 @@ class PostgresSource:
         except SourceUnavailable:
             self._suspended.withdraw(source)
             raise
-        if self._given.is_gone(source):
-            self._given = self._given.gone(source, FORGOTTEN)
+        if self._published.is_gone(source):
+            self._published = self._published.gone(source, FORGOTTEN)
 
     async def table_size(self, source: str) -> TableSize:
         """See postgres_chunks.py."""
@@ -398,7 +398,7 @@ class PostgresSource:
         self._met.clear()
         if self._stream is not None and (leaves := self._stream.take_leaves()):
             # They existed before this look.
-            self._given = self._given.with_partitions(leaves)
+            self._published = self._published.with_partitions(leaves)
         tables = await self._tables()
         self._welcome(tables)
         wanted = [table for table in tables if table.key]
@@ -419,11 +419,11 @@ class PostgresSource:
                 self._suspend_all(f"the publication {self._settings.publication} is gone: {error}")
                 raise
             publication = await self._required_publication()
-        if self._resumes and self._given.tables is None:  # An earlier version did not look.
+        if self._resumes and self._published.tables is None:  # An earlier version did not look.
             whole = [table for table in wanted if publication.problem(table) is None]
-            self._given = self._given.after(whole, publication, definitions)
+            self._published = self._published.after(whole, publication, definitions)
         for table in wanted:
-            if publication.has(table) or publication.all_tables or self._given.knows(table):
+            if publication.has(table) or publication.all_tables or self._published.knows(table):
                 continue
             try:
                 await self._catalogue.extend_publication(table)
@@ -435,21 +435,23 @@ class PostgresSource:
                 asyncpg.UndefinedTableError,
             ) as error:
                 unpublished[table.source] = f"it is not in the publication: {error}"
-        given = self._given.oids
-        unkeyed = [table for table in tables if not table.key and table.source in given]
+        published = self._published.oids
+        unkeyed = [table for table in tables if not table.key and table.source in published]
         for table in unkeyed:
             if table.oid in publication.members:
                 unpublished[table.source] += await self._taken_out(table)
             self._suspend_until(table.source, unpublished[table.source], key_remedy(table))
         if unkeyed:
-            self._given = self._given.without(unkeyed)
-        missing = given.keys() - {table.source for table in tables}
-        await self._suspend_eventless({source: given[source] for source in missing}, unpublished)
+            self._published = self._published.without(unkeyed)
+        missing = published.keys() - {table.source for table in tables}
+        await self._suspend_eventless(
+            {source: published[source] for source in missing}, unpublished
+        )
         await self._suspend_gone(tables)
         publication = await self._required_publication()
         await self._look(wanted, publication, definitions, unpublished)
         if self._stream is not None:
-            self._stream.meet(self._given.oids)
+            self._stream.meet(self._published.oids)
         name = self._settings.name
         for source, reason in unpublished.items():
             if source not in before:
@@ -478,23 +480,23 @@ class PostgresSource:
             why, cure = found[source]
             unpublished[source] = f"{why}; {cure}"
             self._suspend_until(source, why, cure)
-            self._given = self._given.lost([source])
+            self._published = self._published.lost([source])
 
     async def _suspend_gone(self, tables: Iterable[PostgresTable]) -> None:
         """Suspend tables that no longer exist under their names."""
-        known = self._given.oids.keys() | self._suspended.suspensions.keys()
+        known = self._published.oids.keys() | self._suspended.suspensions.keys()
         for source in known - {table.source for table in tables}:
-            is_suspended, given = source in self._suspended.suspensions, self._given
-            is_known = given.is_gone(source) if is_suspended else given.is_forgotten(source)
+            is_suspended, published = source in self._suspended.suspensions, self._published
+            is_known = published.is_gone(source) if is_suspended else published.is_forgotten(source)
             if is_known or not matches(source, self._globs):
                 continue
             if await self._is_gone(source):
-                self._given = self._given.gone(source)
+                self._published = self._published.gone(source)
                 self._suspended.wait_for(source, "")
                 self._suspend(source, DefinitionGap(_GONE, rows_remain=False))
 
     async def _is_gone(self, source: str) -> bool:
-        oid, known = await self._catalogue.oid_named(source), self._given.oids.get(source)
+        oid, known = await self._catalogue.oid_named(source), self._published.oids.get(source)
         if oid is None:
             return True
         # Another table has its name, which cannot be captured.
@@ -504,16 +506,16 @@ class PostgresSource:
         """Suspend tables that took the names of dropped ones: each has to be read."""
         for table in tables:
             name = table.source
-            if self._given.is_gone(name) or self._given.is_forgotten(name):
-                self._given = self._given.lost([name])
+            if self._published.is_gone(name) or self._published.is_forgotten(name):
+                self._published = self._published.lost([name])
                 self._suspend(name, DefinitionGap(_RETURNED, rows_remain=False))
 
     def _suspend_all(self, why: str) -> None:
         """Suspend all tables: none has events until a look finds the publication whole."""
         cure = create_publication_sql(self._settings.publication, [])
         gone = {
-            source: f"{why}; {cure}" for source in self._given.oids
-            if not (self._given.is_gone(source) or self._given.is_forgotten(source))
+            source: f"{why}; {cure}" for source in self._published.oids
+            if not (self._published.is_gone(source) or self._published.is_forgotten(source))
         }  # fmt: skip
         for source in gone.keys() - self._unpublished.keys():
             self._suspend(source, DefinitionGap(why, rows_remain=False, waits_for=cure))
@@ -527,13 +529,13 @@ class PostgresSource:
 
     async def _redefined(self, table: PostgresTable) -> DefinitionGap | None:
         """How a table's rows may have changed with its definition since the last look."""
-        if table.source not in (self._given.tables or {}):
+        if table.source not in (self._published.tables or {}):
             return None
         definition = (await self._catalogue.definitions([table])).get(table.oid)
-        change = self._given.change(table, definition)
+        change = self._published.change(table, definition)
         if change is None or definition is None:
             return None
-        self._given = self._given.redefined(table, definition)
+        self._published = self._published.redefined(table, definition)
         self._met.add(table.source)
         return change
 
@@ -561,21 +563,21 @@ class PostgresSource:
             # The stream may have read a later definition meanwhile.
             definition = None if table.source in self._met else definitions.get(table.oid)
             moved = await self._moved.other_rows(
-                table, self._given, publication, definition, self._stream
+                table, self._published, publication, definition, self._stream
             )
             if moved is None:
                 continue  # A later look examines it.
             whole.append(table)
-            gap = None if is_new else self._given.gap(table, publication, definition, moved)
-            known = (self._given.tables or {}).get(table.source)
+            gap = None if is_new else self._published.gap(table, publication, definition, moved)
+            known = (self._published.tables or {}).get(table.source)
             if gap and (known is not None or not await self._is_empty(table)):
                 self._suspend(table.source, gap)
         later = {table.oid for table in whole if table.source in self._met}
         found = {oid: found for oid, found in definitions.items() if oid not in later}
         self._moved.seen(whole, found)
-        after = self._given.after(whole, publication, found)
-        if after != self._given:
-            self._given = after
+        after = self._published.after(whole, publication, found)
+        if after != self._published:
+            self._published = after
 
     async def _is_empty(self, table: PostgresTable) -> bool:
         try:

@@ -10,7 +10,7 @@ from databus.relay.sources.postgres.stream.postgres_lineage import (
     PostgresResumeState,
     decode_resume_state,
 )
-from databus.relay.sources.postgres.tables.publications import Given, GivenTables
+from databus.relay.sources.postgres.tables.publications import PublishedTable, PublishedTables
 from databus.relay.sources.postgres.tables.table_definitions import (
     Definition,
     DefinitionGap,
@@ -97,14 +97,16 @@ def test_rows_under_another_key_are_not_kept() -> None:
     assert not found.rows_remain
 
 
-def test_the_memo_keeps_definitions_and_one_of_an_earlier_version_has_none() -> None:
-    given = Given(9, "1.2/3.4", {10: 11}, definition(column(), filled='["v"]', types="{}"))
-    resume_state = PostgresResumeState(1, given=GivenTables({"public.t": given}))
+def test_the_resume_state_has_definitions_and_one_of_an_earlier_version_has_none() -> None:
+    published = PublishedTable(
+        9, "1.2/3.4", {10: 11}, definition(column(), filled='["v"]', types="{}")
+    )
+    resume_state = PostgresResumeState(1, published=PublishedTables({"public.t": published}))
     assert decode_resume_state(resume_state.encode()) == resume_state
     document = json.loads(resume_state.encode())
     document["given"]["public.t"] = document["given"]["public.t"][:3]
-    (earlier,) = (decode_resume_state(json.dumps(document)).given.tables or {}).values()
-    assert earlier == Given(9, "1.2/3.4", {10: 11})
+    (earlier,) = (decode_resume_state(json.dumps(document)).published.tables or {}).values()
+    assert earlier == PublishedTable(9, "1.2/3.4", {10: 11})
 
 
 def test_the_memo_of_an_earlier_version_does_not_tell_whether_a_table_was_renamed() -> None:
@@ -118,9 +120,11 @@ def test_the_memo_of_an_earlier_version_does_not_tell_whether_a_table_was_rename
 
 def test_a_definition_that_the_stream_meets_leaves_the_name_to_the_next_look() -> None:
     table = SimpleNamespace(source="public.t", oid=9)
-    given = GivenTables({"public.t": Given(9, "1.2/", {}, definition(column(), naming="800"))})
+    published = PublishedTables(
+        {"public.t": PublishedTable(9, "1.2/", {}, definition(column(), naming="800"))}
+    )
     later = definition(column(TEXT), naming="801")
-    known = (given.redefined(table, later).tables or {})["public.t"].definition  # type: ignore[arg-type]  # what it reads of a table
+    known = (published.redefined(table, later).tables or {})["public.t"].definition  # type: ignore[arg-type]  # what it reads of a table
     assert known is not None and known.columns == later.columns
     assert known.is_renamed(later)
 

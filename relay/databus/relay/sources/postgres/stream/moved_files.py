@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from databus.relay.sources.postgres.stream.slot_stream import SlotStream
 from databus.relay.sources.postgres.tables.postgres_catalogue import Catalogue
 from databus.relay.sources.postgres.tables.postgres_tables import PostgresTable
-from databus.relay.sources.postgres.tables.publications import GivenTables, Publication
+from databus.relay.sources.postgres.tables.publications import Publication, PublishedTables
 from databus.relay.sources.postgres.tables.table_definitions import Definition
 
 
@@ -37,22 +37,22 @@ class MovedFiles:
     async def other_rows(
         self,
         table: PostgresTable,
-        given: GivenTables,
+        published: PublishedTables,
         publication: Publication,
         definition: Definition | None,
         stream: SlotStream | None,
     ) -> Collection[int] | None:
         """The files that may hold other rows than the events gave, by the oids of the table or its
         partitions.  None: the stream has yet to come to where it shows."""
-        known = (given.tables or {}).get(table.source)
+        known = (published.tables or {}).get(table.source)
         stored = known.definition.horizon if known and known.definition else 0
         horizon = max(stored, self._horizons.get(table.oid, 0))
         moved = {
             oid: version
-            for oid, version in given.moved(table, publication, definition).items()
+            for oid, version in published.moved(table, publication, definition).items()
             if not (horizon and await self._catalogue.has_rows_before(oid, horizon))
         }
-        if not moved or given.gap(table, publication, definition) is not None:
+        if not moved or published.gap(table, publication, definition) is not None:
             return moved
         by = stream.truncated_by(table.oid) if stream is not None else None
         if by is not None and set(moved.values()) == {str(by)}:

@@ -22,7 +22,7 @@ from databus.relay.sources.postgres.protocol.replication_connection import (
 )
 from databus.relay.sources.postgres.tables.postgres_catalogue import Catalogue
 from databus.relay.sources.postgres.tables.postgres_tables import quote
-from databus.relay.sources.postgres.tables.publications import GivenTables, given_of
+from databus.relay.sources.postgres.tables.publications import PublishedTables, decode_published
 from databus.relay.sources.suspended_tables import TableSuspension
 
 LARGEST_GAP_BYTES = 1 << 30
@@ -60,14 +60,14 @@ class PostgresResumeState:
 
     ``timeline`` is the one that the stream was read on, ``stopped`` are the tables that are passed
     over, and ``announced`` are the schemas that consumers were told of last, as
-    ``AnnouncedSchemas`` encodes them.  ``given`` is what the publication was when the tables in
+    ``AnnouncedSchemas`` encodes them.  ``published`` is what the publication was when the tables in
     ``stopped`` were found to be all that it does not give whole.
     """
 
     timeline: int
     suspended: Mapping[str, TableSuspension] = field(default_factory=dict)
     announced: str = ""
-    given: GivenTables = field(default_factory=GivenTables)
+    published: PublishedTables = field(default_factory=PublishedTables)
 
     def encode(self) -> str:
         """As JSON."""
@@ -78,7 +78,7 @@ class PostgresResumeState:
                 "timeline": self.timeline,
                 "stopped": {name: [stop.since_scn, stop.why] for name, stop in suspended},
                 "announced": self.announced,
-                "given": self.given.to_json(),
+                "given": self.published.to_json(),
             }
         )
 
@@ -98,7 +98,7 @@ def decode_resume_state(text: str) -> PostgresResumeState:
                 for name, (since_scn, why) in document.get("stopped", {}).items()
             },
             AnnouncedSchemas(document.get("announced", "")).encode(),
-            given_of(document.get("given")),
+            decode_published(document.get("given")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{text[:200]!r} is no resume state of a slot: {error}") from error

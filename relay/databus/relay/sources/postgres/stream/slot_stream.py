@@ -41,7 +41,7 @@ from databus.relay.sources.postgres.tables.postgres_catalogue import (
     start_replication_command,
 )
 from databus.relay.sources.postgres.tables.postgres_tables import PostgresTable
-from databus.relay.sources.postgres.tables.publications import GivenTables
+from databus.relay.sources.postgres.tables.publications import PublishedTables
 from databus.relay.sources.postgres.tables.table_definitions import DefinitionGap
 from databus.relay.sources.suspended_tables import SuspendedTables
 
@@ -97,7 +97,7 @@ class SlotStream:
         resume_state: PostgresResumeState,
         suspended: SuspendedTables,
         *,
-        given: Callable[[], GivenTables],
+        published: Callable[[], PublishedTables],
         redefined: Callable[[PostgresTable], Awaitable[DefinitionGap | None]],
     ) -> None:
         self._settings = settings
@@ -106,12 +106,12 @@ class SlotStream:
         self._discover = discover
         self._connection = ReplicationConnection(settings, replication=True)
         self._resume_state = resume_state
-        self._suspended, self._given = suspended, given
+        self._suspended, self._published = suspended, published
         self._redefined = redefined
         self._windows = self._assembler(0)
         self._received_lsn = 0
         self._acked_lsn = 0
-        self._with_leaves = (0, 0, GivenTables())
+        self._with_leaves = (0, 0, PublishedTables())
         self._tasks: list[asyncio.Task[None]] = []
         self.look_error = ""
 
@@ -176,40 +176,40 @@ class SlotStream:
             asyncio.create_task(self._keep_discovering()),
         ]
         clock = asyncio.get_running_loop().time
-        told, told_at = after_scn, clock()
+        reported, reported_at_s = after_scn, clock()
         try:
             while True:
                 for task in self._tasks:
                     if task.done():
                         task.result()  # An unexpected error ends the stream.
-                waiting = self._windows.resolved > told
+                waiting = self._windows.resolved > reported
                 block = await self._connection.receive(
                     _RESOLVED_S if waiting else _QUIET_S, is_behind=self._is_behind()
                 )
                 if block is not None:
                     async for batch in self._read(block):
-                        told, told_at = batch.resolved, clock()
+                        reported, reported_at_s = batch.resolved, clock()
                         yield batch
                     self._connection.consumed(block)
                 elif self._connection.silent_s >= _SILENCE_S:
                     await self._require_sender()
                 self._windows.settle()
-                quiet_s = clock() - told_at
-                due = quiet_s >= (_RESOLVED_S if self._windows.resolved > told else _QUIET_S)
+                quiet_s = clock() - reported_at_s
+                due = quiet_s >= (_RESOLVED_S if self._windows.resolved > reported else _QUIET_S)
                 batch = self._batch()
                 if batch.data or batch.schemas or batch.persist_first or due:
-                    told, told_at = batch.resolved, clock()
+                    reported, reported_at_s = batch.resolved, clock()
                     yield batch
         except PostgresError as error:
             raise self._mapped(error) from error
 
-    def _given_with_leaves(self) -> GivenTables:
+    def _published_with_leaves(self) -> PublishedTables:
         """The known publication, with partitions that no look has found yet."""
-        given, leaves = self._given(), self._windows.leaves
+        published, leaves = self._published(), self._windows.leaves
         if not leaves:
-            return given
-        if self._with_leaves[:2] != (id(given), len(leaves)):
-            self._with_leaves = (id(given), len(leaves), given.with_partitions(leaves))
+            return published
+        if self._with_leaves[:2] != (id(published), len(leaves)):
+            self._with_leaves = (id(published), len(leaves), published.with_partitions(leaves))
         return self._with_leaves[2]
 
     def _is_behind(self) -> bool:
@@ -242,7 +242,7 @@ class SlotStream:
             self._globs, self._settings.special_values, after_scn, keys=self._settings.keys,
             suspended=self._suspended, announced=AnnouncedSchemas(self._resume_state.announced),
             encoding=self._connection.encoding,
-            names=TableNames(self._given().oids),
+            names=TableNames(self._published().oids),
         )  # fmt: skip
 
     def _batch(self) -> Batch:
@@ -250,19 +250,19 @@ class SlotStream:
         windows, persist_first = self._windows, self._windows.suspensions_changed
         announced = windows.announced.encode()
         # What a look at the publication has found is known when its tables have stopped.
-        given = (
-            self._resume_state.given
+        published = (
+            self._resume_state.published
             if windows.has_pending_suspensions
-            else self._given_with_leaves()
+            else self._published_with_leaves()
         )
         if (
             persist_first
             or announced != self._resume_state.announced
-            or given is not self._resume_state.given
+            or published is not self._resume_state.published
         ):
             suspensions = dict(windows.suspended.suspensions)
             self._resume_state = replace(
-                self._resume_state, suspended=suspensions, announced=announced, given=given
+                self._resume_state, suspended=suspensions, announced=announced, published=published
             )
         windows.suspensions_changed = False
         data, schemas = windows.take()
@@ -348,7 +348,7 @@ class SlotStream:
         slot = await self._catalogue.slot()
         name = self._settings.slot
         if slot is None:
-            await self._make_slot_anew(after_scn)
+            await self._recreate_slot(after_scn)
             return
         if slot.wal_status == "lost" or slot.restart_lsn is None or slot.confirmed_lsn is None:
             raise SourcePositionLost(
@@ -357,7 +357,7 @@ class SlotStream:
             )
         await self._bridge(slot.confirmed_lsn, after_scn)
 
-    async def _make_slot_anew(self, after_scn: int) -> None:
+    async def _recreate_slot(self, after_scn: int) -> None:
         """Where the slot is gone: go on with a new one if nothing was committed meanwhile.
 
         So it is after a standby was promoted before anybody wrote to it: servers before

@@ -24,7 +24,7 @@ class TableNames:
     """
 
     def __init__(self, known: Mapping[str, int] | None = None) -> None:
-        self._is_given = known is not None
+        self._is_known = known is not None
         self._oids: dict[str, int] = {}
         self._sources: dict[int, set[str]] = {}
         self._described: dict[int, str] = {}
@@ -77,7 +77,7 @@ class TableNames:
 
     def is_meant(self, source: str, oid: int) -> bool:
         """Whether changes of this table are those of the source."""
-        return self._oids.get(source, None if self._is_given else oid) == oid
+        return self._oids.get(source, None if self._is_known else oid) == oid
 
     def strays(self, oid: int) -> dict[str, str]:
         """The sources that lack the next change of this table, and why."""
@@ -87,6 +87,6 @@ class TableNames:
             for source in self._sources.get(oid, ())
             if name not in (None, source)
         }
-        if self._is_given and name is not None and name not in self._oids:
+        if self._is_known and name is not None and name not in self._oids:
             found[name] = "rows were written to it before the relay had found it in the catalogue"
         return found

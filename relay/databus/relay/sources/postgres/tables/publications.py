@@ -123,12 +123,12 @@ class Publication:
 
     def has(self, table: PostgresTable) -> bool:
         """Whether changes of the table, or some of them, are published under its own name."""
-        return self._gives_all(table) or table.oid in self.members
+        return self._publishes_all(table) or table.oid in self.members
 
-    def _gives_all(self, table: PostgresTable) -> bool:
+    def _publishes_all(self, table: PostgresTable) -> bool:
         return self.all_tables or table.schema_name in self.schemas
 
-    def gives_by_schema(self, table: PostgresTable) -> bool:
+    def publishes_by_schema(self, table: PostgresTable) -> bool:
         """Whether changes are published because the publication has the table's schema."""
         return not self.all_tables and table.oid not in self.members
 
@@ -158,12 +158,12 @@ class Publication:
                 f"{publication} gives its partitions' changes under their own names",
                 f"{alter} SET (publish_via_partition_root = true)",
             )
-        if self._gives_all(table):
+        if self._publishes_all(table):
             return None
-        given = self.members.get(table.oid)
-        if given is None:
+        published = self.members.get(table.oid)
+        if published is None:
             return Problem(f"{publication} lacks it", f"{alter} ADD TABLE {table.only}", True)
-        row_filter, columns = given.row_filter, given.columns
+        row_filter, columns = published.row_filter, published.columns
         again = f"{alter} DROP TABLE {table.only}; {alter} ADD TABLE {table.only}"
         if row_filter:
             return Problem(f"{publication} gives only its rows WHERE {row_filter}", again)
@@ -209,7 +209,7 @@ def _member(row: Any) -> Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class PublishedTable:
     """A table that was published completely at the last check: its oid, the version, the files of
     its partitions, and its definition (None: it was not read)."""
 
@@ -225,10 +225,10 @@ NO_OID = 0
 
 
 @dataclass(frozen=True, slots=True)
-class GivenTables:
+class PublishedTables:
     """The publication at the last check, by source; None: not known yet."""
 
-    tables: Mapping[str, Given] | None = None
+    tables: Mapping[str, PublishedTable] | None = None
 
     def knows(self, table: PostgresTable) -> bool:
         """Whether the same table was published before."""
@@ -243,9 +243,11 @@ class GivenTables:
         """Whether the table of this name was dropped, and its copies were emptied."""
         return self._version(source) == FORGOTTEN
 
-    def gone(self, source: str, version: str = GONE) -> GivenTables:
+    def gone(self, source: str, version: str = GONE) -> PublishedTables:
         """The same without the dropped table of this name: the next one is another table."""
-        return replace(self, tables={**(self.tables or {}), source: Given(NO_OID, version)})
+        return replace(
+            self, tables={**(self.tables or {}), source: PublishedTable(NO_OID, version)}
+        )
 
     def _version(self, source: str) -> str | None:
         known = (self.tables or {}).get(source)
@@ -254,7 +256,7 @@ class GivenTables:
     @property
     def oids(self) -> dict[str, int]:
         """The oid of each source."""
-        return {source: given.oid for source, given in (self.tables or {}).items()}
+        return {source: published.oid for source, published in (self.tables or {}).items()}
 
     def moved(
         self, table: PostgresTable, publication: Publication, definition: Definition | None
@@ -292,7 +294,7 @@ class GivenTables:
             why = "it was dropped and created again: rows that went with it have no events"
         elif known.version != publication.version_of(table):
             why = f"the publication {name} was altered, and changes may not have been published"
-        elif publication.gives_by_schema(table) and _is_renamed(known.definition, definition):
+        elif publication.publishes_by_schema(table) and _is_renamed(known.definition, definition):
             why = (
                 f"it may have been in another schema, whose changes the publication {name} does "
                 "not give"
@@ -322,10 +324,10 @@ class GivenTables:
         whole: Iterable[PostgresTable],
         publication: Publication,
         definitions: Mapping[int, Definition] = MappingProxyType({}),
-    ) -> GivenTables:
+    ) -> PublishedTables:
         """The same, with the present publication of these tables, and their definitions by oid."""
         now = {
-            t.source: Given(
+            t.source: PublishedTable(
                 t.oid,
                 publication.version_of(t),
                 publication.files_of(t),
@@ -339,7 +341,7 @@ class GivenTables:
         known = (self.tables or {}).get(table.source)
         return known.definition if known is not None and known.oid == table.oid else None
 
-    def redefined(self, table: PostgresTable, definition: Definition) -> GivenTables:
+    def redefined(self, table: PostgresTable, definition: Definition) -> PublishedTables:
         """The same, with another definition of this table and its files."""
         known = (self.tables or {})[table.source]
         files = {oid: definition.files.get(oid, file) for oid, file in known.files.items()}
@@ -349,10 +351,10 @@ class GivenTables:
                 definition, naming=before.naming, toast=before.toast, horizon=before.horizon,
                 files=definition.files if definition.is_partitioned else before.files,
             )  # fmt: skip
-        given = replace(known, files=files, definition=definition)
-        return replace(self, tables={**(self.tables or {}), table.source: given})
+        published = replace(known, files=files, definition=definition)
+        return replace(self, tables={**(self.tables or {}), table.source: published})
 
-    def with_partitions(self, leaves: Mapping[int, int]) -> GivenTables:
+    def with_partitions(self, leaves: Mapping[int, int]) -> PublishedTables:
         """The same, with partitions into which rows of a root were written, and the oids of the
         roots.  A partition that is missing at the next check was removed with its rows."""
         parts: dict[int, dict[int, int]] = {}
@@ -365,16 +367,18 @@ class GivenTables:
         }
         return replace(self, tables={**(self.tables or {}), **now}) if now else self
 
-    def lost(self, sources: Iterable[str]) -> GivenTables:
+    def lost(self, sources: Iterable[str]) -> PublishedTables:
         """The same, as if the publication had been altered for these tables."""
         known = self.tables or {}
         gone = {source: replace(known[source], version="") for source in sources}
         return replace(self, tables={**known, **gone})
 
-    def without(self, tables: Iterable[PostgresTable]) -> GivenTables:
+    def without(self, tables: Iterable[PostgresTable]) -> PublishedTables:
         """The same, as if these tables had never been published."""
         gone = {table.source for table in tables}
-        left = {name: given for name, given in (self.tables or {}).items() if name not in gone}
+        left = {
+            name: published for name, published in (self.tables or {}).items() if name not in gone
+        }
         return replace(self, tables=left)
 
     def to_json(self) -> Any:
@@ -383,12 +387,12 @@ class GivenTables:
             return None
         return {
             source: [
-                given.oid,
-                given.version,
-                {str(oid): file for oid, file in given.files.items()},
-                given.definition.to_json() if given.definition else None,
+                published.oid,
+                published.version,
+                {str(oid): file for oid, file in published.files.items()},
+                published.definition.to_json() if published.definition else None,
             ]
-            for source, given in self.tables.items()
+            for source, published in self.tables.items()
         }
 
 
@@ -419,15 +423,15 @@ def _moved(known: Mapping[int, int], now: Mapping[int, Partition], moved: Collec
     return ""
 
 
-def given_of(document: Any) -> GivenTables:
+def decode_published(document: Any) -> PublishedTables:
     """Read the result of ``to_json``.
 
     Raises:
         ValueError, TypeError, AttributeError: it is something else.
     """
     if document is None:
-        return GivenTables()
-    return GivenTables(
+        return PublishedTables()
+    return PublishedTables(
         {
             str(source): _stored(*stored)  # Earlier versions stored no definition.
             for source, stored in document.items()
@@ -435,8 +439,8 @@ def given_of(document: Any) -> GivenTables:
     )
 
 
-def _stored(oid: Any, version: Any, files: Any, definition: Any = None) -> Given:
-    return Given(
+def _stored(oid: Any, version: Any, files: Any, definition: Any = None) -> PublishedTable:
+    return PublishedTable(
         int(oid),
         str(version),
         {int(part): int(file) for part, file in files.items()},
