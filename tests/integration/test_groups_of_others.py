@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ from typing import Any
 import pytest
 
 from databus.common.config import DatabaseConfig
+from databus.common.frame.frame_format import Op
+from databus.common.schema.source_schema import SourceSchema
 from databus.relay.processes.fetcher import Fetcher
+from databus.relay.ring.schema_registry import RegistryReader
 from databus.relay.sources.mysql.gtid.mysql_lineage import decode_resume_state
 from tests.integration.test_stopped_tables import dump, rows_of, session
 from tests.support.capture import (
@@ -24,6 +28,7 @@ from tests.support.fixtures import FreshDatabase
 from tests.support.gtids import make_tables, run_elsewhere
 from tests.support.mysql_server import MySQLServer
 from tests.support.own_servers import mariadb, mysql  # noqa: F401  fixtures
+from tests.support.relay_process import ring_frames
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -241,3 +246,46 @@ async def test_purged_groups_of_another_server_suspend_every_captured_table(
     async with capturing(shop.config, tmp_path) as fetcher:
         await eventually(lambda: len(suspended(fetcher)) == 2, 60, "suspended")
         assert f"purged GTIDs {server}:2-2" in suspended(fetcher)[shop.table]
+
+
+def definition(folder: Path, source: str) -> list[str]:
+    """The columns for a reader that registers now and reads the ring from its oldest frame."""
+    reader = RegistryReader(folder / "schemas.jsonl")
+    reader.refresh()
+    for view in ring_frames(folder):
+        if view.op == Op.SCHEMA_CHANGE:
+            schema = SourceSchema.from_json(json.loads(bytes(view.after or b"")))
+            reader.schemas.announce(schema)
+    found = reader.schemas.latest(source)
+    assert found is not None
+    return [column.name for column in found.columns]
+
+
+@pytest.mark.parametrize("first", ["a row", "a dump"])
+async def test_a_definition_that_another_lineage_made_reaches_readers_of_older_frames(
+    database: FreshDatabase, tmp_path: Path, first: str
+) -> None:
+    shop = Shop(database, tmp_path)
+
+    async def execute(statement: str) -> None:
+        await asyncio.to_thread(database.execute, statement)
+        await shop.passed()
+
+    async def comes(columns: list[str]) -> None:
+        async def is_there() -> bool:
+            return definition(shop.folder, shop.table) == columns
+
+        await eventually(is_there, 60, f"the definition {columns}")
+
+    async with capturing(shop.config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        await execute("ALTER TABLE t ADD COLUMN w INT")
+        await asyncio.to_thread(run_elsewhere, database, "ALTER TABLE t ADD COLUMN x INT")
+        await shop.passed()
+        if first == "a row":
+            await execute("INSERT INTO t (id, x) VALUES (2, 5)")
+        else:
+            await dump(shop.folder, shop.table)
+        await comes(["id", "v", "p", "w", "x"])
+        await execute("ALTER TABLE t DROP COLUMN x")
+        await comes(["id", "v", "p", "w"])

@@ -107,6 +107,25 @@ def warned_of(fetcher: Fetcher, source: str, what: str = "is suspended") -> str:
     return next((text for text in told if text.startswith(f"{source} {what}")), "")
 
 
+async def test_a_suspended_table_that_cannot_be_read_any_more_is_named_with_that_reason(
+    database: FreshDatabase, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    source = f"{database.name}.t"
+    config = database_config("shop", database.url, f"{database.name}.*")
+    config = config.model_copy(update={"resync": "auto"})
+    async with capturing(config, tmp_path) as fetcher:
+        await streaming(fetcher)
+        hidden = HIDING[1][0], "INSERT INTO t VALUES (1, 1)"
+        session(database, *hidden, "ALTER TABLE t DROP PRIMARY KEY", "INSERT INTO t VALUES (2, 2)")
+
+        async def is_named() -> bool:
+            reasons = {one["source"]: one["reason"] for one in fetcher.tables.document()}
+            return "failed: " in reasons.get(source, "") and "has no primary key" in reasons[source]
+
+        await eventually(is_named, 60, "the reason")
+
+
 @pytest.mark.parametrize(("setting", "named"), HIDING)
 async def test_a_table_whose_changes_were_hidden_stops_alone_and_a_dump_takes_it_up_again(
     database: FreshDatabase, tmp_path: Path, setting: str, named: str

@@ -441,6 +441,10 @@ class SchemaSet:
         """The current version of a source, or None."""
         return self._current.get(source)
 
+    def has_several(self, source: str) -> bool:
+        """Whether a source has more than one version."""
+        return len(self._versions.get(source, ())) > 1
+
     def version(self, schema: SourceSchema) -> int:
         """The number of a version within its source, from 1 on."""
         return self._versions[schema.source].index(schema) + 1

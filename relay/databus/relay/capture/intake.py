@@ -1,11 +1,12 @@
 """Appends the source's batches to the ring: what is new, where windows end, where to resume.
 
-Synchronous and without a clock: the fetcher around it waits, reconnects and syncs.
+Synchronous: the fetcher around it waits, reconnects and syncs.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncGenerator, Iterator
 from typing import Protocol
 
@@ -15,7 +16,9 @@ from databus.common.checkpoint import Position
 from databus.common.errors import FormatError, SourcePositionLost
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Flag, FrameColumns, FrameView, Op
-from databus.common.frame.window_builder import end_of_window
+from databus.common.frame.window_builder import WindowBuilder, end_of_window
+from databus.common.schema.source_schema import SourceSchema
+from databus.relay.capture.announced_definitions import AnnouncedDefinitions
 from databus.relay.ring.data_folder import DatabaseFolder, keep_document, read_document
 from databus.relay.ring.ring import Ring, RingWriter
 from databus.relay.ring.schema_registry import Registry
@@ -63,6 +66,7 @@ class Intake:
     def __init__(self, ring: RingWriter, registry: Registry) -> None:
         self.ring = ring
         self.registry = registry
+        self.definitions = AnnouncedDefinitions(registry)
         self.observer: StreamObserver | None = None
         self.window_count = 0
         self._last_is_row_of_dump = False
@@ -198,7 +202,7 @@ class Intake:
     def take(self, batch: Batch) -> bool:
         """Append what is new in ``batch``; True if readers can see more than before."""
         tail = self.ring.state.tail
-        self.registry.follow(batch.schemas)
+        self.definitions.follow(batch.schemas)
         if batch.data:
             self._append(memoryview(batch.data))
         if self._torn is not None and batch.resolved >= self._torn.scn:
@@ -276,11 +280,7 @@ class Intake:
             self._torn = None
 
     def _put(self, columns: FrameColumns, data: memoryview) -> None:
-        changes = np.flatnonzero(columns.op == Op.SCHEMA_CHANGE)
-        if len(changes):
-            known = self.registry.schemas
-            prints = columns.schema_fp[changes].tolist()
-            self.registry.announce(known.by_fingerprint(one) for one in prints if one in known)
+        self.definitions.observe(columns)
         self.ring.append(data, self.complete)
         self._last_is_row_of_dump = int(columns.op[-1]) == Op.READ
 
@@ -295,6 +295,35 @@ class Intake:
         end = end_of_window(self.resolved, 0, commit_us, 0)
         self.complete = self.ring.append(end, self.complete)
         return True
+
+    def announce_due(self) -> bool:
+        """Announce the definitions that rows have and that no frame has announced."""
+        due = [] if self.in_window else self.definitions.take_due()
+        for schema in due:
+            self._announce(schema)
+        return bool(due)
+
+    def come_to(self, schema: SourceSchema, announced: int | None) -> None:
+        """Rows that were read come next.  ``announced`` is ``definitions.of`` their table before
+        they were read: if it is another one now, the stream has passed their definition."""
+        if announced != self.definitions.of(schema.source):
+            self.registry.add((schema,))
+            return
+        self.registry.follow((schema,))
+        if announced != schema.fingerprint and self.registry.schemas.has_several(schema.source):
+            self._announce(schema)
+
+    def _announce(self, schema: SourceSchema) -> None:
+        commit_us = self.ring.state.max_commit_us or time.time_ns() // 1000
+        window = WindowBuilder(self.complete.scn, commit_us, self.complete.seq + 1)
+        window.control(
+            Op.SCHEMA_CHANGE,
+            source=schema.source_id,
+            schema_fp=schema.fingerprint,
+            after=json.dumps(schema.to_json(), separators=(",", ":")).encode(),
+        )
+        self.append_dump_window(window.end(dump=True))
+        self.definitions.announce(schema)
 
     def append_dump_window(self, window: bytes) -> Position:
         """Append a whole window that begins after ``complete``; returns its end."""

@@ -31,7 +31,7 @@ from databus.relay.dumps.dump_records import (
     TableProgress,
 )
 from databus.relay.dumps.table_dump import DumpHost, Emission, TableDump
-from databus.relay.sources.contract import Source, WatermarkingSource
+from databus.relay.sources.contract import ChunkRequest, Source, WatermarkingSource
 
 _T = TypeVar("_T")
 
@@ -179,10 +179,7 @@ class DumpRunner:
             names.remove(dump.watermark_table)
         wanted = [name for name in names if matches(name, dump.sources)]
         if not wanted:
-            raise UnknownSource(
-                f"no source matches {dump.sources}; there are {', '.join(sorted(names))}; the "
-                f"status names tables that cannot be captured"
-            )
+            raise UnknownSource(await self._why_none(dump, source, names))
         if dump.keys is not None:
             if len(wanted) != 1:
                 raise DumpFailed(f"keys are of one table, but {dump.sources} match {wanted}")
@@ -210,6 +207,22 @@ class DumpRunner:
                 )
             )
         return tables
+
+    async def _why_none(self, dump: Dump, source: Source, names: list[str]) -> str:
+        """Why nothing can be dumped: for suspended tables, the source's reason."""
+        found = []
+        for record in self._host.tables.book:
+            if matches(record.source, dump.sources):
+                try:
+                    await source.read_chunk(ChunkRequest(record.source, 1, is_probe=True))
+                except DatabusError as error:
+                    if error.retry:
+                        raise
+                    found.append(error.message)
+        return "; ".join(found) or (
+            f"no source matches {dump.sources}; there are {', '.join(sorted(names))}; the status "
+            "names tables that cannot be captured"
+        )
 
     def settle(self, emitted: tuple[Emission, ...]) -> bool:
         """Record the progress of emissions that are on disk; True if that changed a dump."""

@@ -134,6 +134,7 @@ class _InFlightChunk:
     row_count: int = 0
     key_count: int = 0
     is_sent: bool = False
+    announced: int | None = None
 
     @property
     def next_after(self) -> list[Any] | None:
@@ -313,6 +314,7 @@ class TableDump:
         self._observe_from(intake)
         in_flight.waiting = self._window.begin()
         in_flight.chunk, in_flight.row_count = None, 0
+        in_flight.announced = intake.definitions.of(self._table.source)
         in_flight.task = asyncio.ensure_future(self._read(in_flight, source))
         in_flight.task.add_done_callback(lambda _: self._changed.set())
 
@@ -466,7 +468,7 @@ class TableDump:
         )
 
     def _append(self, head: _InFlightChunk, chunk: Chunk, ready: Ready, intake: Intake) -> None:
-        intake.registry.follow((chunk.schema,))
+        intake.come_to(chunk.schema, head.announced)
         commit_us = intake.ring.state.max_commit_us or time.time_ns() // 1000
         limit_bytes = min(MAX_SLICE_BYTES, intake.ring.part_bytes // 2)
         window, count = pack_window(

@@ -303,6 +303,8 @@ class Fetcher:
         self._durability.resume_state = batch.resume_state or self._durability.resume_state
         if self._link.is_relaying:
             self.tables.relayed(batch.data)
+        else:
+            took |= intake.announce_due()
         took |= self.tables.took(intake, batch)
         if took:
             self._wakeup.wake()

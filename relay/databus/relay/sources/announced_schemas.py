@@ -18,6 +18,7 @@ class AnnouncedSchemas:
 
     Invariants:
         I1. ``assume`` does not override a stored fingerprint of an earlier stream.
+        I2. A fingerprint in doubt is stored with a minus sign.
 
     Owner: the stream's decoder.
     """
@@ -43,7 +44,7 @@ class AnnouncedSchemas:
     def schema(self, source: str) -> SourceSchema | None:
         """The definition that was announced last; None if only its fingerprint is known."""
         found = self._schemas.get(source)
-        known = found is not None and found.fingerprint == self._announced.get(source)
+        known = found is not None and found.fingerprint == self.get(source)
         return found if known else None
 
     def schemas(self) -> dict[str, SourceSchema]:
@@ -57,7 +58,19 @@ class AnnouncedSchemas:
 
     def get(self, source: str) -> int | None:
         """The fingerprint that was announced last."""
-        return self._announced.get(source)
+        found = self._announced.get(source)
+        return found if found is None else abs(found)
+
+    def is_current(self, schema: SourceSchema) -> bool:
+        """Whether a definition was announced last, and no statement may have changed it since."""
+        return self._announced.get(schema.source) == schema.fingerprint
+
+    def doubt(self, source: str) -> None:
+        """A statement may have changed the definition, and no frame can announce it: the next
+        certain one is announced, even if it is the same."""
+        if self._announced.get(source, 0) > 0:
+            self._announced[source] = -self._announced[source]
+            self._encoded = None
 
     def put(self, schema: SourceSchema) -> None:
         """Record a definition as announced."""
@@ -69,8 +82,11 @@ class AnnouncedSchemas:
     def assume(self, schemas: Iterable[SourceSchema]) -> None:
         """Take the present definitions as announced, for tables without a stored one."""
         for schema in schemas:
-            if self._announced.get(schema.source, schema.fingerprint) == schema.fingerprint:
+            announced = self.get(schema.source)
+            if announced is None:
                 self.put(schema)
+            elif announced == schema.fingerprint:
+                self._schemas[schema.source] = schema
 
     def encode(self) -> str:
         """As JSON, to be stored; "" if no schema was announced."""

@@ -421,7 +421,7 @@ class BinlogDecoder(GroupsWithoutScn):
         assert group is not None
         certain = {schema.source: schema for schema in self.known.left_by(statement)}
         for schema in certain.values():
-            if self.announced.get(schema.source) != schema.fingerprint:
+            if not self.announced.is_current(schema):
                 self._use(schema)
                 self.out.append(open_group.schema_change(schema, group))
                 group.seq += 1
@@ -462,7 +462,10 @@ class BinlogDecoder(GroupsWithoutScn):
         return True
 
     def _use(self, schema: SourceSchema) -> None:
-        self._new_schemas.use(schema, self.announced.get(schema.source))
+        previous = self.announced.get(schema.source)
+        if previous is not None and not self.announced.is_current(schema):
+            previous = 0  # The same definition is announced again, too, if it was in doubt.
+        self._new_schemas.use(schema, previous)
         self.announced.put(schema)
 
     def _rows(self, header: binlog_events.Header, body: memoryview) -> None:

@@ -161,6 +161,10 @@ class GroupsWithoutScn(XaGroups):
         ):
             why = f"changes it by {statement}: {change.why}"
             self._suspend(change.source, why, rows_remain=change.rows_remain)
+        if found.defined:
+            altered = (name for name in captured if statement.may_change(*name))
+            for source in changed_tables.sources_of(altered, self.settings):
+                self.announced.doubt(source)
         self._note_unmet(found, captured)
         return True
 
