@@ -56,6 +56,12 @@ async def test_a_table_that_takes_a_name_while_the_right_is_away_is_met_when_it_
 
         await eventually(is_noted, 60, "the name is noted")
 
+        def is_named() -> bool:
+            told = {one["source"]: one for one in fetcher.tables.document()}.get(f"{name}.met")
+            return told is not None and f"GRANT SELECT ON {name}.met" in told["cure"]
+
+        await eventually(is_named, 60, "the status names it")
+
     def equal() -> bool:
         rows: dict[tuple[Any, ...], Any] = {
             (number,): {"id": number, "v": v}

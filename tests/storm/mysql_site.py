@@ -27,6 +27,7 @@ RELAY = "'storm_relay'@'%'"
 """The account of the relays, which has no more rights than docs/managed-servers.md gives."""
 _SYSTEM = {"mysql", "information_schema", "performance_schema", "sys"}
 _DISCARDED = 1814
+_FOLDER_NOT_EMPTY = 1010
 LASTING = (
     "holds the date 0000-00-00",
     "is computed from the AUTO_INCREMENT column",
@@ -132,9 +133,13 @@ class MySqlSite(Site):
             ask(f"XA ROLLBACK X'{id_[:length].hex()}',X'{id_[length:].hex()}',{kind}")
         kept = _SYSTEM | {MARK}
         ask("SET foreign_key_checks = 0")
+        folder = Path(str(ask("SELECT @@datadir")[0][0]))
         for (name,) in ask("SHOW DATABASES"):
             if name not in kept:
-                ask(f"DROP DATABASE `{name}`")
+                self._drop_schema(name, folder / name)
+        for name in (*CAPTURED, OUTSIDE):
+            # MySQL leaves the folder of a schema that has files which it does not know.
+            shutil.rmtree(folder / name, ignore_errors=True)
         for user, host in ask("SELECT user, host FROM mysql.user WHERE user LIKE 'app%'"):
             ask(f"DROP USER '{user}'@'{host}'")
         for variable in (
@@ -147,6 +152,16 @@ class MySqlSite(Site):
         self._make_relay()
         ask(f"CREATE TABLE IF NOT EXISTS {self.mark} (id INT PRIMARY KEY, n BIGINT)")
         ask(f"DELETE FROM {self.mark}")
+
+    def _drop_schema(self, name: str, folder: Path) -> None:
+        try:
+            self._ask(f"DROP DATABASE `{name}`")
+        except pymysql.err.Error as error:
+            if error.args[0] != _FOLDER_NOT_EMPTY:
+                raise
+            for file in folder.iterdir():
+                file.unlink()
+            self._ask(f"DROP DATABASE IF EXISTS `{name}`")
 
     def _make_relay(self) -> None:
         monitor = "BINLOG MONITOR" if self.product == "mariadb" else "REPLICATION CLIENT"

@@ -73,6 +73,7 @@ from databus.relay.sources.mysql.tables.mysql_tables import (
     Catalogue,
     carried_schemas,
     load_catalogue,
+    require_readable,
     visible,
 )
 from databus.relay.sources.suspended_tables import SuspendedTables, TableSuspension
@@ -259,6 +260,7 @@ class MySqlSource:
         decoder.known.unmet = set(resume_state.unmet)
         self._decoder = decoder
         decoder.suspend_unlogged(self._catalogue)
+        decoder.meet({})
         if start.unread:
             decoder.suspend_captured(
                 f"the server has purged GTIDs {start.unread}, of servers that are not followed, "
@@ -434,11 +436,10 @@ class MySqlSource:
         return self._catalogue
 
     async def _meet(self, decoder: BinlogDecoder) -> None:
-        """Suspend tables that took a captured name unseen and that the account can see now."""
-        names = frozenset(decoder.known.unmet)
-        if found := await self._query(lambda c: visible(c, names)):
+        """Suspend tables that took a captured name unseen."""
+        if seen := await self._query(lambda c: visible(c, decoder.known.unmet)):
             await self._fresh_catalogue()
-            decoder.meet(found)
+        decoder.meet(seen)
 
     async def ack(self, scn: int) -> None:
         """Nothing to do: the server purges its binlog by its own rules."""
@@ -478,6 +479,8 @@ class MySqlSource:
         settings = self._table_settings(request.source)
         if request.is_of_whole_table:
             await self._resume_first(request.source)
+        elif request.is_probe:
+            require_readable(await self._fresh_catalogue(), request.source, settings.zero_dates)
         chunk = await self._read(
             lambda c: mysql_chunks.read_chunk(c, settings, self._numbering, request)
         )
@@ -488,9 +491,8 @@ class MySqlSource:
         suspended = self._suspended
         if source not in suspended.suspensions:
             return
-        table = (await self._fresh_catalogue()).get(source)
-        if table is not None:
-            table.source_schema(self._settings.zero_dates)
+        if source in (catalogue := await self._fresh_catalogue()):
+            require_readable(catalogue, source, self._settings.zero_dates)
         await suspended.resumption(source)
         decoder = self._decoder
         assert decoder is not None, "a table resumes with the stream"

@@ -441,7 +441,7 @@ class BinlogDecoder(GroupsWithoutScn):
         mapped = None
         source = join_source(schema, table)
         if source in self.known.unmet:
-            self.meet([source])  # What it had before this row is not known.
+            self.meet({})  # What it had before this row is not known.
         elif self.settings.captures(schema, table) and not self.suspended.leaves_out(
             source, group.scn
         ):

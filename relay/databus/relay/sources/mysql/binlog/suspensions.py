@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from databus.common.schema.source_names import join_source
 from databus.relay.sources.announced_schemas import AnnouncedSchemas
@@ -26,6 +26,7 @@ from databus.relay.sources.suspended_tables import SuspendedTables
 _log = logging.getLogger(__name__)
 
 _UNMET = "it took this name, with rows, while the relay's account could not see it"
+_UNSEEN = "GRANT SELECT ON {} TO the relay's account, if there is such a table"
 
 
 class Suspensions(ABC):
@@ -60,15 +61,22 @@ class Suspensions(ABC):
     def _note_unmet(self, found: Effects, captured: Iterable[TableName]) -> None:
         """Note captured names that tables with rows took while the account cannot see them."""
         unmet = self.known.unmet
-        unmet.difference_update(join_source(*name) for name in found.emptied)
+        for source in unmet.intersection(join_source(*name) for name in found.emptied):
+            unmet.discard(source)
+            self.suspended.wait_for(source, "")
         taken = set(found.replaced).difference(captured)
         unmet.update(changed_tables.sources_of(taken, self.settings))
 
-    def meet(self, sources: Iterable[str]) -> None:
-        """Suspend the tables of noted names that the account can read now."""
-        for source in sources:
-            self.known.unmet.discard(source)
-            self._suspend_table(source, _UNMET)
+    def meet(self, seen: Mapping[str, bool]) -> None:
+        """Suspend the tables of noted names; unseen ones wait for the right.
+
+        ``seen``: the names that it sees, and whether that is a table.
+        """
+        for source in sorted(self.known.unmet):
+            if seen.get(source, True):
+                self._suspend_table(source, _UNMET)
+            self.suspended.wait_for(source, "" if source in seen else _UNSEEN.format(source))
+        self.known.unmet.difference_update(seen)
 
     def suspend_unlogged(self, catalogue: Catalogue) -> None:
         """Suspend the tables whose content is not in the binlog."""

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from databus.common.errors import UnsupportedChange
+from databus.common.errors import UnknownSource, UnsupportedChange
 from databus.common.schema.source_names import join_source, split_source
 from databus.common.schema.source_schema import Column, SourceSchema
 from databus.relay.sources.configured_keys import ConfiguredKeys
@@ -100,17 +100,18 @@ Catalogue = dict[str, MySqlTable]
 """Captured tables by source name."""
 
 
-def visible(connection: MySqlConnection, sources: Collection[str]) -> list[str]:
-    """Those of some tables that exist, and that the account may see."""
+def visible(connection: MySqlConnection, sources: Collection[str]) -> dict[str, bool]:
+    """Those of some names that the account sees, and whether each is a table with rows."""
     names = ", ".join(
         "({}, {})".format(*map(connection.literal, split_source(source))) for source in sources
     )
     found = connection.query(
-        "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES "
-        "WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') "
-        f"AND (TABLE_SCHEMA, TABLE_NAME) IN ({names})"
+        "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') "
+        f"FROM information_schema.TABLES WHERE (TABLE_SCHEMA, TABLE_NAME) IN ({names})"
     )
-    return [join_source(str(schema), str(name)) for schema, name in found]
+    return {
+        join_source(str(schema), str(name)): bool(int(is_table)) for schema, name, is_table in found
+    }
 
 
 def carried_schemas(tables: Iterable[MySqlTable], zero_dates: str) -> list[SourceSchema]:
@@ -120,6 +121,18 @@ def carried_schemas(tables: Iterable[MySqlTable], zero_dates: str) -> list[Sourc
         with contextlib.suppress(UnsupportedChange):
             found.append(table.source_schema(zero_dates))
     return found
+
+
+def require_readable(catalogue: Catalogue, source: str, zero_dates: str) -> None:
+    """Check that there is such a table, and that consumers can have its rows.
+
+    Raises:
+        UnknownSource: the account cannot see it.
+        UnsupportedChange: it has no key, or a type that cannot be carried.
+    """
+    if source not in catalogue:
+        raise UnknownSource(f"there is no table {source}, or the relay's account cannot see it")
+    catalogue[source].source_schema(zero_dates)
 
 
 def load_catalogue(connection: MySqlConnection, settings: MySqlSettings) -> Catalogue:
