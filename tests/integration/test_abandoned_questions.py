@@ -122,7 +122,7 @@ async def test_a_chunk_that_is_given_up_ends_at_the_server(
         await source.close()
 
 
-async def test_a_query_that_nobody_waits_for_ends_at_postgresql(
+async def test_an_abandoned_query_ends_at_postgresql(
     postgres_database: FreshDatabase,
 ) -> None:
     """A connection alone that is closed leaves it running."""

@@ -86,7 +86,7 @@ async def test_the_binlog_is_read_from_the_last_transaction_and_not_from_its_fil
         seen = found
 
 
-async def test_the_least_rights_are_enough_to_look_at_a_place(
+async def test_the_least_rights_are_enough_to_read_a_binlog_position(
     mariadb_database: FreshDatabase, requests: list[BinlogRequest]
 ) -> None:
     database = mariadb_database
@@ -117,7 +117,7 @@ async def test_the_least_rights_are_enough_to_look_at_a_place(
     ],
     ids=lambda change: next(iter(change)) + str(next(iter(change.values()))),
 )
-async def test_a_place_that_the_server_does_not_have_is_not_used(
+async def test_a_location_that_the_server_does_not_have_is_not_used(
     mariadb_database: FreshDatabase, requests: list[BinlogRequest], change: dict[str, Any]
 ) -> None:
     """It is another server, or was restored: then from the beginning of a file, as ever."""

@@ -148,7 +148,7 @@ async def test_a_stream_can_begin_at_every_scn_and_gives_the_same_rest(
         assert bytes(rest.data) == bytes(whole.data[ends.get(scn, 0) :])
 
 
-async def test_a_backlog_tells_each_definition_where_it_begins_and_not_todays(
+async def test_a_backlog_announces_each_definition_where_it_begins_and_not_todays(
     database: FreshDatabase, source: MySqlSource
 ) -> None:
     for table in ("t", "still"):

@@ -120,7 +120,7 @@ async def test_a_child_that_starts_late_begins_where_its_parent_begins(tmp_path:
             assert (await poll(c.url)).prev == top.newest
 
 
-async def test_dumps_are_asked_for_anywhere_and_run_where_the_database_is_read(
+async def test_dumps_are_requested_anywhere_and_run_where_the_database_is_read(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "shop.db"
@@ -215,7 +215,7 @@ async def test_a_child_waits_for_its_only_parent_and_serves_meanwhile(tmp_path: 
                 assert_same(await poll(again.url), await poll(b.url), all_of=False)
 
 
-async def test_a_child_that_falls_off_its_parents_ring_says_so_and_holds_nobody_up(
+async def test_a_child_that_falls_off_its_parents_ring_reports_it_and_holds_up_no_other(
     tmp_path: Path,
 ) -> None:
     small = GENERATOR + "&events_per_second=1000000"

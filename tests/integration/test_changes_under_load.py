@@ -66,7 +66,7 @@ def database(request: pytest.FixtureRequest, row_metadata: SetRowMetadata) -> Fr
     return found
 
 
-async def test_columns_change_while_writers_never_pause_and_each_row_keeps_its_own_definition(
+async def test_columns_change_while_writers_never_pause_and_each_row_has_its_own_definition(
     database: FreshDatabase, tmp_path: Path
 ) -> None:
     is_postgres = database.server.product == "postgres"

@@ -77,7 +77,7 @@ async def test_all_characters_are_the_servers_in_stream_and_dump(database: Fresh
     ],
     indirect=["database"],
 )
-async def test_half_a_surrogate_pair_is_no_text_and_stops_its_table_alone_and_a_dump(
+async def test_half_a_surrogate_pair_is_no_text_and_suspends_its_table_alone_and_fails_a_dump(
     database: FreshDatabase, charset: str, stored: str
 ) -> None:
     name = database.name

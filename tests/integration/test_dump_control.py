@@ -105,7 +105,7 @@ async def running(database: FreshDatabase, folder: Path) -> AsyncIterator[Dumps]
 
 
 @pytest.mark.timeout(180)
-async def test_a_failing_chunk_fails_its_dump_at_its_place_and_resuming_goes_on_there(
+async def test_a_failing_chunk_fails_its_dump_at_its_key_and_the_dump_resumes_there(
     database: FreshDatabase, tmp_path: Path
 ) -> None:
     async with running(database, tmp_path) as dumps:
@@ -135,7 +135,7 @@ def alterations(database: FreshDatabase) -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.timeout(180)
-async def test_a_table_altered_between_chunks_goes_on_with_its_new_columns(
+async def test_a_table_altered_between_chunks_continues_with_its_new_columns(
     database: FreshDatabase, tmp_path: Path
 ) -> None:
     """Each chunk has the columns that the table has when it is read, and their types."""
@@ -215,7 +215,7 @@ async def test_keys_without_a_row_are_named_and_a_condition_chooses_rows(
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
-async def test_progress_tells_how_fast_a_dump_comes_on_and_what_is_left(
+async def test_progress_shows_the_speed_of_a_dump_and_the_remaining_rows(
     database: FreshDatabase, tmp_path: Path
 ) -> None:
     database.execute("ANALYZE goods")
@@ -254,7 +254,7 @@ async def test_progress_tells_how_fast_a_dump_comes_on_and_what_is_left(
 
 
 @pytest.mark.timeout(180)
-async def test_somebody_elses_watermark_fails_a_dump_that_writes_them(
+async def test_a_watermark_of_another_writer_fails_a_dump_that_writes_them(
     database: FreshDatabase, tmp_path: Path
 ) -> None:
     async with running(database, tmp_path) as dumps:

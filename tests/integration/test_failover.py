@@ -64,7 +64,7 @@ def servers(tmp_path: Path) -> Iterator[tuple[MariaDBServer, MariaDBServer]]:
         yield found
 
 
-async def test_a_promoted_replica_goes_on_where_its_killed_primary_ended(
+async def test_a_promoted_replica_continues_where_its_killed_primary_ended(
     servers: tuple[MariaDBServer, MariaDBServer],
     tmp_path: Path,
     faulty_proxy: Callable[[str, int], Awaitable[FaultyProxy]],
@@ -195,7 +195,7 @@ async def test_a_replica_promoted_without_what_we_have_read_is_refused_by_name(
 
 
 @pytest.mark.parametrize("product", ["mariadb", "mysql"])
-async def test_a_server_that_began_anew_is_refused_even_after_it_passed_our_position(
+async def test_a_server_that_was_reset_is_refused_even_after_it_passed_our_position(
     product: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     database: FreshDatabase = request.getfixturevalue(f"{product}_database")
@@ -316,7 +316,7 @@ async def test_a_standby_promoted_without_what_we_have_read_is_refused_by_name(
 
 
 @pytest.mark.postgres
-async def test_a_dropped_slot_is_mended_only_if_nothing_was_committed_meanwhile(
+async def test_a_dropped_slot_is_recreated_only_if_nothing_was_committed_meanwhile(
     tmp_path: Path,
 ) -> None:
     with PostgresServer(tmp_path / "server", options=["autovacuum=off"]) as server:

@@ -400,7 +400,7 @@ async def test_a_position_before_the_log_began_is_an_error_with_what_to_do(past:
     assert "start=bootstrap" in error.hint
 
 
-async def test_a_client_that_accepts_the_gap_goes_on_at_the_oldest_event(past: Past) -> None:
+async def test_a_client_that_accepts_the_gap_continues_at_the_oldest_event(past: Past) -> None:
     history = past.history
     end = history.now()
     follower = Follower(past.forgotten)
@@ -473,7 +473,7 @@ async def test_servers_refuse_a_checkpoint_of_another_database_too(past: Past) -
 
 @pytest.mark.faults
 @pytest.mark.parametrize("events", [40, 150])
-def test_a_client_killed_in_mid_bootstrap_goes_on_where_it_was(past: Past, events: int) -> None:
+def test_a_client_killed_in_mid_bootstrap_resumes_where_it_was(past: Past, events: int) -> None:
     history, system = past.history, past.history.system
     name = f"doomed{events}"
     settings = {

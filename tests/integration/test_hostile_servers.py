@@ -140,7 +140,7 @@ async def test_an_answer_without_end_fills_no_memory(
 
 
 @pytest.mark.parametrize("ask", READERS)
-async def test_a_coding_that_nobody_has_asked_for_is_refused(ask: Ask) -> None:
+async def test_a_content_coding_that_was_not_requested_is_refused(ask: Ask) -> None:
     packed = gzip.compress(b'{"sources": []}')
     async with answering(f"{JSON}\r\nContent-Encoding: gzip", packed) as url:
         with pytest.raises(ServerUnavailable, match="Content-Encoding 'gzip'"):

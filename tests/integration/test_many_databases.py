@@ -82,7 +82,7 @@ async def test_a_database_that_cannot_be_captured_is_shown_and_the_others_stream
             assert "no.db" in errors["bad"]["detail"]
 
 
-async def test_two_databases_are_read_by_turns_each_from_its_own_checkpoint_on(
+async def test_two_databases_are_read_alternately_each_from_its_own_checkpoint(
     tmp_path: Path,
 ) -> None:
     names = ("east", "west")

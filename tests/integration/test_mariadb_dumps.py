@@ -211,7 +211,7 @@ async def test_a_chunk_names_the_exact_point_of_the_clock_at_which_it_was_read(
     assert [high - value for value, high in seen] == [start] * len(seen)
 
 
-async def test_beside_a_stream_the_server_looks_up_no_places_and_the_points_are_right(
+async def test_beside_a_stream_the_server_looks_up_no_locations_and_the_snapshots_are_right(
     mariadb_database: FreshDatabase, source: MySqlSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The row counts its commits up, so its value says exactly what the chunk shows."""
@@ -285,7 +285,7 @@ async def test_status_names_version_positions_and_the_binlogs_size(source: MySql
         ("binlog_row_image", "MINIMAL"),
     ],
 )
-async def test_the_preflight_names_a_wrong_setting_and_its_statement_mends_it(
+async def test_the_preflight_names_a_wrong_setting_and_its_statement_fixes_it(
     own_mariadb: MariaDBServer, setting: str, value: str
 ) -> None:
     own_mariadb.execute(f"SET GLOBAL {setting} = {value}")
@@ -310,7 +310,7 @@ async def test_the_preflight_names_a_missing_binlog(tmp_path: Path) -> None:
         await source.close()
 
 
-async def test_the_preflight_names_each_missing_privilege_and_its_grant_mends_it(
+async def test_the_preflight_names_each_missing_privilege_and_its_grant_fixes_it(
     mariadb_database: FreshDatabase,
 ) -> None:
     name = mariadb_database.name

@@ -213,7 +213,7 @@ async def test_reset_master_is_named_and_not_read_as_progress(own_mariadb: Maria
 # -- schemas
 
 
-async def test_columns_come_and_go_under_load_and_every_row_keeps_its_own_schema(
+async def test_columns_come_and_go_under_load_and_every_row_has_its_own_schema(
     mariadb_database: FreshDatabase, source: MySqlSource
 ) -> None:
     mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT)")
@@ -310,7 +310,7 @@ async def test_a_table_without_transactions_streams_but_is_not_dumped(
         await source.read_chunk(ChunkRequest(f"{mariadb_database.name}.t", 10))
 
 
-async def test_rows_that_a_rollback_in_the_binlog_undoes_are_not_told(
+async def test_rows_that_a_rollback_in_the_binlog_undoes_are_not_delivered(
     mariadb_database: FreshDatabase, source: MySqlSource
 ) -> None:
     mariadb_database.execute("CREATE TABLE inno (id INT PRIMARY KEY)")
@@ -398,7 +398,7 @@ async def test_a_row_of_more_than_16_mib_passes(
 
 
 @pytest.mark.faults
-async def test_a_killed_server_surfaces_at_once_and_the_stream_goes_on_after_its_restart(
+async def test_a_killed_server_is_detected_at_once_and_the_stream_resumes_after_its_restart(
     own_mariadb: MariaDBServer,
 ) -> None:
     own_mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY)", database="shop")

@@ -69,7 +69,7 @@ async def test_all_types_are_equal_in_the_stream_in_a_dump_and_as_inserted(
 
 @pytest.mark.parametrize("value", ["0000-00-00", "2020-00-00", "2020-02-00"])
 @pytest.mark.parametrize("column", ["date", "datetime(3)"])
-async def test_a_date_that_is_none_stops_its_table_alone_and_a_dump_with_table_and_value(
+async def test_an_invalid_date_suspends_its_table_alone_and_fails_a_dump_with_table_and_value(
     mariadb_database: FreshDatabase, source: MySqlSource, column: str, value: str
 ) -> None:
     db, name = mariadb_database, mariadb_database.name

@@ -63,7 +63,7 @@ def servers(tmp_path: Path) -> Iterator[tuple[MySQLServer, MySQLServer]]:
         yield found
 
 
-async def test_a_promoted_replica_with_transactions_of_its_own_goes_on_where_its_primary_ended(
+async def test_a_promoted_replica_with_transactions_of_its_own_continues_where_its_primary_ended(
     servers: tuple[MySQLServer, MySQLServer], tmp_path: Path
 ) -> None:
     primary, replica = servers

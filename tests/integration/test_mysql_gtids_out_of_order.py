@@ -61,7 +61,7 @@ async def has_rows(fetcher: Fetcher, count: int) -> None:
     await eventually(lambda: len(ring_state(folder).letters) == count, 30)
 
 
-async def test_what_was_written_under_a_tag_before_the_first_start_stops_nothing(
+async def test_tagged_gtids_from_before_the_first_start_suspend_nothing(
     database: FreshDatabase, config: DatabaseConfig, tmp_path: Path
 ) -> None:
     for number in (10, 11):  # a first start, and a restart

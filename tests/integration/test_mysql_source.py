@@ -446,7 +446,7 @@ class _Follower:
         ("gtid_mode", "ON_PERMISSIVE", "ON", "SET GLOBAL gtid_mode = ON;"),
     ],
 )
-async def test_a_server_set_up_differently_is_refused_with_the_statement_that_mends_it(
+async def test_a_server_with_other_settings_is_refused_with_the_statement_that_fixes_it(
     mysql_database: FreshDatabase,
     source: MySqlSource,
     name: str,

@@ -67,7 +67,7 @@ async def holds_what_the_source_has(fetcher: Fetcher, database: FreshDatabase, t
     await eventually(equal, 30, f"{source} is equal")
 
 
-async def test_tables_altered_under_load_are_equal_and_every_row_keeps_its_own_schema(
+async def test_tables_altered_under_load_are_equal_and_every_row_has_its_own_schema(
     database: FreshDatabase, config: DatabaseConfig, tmp_path: Path
 ) -> None:
     database.execute("CREATE TABLE a (id INT PRIMARY KEY, n INT UNSIGNED, e ENUM('x','y'))")

@@ -187,14 +187,14 @@ async def test_a_stuck_consumer_does_not_hold_back_the_databases_log(
 
 
 @pytest.mark.timeout(500)
-async def test_a_stuck_consumer_keeps_no_binlog_of_mariadb_in_use(
+async def test_a_stuck_consumer_holds_no_binlog_of_mariadb_in_use(
     mariadb_database: FreshDatabase, tmp_path: Path
 ) -> None:
     await keeps_no_binlog_in_use(mariadb_database, tmp_path)
 
 
 @pytest.mark.timeout(500)
-async def test_a_stuck_consumer_keeps_no_binlog_of_mysql_in_use(
+async def test_a_stuck_consumer_holds_no_binlog_of_mysql_in_use(
     mysql_database: FreshDatabase, tmp_path: Path
 ) -> None:
     await keeps_no_binlog_in_use(mysql_database, tmp_path)

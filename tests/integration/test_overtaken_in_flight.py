@@ -34,7 +34,7 @@ class Seen(Consumer):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("taken_before", [0, 20])
-async def test_a_client_that_is_lapped_in_mid_send_is_told_too_old_and_has_seen_no_later_row(
+async def test_a_client_that_is_lapped_in_mid_send_gets_scn_too_old_and_has_seen_no_later_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken_before: int
 ) -> None:
     live = LiveRelay(tmp_path, ring_bytes=RING_BYTES)

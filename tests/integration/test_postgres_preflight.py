@@ -72,7 +72,7 @@ async def test_a_table_without_a_key_is_named_with_its_statement(
             pass
 
 
-async def test_sources_that_match_no_table_are_told_but_allowed(
+async def test_sources_that_match_no_table_are_reported_and_allowed(
     postgres_database: FreshDatabase,
 ) -> None:
     found = await findings(postgres_database)

@@ -78,7 +78,7 @@ def warnings(fetcher: Fetcher) -> list[str]:
     return [str(warning) for warning in found]
 
 
-async def test_a_table_that_loses_its_key_keeps_no_other_from_being_looked_at(
+async def test_a_table_that_loses_its_key_does_not_prevent_the_check_of_others(
     postgres_database: FreshDatabase, reader: str, tmp_path: Path
 ) -> None:
     """The relay cannot take it out of the publication."""

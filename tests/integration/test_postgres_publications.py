@@ -147,7 +147,7 @@ ALTERED = [
 ]
 
 
-async def test_what_somebody_alters_in_the_publication_suspends_tables_and_is_not_reverted(
+async def test_an_altered_publication_suspends_tables_and_is_not_reverted(
     postgres_database: FreshDatabase,
 ) -> None:
     db, name = postgres_database, f"databus_{postgres_database.name}"
@@ -313,7 +313,7 @@ async def test_a_table_that_is_unlogged_or_a_partition_for_a_while_is_suspended(
                 await reader.equals(db, name)
 
 
-async def test_a_publication_for_all_tables_without_roots_is_named_and_stops_the_root_only(
+async def test_a_publication_for_all_tables_without_roots_is_reported_and_suspends_only_the_root(
     postgres_database: FreshDatabase,
 ) -> None:
     db = postgres_database

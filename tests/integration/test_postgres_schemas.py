@@ -68,7 +68,7 @@ async def test_ddl_inside_a_transaction_splits_its_rows_by_schema(
         assert events == [(e.scn, e.seq, e.key) for e in seen.events]
 
 
-async def test_a_schema_change_that_no_stream_saw_is_told_all_the_same(
+async def test_a_schema_change_that_no_stream_saw_is_announced(
     postgres_database: FreshDatabase,
 ) -> None:
     db, altered = postgres_database, False

@@ -319,7 +319,7 @@ async def test_a_dropped_slot_is_a_lost_position(postgres_database: FreshDatabas
             await follow_to(source, start, 1)
 
 
-async def test_a_slot_created_anew_is_a_lost_position(postgres_database: FreshDatabase) -> None:
+async def test_a_recreated_slot_is_a_lost_position(postgres_database: FreshDatabase) -> None:
     db = postgres_database
     db.execute(ORDERS)
     async with opened(config_of(db)) as source:
@@ -330,7 +330,7 @@ async def test_a_slot_created_anew_is_a_lost_position(postgres_database: FreshDa
             await follow_to(source, start, 1)
 
 
-async def test_that_a_table_has_stopped_is_told_before_the_end_of_its_transaction(
+async def test_a_suspension_is_reported_before_the_end_of_its_transaction(
     postgres_database: FreshDatabase,
 ) -> None:
     db = postgres_database
@@ -364,7 +364,7 @@ async def test_that_a_table_has_stopped_is_told_before_the_end_of_its_transactio
             assert (await follow_to(source, after_scn, now_scn(db))).ops == ops
 
 
-async def test_the_server_hears_from_us_while_nobody_takes_batches(
+async def test_the_server_gets_status_updates_while_no_batch_is_taken(
     postgres_database: FreshDatabase,
 ) -> None:
     db = postgres_database
@@ -457,7 +457,7 @@ async def test_chunks_page_by_composite_keys_in_the_databases_order(
         assert keys == expected
 
 
-async def test_asked_for_keys_come_and_missing_ones_are_named(
+async def test_requested_keys_are_read_and_missing_ones_are_named(
     postgres_database: FreshDatabase,
 ) -> None:
     db = postgres_database

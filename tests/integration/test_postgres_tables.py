@@ -61,7 +61,7 @@ async def test_generated_columns_are_neither_in_the_stream_nor_in_dumps_nor_in_k
             pass
 
 
-async def test_partitions_are_told_and_dumped_as_their_root(
+async def test_partitions_are_captured_and_dumped_as_their_root(
     postgres_database: FreshDatabase,
 ) -> None:
     db, root = postgres_database, "public.days"

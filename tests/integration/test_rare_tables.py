@@ -87,7 +87,7 @@ async def test_a_merge_table_and_the_tables_of_its_union_are_refused_or_suspende
     await asyncio.wait_for(refused.close(), 10)
 
 
-async def test_a_merge_table_that_the_server_cannot_open_stops_no_other_table(
+async def test_a_merge_table_that_the_server_cannot_open_suspends_no_other_table(
     mariadb_database: FreshDatabase,
 ) -> None:
     database, name = mariadb_database, mariadb_database.name

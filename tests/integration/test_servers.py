@@ -117,7 +117,7 @@ def test_a_second_server_of_a_program_is_a_copy_that_has_nothing_of_the_first(
                 assert one != two
 
 
-def test_a_missing_binary_is_told_with_its_debian_package(
+def test_a_missing_binary_is_reported_with_its_debian_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MariaDBServer, "_folders", lambda self: [tmp_path])

@@ -127,7 +127,7 @@ async def test_a_suspended_table_that_cannot_be_read_any_more_is_named_with_that
 
 
 @pytest.mark.parametrize(("setting", "named"), HIDING)
-async def test_a_table_whose_changes_were_hidden_stops_alone_and_a_dump_takes_it_up_again(
+async def test_a_table_whose_changes_were_hidden_is_suspended_alone_and_a_dump_resumes_it(
     database: FreshDatabase, tmp_path: Path, setting: str, named: str
 ) -> None:
     for table in ("calm", "hidden"):
@@ -199,7 +199,7 @@ async def test_a_suspension_outlives_a_kill_right_behind_the_window_that_it_was_
     await again.close()
 
 
-async def test_a_table_created_or_altered_into_what_cannot_be_read_stops_alone(
+async def test_a_table_that_becomes_unreadable_is_suspended_alone(
     database: FreshDatabase, tmp_path: Path
 ) -> None:
     for table in ("calm", "odd"):
@@ -243,7 +243,7 @@ async def test_a_table_created_or_altered_into_what_cannot_be_read_stops_alone(
         await eventually(lambda: equal("odd"), 60, "its changes are streamed")
 
 
-async def test_what_was_made_unreadable_while_the_relay_was_away_stops_no_other_table(
+async def test_a_table_that_became_unreadable_while_the_relay_was_away_suspends_no_other(
     database: FreshDatabase, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for table in ("calm", "odd"):
@@ -288,7 +288,7 @@ async def test_what_was_made_unreadable_while_the_relay_was_away_stops_no_other_
         assert odd in message
 
 
-async def test_what_was_made_without_a_key_while_the_relay_was_away_stops_no_other_on_postgresql(
+async def test_a_table_without_a_key_made_while_the_relay_was_away_suspends_no_other_on_postgresql(
     postgres_database: FreshDatabase, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     db, folder = postgres_database, tmp_path / "shop"
@@ -335,7 +335,7 @@ async def test_what_was_made_without_a_key_while_the_relay_was_away_stops_no_oth
         await eventually(lambda: not fetcher.status.source.get("warnings"), 60)
 
 
-async def test_a_value_that_cannot_be_carried_stops_its_table_alone_on_sqlite(
+async def test_a_value_that_cannot_be_captured_suspends_its_table_alone_on_sqlite(
     tmp_path: Path,
 ) -> None:
     path, folder = tmp_path / "shop.db", tmp_path / "shop"
@@ -386,7 +386,7 @@ async def test_a_value_that_cannot_be_carried_stops_its_table_alone_on_sqlite(
             await eventually(lambda: not fetcher.status.source.get("warnings"), 60)
 
 
-async def test_a_value_that_cannot_be_carried_stops_its_table_alone_on_postgresql(
+async def test_a_value_that_cannot_be_captured_suspends_its_table_alone_on_postgresql(
     postgres_database: FreshDatabase, tmp_path: Path
 ) -> None:
     db, folder = postgres_database, tmp_path / "shop"

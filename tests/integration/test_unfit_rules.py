@@ -14,7 +14,7 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
-async def test_a_table_that_is_made_or_altered_so_that_no_rule_fits_stops_alone_until_it_is_dumped(
+async def test_a_table_that_no_rule_fits_is_suspended_alone_until_it_is_dumped(
     mariadb_database: FreshDatabase, tmp_path: Path
 ) -> None:
     db, folder = mariadb_database, tmp_path / "shop"

@@ -116,7 +116,7 @@ def first_ids(shop: Shop, table: str) -> list[Any]:
     return sorted(key[0] for key in rows)
 
 
-def test_planted_damage_is_found_named_and_mended_while_the_source_is_written(
+def test_planted_damage_is_found_and_repaired_while_the_source_is_written(
     damaged_system: tuple[System, Damage], processes: Processes
 ) -> None:
     system, damage = damaged_system

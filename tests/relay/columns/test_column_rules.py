@@ -78,7 +78,7 @@ def digest(text: str | bytes) -> str:
 def block(schema: SourceSchema, row: Any, *, absent: bytes = b"", scn: int = 5) -> bytes:
     """A window with an insert, an update, a delete and a truncate of ``row``."""
     window = WindowBuilder(scn, 1_000_000)
-    key, data = schema.encode_key([row[i] for i in key_places(schema)]), schema.encode_row(row)
+    key, data = schema.encode_key([row[i] for i in key_indexes(schema)]), schema.encode_row(row)
     source, fingerprint = schema.source_id, schema.fingerprint
     window.event(Op.INSERT, source, fingerprint, key, after=data)
     window.event(Op.UPDATE, source, fingerprint, key, before=data, after=data, absent=absent)
@@ -87,7 +87,7 @@ def block(schema: SourceSchema, row: Any, *, absent: bytes = b"", scn: int = 5) 
     return window.end("tx")
 
 
-def key_places(schema: SourceSchema) -> list[int]:
+def key_indexes(schema: SourceSchema) -> list[int]:
     names = [column.name for column in schema.columns]
     return [names.index(name) for name in schema.key]
 

@@ -36,7 +36,7 @@ async def test_a_second_relay_of_one_file_is_refused_by_name_until_the_first_has
     await second.close()
 
 
-async def test_a_log_that_somebody_else_has_pruned_is_a_lost_position(path: Path) -> None:
+async def test_a_log_that_another_process_has_pruned_is_a_lost_position(path: Path) -> None:
     source = SqliteSource(config(path))
     await source.open()
     begun = await source.first_scn()

@@ -233,7 +233,7 @@ async def test_a_schema_is_learned_before_the_first_frame_that_uses_it(tmp_path:
             assert ITEMS in using.schemas
 
 
-async def test_a_filter_is_the_parents_work_and_keeps_raw_positions(tmp_path: Path) -> None:
+async def test_the_parent_filters_and_positions_stay_raw(tmp_path: Path) -> None:
     with relay(tmp_path) as live:
         live.append(window(9, [(Op.INSERT, ORDERS, 9)]))
         async with live.served(), opened(live.url, sources=("shop.items",)) as source:
@@ -284,7 +284,9 @@ async def test_a_parent_of_another_clock_is_never_read(tmp_path: Path) -> None:
                     await first_batch(source, Position(7, 2))
 
 
-async def test_an_unknown_database_and_a_silent_address_are_told_apart(tmp_path: Path) -> None:
+async def test_an_unknown_database_and_a_silent_address_have_their_errors(
+    tmp_path: Path,
+) -> None:
     with relay(tmp_path, database="stock") as live:
         async with live.served():
             with pytest.raises(UnknownDatabase, match="no database 'shop'"):
@@ -389,7 +391,7 @@ async def test_a_parent_that_dies_inside_a_window_is_replaced_by_the_next(
                 assert status["parent_max"] == {"scn": 20, "seq": 400}
 
 
-async def test_the_next_parent_is_asked_when_the_first_has_forgotten_the_position(
+async def test_the_next_parent_is_tried_if_the_first_no_longer_has_the_position(
     tmp_path: Path,
 ) -> None:
     with relay(tmp_path / "a", start=Position(0, 9)) as young, relay(tmp_path / "b") as old:
@@ -430,7 +432,7 @@ PROBLEM = '{"code": "server_unavailable", "title": "the fetcher does not answer"
 
 
 @pytest.mark.parametrize("refusal", [PROBLEM, "<html>502 Bad Gateway</html>", "[]"])
-async def test_a_release_that_a_parent_does_not_take_is_told_again(refusal: str) -> None:
+async def test_a_release_that_a_parent_refuses_is_sent_again(refusal: str) -> None:
     answers = [web.Response(status=503, text=refusal), web.json_response({})]
     told: list[object] = []
 

@@ -132,7 +132,7 @@ async def test_a_chunk_shows_exactly_the_state_that_the_stream_has_produced() ->
         assert await made.largest_key("gen.events") == [max(rows)]
 
 
-async def test_a_chunk_of_keys_tells_which_have_no_row() -> None:
+async def test_a_chunk_of_keys_has_the_keys_without_a_row() -> None:
     made = source(BASE)
     await stream(made, 0, 100)
     keys = [[1], [99]]

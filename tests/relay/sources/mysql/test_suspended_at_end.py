@@ -24,7 +24,7 @@ class NoServer:
     def close(self) -> None: ...
 
 
-async def test_who_waits_for_a_stopped_table_is_told_that_the_stream_has_ended(
+async def test_a_caller_that_waits_for_a_suspended_table_gets_an_error_when_the_stream_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(source_module, "MySqlConnection", NoServer)

@@ -137,7 +137,7 @@ async def test_a_large_window_is_cut_the_same_way_after_a_restart(
     assert b"".join(bytes(view.bytes) for view in reader.frames).startswith(first.data)
 
 
-async def test_a_stop_in_a_large_window_is_found_at_the_same_place_after_a_restart(
+async def test_a_suspension_in_a_large_window_is_found_at_the_same_position_after_a_restart(
     path: Path, source: SqliteSource, writer: sqlite3.Connection
 ) -> None:
     writer.execute("BEGIN")
@@ -172,7 +172,7 @@ async def test_a_stop_in_a_large_window_is_found_at_the_same_place_after_a_resta
 
 
 @pytest.mark.parametrize("away", [True, False])
-async def test_a_table_that_was_rebuilt_stops_alone_since_its_triggers_were_gone(
+async def test_a_rebuilt_table_is_suspended_alone_because_its_triggers_were_gone(
     path: Path, writer: sqlite3.Connection, away: bool
 ) -> None:
     source = SqliteSource(config(path))
@@ -285,7 +285,7 @@ async def test_a_pruned_or_shortened_log_is_named_and_never_skipped(
     await source.close()
 
 
-async def test_a_log_that_cannot_be_pruned_now_keeps_nobody_from_writing(
+async def test_a_log_that_cannot_be_pruned_now_blocks_no_writer(
     path: Path, writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_log, "connect", functools.partial(sqlite_log.connect, busy_ms=1))
@@ -310,7 +310,7 @@ async def test_a_log_that_cannot_be_pruned_now_keeps_nobody_from_writing(
     await source.close()
 
 
-async def test_who_asks_a_source_that_was_closed_may_ask_again(path: Path) -> None:
+async def test_a_closed_source_can_be_queried_again(path: Path) -> None:
     source = SqliteSource(config(path))
     await source.open()
     await source.close()
@@ -388,7 +388,7 @@ async def test_a_virtual_table_is_named_and_its_shadow_tables_have_no_triggers(
         ("1, NULL, 1", r"main\.line\.code .*of type null"),
     ],
 )
-async def test_a_value_that_is_none_of_its_column_stops_its_table_alone_and_is_not_told(
+async def test_a_value_of_another_type_suspends_its_table_alone_and_is_not_delivered(
     path: Path, writer: sqlite3.Connection, use_kernel: bool, values: str, why: str
 ) -> None:
     writer.execute("DROP TABLE line")

@@ -86,7 +86,7 @@ def test_the_log_has_every_value_exactly_whatever_type_its_column_declares(
     assert list(map(repr, logged)) == list(map(repr, held))
 
 
-def test_only_columns_that_sqlite_keeps_as_text_are_logged_without_a_case_for_numbers() -> None:
+def test_only_columns_that_sqlite_stores_as_text_are_logged_without_a_case_for_numbers() -> None:
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
         db.execute(f"CREATE TABLE t ({', '.join(f'c{i} {d}' for i, d in enumerate(DECLARED))})")
         db.execute(f"INSERT INTO t VALUES ({', '.join(['1.5'] * len(DECLARED))})")

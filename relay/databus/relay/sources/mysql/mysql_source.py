@@ -84,7 +84,7 @@ _log = logging.getLogger(__name__)
 _HEARTBEAT_S = 0.5
 _SILENCE_S = 10.0
 _BATCH_AT_LEAST_EVERY_S, _STREAM_COMES_BY_S = 0.4, 0.5
-_MEETS_EVERY_S = 2.0
+_CHECK_INVISIBLE_EVERY_S = 2.0
 _MOST_READERS = 32  # more than a dump has lanes
 _WHICH_SERVER = "CONCAT_WS(':', @@hostname, @@port, @@server_id)"
 
@@ -257,10 +257,10 @@ class MySqlSource:
         # The definitions at the end of the earlier stream; the tables may be altered by now.
         before = carried_schemas(inferred.tables.values(), settings.zero_dates)
         decoder.announced.assume([*before, *await self.schemas()])
-        decoder.known.unmet = set(resume_state.unmet)
+        decoder.known.invisible = set(resume_state.invisible)
         self._decoder = decoder
         decoder.suspend_unlogged(self._catalogue)
-        decoder.meet({})
+        decoder.suspend_invisible({})
         if start.unread:
             decoder.suspend_captured(
                 f"the server has purged GTIDs {start.unread}, of servers that are not followed, "
@@ -330,7 +330,7 @@ class MySqlSource:
         )
         packets = PacketBuffer(where)
         fast = FastPath(decoder) if COMPILED and self.use_kernels else None
-        yielded_at_s = met_at_s = time.monotonic()
+        yielded_at_s = checked_at_s = time.monotonic()
         noticed = decoder.suspended.suspended_count, decoder.known.dropped.added_count
         while True:
             try:
@@ -391,9 +391,9 @@ class MySqlSource:
                 cursor = decoder.cursor
                 self._locations.passed(cursor.file, cursor.offset, decoder.resolved)
             now_s = time.monotonic()
-            if decoder.known.unmet and now_s - met_at_s >= _MEETS_EVERY_S:
-                met_at_s = now_s
-                await self._meet(decoder)
+            if decoder.known.invisible and now_s - checked_at_s >= _CHECK_INVISIBLE_EVERY_S:
+                checked_at_s = now_s
+                await self._check_invisible(decoder)
             if decoder.pending_bytes or now_s - yielded_at_s >= _BATCH_AT_LEAST_EVERY_S:
                 yielded_at_s = now_s
                 yield self._batch(decoder)
@@ -435,11 +435,11 @@ class MySqlSource:
             self._decoder.suspend_unlogged(self._catalogue)
         return self._catalogue
 
-    async def _meet(self, decoder: BinlogDecoder) -> None:
+    async def _check_invisible(self, decoder: BinlogDecoder) -> None:
         """Suspend tables that took a captured name unseen."""
-        if seen := await self._query(lambda c: visible(c, decoder.known.unmet)):
+        if seen := await self._query(lambda c: visible(c, decoder.known.invisible)):
             await self._fresh_catalogue()
-        decoder.meet(seen)
+        decoder.suspend_invisible(seen)
 
     async def ack(self, scn: int) -> None:
         """Nothing to do: the server purges its binlog by its own rules."""

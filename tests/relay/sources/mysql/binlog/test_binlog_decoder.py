@@ -104,7 +104,7 @@ def test_a_group_that_a_crash_cut_off_is_forgotten_and_its_number_used_again() -
     assert reader.take()[0] == whole.take()[0]
 
 
-def test_behind_the_end_of_a_file_the_place_is_the_start_of_the_next() -> None:
+def test_after_the_end_of_a_file_the_position_is_the_start_of_the_next() -> None:
     reader = decoder()
     reader.feed(gtid(5))
     assert (reader.cursor.file, reader.cursor.offset) == ("binlog.000007", 1000)
@@ -140,7 +140,7 @@ def test_an_event_whose_length_or_checksum_is_wrong_is_refused_with_its_position
         ("InnoDB", "", "ROLLBACK TO `other`", 2, True),
     ],
 )
-def test_rows_before_a_rollback_stay_as_their_tables_engine_has_it_or_their_table_stops(
+def test_rows_before_a_rollback_stay_as_in_the_tables_engine_or_the_table_is_suspended(
     engine: str, ahead: str, statement: str, rows: int, suspended: bool
 ) -> None:
     reader = decoder()

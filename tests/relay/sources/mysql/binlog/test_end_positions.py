@@ -55,7 +55,7 @@ def transaction() -> tuple[list[memoryview], int]:
     return [at(BEGIN, first), *(at(0, one) for one in rest), at(end, last)], end
 
 
-def test_places_within_a_transaction_are_counted_from_its_beginning() -> None:
+def test_offsets_within_a_transaction_are_counted_from_its_beginning() -> None:
     events, end = transaction()
     reader = decoder()
     places = []
@@ -73,7 +73,7 @@ def test_places_within_a_transaction_are_counted_from_its_beginning() -> None:
 
 
 @pytest.mark.skipif(not COMPILED, reason="there is no numba")
-def test_the_kernel_counts_the_places_as_the_decoder_does() -> None:
+def test_the_kernel_counts_offsets_as_the_decoder_does() -> None:
     rows = [table_map(), insert(1), table_map(), insert(2, 3)]
     last = event(XID, bytes(8))
     end = BEGIN + sum(map(len, rows)) + len(last)

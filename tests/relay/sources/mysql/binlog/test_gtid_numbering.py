@@ -58,7 +58,7 @@ def test_what_is_being_committed_has_come(
     assert start.request.seen == encode_gtid_set({SERVER: seen})
 
 
-def test_what_nobody_commits_has_not() -> None:
+def test_a_number_that_no_session_commits_has_not() -> None:
     with pytest.raises(SourcePositionLost, match="has only reached 7"):
         UuidNumbering((SERVER,)).dump_after(
             server_with("1-5", f"{SERVER}:7#31:6#30"), SETTINGS, MySqlResumeState(8)
@@ -82,7 +82,7 @@ def test_what_came_under_a_tag_before_the_first_start_is_not_sent(
     assert start.request.seen == encode_gtid_set(seen)
 
 
-def test_a_beginning_keeps_what_is_under_tags_of_our_servers_alone() -> None:
+def test_a_beginning_has_only_the_tagged_gtids_of_the_followed_servers() -> None:
     other = "4e11fa47-71ca-11e1-9e33-c80aa9429562"
     server = server_with(f"1-5:a:1:b:2-3:5,{other}:1:a:7", "")
     resume_state = UuidNumbering((SERVER,)).beginning(server)
@@ -93,7 +93,7 @@ def test_a_beginning_keeps_what_is_under_tags_of_our_servers_alone() -> None:
     assert decode_resume_state(resume_state.encode()) == resume_state
 
 
-def test_a_beginning_keeps_the_numbers_that_are_free() -> None:
+def test_a_beginning_has_the_unused_numbers() -> None:
     resume_state = UuidNumbering((SERVER,)).beginning(server_with("3-5:9:12-20", ""))
     assert (resume_state.scn, resume_state.missed) == (20, f"{SERVER}:1-2:6-8:10-11")
 
@@ -115,7 +115,7 @@ def test_a_beginning_waits_for_the_commits_that_are_under_way() -> None:
     assert not asked
 
 
-def test_a_beginning_does_not_wait_for_a_session_that_keeps_a_number_for_later(
+def test_a_beginning_does_not_wait_for_a_session_that_has_reserved_a_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gtid_numbering, "_COMMITTED_WITHIN_S", 0.02)
@@ -123,7 +123,7 @@ def test_a_beginning_does_not_wait_for_a_session_that_keeps_a_number_for_later(
     assert (resume_state.scn, resume_state.missed) == (5, f"{SERVER}:4-4")
 
 
-def test_numbers_that_came_late_are_asked_for_until_they_were_read() -> None:
+def test_out_of_order_numbers_are_requested_until_they_are_read() -> None:
     by_uuid = UuidNumbering((SERVER,))
     resume_state = MySqlResumeState(20, missed=f"{SERVER}:6-8:10-11")
     for executed, seen in (("1-5:9:12-20", "1-5:9:12-20"), ("1-7:9-25", "1-5:9:12-20")):

@@ -20,12 +20,12 @@ def _locations(*passed: tuple[str, int, int], most: int = 100) -> BinlogLocation
     return places
 
 
-def test_a_place_that_the_stream_has_stood_at_is_known_exactly() -> None:
+def test_a_location_that_the_stream_has_reached_is_known_exactly() -> None:
     places = _locations(("b.000009", 100, 7), ("b.000009", 300, 9), ("b.000010", 4, 9))
     assert places.around(BinlogLocation(9, 300)) == EnclosedSnapshot(9, 9)
 
 
-def test_a_place_between_two_is_enclosed_and_only_what_is_certain_shows() -> None:
+def test_a_location_between_two_is_enclosed_and_only_certain_commits_are_visible() -> None:
     found = _locations(("b.000009", 100, 7), ("b.000010", 200, 12)).around(BinlogLocation(10, 50))
     assert found == EnclosedSnapshot(7, 12)
     assert found.sees(7, "") and not found.sees(8, "")
@@ -38,7 +38,7 @@ def test_nothing_is_known_of_locations_outside_of_what_was_passed(location: Binl
     assert _locations(("b.000009", 100, 7), ("b.000010", 4, 9)).around(location) is None
 
 
-def test_the_oldest_places_are_forgotten_and_the_newest_stay() -> None:
+def test_the_oldest_locations_are_dropped_and_the_newest_retained() -> None:
     places = _locations(*(("b.000001", offset, offset) for offset in range(1, 30)), most=5)
     assert places.around(BinlogLocation(1, 1)) is None
     assert places.around(BinlogLocation(1, 29)) == EnclosedSnapshot(29, 29)

@@ -130,7 +130,7 @@ def test_a_list_of_gtids_is_read_or_refused() -> None:
 
 def test_a_row_of_a_table_that_could_not_be_seen_when_it_took_its_name_suspends_it() -> None:
     reader = mariadb_decoder()
-    reader.known.unmet = {"shop.t"}
+    reader.known.invisible = {"shop.t"}
     groups = mariadb_transaction(1, *change(1), table_map("u"), insert("u", 7))
     run(reader, groups, mariadb_transaction(2, *change(2)), with_kernel=True)
     assert (rows_in(reader), list(reader.suspended.suspensions)) == ([(1, 7)], ["shop.t"])

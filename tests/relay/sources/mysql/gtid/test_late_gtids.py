@@ -59,7 +59,7 @@ def test_a_late_number_suspends_the_captured_table_that_it_changes(
     assert rows_in(reader) == [(9, 2)]
 
 
-def test_numbers_that_were_passed_after_the_memo_are_noted_when_they_are_read_again() -> None:
+def test_numbers_missed_after_the_resume_state_are_noted_when_they_are_read_again() -> None:
     # Killed after the ring's sync at 9, and before the memo's: that one is of 5.
     reader = reader_at(9)
     reader.progress.last_seq_no = 5

@@ -119,7 +119,7 @@ def test_a_numbers_length_lies_in_its_trailing_ones(data: str, value: int) -> No
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_damaged_body_is_refused_with_its_place(body: bytes, named: str) -> None:
+def test_a_damaged_body_is_refused_with_its_position(body: bytes, named: str) -> None:
     with pytest.raises(FormatError, match=r"binlog.000007 at \d+: an event of type 42") as caught:
         reader_at(5).feed(event(TAGGED_GTID, body))
     assert named in caught.value.message

@@ -168,7 +168,7 @@ def rows_in(reader: BinlogDecoder) -> list[tuple[int, int]]:
         ([query("UPDATE t SET id = 2")], "by a statement instead of rows"),
     ],
 )
-def test_a_table_stops_at_what_cannot_be_known_and_the_others_go_on(
+def test_a_table_is_suspended_at_an_uncertain_change_and_the_others_continue(
     hidden: list[memoryview], why: str
 ) -> None:
     reader = mariadb_decoder()

@@ -205,7 +205,7 @@ def test_an_unknown_way_of_compressing_is_refused() -> None:
             opened(WRITE_COMPRESSED, body)
 
 
-def test_a_damaged_event_is_named_with_its_place_and_no_row_of_it_comes() -> None:
+def test_a_damaged_event_is_reported_with_its_position_and_gives_no_row() -> None:
     reader = decoder()
     feed(reader, gtid(5), table_map())
     good = rows_head(1) + packed(ROWS)
@@ -216,7 +216,7 @@ def test_a_damaged_event_is_named_with_its_place_and_no_row_of_it_comes() -> Non
     assert reader.cursor.payload is None
 
 
-def test_rows_that_are_damaged_inside_are_named_with_their_place() -> None:
+def test_rows_with_damaged_content_are_reported_with_their_position() -> None:
     reader = decoder()
     feed(reader, gtid(5))
     orphan = event(WRITE_COMPRESSED, rows_head(1) + packed(ROWS), end_offset=2000)

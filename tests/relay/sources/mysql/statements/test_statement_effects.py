@@ -21,7 +21,7 @@ from databus.relay.sources.mysql.statements import (
     sql_mode_of,
     tokens_of,
 )
-from databus.relay.sources.mysql.tables.type_widening import is_widening, keeps_values
+from databus.relay.sources.mysql.tables.type_widening import is_widening, retains_values
 
 MARIADB, MYSQL = StatementDialect(), StatementDialect(is_mysql=True)
 ANSI, NO_BACKSLASH = sql_mode_of("ANSI_QUOTES"), sql_mode_of("NO_BACKSLASH_ESCAPES")
@@ -322,14 +322,14 @@ def test_what_the_account_cannot_see_may_reach_every_table() -> None:
         ("timestamp", "datetime", False),
     ],
 )
-def test_a_wider_type_keeps_values(old: str, new: str, keeps: bool) -> None:
+def test_a_wider_type_retains_values(old: str, new: str, keeps: bool) -> None:
     assert is_widening(old, new) is keeps
 
 
-def test_values_are_kept_only_by_what_is_known_and_nulls_only_by_what_can_be_null() -> None:
+def test_only_known_clauses_retain_values_and_only_nullable_columns_retain_nulls() -> None:
     def table(*, nullable: bool) -> SourceSchema:
         return SourceSchema("s.t", (Column("v", Kind.INT, nullable, 0, 0, "int"),), ("v",))
 
-    assert keeps_values(table(nullable=False), table(nullable=True))
-    assert not keeps_values(table(nullable=True), table(nullable=False))
-    assert not keeps_values(None, table(nullable=True))
+    assert retains_values(table(nullable=False), table(nullable=True))
+    assert not retains_values(table(nullable=True), table(nullable=False))
+    assert not retains_values(None, table(nullable=True))

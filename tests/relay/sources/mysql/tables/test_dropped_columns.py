@@ -113,7 +113,7 @@ def test_an_emptied_table_has_no_old_values() -> None:
 @pytest.mark.parametrize(
     "texts", [("DROP PRIMARY KEY, DROP id, ADD id SERIAL",), ("DROP id", "ADD id SERIAL")]
 )
-def test_a_key_that_is_made_anew_gives_rows_other_keys(texts: Sequence[str]) -> None:
+def test_a_recreated_key_gives_rows_other_keys(texts: Sequence[str]) -> None:
     stream = Stream("id", "c")
     for text in texts[:-1]:
         assert not stream.alter(text, None)
@@ -121,7 +121,7 @@ def test_a_key_that_is_made_anew_gives_rows_other_keys(texts: Sequence[str]) -> 
     assert not change.rows_remain
 
 
-def test_dropped_columns_are_kept_in_the_resume_state() -> None:
+def test_the_resume_state_has_the_dropped_columns() -> None:
     stream = Stream("id", "c")
     stream.alter("DROP c", None)
     assert stream.dropped.added_count == 1

@@ -86,7 +86,7 @@ def test_a_table_is_believed_until_a_statement_names_it() -> None:
     assert dict(inferred.tables) == {"shop.items": ITEMS}
 
 
-def test_what_is_believed_is_kept_however_it_is_recalled() -> None:
+def test_inferred_columns_are_stored_and_restored_at_any_position() -> None:
     inferred = InferredColumns()
     inferred.learn("shop.orders", LookaheadResult({"shop.orders": ORDERS}, ()))
     resume_state = decode_resume_state(

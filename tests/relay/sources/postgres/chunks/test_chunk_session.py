@@ -23,7 +23,7 @@ SIGNED_IN = b"R\0\0\0\x08\0\0\0\0" + READY
 SIGNED_IN += b"D\0\0\0\x1d\0\1\0\0\0\x13pg_catalog, pg_temp" + READY
 
 
-async def test_a_read_that_a_close_cuts_off_is_told_of_it_and_is_not_cancelled() -> None:
+async def test_a_read_that_a_close_ends_gets_an_error_and_is_not_cancelled() -> None:
     sessions, begun = SessionLoop(), threading.Event()
 
     async def read() -> None:

@@ -245,7 +245,7 @@ def test_a_row_larger_than_the_output_buffer_passes() -> None:
     assert len(list(iter_frames(both(messages)))) == 3
 
 
-def test_a_schema_change_is_told_before_the_window_or_after_a_part_of_it() -> None:
+def test_a_schema_change_is_announced_before_the_window_or_after_a_part_of_it() -> None:
     wider = made.relation(OTHER, "public.other", [("b", 25, -1, True), ("a", 25, -1, True)])
     row = made.insert(OTHER, [b"k", b"1"])
     data = both(
@@ -297,7 +297,7 @@ def test_a_stream_out_of_order_is_refused(messages: list[bytes], complaint: str)
     ("place", "text"),
     [(7, b"infinity"), (7, b"0044-03-15 BC"), (8, b"24:00:00"), (9, b"-infinity"), (3, b"NaN")],
 )
-def test_a_value_beyond_its_kind_stops_its_table_by_name_or_is_null_or_text(
+def test_a_value_beyond_its_kind_suspends_its_table_or_is_null_or_text(
     place: int, text: bytes
 ) -> None:
     values = typical(1)
@@ -341,7 +341,7 @@ def test_a_table_without_a_key_is_left_out_and_named() -> None:
     assert "no primary key" in assembler.suspended.suspensions["public.t"].why
 
 
-def test_a_table_that_each_look_finds_unfit_keeps_no_other_from_being_resumed() -> None:
+def test_a_table_that_is_never_fit_does_not_prevent_others_from_being_resumed() -> None:
     suspensions = {
         name: TableSuspension(70, "it joined") for name in ("public.unfit", "public.other")
     }

@@ -87,7 +87,7 @@ def test_a_truncated_partition_is_not_hidden_by_a_label_that_was_renamed_too() -
         assert found.rows_remain is rows_remain
 
 
-def test_rows_under_another_key_are_not_kept() -> None:
+def test_rows_under_another_key_do_not_remain() -> None:
     known = definition(column())
     other = gap(known, Definition(known.columns, (2,), known.files))
     assert other == DefinitionGap("its key was (id) and is (v)", rows_remain=False)
@@ -109,7 +109,7 @@ def test_the_resume_state_has_definitions_and_one_of_an_earlier_version_has_none
     assert earlier == PublishedTable(9, "1.2/3.4", {10: 11})
 
 
-def test_the_memo_of_an_earlier_version_does_not_tell_whether_a_table_was_renamed() -> None:
+def test_the_resume_state_of_an_earlier_version_does_not_show_whether_a_table_was_renamed() -> None:
     *earlier, naming, _, _ = definition(column(), naming="800").to_json()
     assert naming == "800"
     known = stored_definition(earlier)
@@ -138,7 +138,7 @@ def test_alter_table_moves_rows_and_vacuum_full_leaves_the_table_of_large_values
     assert bare.is_moved(definition(column(), file=2))  # Its rows have to be looked at.
 
 
-def test_the_memo_keeps_since_when_a_file_is_known_which_makes_no_other_definition() -> None:
+def test_the_resume_state_has_since_when_a_file_is_known_which_is_no_other_definition() -> None:
     known = definition(column(), toast=5, horizon=70)
     stored = stored_definition(json.loads(json.dumps(known.to_json())))
     assert (stored, stored.horizon) == (known, 70)

@@ -155,7 +155,7 @@ class BinlogDecoder(GroupsWithoutScn):
             location=progress.mark_location,
             dropped=known.dropped.names,
             foreign=progress.foreign.encode(),
-            unmet=tuple(sorted(known.unmet)),
+            invisible=tuple(sorted(known.invisible)),
             cascades=known.cascades.encode(),
         )
 
@@ -385,7 +385,7 @@ class BinlogDecoder(GroupsWithoutScn):
         ):
             why = f"GTID {self.txid(group)}, {statement}: {change.why}"
             self._suspend_table(change.source, why, rows_remain=change.rows_remain)
-        self._note_unmet(found, self._captured())
+        self._note_invisible(found, self._captured())
         return True
 
     def _pass(self, group: open_group.Group, statement: Statement) -> None:
@@ -440,8 +440,8 @@ class BinlogDecoder(GroupsWithoutScn):
             return True
         mapped = None
         source = join_source(schema, table)
-        if source in self.known.unmet:
-            self.meet({})  # What it had before this row is not known.
+        if source in self.known.invisible:
+            self.suspend_invisible({})  # What it had before this row is not known.
         elif self.settings.captures(schema, table) and not self.suspended.leaves_out(
             source, group.scn
         ):

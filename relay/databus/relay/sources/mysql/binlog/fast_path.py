@@ -73,7 +73,7 @@ class FastPath:
             cells,
         )
         self._store(cells[: c.HEAD].tolist())
-        packets.start = int(cells[c.PLACE])
+        packets.start = int(cells[c.STOPPED_AT])
         self._decoder.out.rows_done = int(cells[c.ROWS_DONE]) if reason == c.NEED_DECODER else 0
         if reason == c.NEED_ROOM:
             return int(cells[c.NEED_BYTES])

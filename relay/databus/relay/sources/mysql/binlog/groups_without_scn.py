@@ -165,7 +165,7 @@ class GroupsWithoutScn(XaGroups):
             altered = (name for name in captured if statement.may_change(*name))
             for source in changed_tables.sources_of(altered, self.settings):
                 self.announced.doubt(source)
-        self._note_unmet(found, captured)
+        self._note_invisible(found, captured)
         return True
 
     def _examine_map(self, body: memoryview) -> None:
@@ -213,7 +213,7 @@ class GroupsWithoutScn(XaGroups):
 
     def _hold(self, xid: Xid, scn: int, changed: frozenset[str]) -> None:
         """Store its tables until it is committed; a restart needs the binlog after ``scn``."""
-        self.prepared.keep_without_rows(xid, scn, changed)
+        self.prepared.store_without_rows(xid, scn, changed)
 
     def _complete(self, statement: str) -> bool:
         completion, group = read_completion(statement), self.group

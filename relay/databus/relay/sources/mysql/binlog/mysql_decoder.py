@@ -133,7 +133,7 @@ class MySqlDecoder(BinlogDecoder):
     def came_to(self, resolved: int, last_seq_no: int, before: int) -> None:
         """See ``BinlogDecoder``."""
         if resolved != self.progress.resolved:
-            self._keep_end(resolved)
+            self._record_end(resolved)
         if last_seq_no != self.progress.last_seq_no:
             self._before = before
         super().came_to(resolved, last_seq_no, before)
@@ -240,16 +240,16 @@ class MySqlDecoder(BinlogDecoder):
         group = self.group
         super()._end_group()
         if group is not None and group.domain_id == _OURS:
-            self._keep_end(group.scn)  # also of one that is read again
+            self._record_end(group.scn)  # also of one that is read again
 
     def _passed(self, group: Group) -> None:
         if not (group.seq or self._counts(group.scn)):
             self._early = LineageMark(group.scn, group.server_id, group.commit_us)
             self.progress.last_seq_no = self._before
-            self._keep_end(group.scn)
+            self._record_end(group.scn)
             return
         super()._passed(group)
-        self._keep_end(group.scn)
+        self._record_end(group.scn)
 
     def _counts(self, scn: int) -> bool:
         generation = gtid_sets.generation_of
@@ -258,7 +258,7 @@ class MySqlDecoder(BinlogDecoder):
             self._before
         )
 
-    def _keep_end(self, scn: int) -> None:
+    def _record_end(self, scn: int) -> None:
         """Record each server's last number; after a promotion its predecessors must not write."""
         ends = [*self.progress.ends, *(0 for _ in self._uuids)][: len(self._uuids)]
         generation = gtid_sets.generation_of(scn)

@@ -25,7 +25,7 @@ from databus.relay.sources.suspended_tables import SuspendedTables
 
 _log = logging.getLogger(__name__)
 
-_UNMET = "it took this name, with rows, while the relay's account could not see it"
+_INVISIBLE = "it took this name, with rows, while the relay's account could not see it"
 _UNSEEN = "GRANT SELECT ON {} TO the relay's account, if there is such a table"
 
 
@@ -58,25 +58,25 @@ class Suspensions(ABC):
         self.suspended.suspend(source, scn, why, rows_remain=rows_remain)
         self.known.pass_over(source)
 
-    def _note_unmet(self, found: Effects, captured: Iterable[TableName]) -> None:
+    def _note_invisible(self, found: Effects, captured: Iterable[TableName]) -> None:
         """Note captured names that tables with rows took while the account cannot see them."""
-        unmet = self.known.unmet
-        for source in unmet.intersection(join_source(*name) for name in found.emptied):
-            unmet.discard(source)
+        invisible = self.known.invisible
+        for source in invisible.intersection(join_source(*name) for name in found.emptied):
+            invisible.discard(source)
             self.suspended.wait_for(source, "")
         taken = set(found.replaced).difference(captured)
-        unmet.update(changed_tables.sources_of(taken, self.settings))
+        invisible.update(changed_tables.sources_of(taken, self.settings))
 
-    def meet(self, seen: Mapping[str, bool]) -> None:
+    def suspend_invisible(self, seen: Mapping[str, bool]) -> None:
         """Suspend the tables of noted names; unseen ones wait for the right.
 
         ``seen``: the names that it sees, and whether that is a table.
         """
-        for source in sorted(self.known.unmet):
+        for source in sorted(self.known.invisible):
             if seen.get(source, True):
-                self._suspend_table(source, _UNMET)
+                self._suspend_table(source, _INVISIBLE)
             self.suspended.wait_for(source, "" if source in seen else _UNSEEN.format(source))
-        self.known.unmet.difference_update(seen)
+        self.known.invisible.difference_update(seen)
 
     def suspend_unlogged(self, catalogue: Catalogue) -> None:
         """Suspend the tables whose content is not in the binlog."""

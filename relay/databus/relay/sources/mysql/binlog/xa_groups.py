@@ -48,7 +48,7 @@ class XaGroups(Suspensions):
         if xid is None:
             self._start_replay()
             return True
-        self.prepared.keep(xid, self.suspended.left_out)
+        self.prepared.store(xid, self.suspended.left_out)
         self.progress.other_groups += 1
         self._passed(group)
         self.group = None

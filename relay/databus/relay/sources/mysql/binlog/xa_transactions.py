@@ -24,13 +24,13 @@ _COMPLETION = re.compile(
     r"\s*XA\s+(COMMIT|ROLLBACK)\s+X'([0-9A-F]*)'\s*,\s*X'([0-9A-F]*)'\s*,\s*(\d+)", re.IGNORECASE
 )
 _PREPARE = struct.Struct("<BIII")
-_CRC, _LENGTH, _PLACE, _TIME = (
+_CRC, _LENGTH, _POSITION, _TIME = (
     struct.Struct("<I"),
     struct.Struct("<I"),
     struct.Struct("<QI"),
     struct.Struct("<q"),
 )
-_AFTER_CRC, _PLACE_AT, _TIME_AT = 4, 16, 48
+_AFTER_CRC, _POSITION_AT, _TIME_AT = 4, 16, 48
 
 Xid = tuple[int, str, str]
 """Format id, global id and branch, the latter two in hexadecimal digits."""
@@ -70,7 +70,7 @@ def xid_text(xid: Xid) -> str:
 
 def moved(frame: bytearray, scn: int, seq: int, commit_us: int) -> bytes:
     """A frame at another position of the stream."""
-    _PLACE.pack_into(frame, _PLACE_AT, scn, seq)
+    _POSITION.pack_into(frame, _POSITION_AT, scn, seq)
     _TIME.pack_into(frame, _TIME_AT, commit_us)
     _CRC.pack_into(frame, 0, google_crc32c.value(bytes(memoryview(frame)[_AFTER_CRC:])))
     return bytes(frame)
@@ -145,7 +145,7 @@ class PreparedTransactions:
             self._open = TransactionSpool(scn)
         self._open.put(frames)
 
-    def keep(self, xid: Xid, left_out: Set[str]) -> None:
+    def store(self, xid: Xid, left_out: Set[str]) -> None:
         """The open one is prepared; it may lack rows of the suspended tables."""
         self.drop(xid)
         if self._open is not None:
@@ -153,7 +153,7 @@ class PreparedTransactions:
             self._waiting[xid] = self._open
         self._open = None
 
-    def keep_without_rows(self, xid: Xid, scn: int, changed: frozenset[str]) -> None:
+    def store_without_rows(self, xid: Xid, scn: int, changed: frozenset[str]) -> None:
         """A transaction is prepared whose rows are not read; it changes these tables."""
         self.drop(xid)
         spool = self._waiting[xid] = TransactionSpool(scn)

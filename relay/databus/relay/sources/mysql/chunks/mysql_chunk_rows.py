@@ -78,7 +78,7 @@ def read_rows(
     connection: MySqlConnection,
     sql: str,
     columns: Sequence[Column],
-    key_places: Sequence[int],
+    key_indexes: Sequence[int],
     *,
     null_zero: bool,
     max_bytes: int,
@@ -105,7 +105,7 @@ def read_rows(
         plan: list[list[int]] = [line for line in coded if line is not None]
         plan += [[k.SKIPPED, 1, field.width, 0, 0, 0] for field in fields[len(columns) :]]
         last, is_cut = _receive(
-            result, space, np.array(plan, dtype=np.int64), key_places, max_bytes
+            result, space, np.array(plan, dtype=np.int64), key_indexes, max_bytes
         )
     return space, _values(last, fields) if last else None, is_cut
 
@@ -114,11 +114,11 @@ def _receive(
     result: BinaryResult,
     space: RowSpace,
     plan: I64Array,
-    key_places: Sequence[int],
+    key_indexes: Sequence[int],
     max_bytes: int,
 ) -> tuple[bytes, bool]:
     """Pack up to ``max_bytes``; the last row's packet or b"", and whether more rows may follow."""
-    keys = np.array(key_places, dtype=np.int64)
+    keys = np.array(key_indexes, dtype=np.int64)
     scratch = np.empty((2, len(plan)), dtype=np.int64)
     limbs = np.empty(k.LIMBS, dtype=np.int64)
     data, start, stop, last = bytearray(_BLOCK_BYTES + _SLACK_BYTES), 0, 0, b""

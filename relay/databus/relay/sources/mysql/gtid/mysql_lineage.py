@@ -81,7 +81,7 @@ class MySqlResumeState:
     the server of the stream.  ``dropped``: columns that statements dropped since the last certain
     definition of their table (``dropped_columns.py``).  ``foreign``: the GTIDs of other domains or
     servers that need not be read again, in the server's form; None if an earlier version stored
-    the state.  ``unmet``: captured names that the account could not see (``known_tables.py``).
+    the state.  ``invisible``: captured names that the account could not see (``known_tables.py``).
     ``cascades``: the foreign keys with actions (``cascades.py``).
     """
 
@@ -98,7 +98,7 @@ class MySqlResumeState:
     location: GroupLocation | None = None
     dropped: Mapping[str, Sequence[str]] = field(default_factory=dict)
     foreign: str | None = None
-    unmet: tuple[str, ...] = ()
+    invisible: tuple[str, ...] = ()
     cascades: str = ""
 
     @property
@@ -129,7 +129,7 @@ class MySqlResumeState:
                 "place": dataclasses.astuple(self.location) if self.location else None,
                 "dropped": dict(self.dropped),
                 "foreign": self.foreign,
-                "unmet": self.unmet,
+                "unmet": self.invisible,
                 "cascades": self.cascades,
             }
         )

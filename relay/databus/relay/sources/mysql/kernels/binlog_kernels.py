@@ -386,12 +386,12 @@ def walk(
 ) -> int:
     """Turn the packets in ``buf[start:stop]`` into frames in ``out``.
 
-    Returns why it stopped.  PLACE is where: before the packet that is incomplete, that the decoder
-    must read, or that needs NEED_BYTES of space.
+    Returns why it stopped.  STOPPED_AT is where: before a packet that is incomplete, that the
+    decoder must read, or that needs NEED_BYTES of space.
     """
     at = start
     while True:
-        plan[c.PLACE] = at
+        plan[c.STOPPED_AT] = at
         if stop - at < 5:
             return c.NEED_INPUT
         size = load_u32(buf, at) & 0xFFFFFF

@@ -26,7 +26,7 @@ from __future__ import annotations
     GROUP_BEGIN,
     FOREIGN_GROUPS,
     OTHER_GROUPS,
-    PLACE,
+    STOPPED_AT,
     FILL,
     GROUP_START,
     SENT_PART,

@@ -139,7 +139,7 @@ def _clause(reader: TokenReader, found: Altered) -> None:
         found.rows = shown
         found.replaced.append(reader.table())
     elif word in _KEPT_PARTITIONS or word in _OPTIONS:
-        if not _options_keep_rows(tokens):
+        if not _options_retain_rows(tokens):
             found.rows = shown
     else:
         # DISCARD, IMPORT, TRUNCATE PARTITION, REPAIR PARTITION, UNION, and unknown clauses.
@@ -240,14 +240,14 @@ def _convert(reader: TokenReader, found: Altered) -> None:
             found.types = "CONVERT TO CHARACTER SET converts its texts"
 
 
-def _options_keep_rows(tokens: Sequence[Token]) -> bool:
+def _options_retain_rows(tokens: Sequence[Token]) -> bool:
     words = outer_words(tokens)
     if {"UNION", "DISCARD", "IMPORT", "EXCHANGE", "TRUNCATE"} & set(words):
         return False
-    return keeps_own_rows(tokens)
+    return stores_own_rows(tokens)
 
 
-def keeps_own_rows(tokens: Sequence[Token]) -> bool:
+def stores_own_rows(tokens: Sequence[Token]) -> bool:
     """Whether the named ENGINE stores rows itself."""
     for index, token in enumerate(tokens):
         if token.keyword in ("ENGINE", "TYPE"):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from databus.relay.sources.mysql.statements.alter_table import alterations, keeps_own_rows
+from databus.relay.sources.mysql.statements.alter_table import alterations, stores_own_rows
 from databus.relay.sources.mysql.statements.lexer import (
     NotUnderstood,
     Token,
@@ -329,7 +329,7 @@ class _Grammar:
         words = outer_words(reader.rest)
         if _selects(words) or self._selects_in_parentheses():
             self._effects.replaced[table] = "CREATE TABLE ... SELECT is logged without its rows"
-        elif not keeps_own_rows(reader.rest) or "UNION" in words:
+        elif not stores_own_rows(reader.rest) or "UNION" in words:
             self._effects.replaced[table] = "a table of its engine is created with rows"
         if is_optional:
             self._effects.emptied.discard(table)

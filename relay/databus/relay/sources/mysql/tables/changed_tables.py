@@ -14,7 +14,7 @@ from databus.relay.sources.mysql.statements import Effects
 from databus.relay.sources.mysql.statements.token_reader import TableName
 from databus.relay.sources.mysql.tables.dropped_columns import DroppedColumns
 from databus.relay.sources.mysql.tables.mysql_tables import Catalogue
-from databus.relay.sources.mysql.tables.type_widening import keeps_values
+from databus.relay.sources.mysql.tables.type_widening import retains_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def changed_unseen(
             yield UnseenChange(source, returned_words(again))  # Rows have other keys.
         elif name in found.revalued:
             yield UnseenChange(source, found.revalued[name], rows_remain=True)
-        elif name in found.converted and not keeps_values(old, new):
+        elif name in found.converted and not retains_values(old, new):
             # The new type of a column in the key changes the keys of the same rows.
             rows_remain = old is not None and new is not None and _same_key(old, new)
             yield UnseenChange(source, found.converted[name], rows_remain=rows_remain)

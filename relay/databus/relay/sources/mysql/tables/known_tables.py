@@ -62,7 +62,7 @@ class KnownTables:
         I2. While ``inferred.is_needed``, the catalogue is used only for tables that ``lookahead``
             proves unchanged.
 
-    ``unmet`` are captured names that tables with rows took and that are not in the catalogue:
+    ``invisible`` are captured names that tables with rows took and that are not in the catalogue:
     the account may not read them, or they were dropped.
 
     ``on_map`` is called at every change of ``maps``, ``on_new_file`` when it is emptied.
@@ -85,7 +85,7 @@ class KnownTables:
         self.lookahead = LookaheadResult(catalogue, ())
         self.inferred = InferredColumns()
         self.dropped = DroppedColumns()
-        self.unmet: set[str] = set()
+        self.invisible: set[str] = set()
         self.maps: dict[int, MappedTable | None] = {}
         self._bodies: dict[int, bytes] = {}
         self.cascades = Cascades()

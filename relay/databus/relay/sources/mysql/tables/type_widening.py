@@ -15,7 +15,7 @@ _SIZED = re.compile(r"(varchar|varbinary|datetime|timestamp|time)(?:\((\d+)\))?"
 _LISTED = ("enum(", "set(")
 
 
-def keeps_values(old: SourceSchema | None, new: SourceSchema | None) -> bool:
+def retains_values(old: SourceSchema | None, new: SourceSchema | None) -> bool:
     """Whether each column that both have holds the same values behind an ALTER TABLE.
 
     False also where one of the two is not known.

@@ -171,11 +171,11 @@ class RowBuffer:
         tables.put(1, codec.schema)
         _, _, columns, keys, _ = tables.arrays
         if in_binary and codec.encoding == UTF8:
-            for place, (known, column) in enumerate(
+            for index, (known, column) in enumerate(
                 zip(table.columns, codec.schema.columns, strict=True)
             ):
                 if column.name not in codec.schema.key:
-                    columns[place, k.FORM] = FORMS.get((known.base_oid, column.kind), TEXT)
+                    columns[index, k.FORM] = FORMS.get((known.base_oid, column.kind), TEXT)
         return RowBuffer(codec, columns, keys, max_bytes)
 
     def take(self, block: memoryview) -> int:

@@ -202,7 +202,7 @@ class PostgresChunkReader:
                 sql, parameters = _select(table, request, last_of=rows.space.count)
                 texts = (await session.select(sql, parameters))[0]
             else:
-                texts = tuple(texts[place] for place in rows.codec.key_places)
+                texts = tuple(texts[index] for index in rows.codec.key_indexes)
             last = self._key_values(table, texts, session.encoding)
         return Chunk(
             schema=rows.codec.schema,
@@ -364,18 +364,18 @@ def _compare(table: PostgresTable, operator: int, key: Sequence[Any], parameters
     Each operator is qualified by its schema, and each parameter has the base type of its column.
     So the operator is unambiguous, and neither a cast nor a domain's constraint runs.
     """
-    places = []
+    markers = []
     for value in key:
         parameters.append(_text(table, value))
-        places.append(f"${len(parameters)}")
+        markers.append(f"${len(parameters)}")
     names = [quote(name) for name in _checked(table, key, table.chunk_key)]
     if table.key_is_configured:
-        typed = [_Compared(name, f"{place}::pg_catalog.text", BUILT_IN)
-                 for name, place in zip(names, places, strict=True)]  # fmt: skip
+        typed = [_Compared(name, f"{marker}::pg_catalog.text", BUILT_IN)
+                 for name, marker in zip(names, markers, strict=True)]  # fmt: skip
     else:
         typed = [
-            _compared(_column_of(table, name), place)
-            for name, place in zip(table.chunk_key, places, strict=True)
+            _compared(_column_of(table, name), marker)
+            for name, marker in zip(table.chunk_key, markers, strict=True)
         ]
     if len({each.operators for each in typed}) == 1:
         left = ", ".join(each.left for each in typed)
@@ -413,12 +413,12 @@ def _nested(typed: Sequence[_Compared], operator: int) -> str:
     return f"({first.sql(bound)} AND ({first.sql(beyond)} OR {_nested(rest, operator)}))"
 
 
-def _compared(column: PostgresTableColumn, place: str) -> _Compared:
+def _compared(column: PostgresTableColumn, marker: str) -> _Compared:
     return _Compared(
         f"{quote(column.name)}::{column.sql_type}"
         if column.operators is not BUILT_IN
         else quote(column.name),
-        f"{place}::{column.sql_type}",
+        f"{marker}::{column.sql_type}",
         column.operators,
     )
 
@@ -439,8 +439,8 @@ def _same_key(table: PostgresTable, key: Sequence[Any], parameters: list[str]) -
             parts.append(f"{quote(name)} IS NULL")
         else:
             parameters.append(_text(table, value))
-            place = f"${len(parameters)}"
-            parts.append(_compared(_column_of(table, name), place).sql(_EQUAL))
+            marker = f"${len(parameters)}"
+            parts.append(_compared(_column_of(table, name), marker).sql(_EQUAL))
     return f"({' AND '.join(parts)})"
 
 

@@ -189,8 +189,8 @@ def _row_change(
         before_end = _row(buf, out, key_end, first, count, columns, fields, 0)
         if before_end < 0:
             return -1
-        for place in range(count):
-            if fields[1, place] == _UNCHANGED:
+        for ordinal in range(count):
+            if fields[1, ordinal] == _UNCHANGED:
                 return -1
         flags |= HAS_BEFORE
     after_end = before_end
@@ -235,7 +235,7 @@ def _tuple(buf: U8Array, at: int, end: int, count: int, fields: I64Array, line: 
     if at + 2 > end or (i64(buf[at]) << 8 | i64(buf[at + 1])) != count:
         return -1
     at += 2
-    for place in range(count):
+    for ordinal in range(count):
         if at >= end:
             return -1
         mark = buf[at]
@@ -247,13 +247,13 @@ def _tuple(buf: U8Array, at: int, end: int, count: int, fields: I64Array, line: 
             at += 4
             if at + length > end:
                 return -1
-            fields[line, place] = at
-            fields[line + 1, place] = length
+            fields[line, ordinal] = at
+            fields[line + 1, ordinal] = length
             at += length
         elif mark == 110:  # n
-            fields[line + 1, place] = _NULL
+            fields[line + 1, ordinal] = _NULL
         elif mark == 117:  # u
-            fields[line + 1, place] = _UNCHANGED
+            fields[line + 1, ordinal] = _UNCHANGED
         else:
             return -1
     return at
@@ -272,11 +272,11 @@ def _key(
     line: int,
 ) -> int:
     """Write the key's Avro record; returns the offset after it, or -1."""
-    for place_in_key in range(relations[number, 5]):
-        place = keys[relations[number, 4] + place_in_key]
+    for key_index in range(relations[number, 5]):
+        ordinal = keys[relations[number, 4] + key_index]
         nullable = relations[number, 1] == 2
-        if fields[line + 1, place] < 0:
-            if not nullable or fields[line + 1, place] != _NULL:
+        if fields[line + 1, ordinal] < 0:
+            if not nullable or fields[line + 1, ordinal] != _NULL:
                 return -1
             out[at] = 0
             at += 1
@@ -284,9 +284,9 @@ def _key(
         if nullable:
             out[at] = 2
             at += 1
-        column = relations[number, 2] + place
+        column = relations[number, 2] + ordinal
         kind, scale = columns[column, 0], columns[column, 2]
-        at = put_value(buf, fields[line, place], fields[line + 1, place], kind, scale, out, at)
+        at = put_value(buf, fields[line, ordinal], fields[line + 1, ordinal], kind, scale, out, at)
         if at < 0:
             return -1
     return at
@@ -304,9 +304,9 @@ def _row(
     line: int,
 ) -> int:
     """Write the row's Avro record; returns the offset after it, or -1."""
-    for place in range(count):
-        column = first + place
-        length = fields[line + 1, place]
+    for ordinal in range(count):
+        column = first + ordinal
+        length = fields[line + 1, ordinal]
         if length < 0:
             # Of the kinds that can be absent, these two have an empty placeholder.
             empty = length == _UNCHANGED and (
@@ -321,7 +321,7 @@ def _row(
             out[at] = 2
             at += 1
         kind, scale = columns[column, 0], columns[column, 2]
-        at = put_value(buf, fields[line, place], length, kind, scale, out, at)
+        at = put_value(buf, fields[line, ordinal], length, kind, scale, out, at)
         if at < 0:
             return -1
     return at
@@ -331,13 +331,13 @@ def _row(
 def _absent(out: U8Array, at: int, count: int, fields: I64Array) -> int:
     """Write the bitmap of unchanged values if there are any; returns the offset after it."""
     found = False
-    for place in range(count):
-        if fields[3, place] == _UNCHANGED:
+    for ordinal in range(count):
+        if fields[3, ordinal] == _UNCHANGED:
             if not found:
                 found = True
                 for byte in range((count + 7) >> 3):
                     out[at + byte] = 0
-            out[at + (place >> 3)] |= np.uint8(1 << (place & 7))
+            out[at + (ordinal >> 3)] |= np.uint8(1 << (ordinal & 7))
     return at + ((count + 7) >> 3) if found else at
 
 

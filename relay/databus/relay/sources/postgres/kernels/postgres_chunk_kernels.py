@@ -78,7 +78,7 @@ def _fields(buf: U8Array, at: int, end: int, count: int, fields: I64Array) -> bo
     if at + 2 > end or (i64(buf[at]) << 8 | i64(buf[at + 1])) != count:
         return False
     at += 2
-    for place in range(count):
+    for index in range(count):
         if at + 4 > end:
             return False
         length = u32(buf, at)
@@ -87,8 +87,8 @@ def _fields(buf: U8Array, at: int, end: int, count: int, fields: I64Array) -> bo
             length = -1
         elif at + length > end:
             return False
-        fields[0, place] = at
-        fields[1, place] = length
+        fields[0, index] = at
+        fields[1, index] = length
         at += max(length, 0)
     return True
 
@@ -98,10 +98,10 @@ def _key(
     buf: U8Array, out: U8Array, at: int, columns: I64Array, keys: I64Array, fields: I64Array
 ) -> int:
     for number in range(len(keys)):
-        place = keys[number]
-        if fields[1, place] < 0:
+        index = keys[number]
+        if fields[1, index] < 0:
             return -1
-        at = _value(buf, fields[0, place], fields[1, place], columns, place, out, at)
+        at = _value(buf, fields[0, index], fields[1, index], columns, index, out, at)
         if at < 0:
             return -1
     return at
@@ -109,15 +109,15 @@ def _key(
 
 @kernels.jit
 def _row(buf: U8Array, out: U8Array, at: int, columns: I64Array, fields: I64Array) -> int:
-    for place in range(len(columns)):
-        length = fields[1, place]
-        if columns[place, NULLABLE]:
+    for index in range(len(columns)):
+        length = fields[1, index]
+        if columns[index, NULLABLE]:
             out[at] = 0 if length < 0 else 2
             at += 1
         elif length < 0:
             return -1
         if length >= 0:
-            at = _value(buf, fields[0, place], length, columns, place, out, at)
+            at = _value(buf, fields[0, index], length, columns, index, out, at)
             if at < 0:
                 return -1
     return at
@@ -125,14 +125,14 @@ def _row(buf: U8Array, out: U8Array, at: int, columns: I64Array, fields: I64Arra
 
 @kernels.jit
 def _value(
-    buf: U8Array, start: int, length: int, columns: I64Array, place: int, out: U8Array, at: int
+    buf: U8Array, start: int, length: int, columns: I64Array, index: int, out: U8Array, at: int
 ) -> int:
     """Write one value, not null; returns the offset after it, or -1."""
-    form = columns[place, FORM]
+    form = columns[index, FORM]
     if form == TEXT:
-        kind, scale = columns[place, KIND], columns[place, SCALE]
+        kind, scale = columns[index, KIND], columns[index, SCALE]
         return i64(put_value(buf, start, length, kind, scale, out, at))
-    return i64(put_binary(buf, start, length, form, columns[place, SCALE], out, at))
+    return i64(put_binary(buf, start, length, form, columns[index, SCALE], out, at))
 
 
 def warm_up() -> None:

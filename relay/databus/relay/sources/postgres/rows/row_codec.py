@@ -37,25 +37,25 @@ class RowCodec:
             postgres_types.parser_of(column.kind, encoding) for column in schema.columns
         ]
         names = [column.name for column in schema.columns]
-        self.key_places = [names.index(name) for name in schema.key]
+        self.key_indexes = [names.index(name) for name in schema.key]
         # Columns of a configured key can be null; those of the table's own key cannot.
-        self._strict_places = [] if schema.nullable_key else self.key_places
-        self._required = self._required_places()
+        self._strict_indexes = [] if schema.nullable_key else self.key_indexes
+        self._required = self._required_indexes()
 
     def key(self, row: Sequence[Value]) -> bytes:
         """The key's bytes of a row in column order; other columns are ignored."""
         found: list[object] = []
-        for place in self.key_places:
-            text = row[place]
+        for index in self.key_indexes:
+            text = row[index]
             if text is None and self.schema.nullable_key:
                 found.append(None)
                 continue
             if text is None or text is UNCHANGED:
                 raise UnsupportedChange(
                     f"a row of {self.schema.source} came without its key column "
-                    f"{self.schema.columns[place].name}; its replica identity does not hold it"
+                    f"{self.schema.columns[index].name}; its replica identity does not hold it"
                 )
-            found.append(self._parse(place, text, is_key=place in self._strict_places))
+            found.append(self._parse(index, text, is_key=index in self._strict_indexes))
         return self.schema.encode_key(found)
 
     def row(self, row: Sequence[Value]) -> tuple[bytes, bytes]:
@@ -67,37 +67,37 @@ class RowCodec:
             )
         parsed: list[object] = []
         absent = []
-        for place, text in enumerate(row):
+        for index, text in enumerate(row):
             if text is None:
                 parsed.append(None)
             elif text is UNCHANGED:
-                absent.append(place)
-                column = self.schema.columns[place]
+                absent.append(index)
+                column = self.schema.columns[index]
                 parsed.append(None if column.nullable else postgres_types.PLACEHOLDERS[column.kind])
             else:
-                parsed.append(self._parse(place, text, is_key=place in self._strict_places))
-        nulls = {place for place in self._required if parsed[place] is None}
+                parsed.append(self._parse(index, text, is_key=index in self._strict_indexes))
+        nulls = {index for index in self._required if parsed[index] is None}
         if nulls:
             self._widen(nulls)
         bitmap = frame_format.pack_bitmap(absent, len(row)) if absent else b""
         return self.schema.encode_row(parsed), bitmap
 
-    def _parse(self, place: int, text: bytes, *, is_key: bool) -> object:
+    def _parse(self, index: int, text: bytes, *, is_key: bool) -> object:
         try:
-            return self._parsers[place](text)
+            return self._parsers[index](text)
         except postgres_types.SpecialValue as error:
             if self._special_is_null and not is_key:
                 return None
             raise self._refusal(
-                place,
+                index,
                 f'{error}; set special_values = "null" in the database\'s options to carry '
                 'such values as null (not in a key), or "text" to carry all of these types as text',
             ) from None
         except ValueError as error:
-            raise self._refusal(place, str(error)) from None
+            raise self._refusal(index, str(error)) from None
 
-    def _refusal(self, place: int, why: str) -> UnsupportedChange:
-        column = self.schema.columns[place]
+    def _refusal(self, index: int, why: str) -> UnsupportedChange:
+        column = self.schema.columns[index]
         return UnsupportedChange(
             f"{self.schema.source}.{column.name} ({column.type_name}): {why}",
             source=self.schema.source,
@@ -105,10 +105,10 @@ class RowCodec:
         )
 
     def _widen(self, nulls: set[int]) -> None:
-        if nulls.intersection(self._strict_places):
+        if nulls.intersection(self._strict_indexes):
             raise self._refusal(min(nulls), "a key column is null")
-        self.schema = widened(self.schema, {self.schema.columns[place].name for place in nulls})
-        self._required = self._required_places()
+        self.schema = widened(self.schema, {self.schema.columns[index].name for index in nulls})
+        self._required = self._required_indexes()
 
-    def _required_places(self) -> list[int]:
-        return [place for place, column in enumerate(self.schema.columns) if not column.nullable]
+    def _required_indexes(self) -> list[int]:
+        return [index for index, column in enumerate(self.schema.columns) if not column.nullable]

@@ -530,10 +530,10 @@ def _filled(change: Change, codec: RowCodec) -> tuple[Value, ...]:
     new = change.new or ()
     if not change.old_kind or UNCHANGED not in new:
         return new
-    known = range(len(new)) if change.old_kind == "O" else codec.key_places
+    known = range(len(new)) if change.old_kind == "O" else codec.key_indexes
     return tuple(
-        change.old[place] if value is UNCHANGED and place in known else value
-        for place, value in enumerate(new)
+        change.old[index] if value is UNCHANGED and index in known else value
+        for index, value in enumerate(new)
     )
 
 

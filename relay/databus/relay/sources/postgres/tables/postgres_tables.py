@@ -39,9 +39,9 @@ SELECT c.oid::bigint AS oid, n.nspname AS schema_name, c.relname AS table_name,
        a.atttypid::bigint AS type_oid, a.atttypmod AS modifier,
        pg_catalog.format_type(a.atttypid, a.atttypmod) AS type_name,
        pg_catalog.format_type(a.atttypid, -1) AS sql_type,
-       pg_catalog.array_position((pk.indkey::int2[])[0:pk.indnkeyatts - 1], a.attnum) AS pk_place,
+       pg_catalog.array_position((pk.indkey::int2[])[0:pk.indnkeyatts - 1], a.attnum) AS pk_index,
        pg_catalog.array_position(
-           (ri.indkey::int2[])[0:ri.indnkeyatts - 1], a.attnum) AS identity_place,
+           (ri.indkey::int2[])[0:ri.indnkeyatts - 1], a.attnum) AS identity_index,
        pk.indnkeyatts AS pk_width, ri.indnkeyatts AS identity_width,
        EXISTS (SELECT FROM pg_catalog.pg_index d WHERE d.indrelid = c.oid
                AND (d.indisprimary OR d.indisreplident) AND NOT d.indimmediate) AS is_deferrable,
@@ -278,14 +278,14 @@ def _table(rows: list[Any], types: Mapping[int, Any], keys: ConfiguredKeys) -> P
         table_name=first["table_name"],
         identity=first["identity"],
         columns=tuple(_table_column(row, types) for row in rows),
-        primary_key=_in_place(rows, "pk_place", "pk_width"),
-        identity_key=_in_place(rows, "identity_place", "identity_width"),
+        primary_key=_by_index(rows, "pk_index", "pk_width"),
+        identity_key=_by_index(rows, "identity_index", "identity_width"),
         is_owner=first["is_owner"],
         may_select=first["may_select"],
         configured_key=keys.of(source, (row["column_name"] for row in rows)),
         key_is_generated=any(
-            len([row for row in rows if row[place] is not None]) < (first[width] or 0)
-            for place, width in (("pk_place", "pk_width"), ("identity_place", "identity_width"))
+            len([row for row in rows if row[column] is not None]) < (first[width] or 0)
+            for column, width in (("pk_index", "pk_width"), ("identity_index", "identity_width"))
         ),
         is_partitioned=first["is_partitioned"],
         key_is_deferrable=first["is_deferrable"] and first["identity"] != "i",
@@ -294,11 +294,11 @@ def _table(rows: list[Any], types: Mapping[int, Any], keys: ConfiguredKeys) -> P
     )
 
 
-def _in_place(rows: list[Any], place: str, width: str) -> tuple[str, ...]:
-    indexed = [row for row in rows if row[place] is not None]
+def _by_index(rows: list[Any], column: str, width: str) -> tuple[str, ...]:
+    indexed = [row for row in rows if row[column] is not None]
     if len(indexed) < (rows[0][width] or 0):
         return ()
-    return tuple(row["column_name"] for row in sorted(indexed, key=lambda row: row[place]))
+    return tuple(row["column_name"] for row in sorted(indexed, key=lambda row: row[column]))
 
 
 def _table_column(row: Any, types: Mapping[int, Any]) -> PostgresTableColumn:

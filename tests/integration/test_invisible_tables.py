@@ -30,7 +30,7 @@ TAKEN = {
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("how", TAKEN)
-async def test_a_table_that_takes_a_name_while_the_right_is_away_is_met_when_it_returns(
+async def test_a_table_that_takes_a_name_without_the_privilege_is_suspended_when_it_returns(
     database: FreshDatabase, tmp_path: Path, how: str, restarted: bool
 ) -> None:
     name, other = database.name, f"{database.name}_other"
@@ -50,9 +50,9 @@ async def test_a_table_that_takes_a_name_while_the_right_is_away_is_met_when_it_
         for statement in statements:
             await asyncio.to_thread(database.execute, statement)
 
-    async def unmet() -> None:
+    async def invisible() -> None:
         async def is_noted() -> bool:
-            return decode_resume_state(stored_resume_state(fetcher)).unmet == (f"{name}.met",)
+            return decode_resume_state(stored_resume_state(fetcher)).invisible == (f"{name}.met",)
 
         await eventually(is_noted, 60, "the name is noted")
 
@@ -75,17 +75,17 @@ async def test_a_table_that_takes_a_name_while_the_right_is_away_is_met_when_it_
         await execute("INSERT INTO t VALUES (1, 1), (3, 3)")
         await eventually(lambda: len(rows_of(folder, f"{name}.t")) == 2, 60)
         await execute(f"REVOKE SELECT ON {name}.* FROM {account}", TAKEN[how].format(other=other))
-        await unmet()
+        await invisible()
         if not restarted:
             await execute(f"GRANT SELECT ON {name}.* TO {account}")
             await eventually(equal, 60, "the table is met")
     if restarted:
         async with capturing(config, tmp_path) as fetcher:
-            await unmet()
+            await invisible()
         await execute(f"GRANT SELECT ON {name}.* TO {account}")
         async with capturing(config, tmp_path) as fetcher:
             await eventually(equal, 60, "the table is met")
-    assert decode_resume_state(stored_resume_state(fetcher)).unmet == ()
+    assert decode_resume_state(stored_resume_state(fetcher)).invisible == ()
 
 
 async def test_a_name_whose_table_is_gone_again_is_forgotten(
@@ -106,4 +106,4 @@ async def test_a_name_whose_table_is_gone_again_is_forgotten(
         await eventually(lambda: rows_of(tmp_path / "shop", f"{name}.fence"), 60)
         await eventually(lambda: bool(fetcher.status.source), 60, "its status")
         assert f"{name}.met" not in (fetcher.status.source.get("stopped_tables") or {})
-    assert decode_resume_state(stored_resume_state(fetcher)).unmet == ()
+    assert decode_resume_state(stored_resume_state(fetcher)).invisible == ()
