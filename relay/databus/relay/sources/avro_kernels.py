@@ -1,4 +1,4 @@
-"""Compiled code that writes Avro's long, bytes and double; the row packers of all sources share it.
+"""Compiled code that writes Avro's long, bytes, double and decimal, for the kernels of all sources.
 
 Formats of one database's protocol belong to that source's kernels.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from databus.common.compiled import kernels
-from databus.common.compiled.kernels import U8Array, i64
+from databus.common.compiled.kernels import I64Array, U8Array, i64
 
 _U64 = np.uint64
 _LEAD = 0xED
@@ -17,7 +17,7 @@ EXACT_DIGITS = 15
 """Decimal numbers of up to this many digits are exact in a double."""
 
 
-@kernels.jit
+@kernels.jit_uncounted
 def put_long(out: U8Array, at: int, value: int) -> int:
     """Write an int or long; where it ends."""
     rest = _U64((value << 1) ^ (value >> 63))
@@ -39,6 +39,61 @@ def put_bytes(buf: U8Array, start: int, length: int, out: U8Array, at: int) -> i
         for offset in range(length):
             out[at + offset] = buf[start + offset]
     return at + length
+
+
+@kernels.jit_uncounted
+def put_double(out: U8Array, at: int, value: float) -> int:
+    """Write a double; where it ends."""
+    bits = np.float64(value).view(np.int64)
+    for offset in range(8):
+        out[at + offset] = np.uint8(bits >> 8 * offset & 0xFF)
+    return at + 8
+
+
+@kernels.jit_uncounted
+def put_limbs(
+    out: U8Array, at: int, limbs: I64Array, first: int, count: int, negative: bool
+) -> int:
+    """Write an integer as a decimal: big-endian two's complement, as short as it can be.
+
+    Its magnitude is in ``count`` limbs of 32 bits from ``limbs[first]`` on, the lowest first.
+    They are changed.
+    """
+    while count > 1 and limbs[first + count - 1] == 0:
+        count -= 1
+    if count == 1 and limbs[first] == 0:
+        negative = False
+    if negative:
+        index = first
+        while limbs[index] == 0:
+            limbs[index] = 0xFFFFFFFF
+            index += 1
+        limbs[index] -= 1
+        while count > 1 and limbs[first + count - 1] == 0:
+            count -= 1
+    bits, top = 32 * (count - 1), limbs[first + count - 1]
+    while top:
+        bits += 1
+        top >>= 1
+    size = bits // 8 + 1
+    extension = 0xFF if negative else 0
+    at = put_long(out, at, size)
+    for index in range(size):
+        number = size - 1 - index
+        limb = limbs[first + (number >> 2)] if number >> 2 < count else i64(0)
+        out[at + index] = np.uint8((limb >> 8 * (number & 3)) & 0xFF ^ extension)
+    return at + size
+
+
+@kernels.jit_uncounted
+def days_since_1970(year: int, month: int, day: int) -> int:
+    """The number of days from 1970-01-01 to a date of the proleptic Gregorian calendar."""
+    shifted = year - 1 if month <= 2 else year
+    era = shifted // 400
+    year_of_era = shifted - era * 400
+    day_of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
+    day_of_era = year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year
+    return era * 146_097 + day_of_era - 719_468
 
 
 @kernels.jit_uncounted
@@ -98,7 +153,4 @@ def put_exact_double(buf: U8Array, start: int, stop: int, out: U8Array, at: int)
         return -1
     value = float(mantissa)
     value = value * _POWERS[exponent] if exponent >= 0 else value / _POWERS[-exponent]
-    bits = np.float64(-value if negative else value).view(np.int64)
-    for offset in range(8):
-        out[at + offset] = np.uint8(bits >> 8 * offset & 0xFF)
-    return at + 8
+    return put_double(out, at, -value if negative else value)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from databus.common.compiled.kernels import COMPILED, I64Array, U8Array, i64, jit
+from databus.common.compiled.kernels import COMPILED, I64Array, U8Array, i64, jit, jit_uncounted
 from databus.common.compiled.xxh3 import xxh3_64
 
 U64Array = npt.NDArray[np.uint64]
@@ -23,6 +23,10 @@ _FIRST_ROWS = 4096
 
 # A line of ``spans``: where the row's key and its Avro record begin and end.
 KEY_START, KEY_STOP, ROW_START, ROW_STOP = range(4)
+
+# Why a chunk kernel stopped: at the block's end, at what is no row, for lack of space, before a
+# row that it cannot convert.
+AT_END, AT_OTHER, OUT_FULL, ROW_REFUSED = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +132,31 @@ class RowSpace:
         start, middle = self.fill, self.fill + len(row.key)
         self.fill = middle + len(row.row)
         self.out[start : self.fill] = np.frombuffer(row.key + row.row, dtype=np.uint8)
-        self.spans[self.count] = (start, middle, middle, self.fill)
-        self.count += 1
+        self.count = add_span(self.spans, self.count, start, middle, self.fill)
 
     def rows(self) -> Rows:
         """All rows that were added."""
         return Rows.at(self.out, self.spans[: self.count])
+
+
+@jit_uncounted
+def bytes_of_row(received_bytes: int, column_count: int) -> int:
+    """An upper bound of the Avro bytes of a row's key and record."""
+    return 64 + 2 * received_bytes + 48 * column_count
+
+
+@jit_uncounted
+def has_space(out: U8Array, fill: int, spans: I64Array, count: int, need_bytes: int) -> bool:
+    """Whether there is space for ``need_bytes`` and for another row."""
+    return fill + need_bytes <= len(out) and count < len(spans)
+
+
+@jit_uncounted
+def add_span(spans: I64Array, count: int, start: int, middle: int, stop: int) -> int:
+    """Add a row with its key in ``[start, middle)`` and its record up to ``stop``; the count."""
+    spans[count, KEY_START], spans[count, KEY_STOP] = start, middle
+    spans[count, ROW_START], spans[count, ROW_STOP] = middle, stop
+    return count + 1
 
 
 @jit

@@ -22,7 +22,12 @@ from databus.common.frame.header_layout import (
     UPDATE,
     seal,
 )
-from databus.relay.sources.avro_kernels import EXACT_DIGITS, put_exact_double, put_long
+from databus.relay.sources.avro_kernels import (
+    EXACT_DIGITS,
+    put_double,
+    put_exact_double,
+    put_long,
+)
 
 STOPPED, ENDED, FULL = range(3)
 """Why the kernel returned: a row for Python, the block's end, no more space."""
@@ -143,14 +148,6 @@ def _real_text(buf: U8Array, at: int, stop: int) -> tuple[int, int]:
 
 
 @jit
-def _put_double(out: U8Array, to: int, value: float) -> int:
-    bits = np.float64(value).view(np.int64)
-    for offset in range(8):
-        out[to + offset] = np.uint8(bits >> 8 * offset & 0xFF)
-    return to + 8
-
-
-@jit
 def _plain(buf: U8Array, at: int, stop: int) -> bool:
     """Whether a number's text has neither an exponent nor more digits than are exact."""
     digits = 0
@@ -210,7 +207,7 @@ def _value(buf: U8Array, at: int, stop: int, kind: int, out: U8Array, to: int) -
     if kind == INT:
         return end, put_long(out, to, number)
     if kind == FLOAT and -(1 << 53) <= number <= 1 << 53:
-        return end, _put_double(out, to, float(number))
+        return end, put_double(out, to, float(number))
     if kind == NUMERIC:
         to = put_long(out, to, end - at)
         copy(out, to, buf, at, end - at)

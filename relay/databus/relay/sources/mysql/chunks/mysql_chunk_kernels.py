@@ -11,18 +11,23 @@ import numpy as np
 
 from databus.common.compiled import kernels
 from databus.common.compiled.kernels import COMPILED, I64Array, U8Array, i64, load_u16, load_u32
-from databus.relay.sources.avro_kernels import has_surrogate, put_bytes, put_long
+from databus.relay.sources.avro_kernels import has_surrogate, put_bytes, put_limbs, put_long
+from databus.relay.sources.mysql.kernels.mysql_value_kernels import NO_DATE, valid_days
+from databus.relay.sources.row_buffers import (
+    AT_END,
+    AT_OTHER,
+    OUT_FULL,
+    ROW_REFUSED,
+    add_span,
+    bytes_of_row,
+    has_space,
+)
 
 # columns: a row for each column.
 OP, NULLABLE, WIDTH, UNSIGNED, SCALE, NULL_ZERO = range(6)
 INTEGER, UINT64, DOUBLE, DECIMAL, BYTES, UTF8, DATE, DATETIME, TIME, SKIPPED = range(10)
 COLUMN_FIELDS = 6
 
-# Why walk_rows stopped.
-AT_END, AT_OTHER, OUT_FULL, ROW_REFUSED = range(4)
-
-_NO_DATE = -(1 << 62)
-_MONTH_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], dtype=np.int64)
 LIMBS = 12
 
 
@@ -54,7 +59,8 @@ def walk_rows(
         end = at + 4 + size
         if end > stop:
             return at, out_at, count, AT_END
-        if out_at + 64 + 2 * size + 48 * len(columns) > len(out) or count == len(spans):
+        need_bytes = bytes_of_row(size, len(columns))
+        if not has_space(out, out_at, spans, count, need_bytes):
             return at, out_at, count, OUT_FULL
         if not _fields(buf, at + 5, end, columns, fields):
             return at, out_at, count, ROW_REFUSED
@@ -64,11 +70,8 @@ def walk_rows(
         row_end = _row(buf, out, middle, columns, fields, limbs)
         if row_end < 0:
             return at, out_at, count, ROW_REFUSED
-        spans[count, 0], spans[count, 1] = out_at, middle
-        spans[count, 2], spans[count, 3] = middle, row_end
-        out_at = row_end
-        count += 1
-        at = end
+        count = add_span(spans, count, out_at, middle, row_end)
+        out_at, at = row_end, end
 
 
 @kernels.jit
@@ -195,7 +198,7 @@ def _value(
         return _decimal(buf, start, length, columns[index, SCALE], out, at, limbs)
     if op == DATETIME or op == DATE:
         value = _date_us(buf, start, length)
-        if value == _NO_DATE:
+        if value == NO_DATE:
             return -1
         return put_long(out, at, value // 86_400_000_000 if op == DATE else value)
     if op == DOUBLE:
@@ -207,7 +210,7 @@ def _value(
     if op == UINT64:
         limbs[0] = load_u32(buf, start)
         limbs[1] = load_u32(buf, start + 4)
-        return _big(out, at, limbs, 2, False)
+        return put_limbs(out, at, limbs, 0, 2, False)
     return -1
 
 
@@ -250,7 +253,7 @@ def _decimal(
     if digits == 0 or max(after_point, 0) != scale:
         return -1
     used = _shift_in(limbs, used, weight, group)
-    return _big(out, at, limbs, used, negative)
+    return put_limbs(out, at, limbs, 0, used, negative)
 
 
 @kernels.jit
@@ -268,52 +271,14 @@ def _shift_in(limbs: I64Array, used: int, weight: int, group: int) -> int:
 
 
 @kernels.jit
-def _big(out: U8Array, at: int, limbs: I64Array, used: int, negative: bool) -> int:
-    """Avro bytes of an integer in 32-bit limbs, the lowest first: two's complement."""
-    while used > 1 and limbs[used - 1] == 0:
-        used -= 1
-    if used == 1 and limbs[0] == 0:
-        negative = False
-    if negative:
-        index = 0
-        while limbs[index] == 0:
-            limbs[index] = 0xFFFFFFFF
-            index += 1
-        limbs[index] -= 1
-        while used > 1 and limbs[used - 1] == 0:
-            used -= 1
-    bits, top = 32 * (used - 1), limbs[used - 1]
-    while top:
-        bits += 1
-        top >>= 1
-    count = bits // 8 + 1
-    promotion = 0xFF if negative else 0
-    at = put_long(out, at, count)
-    for index in range(count):
-        number = count - 1 - index
-        limb = limbs[number >> 2] if number >> 2 < used else i64(0)
-        out[at + index] = np.uint8((limb >> 8 * (number & 3)) & 0xFF ^ promotion)
-    return at + count
-
-
-@kernels.jit
 def _date_us(buf: U8Array, start: int, length: int) -> int:
-    """Microseconds since 1970 of a DATE or DATETIME; _NO_DATE for an invalid date."""
+    """Microseconds since 1970 of a DATE or DATETIME; NO_DATE for an invalid date."""
     if length < 4:
-        return _NO_DATE
-    year, month, day = load_u16(buf, start), i64(buf[start + 2]), i64(buf[start + 3])
-    if year < 1 or year > 9999 or month < 1 or month > 12 or day < 1:
-        return _NO_DATE
-    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    if day > _MONTH_DAYS[month] + (1 if leap and month == 2 else 0):
-        return _NO_DATE
-    if month <= 2:
-        year -= 1
-    era = year // 400
-    year_of_era = year - era * 400
-    day_of_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
-    day_of_era = year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year
-    seconds = (era * 146_097 + day_of_era - 719_468) * 86_400
+        return NO_DATE
+    days = valid_days(load_u16(buf, start), i64(buf[start + 2]), i64(buf[start + 3]))
+    if days == NO_DATE:
+        return NO_DATE
+    seconds = days * 86_400
     if length >= 7:
         seconds += (i64(buf[start + 4]) * 60 + i64(buf[start + 5])) * 60 + i64(buf[start + 6])
     us = load_u32(buf, start + 7) if length >= 11 else i64(0)

@@ -11,6 +11,7 @@ import numpy as np
 
 from databus.common.compiled.kernels import I64Array
 from databus.common.schema.source_schema import Column, Kind
+from databus.relay.sources import row_buffers
 from databus.relay.sources.mysql.chunks import mysql_chunk_kernels as k
 from databus.relay.sources.mysql.protocol.mysql_connection import BinaryResult, MySqlConnection
 from databus.relay.sources.mysql.rows.column_readers import DATED
@@ -134,14 +135,14 @@ def _receive(
             last = bytes(memoryview(data)[last_at:start])
         if space.fill >= max_bytes:
             return last, True
-        if reason == k.OUT_FULL:
+        if reason == row_buffers.OUT_FULL:
             size = int.from_bytes(data[start : start + 3], "little")
-            space.grow(64 + 2 * size + 48 * len(plan))
+            space.grow(row_buffers.bytes_of_row(size, len(plan)))
             continue
-        if reason == k.ROW_REFUSED:
+        if reason == row_buffers.ROW_REFUSED:
             _drain(result, data, start, stop)
             raise RowTextNeeded
-        if reason == k.AT_OTHER and result.ends(memoryview(data)[start:stop]):
+        if reason == row_buffers.AT_OTHER and result.ends(memoryview(data)[start:stop]):
             return last, False
         data, start, stop = _more(result, data, start, stop)
 

@@ -17,12 +17,10 @@ from databus.common.compiled.kernels import (
     load_i64,
     load_u32,
 )
-from databus.relay.sources.avro_kernels import has_surrogate
+from databus.relay.sources.avro_kernels import days_since_1970, has_surrogate, put_limbs, put_long
 from databus.relay.sources.mysql.kernels import kernel_cells as c
 
-_U7 = np.uint64(7)
-_U127 = np.uint64(127)
-_U128 = np.uint64(128)
+NO_DATE = -(1 << 62)
 _HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 _POWERS = np.array([10**n for n in range(10)], dtype=np.int64)
 _DIGIT_BYTES = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 4], dtype=np.int64)
@@ -39,18 +37,6 @@ def put_bytes(to: U8Array, at: int, source: U8Array, start: int, count: int) -> 
         for index in range(count):
             to[at + index] = source[start + index]
     return at + count
-
-
-@jit_uncounted
-def _put_long(out: U8Array, at: int, value: int) -> int:
-    """Avro's long: zigzag, seven bits a byte."""
-    rest = np.uint64((value << 1) ^ (value >> 63))
-    while rest >= _U128:
-        out[at] = np.uint8(rest & _U127 | _U128)
-        rest >>= _U7
-        at += 1
-    out[at] = np.uint8(rest)
-    return at + 1
 
 
 @jit_uncounted
@@ -75,7 +61,7 @@ def _put_big(out: U8Array, at: int, magnitude: np.uint64, negative: bool) -> int
     while count < 9 and inverted >> np.uint64(8 * count - 1):
         count += 1
     promotion = 0xFF if negative else 0
-    at = _put_long(out, at, count)
+    at = put_long(out, at, count)
     for index in range(count):
         shift = 8 * (count - 1 - index)
         byte = i64(inverted >> np.uint64(shift)) & 0xFF if shift < 64 else 0
@@ -137,62 +123,31 @@ def _put_decimal(
                 limb_count += 1
     if precision <= 18:
         return _put_big(out, at, np.uint64(small), negative), cursor
-    return _put_limbs(out, at, plan, limb_count, negative), cursor
+    return put_limbs(out, at, plan, c.LIMB, limb_count, negative), cursor
 
 
 @jit_uncounted
-def _put_limbs(out: U8Array, at: int, plan: I64Array, limb_count: int, negative: bool) -> int:
-    """As ``_put_big``, for a magnitude in 32-bit limbs, the lowest first."""
-    while limb_count > 1 and plan[c.LIMB + limb_count - 1] == 0:
-        limb_count -= 1
-    if limb_count == 1 and plan[c.LIMB + 0] == 0:
-        negative = False
-    if negative:
-        index = 0
-        while plan[c.LIMB + index] == 0:
-            plan[c.LIMB + index] = 0xFFFFFFFF
-            index += 1
-        plan[c.LIMB + index] -= 1
-        while limb_count > 1 and plan[c.LIMB + limb_count - 1] == 0:
-            limb_count -= 1
-    bits = 32 * (limb_count - 1) + _bit_count(np.uint64(plan[c.LIMB + limb_count - 1]))
-    count = bits // 8 + 1
-    promotion = 0xFF if negative else 0
-    at = _put_long(out, at, count)
-    for index in range(count):
-        byte_number = count - 1 - index
-        limb = plan[c.LIMB + (byte_number >> 2)] if byte_number >> 2 < limb_count else i64(0)
-        out[at + index] = (limb >> 8 * (byte_number & 3)) & 0xFF ^ promotion
-    return at + count
-
-
-@jit_uncounted
-def _days(year: int, month: int, day: int) -> int:
-    """Days since 1970-01-01 of a proleptic Gregorian date; -(2**62) if it is invalid."""
+def valid_days(year: int, month: int, day: int) -> int:
+    """Days since 1970-01-01 of a proleptic Gregorian date; NO_DATE if it is invalid."""
     if year < 1 or year > 9999 or month < 1 or month > 12 or day < 1:
-        return -(1 << 62)
+        return NO_DATE
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     if day > _MONTH_DAYS[month] + (1 if leap and month == 2 else 0):
-        return -(1 << 62)
-    shifted = year - 1 if month <= 2 else year
-    era = shifted // 400
-    year_of_era = shifted - era * 400
-    day_of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
-    day_of_era = year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year
-    return era * 146097 + day_of_era - 719468
+        return NO_DATE
+    return days_since_1970(year, month, day)
 
 
 @jit_uncounted
 def _datetime_us(buf: U8Array, at: int, digits: int) -> int:
-    """Microseconds of a DATETIME; -(2**62) if it is invalid."""
+    """Microseconds of a DATETIME; NO_DATE if it is invalid."""
     bits = _load_big_endian(buf, at, 5) - 0x8000000000
     width = (digits + 1) // 2
     year_month = bits >> 22 & 0x1FFFF
-    days = _days(year_month // 13, year_month % 13, bits >> 17 & 31)
+    days = valid_days(year_month // 13, year_month % 13, bits >> 17 & 31)
     hour, minute, second = bits >> 12 & 31, bits >> 6 & 63, bits & 63
     us = _load_big_endian(buf, at + 5, width) * _FRACTION_US[width]
-    if days == -(1 << 62) or bits < 0 or hour > 23 or minute > 59 or second > 59 or us > 999_999:
-        return -(1 << 62)
+    if days == NO_DATE or bits < 0 or hour > 23 or minute > 59 or second > 59 or us > 999_999:
+        return NO_DATE
     return i64(((days * 24 + hour) * 60 + minute) * 60_000_000 + second * 1_000_000 + us)
 
 
@@ -218,11 +173,11 @@ def _put_list(
     count = plan[labels_at]
     if not is_set:
         if bits == 0:
-            return _put_long(out, at, 0)
+            return put_long(out, at, 0)
         if bits > count or bits < 0:
             return -1
         length = plan[labels_at + 2 * bits]
-        at = _put_long(out, at, length)
+        at = put_long(out, at, length)
         return put_bytes(out, at, blob, plan[labels_at + 2 * bits - 1], length)
     if count < 64 and bits >> count:
         return -1
@@ -230,7 +185,7 @@ def _put_list(
     for index in range(count):
         if bits >> index & 1:
             total += plan[labels_at + 2 * index + 2] + (1 if total else 0)
-    at = _put_long(out, at, total)
+    at = put_long(out, at, total)
     first = True
     for index in range(count):
         if bits >> index & 1:
@@ -252,7 +207,7 @@ def _put_single_byte(
     total = i64(0)
     for index in range(count):
         total += blob[table + 4 * buf[start + index]]
-    at = _put_long(out, at, total)
+    at = put_long(out, at, total)
     for index in range(count):
         entry = table + 4 * i64(buf[start + index])
         for byte in range(blob[entry]):
@@ -263,7 +218,7 @@ def _put_single_byte(
 
 @jit_uncounted
 def _put_uuid(out: U8Array, at: int, buf: U8Array, start: int, count: int) -> int:
-    at = _put_long(out, at, 36)
+    at = put_long(out, at, 36)
     for index in range(16):
         byte = buf[start + index] if index < count else np.uint8(0)
         if index in (4, 6, 8, 10):
@@ -414,11 +369,11 @@ def _put_date_text(
     """As ``put_value``, for a date in the server's text form, even an invalid one."""
     if op == c.OP_DATE_TEXT:
         bits = _load_little_endian(buf, at, 3)
-        to = _put_long(out, to, 10)
+        to = put_long(out, to, 10)
         return at + 3, _put_date(out, to, bits >> 9, bits >> 5 & 15, bits & 31)
     start, size = to, 20 + digits if digits else 19
     width = (digits + 1) // 2
-    to = _put_long(out, to, size)
+    to = put_long(out, to, size)
     if op == c.OP_DATETIME_TEXT:
         bits = _load_big_endian(buf, at, 5) - 0x8000000000
         hour, minute, second = bits >> 12 & 31, bits >> 6 & 63, bits & 63
@@ -470,9 +425,9 @@ def put_value(
     width = plan[column + c.C_A]
     if op == c.OP_SIGNED:
         shift = 64 - 8 * width
-        return at + width, _put_long(out, to, (load_i64(buf, at) << shift) >> shift)
+        return at + width, put_long(out, to, (load_i64(buf, at) << shift) >> shift)
     if op == c.OP_UNSIGNED:
-        return at + width, _put_long(out, to, _load_little_endian(buf, at, width))
+        return at + width, put_long(out, to, _load_little_endian(buf, at, width))
     if c.OP_BYTES <= op <= c.OP_SINGLE_BYTE or op in (c.OP_UUID, c.OP_INET4, c.OP_INET6):
         count = _load_little_endian(buf, at, width)
         start = at + width
@@ -482,7 +437,7 @@ def put_value(
         if op == c.OP_UTF8 and has_surrogate(buf, start, count):
             return -1, to
         if op in (c.OP_BYTES, c.OP_UTF8):
-            return stop, put_bytes(out, _put_long(out, to, count), buf, start, count)
+            return stop, put_bytes(out, put_long(out, to, count), buf, start, count)
         if op == c.OP_SINGLE_BYTE:
             return stop, _put_single_byte(out, to, buf, start, count, blob, plan[column + c.C_B])
         if op == c.OP_UUID:
@@ -494,7 +449,7 @@ def put_value(
         padded = plan[column + c.C_B]
         if count > padded:
             return -1, to
-        to = put_bytes(out, _put_long(out, to, padded), buf, start, count)
+        to = put_bytes(out, put_long(out, to, padded), buf, start, count)
         for index in range(padded - count):
             out[to + index] = 0
         return stop, to + padded - count
@@ -504,9 +459,9 @@ def put_value(
     if op == c.OP_DATETIME:
         us = _datetime_us(buf, at, width)
         at += 5 + (width + 1) // 2
-        if us == -(1 << 62):
+        if us == NO_DATE:
             return (at, -1) if plan[column + c.C_NULL_ZERO] else (-1, to)
-        return at, _put_long(out, to, us)
+        return at, put_long(out, to, us)
     if op == c.OP_TIMESTAMP:
         fraction_bytes = (width + 1) // 2
         fraction = _load_big_endian(buf, at + 4, fraction_bytes) * _FRACTION_US[fraction_bytes]
@@ -514,21 +469,21 @@ def put_value(
         at += 4 + fraction_bytes
         if us == 0:
             return (at, -1) if plan[column + c.C_NULL_ZERO] else (-1, to)
-        return at, _put_long(out, to, us)
+        return at, put_long(out, to, us)
     if op == c.OP_DATE:
         bits = _load_little_endian(buf, at, 3)
-        days = _days(bits >> 9, bits >> 5 & 15, bits & 31)
-        if days == -(1 << 62):
+        days = valid_days(bits >> 9, bits >> 5 & 15, bits & 31)
+        if days == NO_DATE:
             return (at + 3, -1) if plan[column + c.C_NULL_ZERO] else (-1, to)
-        return at + 3, _put_long(out, to, days)
+        return at + 3, put_long(out, to, days)
     if op == c.OP_TIME:
-        return at + 3 + (width + 1) // 2, _put_long(out, to, _time_us(buf, at, width))
+        return at + 3 + (width + 1) // 2, put_long(out, to, _time_us(buf, at, width))
     if op == c.OP_YEAR:
-        return at + 1, _put_long(out, to, i64(buf[at]) + 1900 if buf[at] else 0)
+        return at + 1, put_long(out, to, i64(buf[at]) + 1900 if buf[at] else 0)
     if op == c.OP_UINT64:
         return at + 8, _put_big(out, to, np.uint64(load_i64(buf, at)), False)
     if op == c.OP_BIT:
-        return at + width, _put_long(out, to, _load_big_endian(buf, at, width))
+        return at + width, put_long(out, to, _load_big_endian(buf, at, width))
     if op == c.OP_BIT64:
         return at + 8, _put_big(out, to, np.uint64(_load_big_endian(buf, at, 8)), False)
     if op in (c.OP_ENUM, c.OP_SET):

@@ -18,6 +18,7 @@ import numpy as np
 from databus.common.compiled.kernels import COMPILED, I64Array
 from databus.common.errors import SourceUnavailable
 from databus.common.schema.source_schema import Kind
+from databus.relay.sources import row_buffers
 from databus.relay.sources.postgres.kernels import binary_value_kernels as binary
 from databus.relay.sources.postgres.kernels import postgres_chunk_kernels as k
 from databus.relay.sources.postgres.kernels.binary_value_kernels import TEXT
@@ -190,7 +191,7 @@ class RowBuffer:
         fields = np.empty((2, len(self.columns)), dtype=np.int64)
         space = self.space
         while at < stop and buf[at] == _DATA_ROW and not self.is_full:
-            begin, reason = at, k.ROW_REFUSED
+            begin, reason = at, row_buffers.ROW_REFUSED
             if COMPILED and not self.codec.schema.nullable_key:
                 at, space.fill, space.count, reason = k.walk_rows(
                     buf, at, stop, space.out, space.fill, space.spans, space.count,
@@ -200,9 +201,9 @@ class RowBuffer:
                 at = self._within(block, begin, at)
                 last = k.last_row(buf, begin, at)
                 self.last = bytes(block[last : last + _length(block, last)])
-            if reason == k.OUT_FULL:
-                space.grow(64 + 2 * _length(block, at) + 48 * len(self.columns))
-            elif reason == k.ROW_REFUSED:
+            if reason == row_buffers.OUT_FULL:
+                space.grow(row_buffers.bytes_of_row(_length(block, at), len(self.columns)))
+            elif reason == row_buffers.ROW_REFUSED:
                 if (self.columns[:, k.FORM] != TEXT).any():
                     raise ChunkTextNeeded
                 end = at + _length(block, at)

@@ -10,7 +10,7 @@ import numpy as np
 
 from databus.common.compiled import kernels
 from databus.common.compiled.kernels import U8Array, i64
-from databus.relay.sources.avro_kernels import put_bytes, put_long
+from databus.relay.sources.avro_kernels import put_bytes, put_double, put_long
 from databus.relay.sources.postgres.kernels.text_value_kernels import all_bits, is_utf8, put_decimal
 
 # The forms of a column's values; this module does not read TEXT.
@@ -145,10 +145,7 @@ def _real(bits: int, out: U8Array, at: int) -> int:
         if abs(found - size) < np.float64(2.0) ** (exponent - 151):
             if mantissa == 0 and found != size:
                 return -1
-            written = np.float64(-found if bits >> 31 else found).view(np.int64)
-            for offset in range(8):
-                out[at + offset] = np.uint8(written >> 8 * offset & 0xFF)
-            return at + 8
+            return put_double(out, at, -found if bits >> 31 else found)
     return -1
 
 

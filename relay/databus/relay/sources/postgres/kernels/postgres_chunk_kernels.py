@@ -15,12 +15,18 @@ from databus.common.compiled.kernels import COMPILED, I64Array, U8Array, i64
 from databus.relay.sources.postgres.kernels.binary_value_kernels import TEXT, put_binary
 from databus.relay.sources.postgres.kernels.pgoutput_kernels import u32
 from databus.relay.sources.postgres.kernels.text_value_kernels import put_value
+from databus.relay.sources.row_buffers import (
+    AT_END,
+    AT_OTHER,
+    OUT_FULL,
+    ROW_REFUSED,
+    add_span,
+    bytes_of_row,
+    has_space,
+)
 
 # columns: a row for each column.  FORM is the form of its values.
 KIND, NULLABLE, SCALE, FORM = range(4)
-
-# Why walk_rows stopped.
-AT_END, AT_OTHER, OUT_FULL, ROW_REFUSED = range(4)
 
 
 @kernels.jit
@@ -45,7 +51,8 @@ def walk_rows(
         end = at + 1 + u32(buf, at + 1)
         if buf[at] != 68:  # D
             return at, out_at, count, AT_OTHER
-        if out_at + 64 + 2 * (end - at) + 48 * len(columns) > len(out) or count == len(spans):
+        need_bytes = bytes_of_row(end - at, len(columns))
+        if not has_space(out, out_at, spans, count, need_bytes):
             return at, out_at, count, OUT_FULL
         if not _fields(buf, at + 5, end, len(columns), fields):
             return at, out_at, count, ROW_REFUSED
@@ -55,11 +62,8 @@ def walk_rows(
         row_end = _row(buf, out, middle, columns, fields)
         if row_end < 0:
             return at, out_at, count, ROW_REFUSED
-        spans[count, 0], spans[count, 1] = out_at, middle
-        spans[count, 2], spans[count, 3] = middle, row_end
-        out_at = row_end
-        count += 1
-        at = end
+        count = add_span(spans, count, out_at, middle, row_end)
+        out_at, at = row_end, end
     return at, out_at, count, AT_END
 
 

@@ -10,7 +10,12 @@ import numpy as np
 
 from databus.common.compiled import kernels
 from databus.common.compiled.kernels import U8Array, i64
-from databus.relay.sources.avro_kernels import put_bytes, put_exact_double, put_long
+from databus.relay.sources.avro_kernels import (
+    days_since_1970,
+    put_bytes,
+    put_exact_double,
+    put_long,
+)
 
 # The kinds of columns.
 (
@@ -205,13 +210,7 @@ def _date(buf: U8Array, at: int) -> int:
     month, day = _two(buf, at + 5), _two(buf, at + 8)
     if buf[at + 4] != 45 or buf[at + 7] != 45 or year < 1 or month < 1 or day < 1:
         return _BAD
-    if month <= 2:
-        year -= 1
-    era = year // 400
-    year_of_era = year - era * 400
-    day_of_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
-    day_of_era = year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year
-    return era * 146_097 + day_of_era - 719_468
+    return days_since_1970(year, month, day)
 
 
 @kernels.jit_uncounted
