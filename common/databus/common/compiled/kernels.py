@@ -25,7 +25,6 @@ _T = TypeVar("_T", bound=tuple[int, ...])
 
 U8Array = npt.NDArray[np.uint8]
 I64Array = npt.NDArray[np.int64]
-U32Array = npt.NDArray[np.uint32]
 
 if TYPE_CHECKING:
     from databus.common.compiled import intrinsics

@@ -179,6 +179,10 @@ class SourceSchema:
         """The columns that a partial frame does not hold."""
         return tuple(self.columns[index].name for index in frame_format.unpack_bitmap(bits))
 
+    def to_json_bytes(self) -> bytes:
+        """``to_json`` as text: the content of a SCHEMA_CHANGE frame."""
+        return json.dumps(self.to_json(), separators=(",", ":")).encode()
+
     def to_json(self) -> dict[str, Any]:
         """The schema as plain JSON; ``from_json`` reads it back."""
         # Left out if it is false, so that older schemas retain their fingerprints.

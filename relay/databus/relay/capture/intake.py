@@ -320,7 +320,7 @@ class Intake:
             Op.SCHEMA_CHANGE,
             source=schema.source_id,
             schema_fp=schema.fingerprint,
-            after=json.dumps(schema.to_json(), separators=(",", ":")).encode(),
+            after=schema.to_json_bytes(),
         )
         self.append_dump_window(window.end(dump=True))
         self.definitions.announce(schema)

@@ -160,7 +160,7 @@ class Rewriter:
             source=schema.source_id,
             schema_fp=schema.fingerprint,
             commit_us=view.commit_us,
-            after=json.dumps(schema.to_json(), separators=(",", ":")).encode(),
+            after=schema.to_json_bytes(),
         )
 
     def _edit_rows(self, data: Buffer, offsets: I64Array, growth: int) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from databus.common.frame.frame_format import Op, pack_frame, source_id
@@ -53,7 +52,7 @@ def schema_change(schema: SourceSchema, group: Group) -> bytes:
         source=schema.source_id,
         schema_fp=schema.fingerprint,
         commit_us=group.commit_us,
-        after=json.dumps(schema.to_json(), separators=(",", ":")).encode(),
+        after=schema.to_json_bytes(),
     )
 
 

@@ -13,6 +13,7 @@ from databus.common.compiled.kernels import I64Array
 from databus.common.schema.source_schema import Column, Kind
 from databus.relay.sources import row_buffers
 from databus.relay.sources.mysql.chunks import mysql_chunk_kernels as k
+from databus.relay.sources.mysql.protocol.binlog_events import packed_int
 from databus.relay.sources.mysql.protocol.mysql_connection import BinaryResult, MySqlConnection
 from databus.relay.sources.mysql.rows.column_readers import DATED
 from databus.relay.sources.row_buffers import RowSpace
@@ -43,7 +44,7 @@ class _Field:
     def __init__(self, definition: bytes) -> None:
         at = 0
         for _ in range(6):  # catalog, schema, table, its own name, column, its own name
-            length, at = _lenenc(definition, at)
+            length, at = packed_int(definition, at)
             at += length
         self.code, flags = struct.unpack_from("<BH", definition, at + 1 + 6)
         self.unsigned = bool(flags & _UNSIGNED_FLAG)
@@ -173,14 +174,6 @@ def _drain(
         data, start, stop = _more(result, data, start, stop)
 
 
-def _lenenc(data: bytes, at: int) -> tuple[int, int]:
-    first = data[at]
-    if first < 251:
-        return first, at + 1
-    width = {252: 2, 253: 3, 254: 8}[first]
-    return int.from_bytes(data[at + 1 : at + 1 + width], "little"), at + 1 + width
-
-
 def _values(packet: bytes, fields: Sequence[_Field]) -> list[Any]:
     """The values of a row: numbers, bytes, and dates and times in the server's text form."""
     at = 5 + (len(fields) + 9) // 8
@@ -197,7 +190,7 @@ def _values(packet: bytes, fields: Sequence[_Field]) -> list[Any]:
             values.append(int.from_bytes(raw, "little", signed=not field.unsigned))
             at += field.width
         else:
-            length, at = _lenenc(packet, at)
+            length, at = packed_int(packet, at)
             raw = packet[at : at + length]
             at += length
             values.append(_moment(raw, field.code) if field.code in (*_DATES, _TIME) else raw)

@@ -40,18 +40,6 @@ def put_bytes(to: U8Array, at: int, source: U8Array, start: int, count: int) -> 
 
 
 @jit_uncounted
-def _bit_count(value: np.uint64) -> int:
-    bits = 0
-    while value >> np.uint64(8):
-        bits += 8
-        value >>= np.uint64(8)
-    while value:
-        bits += 1
-        value >>= np.uint64(1)
-    return bits
-
-
-@jit_uncounted
 def _put_big(out: U8Array, at: int, magnitude: np.uint64, negative: bool) -> int:
     """Avro bytes of an integer: two's complement, big-endian, as short as it can be."""
     if magnitude == np.uint64(0):

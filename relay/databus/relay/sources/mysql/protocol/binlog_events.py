@@ -248,7 +248,7 @@ def read_server_version(body: memoryview) -> str:
     return bytes(body[2:52]).rstrip(b"\0").decode("ascii", "replace")
 
 
-def packed_int(data: memoryview, at: int) -> tuple[int, int]:
+def packed_int(data: memoryview | bytes, at: int) -> tuple[int, int]:
     """A length-encoded number, and the offset after it."""
     first = data[at]
     if first < 251:

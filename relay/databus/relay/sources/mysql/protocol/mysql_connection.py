@@ -22,7 +22,6 @@ from databus.relay.sources.mysql.protocol.mysql_authentication import signed_in
 from databus.relay.sources.mysql.protocol.mysql_settings import MySqlSettings
 
 _READ_TIMEOUT_S = 300
-_RECEIVE_BYTES = 4 << 20
 _MARIADB_SLAVE_CAPABILITY_GTID = 4
 _SECURE_TRANSPORT_REQUIRED = 3159
 _REFUSED = frozenset(

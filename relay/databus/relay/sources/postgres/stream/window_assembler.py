@@ -8,7 +8,6 @@ Relation message it pauses: the caller looks the table up in the catalogue and t
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 
@@ -544,6 +543,6 @@ def _schema_window(schema: SourceSchema, scn: int, seq: int, commit_us: int) -> 
         Op.SCHEMA_CHANGE,
         source=schema.source_id,
         schema_fp=schema.fingerprint,
-        after=json.dumps(schema.to_json(), separators=(",", ":")).encode(),
+        after=schema.to_json_bytes(),
     )
     return window.end()
