@@ -114,8 +114,7 @@ VALUES = {
         "columns were renamed",
     ),
     "dropped and added again": (
-        "ALTER TABLE t DROP COLUMN c; ALTER TABLE t ADD COLUMN c TEXT;"
-        "UPDATE t SET c = 'new' WHERE id = 2",
+        "ALTER TABLE t DROP COLUMN c; ALTER TABLE t ADD COLUMN c TEXT",
         "column c may have been dropped and added again",
     ),
     "exchanged columns": (
@@ -141,6 +140,11 @@ OTHER_ROWS = {
     "dropped and added": (
         f"{DROPPED} ALTER TABLE t DROP COLUMN c; ALTER TABLE t ADD COLUMN d INT DEFAULT 1",
         "a column was dropped while rows were written",
+    ),
+    "dropped and added again, and written": (
+        "ALTER TABLE t DROP COLUMN c; ALTER TABLE t ADD COLUMN c TEXT;"
+        "UPDATE t SET c = 'new' WHERE id = 2",
+        "may have created a unique index and dropped it",
     ),
     "dropped, written, added again": (
         "ALTER TABLE t DROP COLUMN c; INSERT INTO t VALUES (4, 1, x'00');"

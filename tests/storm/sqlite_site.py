@@ -17,8 +17,6 @@ class SqliteSession(Session):
 
     def __init__(self, path: Path) -> None:
         self._connection = connected(path)
-        # As `databus check` advises for tables with a second unique index.
-        self._connection.execute("PRAGMA recursive_triggers = ON")
 
     def execute(self, sql: str) -> None:
         self._connection.execute(sql).fetchall()

@@ -322,7 +322,8 @@ class SqliteGrammar(Grammar):
     @production(1)
     def p_pragma(self) -> Iterator[str]:
         yield self.pick(
-            "PRAGMA foreign_keys = OFF", "PRAGMA recursive_triggers = ON", "VACUUM", "ANALYZE",
+            "PRAGMA foreign_keys = OFF", "PRAGMA recursive_triggers = ON",
+            "PRAGMA recursive_triggers = OFF", "VACUUM", "ANALYZE",
             "PRAGMA wal_checkpoint(TRUNCATE)", "REINDEX",
             "PRAGMA user_version = 7", "PRAGMA optimize",
             "PRAGMA defer_foreign_keys = ON", "PRAGMA legacy_alter_table = ON",

@@ -92,9 +92,24 @@ def install(connection: sqlite3.Connection) -> str:
 
 
 def last_id(connection: sqlite3.Connection) -> int:
-    """The largest id that the log has ever assigned."""
-    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'databus_log'")
+    """The largest id that the log has ever assigned.
+
+    A statement that ends early (INSERT OR FAIL) has logged rows that ``sqlite_sequence`` lacks.
+    """
+    row = connection.execute(
+        "SELECT max(seq, coalesce((SELECT max(id) FROM databus_log), 0)) FROM sqlite_sequence "
+        "WHERE name = 'databus_log'"
+    )
     return int((row.fetchone() or (0,))[0])
+
+
+def delete_upto(connection: sqlite3.Connection, log_id: int) -> None:
+    """Delete the log's rows up to an id.  Their ids are not assigned again."""
+    connection.execute("DELETE FROM databus_log WHERE id <= ?", (log_id,))
+    connection.execute(
+        "UPDATE sqlite_sequence SET seq = ?1 WHERE name = 'databus_log' AND seq < ?1", (log_id,)
+    )
+    set_meta(connection, "pruned", log_id)
 
 
 def meta(connection: sqlite3.Connection, name: str) -> int:
@@ -134,6 +149,16 @@ def writing(connection: sqlite3.Connection) -> Iterator[None]:
         raise
     finally:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+
+
+@contextlib.contextmanager
+def reading(connection: sqlite3.Connection) -> Iterator[None]:
+    """A transaction in which all queries see the same rows."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        connection.execute("COMMIT")
 
 
 def write_briefly(connection: sqlite3.Connection, work: Callable[[], _T]) -> _T:
@@ -312,6 +337,15 @@ def has_rows(connection: sqlite3.Connection, table: str) -> bool:
     return connection.execute(f"SELECT 1 FROM {quoted(table)} LIMIT 1").fetchone() is not None
 
 
+def has_events(connection: sqlite3.Connection, schema: SourceSchema, after: int) -> bool:
+    """Whether rows of a source were inserted or updated after a log id."""
+    query = (
+        "SELECT 1 FROM databus_log WHERE id > ? AND op IN ('c', 'u') AND version IN "
+        "(SELECT version FROM databus_schema WHERE source = ?) LIMIT 1"
+    )
+    return connection.execute(query, (after, schema.source)).fetchone() is not None
+
+
 def other_objects(connection: sqlite3.Connection) -> set[tuple[str, str]]:
     """Type and name of everything that a statement has defined, but for what is ours."""
     rows = connection.execute(
@@ -319,6 +353,16 @@ def other_objects(connection: sqlite3.Connection) -> set[tuple[str, str]]:
         "AND name NOT LIKE 'databus\\_%' ESCAPE '\\'"
     )
     return set(rows.fetchall())
+
+
+def index_count(connection: sqlite3.Connection, tables: Collection[str]) -> int:
+    """The number of CREATE INDEX statements that these tables have."""
+    (count,) = connection.execute(
+        "SELECT count(*) FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL "
+        f"AND tbl_name IN ({', '.join('?' * len(tables))})",
+        tuple(tables),
+    ).fetchone()
+    return int(count)
 
 
 def has_only_defaults(
@@ -529,21 +573,6 @@ def findings(
             names = [column[1] for column in columns]
             found.append(
                 keys.finding(join_source("main", table), names, "create it with a PRIMARY KEY")
-            )
-        unique = [
-            row[1]
-            for row in connection.execute(f"PRAGMA index_list({quoted(table)})")
-            if row[2] and row[3] != "pk"
-        ]
-        if unique:
-            found.append(
-                Finding(
-                    f"table main.{table}",
-                    f"INSERT OR REPLACE may remove another row through {unique[0]} without a "
-                    "trigger",
-                    "PRAGMA recursive_triggers = ON in applications that use OR REPLACE",
-                    fatal=False,
-                )
             )
     mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
     if mode != "wal":

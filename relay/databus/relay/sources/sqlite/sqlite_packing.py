@@ -21,7 +21,8 @@ _BLOCK = """SELECT count(*), max(id), group_concat(line, '') FROM (
     SELECT id, id || ' ' || version || ' ' || op || char(10) || coalesce(old, '') || char(10)
         || coalesce(new, '') || char(10) AS line
     FROM databus_log
-    WHERE id > ? AND id <= ? AND (version NOT IN ({}) OR op = 't') ORDER BY id LIMIT ?)"""
+    WHERE id > ? AND id <= ? AND op <> 'r' AND (version NOT IN ({}) OR op = 't')
+    ORDER BY id LIMIT ?)"""
 _NEVER = (1 << 63) - 1
 _KINDS = {
     Kind.INT: k.INT,

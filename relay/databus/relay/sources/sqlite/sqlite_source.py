@@ -45,6 +45,7 @@ from databus.relay.sources.contract import (
 from databus.relay.sources.source_options import SourceOptions, read_options
 from databus.relay.sources.sqlite import sqlite_kernels
 from databus.relay.sources.sqlite import sqlite_log as log
+from databus.relay.sources.sqlite import sqlite_replacements as replacements
 from databus.relay.sources.sqlite import sqlite_triggers as triggers
 from databus.relay.sources.sqlite.sqlite_chunks import SqliteChunkReader
 from databus.relay.sources.sqlite.sqlite_claim import claim
@@ -168,7 +169,9 @@ class SqliteSource:
     def _findings(self, connection: sqlite3.Connection) -> list[Finding]:
         names = [*log.user_tables(connection), *log.virtual_tables(connection)]
         tables = [table for table in names if self._captures(table)]
-        return log.findings(connection, tables, self._keys)
+        found = log.findings(connection, tables, self._keys)
+        schemas = (log.table_schema(connection, table, self._keys) for table in tables)
+        return [*found, *replacements.findings(connection, filter(None, schemas))]
 
     async def open(self) -> None:
         """See ``Source.open``; creates the log and its triggers."""
@@ -402,7 +405,12 @@ class SqliteSource:
         if log.meta(db, "pruned") > self._position:
             self._check_position(self._position)  # Another relay may have pruned the log.
         planned = log.meta(db, "window_end")
-        upto = planned if self._position < planned <= last else last
+        if self._position < planned <= last:
+            upto = planned
+        elif (examined := self._examined(last)) is not None:
+            upto = examined
+        else:
+            return -1, None  # A definition has changed meanwhile.
         left_out = self._versions_left_out(upto)
         upto = log.first_emptied(db, self._position, upto, left_out) or upto
         block = read_block(db, self._position, upto, _PART_ROWS, left_out)
@@ -415,6 +423,23 @@ class SqliteSource:
             "SELECT at_ms FROM databus_log WHERE id > ? ORDER BY id LIMIT 1", (self._position,)
         ).fetchone()
         return -1, _Poll(block, at_ms, upto, left_out)
+
+    def _examined(self, last: int) -> int | None:
+        """The end of a window of whole transactions, the rows that REPLACE removed among its
+        events; None if the definitions have changed.  ``last``: an id that the log had before."""
+        candidates = replacements.Candidates(self._db, self._versions)
+        if not candidates.read(self._position, last):
+            return last
+        with log.reading(self._db):
+            upto = log.last_id(self._db)
+            if not self._tables.is_current(self._db):
+                return None
+            candidates.read(last, upto)
+            candidates.retain_missing()
+        replaced = candidates.replaced(upto)
+        if replaced:
+            log.write_briefly(self._db, partial(replacements.publish, self._db, replaced, upto))
+        return upto
 
     # -- suspended tables
 
@@ -554,8 +579,7 @@ class SqliteSource:
 
         def prune() -> float:
             began_s = time.monotonic()
-            self._db.execute("DELETE FROM databus_log WHERE id <= ?", (upto,))
-            log.set_meta(self._db, "pruned", upto)
+            log.delete_upto(self._db, upto)
             return time.monotonic() - began_s
 
         return max(0.001, 4 * log.write_briefly(self._db, prune))

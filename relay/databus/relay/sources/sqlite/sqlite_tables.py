@@ -17,7 +17,9 @@ from databus.common.schema.source_names import join_source, split_source
 from databus.common.schema.source_schema import SourceSchema
 from databus.relay.sources.configured_keys import ConfiguredKeys
 from databus.relay.sources.sqlite import sqlite_log as log
+from databus.relay.sources.sqlite import sqlite_replacements as replacements
 from databus.relay.sources.sqlite import sqlite_triggers as triggers
+from databus.relay.sources.sqlite.sqlite_replacements import Conflict
 from databus.relay.sources.sqlite.sqlite_triggers import Trigger
 
 _HOLD_S = 0.02
@@ -37,6 +39,7 @@ _OBJECTS = "objects"
 """In ``databus_meta``: the definitions of then except ours, as a list of type and name."""
 _STATEMENTS_OF_READDING = 2
 _STATEMENTS_OF_REBUILDING = 6
+_STATEMENTS_OF_INDEXING = 2
 
 FILLED_BEFORE = (
     "it was created, or took this name, with rows that were written before it had triggers"
@@ -46,6 +49,14 @@ UNWATCHED = (
     "are not known"
 )
 KEYLESS = "it has no key any more: create it with a PRIMARY KEY, or name one in keys"
+INDEXED = (
+    "rows were written after it got a unique index, and before the relay had seen it: REPLACE may "
+    "have removed other rows"
+)
+INDEXED_BRIEFLY = (
+    "rows were written between statements that may have created a unique index and dropped it: "
+    "REPLACE may have removed other rows"
+)
 REBUILT = "it was rebuilt, its triggers included: changes written meanwhile are not known"
 
 
@@ -55,7 +66,8 @@ class _Definitions:
 
     ``pages``: the first page of each table.  ``schemas``: of each captured table.
     ``versions``: number and document of each source's latest version in the log.  ``named`` and
-    ``held``: our triggers by name, and those of each table.
+    ``held``: our triggers by name, and those of each table.  ``conflicts``: over what REPLACE
+    may remove rows of each table.
     """
 
     pages: Mapping[str, int] = field(default_factory=dict)
@@ -63,10 +75,15 @@ class _Definitions:
     versions: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     named: Mapping[str, Trigger] = field(default_factory=dict)
     held: Mapping[str, list[Trigger]] = field(default_factory=dict)
+    conflicts: Mapping[str, list[Conflict]] = field(default_factory=dict)
 
     def texts(self, table: str) -> dict[str, str]:
         """The texts of our triggers on a table, by name."""
         return {trigger.name: trigger.text for trigger in self.held.get(table, ())}
+
+    def wanted(self, table: str, version: int) -> dict[str, str]:
+        """The triggers that a captured table needs, by name."""
+        return triggers.wanted(self.schemas[table], version, self.conflicts[table])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +121,7 @@ class CapturedTables:
         self._new: list[str] = []
         self._doubts: dict[str, Unseen] = {}
         self._objects: set[tuple[str, str]] | None = None
+        self._found_objects: set[tuple[str, str]] | None = None
         self._planned_version = self._version = -1
         self._defined = _Definitions()
         self._is_direct = False
@@ -158,13 +176,15 @@ class CapturedTables:
         self._changed, self._new = [], []
         watched = log.metas(db, _WATCHED)
         # A table that has lost its triggers was dropped and created again.
-        remade = sum(
-            name.removeprefix(_WATCHED) in defined.pages.keys() - defined.held for name in watched
-        )
-        unexplained = self._unexplained(db) - 2 * remade
+        lost = defined.pages.keys() - defined.held
+        remade = [name for name in map(_unmarked, watched) if name in lost]
+        unexplained = self._unexplained(db) - 2 * len(remade)
+        hidden = unexplained - log.index_count(db, remade) - _altered_columns(defined)
         self._doubts.clear()
         for table, schema in defined.schemas.items():
             version, document = defined.versions.get(schema.source, (0, ""))
+            if hidden >= _STATEMENTS_OF_INDEXING and log.has_events(db, schema, since_id):
+                self._doubts[table] = Unseen(INDEXED_BRIEFLY)
             if not version:
                 self._new.append(table)
             elif version in missing or json.loads(document) != schema.to_json():
@@ -173,17 +193,24 @@ class CapturedTables:
                 is_moved = watched.get(_WATCHED + table) != defined.pages[table]
                 doubt = _doubt(db, schema, version, unexplained, since_id, is_moved=is_moved)
                 if doubt is not None:
-                    self._doubts[table] = doubt
-                if doubt or is_moved or defined.texts(table) != triggers.wanted(schema, version):
+                    self._doubts.setdefault(table, doubt)
+                if (
+                    table in self._doubts
+                    or is_moved
+                    or defined.texts(table) != defined.wanted(table, version)
+                ):
                     self._changed.append(table)
-        gone = {name.removeprefix(_WATCHED) for name in watched} | defined.held.keys()
+        gone = {*map(_unmarked, watched)} | defined.held.keys()
         self._changed += sorted(gone - defined.schemas.keys())
+        if log.schema_version(db) != self._planned_version:  # A part of this was read later.
+            self._planned_version, self._changed, self._new = -1, [], []
+            return
         self._is_direct = len(self._changed) + len(self._new) > _MANY
         if self._is_direct:
             due = [*self._changed, *self._new]
-            schemas = [defined.schemas[name] for name in due if name in defined.schemas]
-            triggers.compile_all(schemas)
-            names = [name for schema in schemas for name in triggers.wanted(schema, 0)]
+            wanted = {name: defined.wanted(name, 0) for name in due if name in defined.schemas}
+            triggers.compile_all(wanted)
+            names = [name for texts in wanted.values() for name in texts]
             self._is_direct = not triggers.has_name_of_another(db, names)
         if not (self._changed or self._new) and log.meta(db, _DEFINITIONS) != self._planned_version:
             log.write_briefly(db, partial(self._compared, db, self._planned_version))
@@ -192,12 +219,14 @@ class CapturedTables:
         held: dict[str, list[Trigger]] = {}
         for trigger in triggers.ours(db):
             held.setdefault(trigger.table, []).append(trigger)
+        schemas = {split_source(schema.source)[1]: schema for schema in self.schemas(db)}
         return _Definitions(
             log.user_tables(db),
-            {split_source(schema.source)[1]: schema for schema in self.schemas(db)},
+            schemas,
             log.latest_versions(db),
             {triggers.folded(one.name): one for of_table in held.values() for one in of_table},
             held,
+            {t: replacements.conflicts(db, t, schema)[0] for t, schema in schemas.items()},
         )
 
     def _unexplained(self, db: sqlite3.Connection) -> int:
@@ -212,12 +241,13 @@ class CapturedTables:
             dropped = sum(kind in ("table", "view") for kind, _ in gone)
             renamed = sum(kind == "table" for kind, _ in added)  # at the most
             explained = len(added) + max(0, dropped - renamed)
-        self._objects = objects
+        self._found_objects = objects
         return self._planned_version - before - explained if before else 0
 
     def _compared(self, db: sqlite3.Connection, version: int) -> None:
         """Record that the definitions of this ``schema_version`` were compared."""
         log.set_meta(db, _DEFINITIONS, version)
+        self._objects = self._found_objects
         log.set_meta(db, _OBJECTS, json.dumps(sorted(self._objects or ())))
 
     def _step(self, db: sqlite3.Connection, due: list[str], since_id: int) -> tuple[int, float]:
@@ -260,7 +290,7 @@ class CapturedTables:
                 unseen = Unseen(FILLED_BEFORE)
         else:
             before = SourceSchema.from_json(json.loads(document))
-            if held.keys() != triggers.wanted(schema, version).keys():
+            if triggers.events(held) != triggers.events(triggers.wanted(schema, version)):
                 if before != schema:
                     version = log.put_version(db, schema, log.last_id(db))
                 if log.has_rows(db, table):
@@ -269,8 +299,13 @@ class CapturedTables:
                     log.log_emptied(db, version)
             else:
                 version, unseen = _altered(db, version, before, schema, since_id)
-                unseen = unseen or self._doubts.get(table)
-        self._create(db, triggers.wanted(schema, version), table)
+                is_covered = replacements.cover(held, defined.conflicts[table])
+                if not is_covered and log.has_events(db, schema, since_id):
+                    self._doubts[table] = Unseen(INDEXED)
+                doubt = self._doubts.get(table)
+                if doubt and (not unseen or (unseen.rows_remain and not doubt.rows_remain)):
+                    unseen = doubt
+        self._create(db, defined.wanted(table, version), table)
         log.set_meta(db, _WATCHED + table, defined.pages[table])
         if unseen is not None:
             self._suspend(db, schema.source, unseen, since_id)
@@ -340,6 +375,25 @@ class CapturedTables:
                 db.execute("DELETE FROM databus_meta WHERE name = ?", (_SUSPENDED + source,))
 
         log.write_briefly(db, forget)
+
+
+def _unmarked(name: str) -> str:
+    return name.removeprefix(_WATCHED)
+
+
+def _altered_columns(defined: _Definitions) -> int:
+    """How many ALTER TABLE statements the columns of tables show, at the least."""
+    count = 0
+    for schema in defined.schemas.values():
+        version, document = defined.versions.get(schema.source, (0, ""))
+        if version:
+            earlier = SourceSchema.from_json(json.loads(document))
+            before = [column.name for column in earlier.columns]
+            now = [column.name for column in schema.columns]
+            gone, added = set(before) - set(now), set(now) - set(before)
+            exchanged = 0 if gone | added else sum(map(str.__ne__, before, now))
+            count += max(len(gone), len(added), exchanged)
+    return count
 
 
 def _altered(

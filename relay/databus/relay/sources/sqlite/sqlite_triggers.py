@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from databus.common.schema.source_names import split_source
@@ -24,11 +24,12 @@ from databus.relay.sources.sqlite.sqlite_log import (
     quoted,
     row_expression,
 )
+from databus.relay.sources.sqlite.sqlite_replacements import Conflict
 
 MISSING = "9C61D2F35B4E4A0C8F17E6A27D30B58E"
 """The mark in a row of the log for a column that its table no longer has, as hexadecimal."""
 
-_OURS = "sqlite_master WHERE type = 'trigger' AND name GLOB 'databus_[cud]_*'"
+_OURS = "sqlite_master WHERE type = 'trigger' AND name GLOB 'databus_[cudir]_*'"
 _OPS = {"c": "INSERT", "u": "UPDATE", "d": "DELETE"}
 
 
@@ -42,13 +43,62 @@ class Trigger:
     text: str
 
 
-def wanted(schema: SourceSchema, version: int) -> dict[str, str]:
+def wanted(
+    schema: SourceSchema, version: int, conflicts: Collection[Conflict] = ()
+) -> dict[str, str]:
     """The triggers that a table needs, by name, with the text that SQLite stores."""
     table = split_source(schema.source)[1]
-    return {
+    texts = {
         f"databus_{op}_{table}": _text(schema, table, version, op, event)
         for op, event in _OPS.items()
     }
+    if conflicts:
+        texts[f"databus_i_{table}"] = _candidates(schema, table, version, "INSERT", conflicts)
+        texts[f"databus_r_{table}"] = _candidates(schema, table, version, "UPDATE", conflicts)
+    return texts
+
+
+def events(names: Iterable[str]) -> set[str]:
+    """Those of these triggers that log events, not candidates (``sqlite_replacements``)."""
+    return {name for name in names if name.startswith(("databus_c", "databus_u", "databus_d"))}
+
+
+def _candidates(
+    schema: SourceSchema, table: str, version: int, event: str, conflicts: Collection[Conflict]
+) -> str:
+    """The trigger that logs rows before REPLACE may remove them."""
+    old = "NEW" if event == "INSERT" else "OLD"
+    names = [column.name for column in schema.columns]
+    texts = {c.name for c in schema.columns if has_text_affinity(c.type_name)}
+    row = quoted(table)
+    values = row_expression(names, f"{row}.", texts)
+    rowids = [conflict.rowid for conflict in conflicts if conflict.rowid]
+    other = ""  # Without a condition the examination finds that the row is still there.
+    if schema.nullable_key and rowids and event == "UPDATE":
+        other = f" AND {row}.{rowids[0]}<>OLD.{rowids[0]}"
+    elif not schema.nullable_key:
+        differs = (f"{row}.{quoted(k)} IS NOT {old}.{quoted(k)} COLLATE BINARY" for k in schema.key)
+        other = f" AND({' OR '.join(differs)})"
+    read: frozenset[str] = frozenset().union(*(conflict.columns for conflict in conflicts))
+    marks = _marks(schema, sorted(read.difference(names)))
+    rows = []
+    for conflict in conflicts:
+        found = f"SELECT {values} FROM {row} WHERE {conflict.guard}{conflict.condition}{other}"
+        for name in (row, "NEW") if marks else ():
+            found = f"SELECT({found})o FROM({marks}){name}"
+        rows.append(f"SELECT({found})o")
+    columns = when = ""
+    if event == "UPDATE" and not any(conflict.is_computed for conflict in conflicts):
+        written = [*map(quoted, sorted(read)), *(("rowid,_rowid_,oid",) if rowids else ())]
+        columns = f" OF {','.join(written)}"
+    elif event == "INSERT" and len(rowids) == len(conflicts):  # Few statements name the rowid.
+        when = f"WHEN NEW.{rowids[0]}<>-1 "
+    letter = "i" if event == "INSERT" else "r"
+    return (
+        f"CREATE TRIGGER {quoted(f'databus_{letter}_{table}')} BEFORE {event}{columns} ON {row} "
+        f"{when}BEGIN INSERT INTO databus_log(at_ms,version,op,old)SELECT {NOW_MS},{version},"
+        f"'r',o FROM({' UNION '.join(rows)})WHERE o NOTNULL; END"
+    )
 
 
 def _text(schema: SourceSchema, table: str, version: int, op: str, event: str) -> str:
@@ -69,12 +119,16 @@ def _image(schema: SourceSchema, row: str) -> str:
     names = [column.name for column in schema.columns]
     texts = {c.name for c in schema.columns if has_text_affinity(c.type_name)}
     values = row_expression(names, f"{row}.", texts)
-    marks = ",".join(
-        f"m {quoted(name)}" for name in names if schema.nullable_key or name not in schema.key
-    )
-    if not marks:
-        return values
-    return f"(SELECT(SELECT {values})FROM(SELECT {marks} FROM(SELECT x'{MISSING}'m)){row})"
+    marks = _marks(schema)
+    return f"(SELECT(SELECT {values})FROM({marks}){row})" if marks else values
+
+
+def _marks(schema: SourceSchema, others: Collection[str] = ()) -> str:
+    """A row with a mark for each column that can be dropped, ``others`` too; "" if none can."""
+    names = [column.name for column in schema.columns]
+    droppable = [name for name in names if schema.nullable_key or name not in schema.key]
+    marks = ",".join(f"m {quoted(name)}" for name in (*droppable, *others))
+    return f"SELECT {marks} FROM(SELECT x'{MISSING}'m)" if marks else ""
 
 
 def ours(connection: sqlite3.Connection) -> list[Trigger]:
@@ -128,17 +182,17 @@ def drop(connection: sqlite3.Connection, table: str, names: Iterable[str] = ()) 
         connection.execute(f"DROP TRIGGER {quoted(name)}")
 
 
-def compile_all(schemas: Iterable[SourceSchema]) -> None:
-    """Let SQLite compile the triggers of these tables, in a database in memory.
+def compile_all(wanted: Mapping[str, Mapping[str, str]]) -> None:
+    """Let SQLite compile these triggers of tables, in a database in memory.
 
     Raises:
         sqlite3.Error: SQLite refuses one.
     """
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
-        for schema in schemas:
+        for table, texts in wanted.items():
             memory.execute("BEGIN")
-            memory.execute(f"CREATE TABLE {quoted(split_source(schema.source)[1])} (c)")
-            for text in wanted(schema, 0).values():
+            memory.execute(f"CREATE TABLE {quoted(table)} (c)")
+            for text in texts.values():
                 memory.execute(text)
             memory.execute("ROLLBACK")
 

@@ -1,0 +1,314 @@
+"""Rows that REPLACE removes through a second unique index, for which no trigger fires."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from databus.relay.sources.sqlite import sqlite_log as log
+from databus.relay.sources.sqlite.sqlite_source import SqliteSource
+from tests.support.sqlite_source import Reader, config
+
+TABLE = "CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT, b INT, c REAL);"
+SHAPES = {
+    "a column": TABLE.replace("TEXT", "TEXT UNIQUE"),
+    "two indexes": TABLE
+    + "CREATE UNIQUE INDEX ta ON t (a); CREATE UNIQUE INDEX tb ON t (b DESC, c)",
+    "not case": TABLE.replace("TEXT", "TEXT COLLATE NOCASE UNIQUE"),
+    "another collation": TABLE + "CREATE UNIQUE INDEX ta ON t (a COLLATE NOCASE)",
+    "exact": TABLE.replace("TEXT", "TEXT COLLATE NOCASE")
+    + "CREATE UNIQUE INDEX ta ON t (a COLLATE BINARY)",
+    "partial": TABLE
+    + "CREATE UNIQUE INDEX ta ON t (a) /* ) */ where (t.b > 2 or c is null) AND a <> ')'",
+    "expression": TABLE
+    + "CREATE UNIQUE INDEX ta ON t (substr(a || ',', 1, 1) desc, ((b % 3)) -- , (\n)",
+    "key of texts": TABLE.replace("id INTEGER", "id TEXT").replace("a TEXT", "a TEXT UNIQUE"),
+    "hidden rowid": TABLE.replace("id INTEGER", "id TEXT"),
+    "key without case": TABLE.replace("id INTEGER", "id TEXT COLLATE NOCASE"),
+    "without rowid": "CREATE TABLE t (id TEXT, a TEXT UNIQUE, b INT, c REAL, PRIMARY KEY (id, b))"
+    "WITHOUT ROWID",
+    "defaults": TABLE.replace("TEXT", "TEXT NOT NULL DEFAULT 'A' UNIQUE"),
+    "conflicts replace": TABLE.replace("TEXT", "TEXT UNIQUE ON CONFLICT REPLACE").replace(
+        "INT,", "INT UNIQUE ON CONFLICT IGNORE,"
+    ),
+    "names": TABLE.replace("REAL", 'REAL, "NEW" INT, "t" INT')
+    + """CREATE UNIQUE INDEX "t'a" ON "t" (a, coalesce("t", 1))""",
+    "generated": TABLE.replace(
+        "REAL", "REAL, g TEXT AS (substr(a, 1, 1)) STORED UNIQUE, h AS (b + 1)"
+    )
+    + "CREATE UNIQUE INDEX th ON t (h + 1) WHERE h > 3",
+    "its own triggers": TABLE.replace("TEXT", "TEXT UNIQUE")
+    + "CREATE TRIGGER more AFTER INSERT ON t WHEN NEW.b = 1 BEGIN "
+    "INSERT OR REPLACE INTO t (id, a, b) VALUES (NEW.id + 1, 'B', 2); END",
+}
+STATEMENTS = (
+    "INSERT OR REPLACE INTO t (id, a, b, c) VALUES ({id}, {a}, {b}, {c})",
+    "REPLACE INTO t (id, a, b, c) VALUES ({id}, {a}, {b}, {c}), ({id}, {a}, {b}, {c})",
+    "INSERT OR IGNORE INTO t (id, a, b, c) VALUES ({id}, {a}, {b}, {c}), ({id}, {a}, {b}, {c})",
+    "INSERT INTO t (id, a, b, c) VALUES ({id}, {a}, {b}, {c})",
+    "INSERT OR FAIL INTO t (id, a, b, c) VALUES ({id}, {a}, {b}, {c}), ({id}, {a}, {b}, {c})",
+    "INSERT INTO t (id, a, b, c) VALUES ({id}, {a}, {b}, {c}) ON CONFLICT DO NOTHING",
+    "INSERT INTO t (id, a, b, c) VALUES ({id}, {a}, {b}, {c}) ON CONFLICT DO UPDATE SET c = {c}",
+    "UPDATE OR REPLACE t SET a = {a} WHERE b = {b}",
+    "UPDATE OR REPLACE t SET b = {b}, c = {c}",
+    "UPDATE OR REPLACE t SET id = {id}, a = {a} WHERE a = {a}",
+    "UPDATE OR IGNORE t SET a = {a}",
+    "UPDATE t SET c = {c} WHERE b = {b}",
+    "DELETE FROM t WHERE a = {a}",
+)
+ROWIDS = (
+    "INSERT OR REPLACE INTO t (rowid, id, a, b) VALUES ({b}, {id}, {a}, {b})",
+    "UPDATE OR REPLACE t SET oid = {b} WHERE a = {a}",
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "shop.db"
+
+
+@pytest.fixture
+def writer(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        yield connection
+
+
+def statement(random_: random.Random, forms: tuple[str, ...], is_text: bool) -> str:
+    def value(_: str) -> str:
+        number = random_.randrange(7)
+        return random_.choice((f"'{'aAbBcC)'[number]}'", f"'{'aAbBcC)'[number]}'", "NULL"))
+
+    def put(name: str) -> str:
+        if name == "a" or (name == "id" and is_text):
+            found = value(name)
+            return "'a'" if name == "id" and found == "NULL" else found
+        return str(random_.choice((*range(6), *range(6), "NULL" if name == "c" else 1)))
+
+    form = random_.choice(forms)
+    for name in ("id", "a", "b", "c"):
+        while f"{{{name}}}" in form:
+            form = form.replace(f"{{{name}}}", put(name), 1)
+    return form
+
+
+def applied(copy: dict[str, Any], events: list[tuple[Any, ...]]) -> None:
+    """Apply events to a copy; each delete and update finds its row."""
+    for op, _, key, before, after in events:
+        if op == "c":
+            copy[repr(key)] = after
+            continue
+        assert repr(key) in copy, (op, key, before, after)
+        if op == "d":
+            del copy[repr(key)]
+        else:
+            copy[repr(key)] = after
+
+
+def rows(db: sqlite3.Connection) -> list[str]:
+    names = [row[1] for row in db.execute("PRAGMA table_info(t)")]
+    found = db.execute(f"SELECT {', '.join(map(log.quoted, names))} FROM t")
+    return sorted(repr(list(zip(names, row, strict=True))) for row in found)
+
+
+@pytest.mark.parametrize("is_recursive", [False, True], ids=["", "recursive"])
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_what_replace_removes_through_any_unique_index_is_deleted(
+    path: Path, writer: sqlite3.Connection, shape: str, is_recursive: bool
+) -> None:
+    writer.executescript(SHAPES[shape])
+    writer.execute(f"PRAGMA recursive_triggers = {is_recursive}")
+    source = SqliteSource(config(path))
+    await source.open()
+    reader = Reader(source, 1)
+    copy: dict[str, Any] = {}
+    random_ = random.Random(f"{shape} {is_recursive}")
+    is_text = "id TEXT" in SHAPES[shape]
+    forms = (*STATEMENTS, *(ROWIDS if is_text and "WITHOUT" not in SHAPES[shape] else ()))
+    deleted = 0
+    for _ in range(12):
+        for _ in range(random_.randrange(1, 12)):
+            is_grouped = random_.random() < 0.2
+            if is_grouped:
+                writer.execute("BEGIN")
+            for _ in range(random_.randrange(1, 4) if is_grouped else 1):
+                try:
+                    writer.execute(statement(random_, forms, is_text))
+                except sqlite3.IntegrityError:
+                    continue
+            if is_grouped:
+                writer.execute(random_.choice(("COMMIT", "COMMIT", "ROLLBACK")))
+        done = len(reader.frames)
+        await reader.until(log.last_id(writer))
+        events = [reader._event(view) for view in reader.frames[done:] if not view.is_control]
+        applied(copy, events)
+        deleted += sum(event[0] == "d" for event in events)
+        held = sorted(repr(list(row.items())) for row in copy.values())
+        assert held == rows(writer)
+    assert deleted
+    assert source.suspended() == {}
+    await source.close()
+
+
+@pytest.mark.parametrize(
+    "migration",
+    [
+        "DROP INDEX th; ALTER TABLE t DROP COLUMN h; REPLACE INTO t VALUES (7, 'a', 7, 7)",
+        "DROP INDEX ta; ALTER TABLE t DROP COLUMN a; INSERT INTO t VALUES (7, 7, 7)",
+        "ALTER TABLE t RENAME COLUMN a TO d; INSERT OR REPLACE INTO t VALUES (7, 'a', 7, 7)",
+        "ALTER TABLE t RENAME TO u; INSERT OR REPLACE INTO u VALUES (7, 'a', 7, 7);"
+        "ALTER TABLE u RENAME TO t",
+        "DROP INDEX ta; INSERT INTO t VALUES (7, 'a', 7, 7); UPDATE t SET a = id; "
+        "CREATE UNIQUE INDEX tb ON t (b)",
+        "ALTER TABLE t ADD COLUMN d; INSERT OR REPLACE INTO t VALUES (7, 'a', 7, 7, 7)",
+    ],
+)
+@pytest.mark.parametrize("is_one", [True, False], ids=["in one transaction", ""])
+async def test_migrations_of_an_indexed_table_never_fail(
+    path: Path, writer: sqlite3.Connection, migration: str, is_one: bool
+) -> None:
+    definition = SHAPES["partial"].replace("where (t.b > 2 or c is null) AND", "where")
+    writer.executescript(
+        definition.replace("REAL", "REAL, h AS (b + 1)") + "\n; CREATE UNIQUE INDEX th ON t (h)"
+        if "th;" in migration
+        else definition
+    )
+    source = SqliteSource(config(path))
+    await source.open()
+    await source.close()
+    writer.execute("INSERT INTO t VALUES (1, 'a', 1, 1)")
+    writer.executescript(f"BEGIN; {migration}; COMMIT" if is_one else migration)
+    assert writer.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def candidates(db: sqlite3.Connection) -> int:
+    return int(db.execute("SELECT count(*) FROM databus_log WHERE op = 'r'").fetchone()[0])
+
+
+async def test_without_the_index_no_write_reads_the_table(
+    path: Path, writer: sqlite3.Connection
+) -> None:
+    """The condition of a lookup is false, so that SQLite does not begin to look for rows."""
+    writer.executescript(SHAPES["another collation"])
+    source = SqliteSource(config(path))
+    await source.open()
+    await source.close()
+    writer.execute("INSERT INTO t VALUES (1, 'a', 1, 1)")
+    writer.execute("INSERT OR IGNORE INTO t VALUES (2, 'A', 1, 1)")
+    assert candidates(writer) == 1
+    writer.execute("VACUUM")  # numbers the definitions anew
+    writer.execute("INSERT OR IGNORE INTO t VALUES (2, 'A', 1, 1)")
+    assert candidates(writer) == 2
+    writer.execute("DROP INDEX ta")
+    writer.execute("INSERT OR IGNORE INTO t VALUES (2, 'A', 1, 1)")
+    assert candidates(writer) == 2
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "is_suspended"),
+    [
+        ("CREATE UNIQUE INDEX ta ON t (a); REPLACE INTO t VALUES (3, 'a', 3, 3)", True),
+        ("CREATE UNIQUE INDEX ta ON t (a)", False),
+        (
+            "BEGIN; CREATE UNIQUE INDEX ta ON t (a); REPLACE INTO t VALUES (3, 'a', 3, 3);"
+            "DROP INDEX ta; COMMIT",
+            True,
+        ),
+        (
+            "BEGIN; CREATE UNIQUE INDEX ta ON t (a); REPLACE INTO t VALUES (3, 'a', 3, 3);"
+            "DROP INDEX ta; ALTER TABLE t RENAME COLUMN a TO d; COMMIT",
+            True,
+        ),
+        (
+            "BEGIN; CREATE INDEX ta ON t (a); ALTER TABLE u ADD COLUMN b; "
+            "REPLACE INTO t VALUES (3, 'a', 3, 3); COMMIT",
+            False,
+        ),
+        (
+            "BEGIN; CREATE TABLE v (id INTEGER PRIMARY KEY, c INT); INSERT INTO v VALUES (9, 9); "
+            "DROP TABLE u; ALTER TABLE v RENAME TO u; CREATE INDEX ui ON u (c); "
+            "INSERT INTO t VALUES (3, 'c', 3, 3); COMMIT",
+            False,
+        ),
+    ],
+)
+async def test_a_unique_index_that_was_made_meanwhile_suspends_the_table_if_it_was_written(
+    path: Path, writer: sqlite3.Connection, meanwhile: str, is_suspended: bool
+) -> None:
+    writer.executescript(TABLE + "CREATE TABLE u (id INTEGER PRIMARY KEY, c INT);")
+    writer.executescript("CREATE INDEX ui ON u (c); INSERT INTO t VALUES (1, 'a', 1, 1)")
+    source = SqliteSource(config(path))
+    await source.open()
+    writer.execute("INSERT INTO t VALUES (2, 'b', 2, 2)")
+    await Reader(source, 1).until(log.last_id(writer))
+    await source.close()
+    writer.executescript(meanwhile)
+    writer.execute("DELETE FROM t WHERE id = 2")
+    again = SqliteSource(config(path))
+    again.restore("", None, 2)
+    await again.open()
+    await Reader(again, 2).until(log.last_id(writer))
+    assert ("main.t" in again.suspended()) is is_suspended
+    assert not any(stop.rows_remain for stop in again.suspended().values())
+    await again.close()
+
+
+async def test_replaced_rows_of_a_large_window_are_the_same_after_a_restart(
+    path: Path, writer: sqlite3.Connection
+) -> None:
+    writer.executescript(SHAPES["a column"])
+    source = SqliteSource(config(path))
+    await source.open()
+    await Reader(source, 1).until(1)
+    writer.execute("BEGIN")
+    writer.execute("INSERT INTO t VALUES (0, 'first', 0, 0)")
+    writer.execute("INSERT OR REPLACE INTO t VALUES (1, 'first', 0, 0)")
+    for number in range(2, 9000):
+        writer.execute("INSERT INTO t VALUES (?, ?, 0, 0)", (number, f"{number:0>300}"))
+    writer.execute("COMMIT")
+    last = log.last_id(writer)
+    first = await anext(source.stream(1))
+    writer.execute("INSERT INTO t VALUES (0, 'again', 0, 0)")
+    await source.close()
+    again = SqliteSource(config(path))
+    await again.open()
+    reader = Reader(again, 1)
+    copy: dict[str, Any] = {}
+    applied(copy, await reader.until(last))
+    assert copy.keys() == {repr({"id": number}) for number in range(1, 9000)}
+    assert b"".join(bytes(view.bytes) for view in reader.frames).startswith(first.data)
+    await again.close()
+
+
+async def test_rows_of_a_statement_that_ended_early_come_at_once_and_their_ids_stay_theirs(
+    path: Path, writer: sqlite3.Connection
+) -> None:
+    """SQLite has not recorded the id of the last one in ``sqlite_sequence`` then."""
+    writer.executescript(TABLE)
+    source = SqliteSource(config(path))
+    await source.open()
+    with pytest.raises(sqlite3.IntegrityError):
+        writer.execute("INSERT OR FAIL INTO t VALUES (1, 'a', 1, 1), (1, 'b', 2, 2)")
+    reader = Reader(source, 1)
+    assert [event[2] for event in await reader.until(2)] == [{"id": 1}]
+    writer.execute("DELETE FROM databus_log")
+    log.delete_upto(writer, 2)
+    writer.execute("INSERT INTO t VALUES (2, 'b', 2, 2)")
+    assert [event[2] for event in await reader.until(3)] == [{"id": 1}, {"id": 2}]
+    await source.close()
+
+
+async def test_an_index_that_the_relay_cannot_read_is_named(
+    path: Path, writer: sqlite3.Connection
+) -> None:
+    writer.create_collation("own", lambda a, b: (a > b) - (a < b))
+    writer.executescript(TABLE + "CREATE UNIQUE INDEX ta ON t (a COLLATE own)")
+    found = await SqliteSource(config(path)).preflight()
+    assert [finding.setting for finding in found] == ["table main.t"]
+    assert "cannot read the index ta" in found[0].problem
