@@ -288,19 +288,7 @@ class StoredDatabase:
                 "appended_windows": self.log.window_count,
             },
             "manifest": manifest.version,
-            "runs": [
-                {
-                    "id": run.id,
-                    "kind": run.kind.value,
-                    "start": run.start.to_json(),
-                    "stop": run.stop.to_json(),
-                    "rows": run.rows,
-                    "file_bytes": run.file_bytes,
-                    "files": len(run.files),
-                    "created_us": run.created_us,
-                }
-                for run in manifest.runs
-            ],
+            "runs": [run.summary() for run in manifest.runs],
             "retired_runs": len(manifest.retired),
             "applies": list(manifest.applies[-10:]),
             "applier": applier_document(self.store.storage),

@@ -496,18 +496,7 @@ class Store:
         return {
             "manifest": manifest.version,
             "snapshot": manifest.snapshot.to_json(),
-            "runs": [
-                {
-                    "kind": run.kind.value,
-                    "start": run.start.to_json(),
-                    "stop": run.stop.to_json(),
-                    "rows": run.rows,
-                    "file_bytes": run.file_bytes,
-                    "files": len(run.files),
-                    "id": run.id,
-                }
-                for run in manifest.runs
-            ],
+            "runs": [run.summary() for run in manifest.runs],
             "retired": [retired.run.id for retired in manifest.retired],
             "applies": list(manifest.applies[-10:]),
         }

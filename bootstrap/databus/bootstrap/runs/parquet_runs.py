@@ -134,6 +134,19 @@ class Run:
         """Whether only the last state of each key is stored."""
         return self.kind is not RunKind.SEGMENT
 
+    def summary(self) -> dict[str, Any]:
+        """What a status shows of it."""
+        return {
+            "id": self.id,
+            "kind": self.kind.value,
+            "start": self.start.to_json(),
+            "stop": self.stop.to_json(),
+            "rows": self.rows,
+            "file_bytes": self.file_bytes,
+            "files": len(self.files),
+            "created_us": self.created_us,
+        }
+
     def bytes_after(self, position: Position) -> int:
         """Bytes of the frames after ``position``, at most: whole files are counted."""
         return sum(file.frame_bytes for file in self.files if file.last > position)

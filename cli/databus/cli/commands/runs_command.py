@@ -82,19 +82,7 @@ def add_to(cli: typer.Typer) -> None:
 def _document(manifest: Manifest) -> dict[str, Any]:
     return {
         "manifest": manifest.version,
-        "runs": [
-            {
-                "id": run.id,
-                "kind": run.kind.value,
-                "start": run.start.to_json(),
-                "stop": run.stop.to_json(),
-                "rows": run.rows,
-                "files": len(run.files),
-                "file_bytes": run.file_bytes,
-                "created_us": run.created_us,
-            }
-            for run in manifest.runs
-        ],
+        "runs": [run.summary() for run in manifest.runs],
         "retired": [retired.run.id for retired in manifest.retired],
         "applies": list(manifest.applies),
     }
