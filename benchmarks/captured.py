@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+from collections.abc import Callable, Sequence
 
 from benchmarks.commit_latency import (
     PERCENTILES,
@@ -103,39 +104,39 @@ def _drained(report: Report, upstream: Upstream, backlog: Backlog, peers: list[P
     else:
         report.note(f"{upstream.own_reader}: absent ({absent})")
     for series, found in (("source.stream()", streamed), ("into the ring", ringed)):
-        sample = Sample(tuple(rows / one.seconds for one in found))
-        cpu_us = Sample(tuple(one.cpu_seconds / rows * 1e6 for one in found))
-        peak = max(one.peak_rss_bytes for one in found) / 1e6
-        report.add(sample, series=series, **place)
-        report.settings.setdefault("costs", []).append(
-            {"series": series, **place, "cpu_us_per_row": cpu_us.median, "peak_rss_mb": peak}
-        )
-        report.note(
-            f"{series}, {backlog.per_commit} rows a commit: {sample.median:,.0f} rows/s, "
-            f"{cpu_us.median:.2f} us of CPU a row, {peak:.0f} MB at most; "
-            f"{_part_of(sample, limit, upstream.own_reader)}"
-            f"(load average {max(loads):.1f})"
-        )
+        _reported(
+            report, series, backlog, found,
+            lambda sample: f"{_part_of(sample, limit, upstream.own_reader)}"
+            f"(load average {max(loads):.1f})",
+        )  # fmt: skip
     ours = Sample(tuple(rows / one.seconds for one in ringed))
     for name, runs in taken.items():
-        _compared(report, ours, name, backlog, runs)
+        _reported(
+            report, name, backlog, runs,
+            lambda sample: f"into the ring is {ours.median / sample.median:.2f} times as fast",
+        )  # fmt: skip
     return ringed[-1].content
 
 
-def _compared(report: Report, ours: Sample, name: str, backlog: Backlog, runs: list[Taken]) -> None:
-    """A peer's figures, and how many times as fast the ring was filled."""
-    place = {"rows_per_commit": backlog.per_commit}
+def _reported(
+    report: Report,
+    series: str,
+    backlog: Backlog,
+    runs: Sequence[Drained | Taken],
+    comparison: Callable[[Sample], str],
+) -> None:
+    """The figures of one way to take a backlog, and what its rate is compared with another."""
     sample = Sample(tuple(one.rows / one.seconds for one in runs))
     cpu_us = Sample(tuple(one.cpu_seconds / one.rows * 1e6 for one in runs))
     peak = max(one.peak_rss_bytes for one in runs) / 1e6
-    report.add(sample, series=name, **place)
+    place = {"rows_per_commit": backlog.per_commit}
+    report.add(sample, series=series, **place)
     report.settings.setdefault("costs", []).append(
-        {"series": name, **place, "cpu_us_per_row": cpu_us.median, "peak_rss_mb": peak}
+        {"series": series, **place, "cpu_us_per_row": cpu_us.median, "peak_rss_mb": peak}
     )
     report.note(
-        f"{name}, {backlog.per_commit} rows a commit: {sample.median:,.0f} rows/s, "
-        f"{cpu_us.median:.2f} us of CPU a row, {peak:.0f} MB at most; "
-        f"into the ring is {ours.median / sample.median:.2f} times as fast"
+        f"{series}, {backlog.per_commit} rows a commit: {sample.median:,.0f} rows/s, "
+        f"{cpu_us.median:.2f} us of CPU a row, {peak:.0f} MB at most; {comparison(sample)}"
     )
 
 

@@ -96,16 +96,8 @@ class WindowBuilder:
 
     def control(self, op: Op, *, source: int = 0, schema_fp: int = 0, after: bytes) -> None:
         """Add a control frame among the window's events."""
-        self._out += pack_frame(
-            op=op,
-            scn=self.scn,
-            seq=self.seq,
-            source=source,
-            schema_fp=schema_fp,
-            commit_us=self.commit_us,
-            after=after,
-        )
-        self.seq += 1
+        self.event(op, source, schema_fp, b"", after=after)
+        self.event_count -= 1
 
     def take(self) -> bytes:
         """The frames so far, to be sent on before the window has ended."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import google_crc32c
 
 from databus.common.checkpoint import ORIGIN, Position
-from databus.common.errors import FormatError, StoreError
+from databus.common.errors import FormatError, ScnTooOld, StoreError
 
 RING_NAME = "ring"
 INDEX_NAME = "ring.index"
@@ -141,6 +141,16 @@ class RingState(NamedTuple):
     @property
     def is_empty(self) -> bool:
         return self.head == self.tail
+
+    def too_old(self, message: str, **details: Any) -> ScnTooOld:
+        """The refusal of a reader at a position before ``prev``, with the served range."""
+        return ScnTooOld(
+            f"{message}; a bootstrap is needed",
+            prev=self.prev.to_json(),
+            min=self.min.to_json(),
+            max=self.max.to_json(),
+            **details,
+        )
 
 
 EMPTY_STATE = RingState(0, 0, 0, ORIGIN, ORIGIN, ORIGIN, 0, 0, 0, 0, 0, 0)

@@ -309,12 +309,9 @@ class RingReader:
 
 
 def _too_old(position: Position, state: RingState, directory: Path) -> ScnTooOld:
-    return ScnTooOld(
+    return state.too_old(
         f"position {position} is older than the ring's oldest: it serves after {state.prev} "
-        f"(frames {state.min} to {state.max}, {directory}); a bootstrap is needed",
-        prev=state.prev.to_json(),
-        min=state.min.to_json(),
-        max=state.max.to_json(),
+        f"(frames {state.min} to {state.max}, {directory})"
     )
 
 
@@ -324,12 +321,9 @@ def _time_too_old(commit_us: int, state: RingState, directory: Path) -> ScnTooOl
         if state.is_empty
         else f"oldest frame, {state.min_commit_us} us: earlier ones are gone"
     )
-    return ScnTooOld(
+    return state.too_old(
         f"commit time {commit_us} us is not after that of the ring's {oldest} "
-        f"(frames {state.min} to {state.max}, {directory}); a bootstrap is needed",
-        prev=state.prev.to_json(),
-        min=state.min.to_json(),
-        max=state.max.to_json(),
+        f"(frames {state.min} to {state.max}, {directory})",
         min_commit_us=state.min_commit_us,
         max_commit_us=state.max_commit_us,
     )

@@ -59,12 +59,9 @@ def start_position(start: StartPoint, state: RingState, clock: str, database: st
 
 def too_old(position: Position, state: RingState, database: str) -> ScnTooOld:
     """The refusal of a position before ``prev``, with the served range."""
-    return ScnTooOld(
+    return state.too_old(
         f"position {position} is older than what the ring serves, after {state.prev} up to "
-        f"{state.max} (database={database}); a bootstrap is needed",
-        prev=state.prev.to_json(),
-        min=state.min.to_json(),
-        max=state.max.to_json(),
+        f"{state.max} (database={database})"
     )
 
 
