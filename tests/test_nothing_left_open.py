@@ -19,21 +19,10 @@ import pytest
 from databus.client.testing import Recorder
 from databus.common.frame.frame_format import Op
 from tests.client.test_client import make
+from tests.support.config_text import relay_text
 from tests.support.live_relay import ORDERS, LiveRelay, window
 from tests.support.processes import Processes
 from tests.support.waiting import eventually
-
-CONFIG = """
-[relay]
-listen = "127.0.0.1:{port}"
-data_dir = "relay"
-
-[[database]]
-name = "shop"
-url = "generator://?events_per_second=500&seed=1"
-sources = ["*"]
-ring_bytes = "1MiB"
-"""
 
 
 @contextlib.contextmanager
@@ -58,7 +47,8 @@ def test_a_client(
 ) -> None:
     port = free_port()
     path = tmp_path / "databus.toml"
-    path.write_text(CONFIG.format(port=port))
+    url = "generator://?events_per_second=500&seed=1"
+    path.write_text(relay_text(url, "*", port=port, ring_bytes="1MiB"))
     relay = processes.start("relay", "-c", path)
     relay.wait_ready(f"http://127.0.0.1:{port}/readyz", 40.0)
 

@@ -58,6 +58,14 @@ class Bench:
     def seal(self) -> None:
         segments.seal(self.log, self.store, 1)
 
+    def begin(self, windows: int = 10) -> None:
+        """A seeded database whose first windows are in a base."""
+        self.bind()
+        self.seed()
+        self.write(windows)
+        self.seal()
+        self.rebase()
+
     def rebase(self) -> None:
         chain = self.store.read().chain
         frames = frames_between(self.blocks, START, chain[-1].stop)

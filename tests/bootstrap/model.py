@@ -6,14 +6,25 @@ import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 
+from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.log.segments import as_table
+from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
 from databus.bootstrap.runs.manifest import Store, new_run_id
 from databus.bootstrap.runs.parquet_runs import Run, RunKind, describe_file
 from databus.common.checkpoint import ORIGIN, Position
+from databus.common.filters.stream_filter import StreamFilter
 from databus.common.frame import frame_format
-from databus.common.frame.frame_format import FIRST_CONTROL_OP, Flag, FrameView, Op, iter_frames
+from databus.common.frame.frame_format import (
+    FIRST_CONTROL_OP,
+    Buffer,
+    Flag,
+    FrameView,
+    Op,
+    iter_frames,
+)
 from databus.common.frame.window_builder import WindowBuilder
 
 SOURCES = ("shop.orders", "shop.lines", "shop.notes")
@@ -105,7 +116,7 @@ class State:
         else:
             self.rows[key] = [*self.rows.get(key, []), bytes(one.after or b"")]
 
-    def apply_all(self, blocks: Iterable[bytes | memoryview]) -> State:
+    def apply_all(self, blocks: Iterable[Buffer]) -> State:
         """Take all frames of some blocks."""
         for block in blocks:
             for one in iter_frames(block):
@@ -198,3 +209,22 @@ def frames_of(store: Store, run: Run) -> list[FrameView]:
         for value in column.column(0).to_pylist():
             found.extend(iter_frames(value))
     return found
+
+
+def whole_stream(
+    store: Store, log: HotLog, since: Position = ORIGIN, target: Position | None = None
+) -> BootstrapStream:
+    """What a reader that was at ``since`` is sent of all sources, up to the log's end."""
+    return BootstrapStream(
+        store=store,
+        log=log,
+        since=since,
+        target=target or log.state().window,
+        stream_filter=StreamFilter(),
+        source_ids=np.empty(0, dtype=np.uint32),
+    )
+
+
+def state_of(store: Store, log: HotLog) -> State:
+    """What a new reader ends with."""
+    return State().apply_all(piece.frames for piece in whole_stream(store, log).pieces())

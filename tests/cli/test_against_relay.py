@@ -18,20 +18,10 @@ import rich
 
 from databus.cli.console import dump_status
 from databus.cli.demo.private_servers import free_port
+from tests.support.config_text import relay_text
 from tests.support.processes import Processes
 from tests.support.waiting import PATIENCE, eventually_sync
 
-CONFIG = """
-[relay]
-listen = "127.0.0.1:{port}"
-data_dir = "relay"
-
-[[database]]
-name = "shop"
-url = "sqlite:///{path}"
-sources = ["main.*"]
-ring_bytes = "4MiB"
-"""
 SCRIPT = [
     ["INSERT INTO orders VALUES (1, 'né à Łódź'), (2, NULL)", "INSERT INTO stock VALUES (7, 3)"],
     ["UPDATE orders SET note = 'x' WHERE id = 1", "UPDATE orders SET id = 3 WHERE id = 2"],
@@ -49,7 +39,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("relay")
     port = free_port()
     config = folder / "databus.toml"
-    config.write_text(CONFIG.format(port=port, path=folder / "shop.db"))
+    url = f"sqlite:///{folder / 'shop.db'}"
+    config.write_text(relay_text(url, "main.*", port=port, ring_bytes="4MiB"))
     processes = Processes(folder)
     with closing(sqlite3.connect(folder / "shop.db", isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")

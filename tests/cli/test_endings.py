@@ -8,29 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.config_text import bootstrap_text, relay_text
 from tests.support.processes import DatabusProcess, Processes, http_status, wait_process_gone
 from tests.support.waiting import eventually_sync
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-CONFIG = """
-[relay]
-listen = "127.0.0.1:{relay}"
-data_dir = "relay"
-
-[[database]]
-name = "made"
-url = "generator://?events_per_second=50&seed=1"
-ring_bytes = "1MiB"
-
-[bootstrap]
-listen = "127.0.0.1:{bootstrap}"
-data_dir = "bootstrap"
-relays = ["http://127.0.0.1:{relay}"]
-spark_master = "local[1]"
-segment_every = "1s"
-apply_every = "1s"
-"""
 SECONDS = 10.0
 """A process has ended long before."""
 
@@ -40,8 +23,18 @@ class Servers:
 
     def __init__(self, folder: Path, processes: Processes, relay: int, bootstrap: int) -> None:
         self.config = folder / "databus.toml"
-        self.config.write_text(CONFIG.format(relay=relay, bootstrap=bootstrap))
         self.relay_url = f"http://127.0.0.1:{relay}"
+        url = "generator://?events_per_second=50&seed=1"
+        self.config.write_text(
+            relay_text(url, name="made", port=relay, ring_bytes="1MiB")
+            + bootstrap_text(
+                self.relay_url,
+                bootstrap,
+                spark_master="local[1]",
+                segment_every="1s",
+                apply_every="1s",
+            )
+        )
         self.bootstrap_url = f"http://127.0.0.1:{bootstrap}"
         self.processes = processes
 

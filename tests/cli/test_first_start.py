@@ -12,22 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.config_text import relay_text
 from tests.support.processes import Processes
 from tests.support.waiting import PATIENCE, eventually_sync
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(400)]
-
-CONFIG = """
-[relay]
-listen = "127.0.0.1:{port}"
-data_dir = "relay"
-
-[[database]]
-name = "shop"
-url = "sqlite:///{path}"
-sources = ["main.*"]
-ring_bytes = "1MiB"
-"""
 
 
 def rows(url: str) -> list[Any]:
@@ -43,7 +32,7 @@ def test_the_stream_is_there_before_the_kernels_are_compiled_and_after(
 ) -> None:
     path, port = tmp_path / "shop.db", free_port()
     config = tmp_path / "databus.toml"
-    config.write_text(CONFIG.format(port=port, path=path))
+    config.write_text(relay_text(f"sqlite:///{path}", "main.*", port=port, ring_bytes="1MiB"))
     url = f"http://127.0.0.1:{port}"
     # No note that this installation has compiled its kernels: they are compiled once more.
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "DATABUS_COMPILE_FIRST": ""}

@@ -8,35 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Processes, wait_process_gone
-
-RELAY = """
-[relay]
-listen = "127.0.0.1:{port}"
-data_dir = "relay"
-
-[[database]]
-name = "made"
-url = "generator://?events_per_second=10&seed=1"
-sources = ["*"]
-ring_bytes = "1MiB"
-"""
+from tests.support.config_text import relay_text
+from tests.support.processes import DatabusProcess, Processes, wait_process_gone
 
 
 @pytest.fixture
-def relay_config(tmp_path: Path, free_port: Callable[[], int]) -> tuple[Path, str]:
+def relay(processes: Processes, tmp_path: Path, free_port: Callable[[], int]) -> DatabusProcess:
+    """A relay that is ready."""
     port = free_port()
     path = tmp_path / "databus.toml"
-    path.write_text(RELAY.format(port=port))
-    return path, f"http://127.0.0.1:{port}"
+    url = "generator://?events_per_second=10&seed=1"
+    path.write_text(relay_text(url, "*", name="made", port=port, ring_bytes="1MiB"))
+    started = processes.start("relay", "-c", path)
+    started.wait_ready(f"http://127.0.0.1:{port}/readyz", 40.0)
+    return started
 
 
 def test_a_relay_is_ready_ends_on_sigterm_with_0_and_leaves_no_process(
-    processes: Processes, relay_config: tuple[Path, str]
+    relay: DatabusProcess,
 ) -> None:
-    path, url = relay_config
-    relay = processes.start("relay", "-c", path)
-    relay.wait_ready(f"{url}/readyz", 40.0)
     below = [one.pid for one in relay.descendants()]
     assert relay.stop(signal.SIGTERM) == 0, relay.log
     for pid in below:
@@ -44,11 +34,8 @@ def test_a_relay_is_ready_ends_on_sigterm_with_0_and_leaves_no_process(
 
 
 def test_kill_9_takes_the_workers_and_fetchers_too(
-    processes: Processes, relay_config: tuple[Path, str]
+    relay: DatabusProcess,
 ) -> None:
-    path, url = relay_config
-    relay = processes.start("relay", "-c", path)
-    relay.wait_ready(f"{url}/readyz", 40.0)
     below = [one.pid for one in relay.descendants()]
     assert below, "a relay has a fetcher process"
     assert relay.kill9() == -9

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,6 @@ from databus.relay.local_relay import LocalRelay
 from tests.client.test_client import consume, make, serving
 from tests.support.live_relay import CLOCK, ITEMS, ORDERS, LiveRelay, window
 from tests.support.waiting import PATIENCE, eventually
-
-
-@pytest.fixture
-async def relay(tmp_path: Path) -> AsyncIterator[LiveRelay]:
-    live = LiveRelay(tmp_path)
-    async with live.served():
-        yield live
-    live.close()
 
 
 def inserts(scn: int, *ids: int, schema: Any = ORDERS) -> bytes:

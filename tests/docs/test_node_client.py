@@ -10,28 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.config_text import bootstrap_text, relay_text
 from tests.support.processes import DatabusProcess, Processes
 from tests.support.snippets import ROOT
 from tests.support.waiting import eventually_sync
 
 NODE = shutil.which("node") or ""
 CLIENT = ROOT / "examples" / "nodejs" / "client.mjs"
-CONFIG = """
-[relay]
-listen = "127.0.0.1:{relay}"
-data_dir = "relay"
-
-[[database]]
-name = "shop"
-url = "sqlite:///{folder}/shop.db"
-sources = ["main.*"]
-ring_bytes = "64KiB"
-
-[bootstrap]
-listen = "127.0.0.1:{bootstrap}"
-data_dir = "bootstrap"
-relays = ["http://127.0.0.1:{relay}"]
-"""
 
 
 def test_the_client_is_as_short_as_the_manual_says() -> None:
@@ -66,10 +51,13 @@ def test_a_client_in_another_language_sleeps_past_the_ring_and_equals_the_source
         "CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)",
         "INSERT INTO orders VALUES (1, 'kettle'), (2, 'chair')",
     )
-    relay, bootstrap = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    ports = free_port(), free_port()
+    relay, bootstrap = (f"http://127.0.0.1:{port}" for port in ports)
     config = tmp_path / "databus.toml"
-    ports = {"relay": relay.rpartition(":")[2], "bootstrap": bootstrap.rpartition(":")[2]}
-    config.write_text(CONFIG.format(folder=tmp_path, **ports))
+    config.write_text(
+        relay_text(f"sqlite:///{database}", "main.*", port=ports[0], ring_bytes="64KiB")
+        + bootstrap_text(relay, ports[1])
+    )
     processes.start("relay", "-c", config).wait_ready(f"{relay}/readyz", 60)
     processes.start("bootstrap", "-c", config, "--no-apply").wait_ready(f"{bootstrap}/readyz", 60)
 

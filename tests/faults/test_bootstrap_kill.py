@@ -13,19 +13,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from databus.bootstrap.log import segments
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.merging import scratch_folders
 from databus.bootstrap.merging.run_planner import Merge
-from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
 from databus.bootstrap.runs import failpoints
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.parquet_runs import Run, RunKind
-from databus.common.checkpoint import ORIGIN
-from databus.common.filters.stream_filter import StreamFilter
 from databus.common.frame.frame_format import iter_frames
 from tests.bootstrap.model import (
     CLOCK,
@@ -34,6 +30,7 @@ from tests.bootstrap.model import (
     State,
     compact,
     frames_of,
+    state_of,
     write_run,
 )
 
@@ -60,15 +57,19 @@ def open_log(folder: Path) -> tuple[HotLog, Store]:
 
 
 def write(folder: Path) -> None:
-    """The log writer: take up the stream after the checkpoint, seal every third block."""
     log, store = open_log(folder)
+    take_up(log, store)
+    log.close()
+
+
+def take_up(log: HotLog, store: Store) -> None:
+    """The log writer: read the stream after the checkpoint, seal every third block."""
     for number, block in enumerate(blocks()):
         last = log.state().last
         rest = b"".join(bytes(one.bytes) for one in iter_frames(block) if one.position > last)
         log.append(rest, 1)
         if number % 3 == 2:
             segments.seal(log, store, 1)
-    log.close()
 
 
 def merge(folder: Path) -> None:
@@ -142,28 +143,22 @@ def assert_whole(folder: Path) -> None:
     assert Store(folder).check() == []
     log, store = open_log(folder)
     try:
-        log.check()
-        pieces = list(
-            BootstrapStream(
-                store=store,
-                log=log,
-                since=ORIGIN,
-                target=log.state().window,
-                stream_filter=StreamFilter(),
-                source_ids=np.empty(0, dtype=np.uint32),
-            ).pieces()
-        )
-        state = State().apply_all(piece.frames for piece in pieces)
-        written = [one for block in blocks() for one in iter_frames(block)]
-        upto = log.state().window
-        truth = State()
-        for one in written:
-            if one.position <= upto:
-                truth.apply(one)
-        assert state.rows == truth.rows
-        assert state.regressions == []
+        assert_equal(log, store)
     finally:
         log.close()
+
+
+def assert_equal(log: HotLog, store: Store) -> None:
+    """A new reader ends with what the log has taken of the blocks."""
+    log.check()
+    state, window = state_of(store, log), log.state().window
+    truth = State()
+    for block in blocks():
+        for one in iter_frames(block):
+            if one.position <= window:
+                truth.apply(one)
+    assert state.rows == truth.rows
+    assert state.regressions == []
 
 
 WRITER_STEPS = [

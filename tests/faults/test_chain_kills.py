@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from databus.common.checkpoint import Position
-from tests.support.chain import parent_url, relay_text
+from tests.support.chain import databases_text, parent_url
 from tests.support.processes import wait_process_gone
 from tests.support.relay_process import RelayProcess, ring_frames
 from tests.support.waiting import PATIENCE, eventually_sync
@@ -29,7 +29,9 @@ KILLS = 10
 def start(folder: Path, name: str, url: str, port: int) -> RelayProcess:
     path = folder / f"{name}.toml"
     listen = f"127.0.0.1:{port}"
-    path.write_text(relay_text(folder / name, {"shop": url}, listen=listen, ring_bytes=128 << 20))
+    path.write_text(
+        databases_text(folder / name, {"shop": url}, listen=listen, ring_bytes=128 << 20)
+    )
     return RelayProcess(path)
 
 

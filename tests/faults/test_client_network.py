@@ -7,7 +7,6 @@ import os
 import signal
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -16,20 +15,11 @@ from databus.client import Position
 from databus.client.testing import Grammar, Recorder
 from databus.common.frame.frame_format import Op
 from tests.client.test_client import make, serving
-from tests.support.faulty_proxy import FaultyProxy
+from tests.support.faulty_proxy import Proxies
 from tests.support.live_relay import ORDERS, LiveRelay, window
 from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.faults
-Proxies = Callable[[str, int], Awaitable[FaultyProxy]]
-
-
-@pytest.fixture
-async def relay(tmp_path: Path) -> AsyncIterator[LiveRelay]:
-    live = LiveRelay(tmp_path)
-    async with live.served():
-        yield live
-    live.close()
 
 
 def inserts(scn: int, *ids: int) -> bytes:

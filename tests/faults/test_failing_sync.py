@@ -24,6 +24,7 @@ from databus.relay.ring.ring_file import RingFile
 from databus.relay.ring.ring_format import DATA_OFFSET
 from databus.relay.ring.schema_registry import Registry, RegistryReader
 from tests.faults.test_ring_crash import damage, retained
+from tests.support.config_text import generator_text
 from tests.support.failing_sync import FailingSync
 from tests.support.relay_process import RelayProcess
 from tests.support.scripted_fetcher import DATABASE, PACE, frames, opened, reached, running, told
@@ -230,19 +231,6 @@ def test_schema_versions_whose_sync_failed_are_written_again(
     assert written == [path.read_bytes()], "a process before may have failed to sync it"
 
 
-CONFIG = """
-[relay]
-listen = "127.0.0.1:0"
-data_dir = "{folder}/data"
-workers = 1
-[[database]]
-name = "gen"
-url = "generator://?events_per_second=2000&events_per_window=10"
-ring_bytes = "1MB"
-sync_every = "50ms"
-"""
-
-
 @pytest.mark.slow
 def test_the_fetchers_process_ends_with_a_sync_that_failed_and_the_next_one_lacks_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -251,7 +239,7 @@ def test_the_fetchers_process_ends_with_a_sync_that_failed_and_the_next_one_lack
     for name in ("LD_PRELOAD", "FAILING_PATH", "FAILING_AT"):
         monkeypatch.setenv(name, failing.environment[name])
     config = tmp_path / "relay.toml"
-    config.write_text(CONFIG.format(folder=tmp_path))
+    config.write_text(generator_text(tmp_path, 2000))
     with RelayProcess(config) as relay:
         relay.ready()
         # A ring whose first sync fails is opened again by the same process.

@@ -22,6 +22,7 @@ from databus.client.pulling.raw_windows import RawWindows
 from databus.common.checkpoint import Position
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Op
+from tests.support.config_text import relay_text
 from tests.support.fixtures import FreshDatabase
 from tests.support.metered_proxy import MeteredProxy
 from tests.support.processes import wait_process_gone
@@ -39,17 +40,6 @@ all less than the ring holds."""
 RING_BYTES = 6 << 20
 GROWTH_BYTES = 10 << 20
 """What a process may grow by while 18 MB of frames pass through it."""
-CONFIG = """
-[relay]
-listen = "127.0.0.1:0"
-data_dir = "data"
-
-[[database]]
-name = "huge"
-url = "{url}"
-sources = ["{schema}.*"]
-ring_bytes = {ring_bytes}
-"""
 # Ids and values of one width, so that all rows take the same number of bytes.
 FIRST_ID = 1_000_000
 INSERTS = {
@@ -150,7 +140,9 @@ async def test_it_passes_through_a_small_ring_in_flat_memory_and_survives_a_kill
         config = tmp_path / "relay.toml"
         url = database.url.replace(f":{database.server.port}/", f":{proxy.port}/")
         schema = "public" if kind == "postgres" else database.name
-        config.write_text(CONFIG.format(url=url, schema=schema, ring_bytes=RING_BYTES))
+        config.write_text(
+            relay_text(url, f"{schema}.*", name="huge", data_dir="data", ring_bytes=RING_BYTES)
+        )
         relay = await asyncio.to_thread(RelayProcess, config)
         try:
             await asyncio.to_thread(relay.ready)

@@ -9,27 +9,16 @@ from pathlib import Path
 import pytest
 
 from databus.relay.ring.ring_check import check
+from tests.support.config_text import generator_text
 from tests.support.relay_process import RelayProcess
 from tests.support.waiting import PATIENCE, eventually_sync
-
-CONFIG = """
-[relay]
-listen = "127.0.0.1:0"
-data_dir = "{folder}/data"
-workers = 1
-[[database]]
-name = "gen"
-url = "generator://?events_per_second=500&events_per_window=10"
-ring_bytes = "1MB"
-sync_every = "50ms"
-"""
 
 
 @pytest.mark.slow
 @pytest.mark.faults
 def test_a_folder_that_is_moved_away_ends_its_streams_and_is_made_again(tmp_path: Path) -> None:
     config = tmp_path / "relay.toml"
-    config.write_text(CONFIG.format(folder=tmp_path))
+    config.write_text(generator_text(tmp_path, 500))
     with RelayProcess(config) as relay:
         relay.ready()
         eventually_sync(lambda: relay.state("gen")["state"] == "streaming", 60, "it streams")

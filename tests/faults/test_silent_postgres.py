@@ -20,7 +20,7 @@ from databus.relay.sources.postgres.tables import postgres_catalogue
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.fixtures import FreshDatabase
-from tests.support.postgres_follower import config_of, opened, table_of
+from tests.support.postgres_follower import config_of, opened, opened_on, table_of
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.postgres, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -67,8 +67,7 @@ async def test_a_quiet_server_is_asked_and_not_given_up(postgres_database: Fresh
     db = postgres_database
     db.execute(ORDERS)
     db.execute(f"ALTER DATABASE {db.name} SET wal_sender_timeout = 0")  # No keepalive of its own.
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db) as (source, start):
         async with contextlib.aclosing(source.stream(start)) as batches:
             was_silent = False
             async for _ in batches:
@@ -84,8 +83,7 @@ async def test_a_sender_that_is_busy_is_waited_for_and_one_that_waits_for_us_is_
 ) -> None:
     db = postgres_database
     db.execute(ORDERS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db) as (source, start):
         async with contextlib.aclosing(source.stream(start)) as batches:
             await anext(batches)
             stream = source._stream

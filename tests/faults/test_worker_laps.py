@@ -14,7 +14,7 @@ from databus.relay.ring.ring_reader import RingReader
 from databus.relay.serving.counters.counter_file import counter_path, read_rows
 from databus.relay.serving.counters.worker_counters import COUNTERS
 from databus.relay.sources.generator.generator_source import GeneratorSource
-from tests.support.chain import relay_text
+from tests.support.chain import databases_text
 from tests.support.lapped_reader import LappedReader, Manners
 from tests.support.relay_process import RelayProcess
 from tests.support.waiting import eventually
@@ -66,7 +66,7 @@ async def test_readers_of_two_worker_processes_are_lapped_and_take_no_byte_but_o
 ) -> None:
     data_dir = tmp_path / "data"
     path = tmp_path / "relay.toml"
-    text = relay_text(data_dir, {"gen": URL}, ring_bytes=RING_BYTES)
+    text = databases_text(data_dir, {"gen": URL}, ring_bytes=RING_BYTES)
     path.write_text(text.replace("[relay]", "[relay]\nworkers = 2"))
     truth = GeneratedTruth()
     relay = await asyncio.to_thread(RelayProcess, path)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from databus.relay.sources.contract import ChunkRequest
-from databus.relay.sources.mysql import MySqlSource
 from tests.support.fixtures import FreshDatabase
-from tests.support.mariadb_stream import mariadb_config, read_to_end
+from tests.support.mariadb_stream import opened_on, read_to_end
 
 _SIGNS = (
     "CREATE TABLE signs (id INT PRIMARY KEY, y YEAR, a INT, b BIT(9), c BIGINT UNSIGNED, "
@@ -38,16 +37,11 @@ async def test_signs_and_character_sets_belong_to_their_columns_in_any_order(
     product: str, request: pytest.FixtureRequest
 ) -> None:
     database: FreshDatabase = request.getfixturevalue(f"{product}_database")
-    source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
-    await source.open()
-    try:
-        start = await source.first_scn()
+    async with opened_on(database) as (source, start):
         for statement in (_SIGNS, _SIGNED_ROW, _CHARSETS, _TEXT_ROW):
             database.execute(statement)
         streamed = await read_to_end(source, start)
         catalogue = {schema.source: schema for schema in await source.schemas()}
-    finally:
-        await source.close()
     signs, texts = (event.after for event in streamed.events())
     assert signs is not None
     assert texts is not None
@@ -62,18 +56,13 @@ async def test_signs_and_character_sets_belong_to_their_columns_in_any_order(
 async def test_a_vector_before_texts_of_mysql_does_not_shift_their_character_sets(
     mysql_database: FreshDatabase,
 ) -> None:
-    source = MySqlSource(mariadb_config(mysql_database.url, f"{mysql_database.name}.*"))
-    await source.open()
-    try:
-        start = await source.first_scn()
+    async with opened_on(mysql_database) as (source, start):
         mysql_database.execute(
             "CREATE TABLE v (id INT PRIMARY KEY, v VECTOR(3), t TEXT CHARACTER SET latin1, "
             "u VARCHAR(9) CHARACTER SET cp1251)"
         )
         mysql_database.execute("INSERT INTO v VALUES (1, NULL, 'é', 'ж')")
         (event,) = (await read_to_end(source, start)).events()
-    finally:
-        await source.close()
     assert event.after == {"id": 1, "v": None, "t": "é", "u": "ж"}
 
 
@@ -89,10 +78,7 @@ async def test_four_hundred_columns_are_counted_and_their_nulls_found_by_both_de
     values: list[Any] = [(at, f"v{at}", D(at), "y")[at % 4] for at in range(400)]
     row = [None if at % 7 == 0 or at > 396 else value for at, value in enumerate(values)]
     literals = ", ".join("NULL" if value is None else f"'{value}'" for value in row)
-    source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
-    await source.open()
-    try:
-        start = await source.first_scn()
+    async with opened_on(database) as (source, start):
         database.execute(f"CREATE TABLE wide (id INT PRIMARY KEY, {columns})")
         database.execute(f"INSERT INTO wide VALUES (1, {literals})")
         database.execute("UPDATE wide SET c399 = 'x'")
@@ -100,8 +86,6 @@ async def test_four_hundred_columns_are_counted_and_their_nulls_found_by_both_de
         chunk = await source.read_chunk(ChunkRequest(f"{database.name}.wide", 10))
         source.use_kernels = False
         slowly = await read_to_end(source, start)
-    finally:
-        await source.close()
     before = {"id": 1, **dict(zip(names, row, strict=True))}
     after = before | {"c399": "x"}
     inserted, updated = streamed.events()

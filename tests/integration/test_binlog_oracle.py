@@ -25,7 +25,7 @@ from tests.support.binlog_oracle import (
     position_of,
 )
 from tests.support.fixtures import FreshDatabase
-from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end
+from tests.support.mariadb_stream import Streamed, mariadb_config, opened, read_to_end
 from tests.support.mysql_types import MYSQL_TYPES, TYPES, Types, is_in_the_kernel, value_rows
 from tests.support.random_values import random_literal, random_no_date
 
@@ -235,12 +235,10 @@ async def reading(
     The history of the server has statements of other tests, which may have changed any table.
     """
     options: dict[str, Any] = {"zero_dates": zero_dates}
-    source = MySqlSource(mariadb_config(database.url, f"{database.name}.*", options=options))
-    await source.open()
-    try:
+    async with opened(
+        mariadb_config(database.url, f"{database.name}.*", options=options)
+    ) as source:
         yield source, await source.first_scn()
-    finally:
-        await source.close()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

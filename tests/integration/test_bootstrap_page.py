@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import time
 from pathlib import Path
@@ -21,17 +20,10 @@ from databus.bootstrap.runs.parquet_runs import RunKind
 from databus.common.config import BootstrapConfig
 from databus.common.http.listening_socket import listening_socket
 from tests.bootstrap.model import CLOCK, SOURCES, START, History, compact, frames_of, write_run
-from tests.integration.test_status_page import CHROMIUM, rendered
+from tests.integration.test_status_page import NEEDS_CHROMIUM, rendered
 from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        CHROMIUM is None or os.environ.get("DATABUS_TEST_SKIP_SERVERS") == "1",
-        reason="there is no chromium (Debian's package; make test installs it if it can)",
-    ),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), NEEDS_CHROMIUM]
 
 RECORD = {
     "kind": "base",

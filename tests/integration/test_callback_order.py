@@ -24,6 +24,7 @@ from databus.client.application.events import Event, Window
 from databus.client.testing import Grammar, Mirror, Recorder
 from databus.common.config import parse
 from databus.relay.local_relay import LocalRelay
+from tests.support.config_text import relay_text
 from tests.support.system import server_shop, sqlite_shop
 from tests.support.waiting import PATIENCE, eventually
 
@@ -88,19 +89,14 @@ class Watcher(Recorder):
 @contextlib.asynccontextmanager
 async def watching(source: Source, folder: Path, consumer: Consumer) -> AsyncIterator[LocalRelay]:
     """A relay over the source, and a client of it that begins where the relay began."""
-    config = parse(
-        f'''
-        [relay]
-        listen = "127.0.0.1:0"
-        data_dir = "{folder / "relay"}"
-        heartbeat = "50ms"
-        [[database]]
-        name = "shop"
-        url = "{source.url}"
-        sources = ["{source.name("*")}"]
-        ring_bytes = "16MiB"
-        '''
+    text = relay_text(
+        source.url,
+        source.name("*"),
+        data_dir=folder / "relay",
+        relay={"heartbeat": "50ms"},
+        ring_bytes="16MiB",
     )
+    config = parse(text)
     async with LocalRelay(config) as relay:
         await relay.ready()
         client = DatabusClient(

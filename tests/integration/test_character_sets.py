@@ -8,9 +8,8 @@ import pytest
 
 from databus.common.errors import UnsupportedChange
 from databus.relay.sources.contract import ChunkRequest
-from databus.relay.sources.mysql import MySqlSource
 from tests.support.fixtures import FreshDatabase
-from tests.support.mariadb_stream import mariadb_config, read_to_end
+from tests.support.mariadb_stream import opened_on, read_to_end
 
 OF_UNICODE = ("ucs2", "utf16", "utf16le", "utf32", "utf8mb3", "utf8mb4")
 # Codes that two others share a character with, or that have none: such as Python's codecs of
@@ -37,10 +36,7 @@ async def test_all_characters_are_the_servers_in_stream_and_dump(database: Fresh
     columns = [f"{name} LONGTEXT CHARACTER SET {name}" for name in names]
     label = "e ENUM('x', '갂') CHARACTER SET euckr"
     database.execute(f"CREATE TABLE t (id INT PRIMARY KEY, {', '.join(columns)}, {label})")
-    source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
-    await source.open()
-    try:
-        start = await source.first_scn()
+    async with opened_on(database) as (source, start):
         database.transaction(
             "SET sql_mode = ''",
             f"INSERT INTO t VALUES (1, {', '.join(converted)}, '갂')",
@@ -48,8 +44,6 @@ async def test_all_characters_are_the_servers_in_stream_and_dump(database: Fresh
         )
         streamed = [event.after for event in (await read_to_end(source, start)).events()]
         chunk = await source.read_chunk(ChunkRequest(f"{database.name}.t", 10))
-    finally:
-        await source.close()
     dumped = [chunk.schema.decode_row(row.row) for row in chunk.rows]
     columns = ["id", *names, "e"]
     wanted = [
@@ -83,10 +77,7 @@ async def test_half_a_surrogate_pair_is_no_text_and_suspends_its_table_alone_and
     name = database.name
     database.execute(f"CREATE TABLE t (id INT PRIMARY KEY, v TEXT CHARACTER SET {charset})")
     database.execute("CREATE TABLE other (id INT PRIMARY KEY)")
-    source = MySqlSource(mariadb_config(database.url, f"{name}.*"))
-    await source.open()
-    try:
-        start = await source.first_scn()
+    async with opened_on(database) as (source, start):
         database.transaction(
             "INSERT INTO other VALUES (1)",
             "INSERT INTO t VALUES (1, '힣')",
@@ -102,7 +93,5 @@ async def test_half_a_surrogate_pair_is_no_text_and_suspends_its_table_alone_and
         assert [event.key["id"] for event in streamed.events(f"{name}.other")] == [1, 2]
         assert [event.after for event in streamed.events(f"{name}.t")] == [{"id": 1, "v": "힣"}]
         (stopped,) = (await source.status())["stopped_tables"].items()
-    finally:
-        await source.close()
     assert stopped[0] == f"{name}.t"
     assert re.search(rf"column v: x'{stored}' is no {charset} text", stopped[1]["why"])

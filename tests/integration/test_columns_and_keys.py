@@ -6,10 +6,8 @@ import asyncio
 import hashlib
 import hmac
 import json
-import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,45 +24,13 @@ from databus.relay.sources.mysql import MySqlSource
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import read_to_end
 from tests.support.relay_process import ring_frames
+from tests.support.upstream import Upstream, server_upstream
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SALT = "a salt of the test"
 WAIT_S = 90
-
-
-@dataclass(frozen=True)
-class Upstream:
-    """A database of one kind: its URL, the namespace of its tables, and how to write to it."""
-
-    kind: str
-    url: str
-    namespace: str
-    execute: Callable[[str], list[tuple[Any, ...]]]
-
-    def table(self, name: str) -> str:
-        return f"{self.namespace}.{name}"
-
-
-@pytest.fixture(params=["sqlite", "mariadb", "mysql", "postgres"])
-def upstream(request: pytest.FixtureRequest, tmp_path: Path) -> Upstream:
-    if request.param == "sqlite":
-        path = tmp_path / "source.db"
-
-        def execute(statement: str) -> list[tuple[Any, ...]]:
-            connection = sqlite3.connect(path, timeout=60)
-            try:
-                with connection:
-                    return connection.execute(statement).fetchall()
-            finally:
-                connection.close()
-
-        execute("PRAGMA journal_mode = wal")
-        return Upstream("sqlite", f"sqlite:///{path}", "main", execute)
-    fresh: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
-    namespace = "public" if request.param == "postgres" else fresh.name
-    return Upstream(request.param, fresh.url, namespace, fresh.execute)
 
 
 def configured(upstream: Upstream, folder: Path, rules: str) -> Config:
@@ -374,11 +340,11 @@ async def test_both_decoders_of_a_binlog_write_the_same_keys_with_nulls(
 async def test_unchanged_toast_values_stay_marked_where_columns_are_hashed_or_left_out(
     postgres_database: FreshDatabase, tmp_path: Path
 ) -> None:
-    execute = postgres_database.execute
+    upstream = server_upstream("postgres", postgres_database)
+    execute = upstream.execute
     execute("CREATE TABLE docs (id int PRIMARY KEY, gone text, body text, plain text, n int)")
     for column in ("gone", "body", "plain"):
         execute(f"ALTER TABLE docs ALTER COLUMN {column} SET STORAGE EXTERNAL")
-    upstream = Upstream("postgres", postgres_database.url, "public", execute)
     rules = (
         f'exclude_columns = ["*.gone"]\nhash_columns = ["*.body", "*.docs.id"]\n'
         f'hash_salt = "{SALT}"\n'

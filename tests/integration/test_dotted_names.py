@@ -14,7 +14,7 @@ from databus.relay.sources.mysql import MySqlSource
 from databus.relay.sources.sqlite.sqlite_source import SqliteSource
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.fixtures import FreshDatabase
-from tests.support.mariadb_stream import mariadb_config, read_to_end
+from tests.support.mariadb_stream import mariadb_config, opened, read_to_end
 from tests.support.sqlite_source import config, read
 from tests.support.waiting import eventually
 
@@ -38,9 +38,7 @@ async def test_two_tables_whose_names_differ_in_where_the_dot_belongs_are_two_so
     other.execute("CREATE TABLE t (id INT PRIMARY KEY, w VARCHAR(9))")
     plain.execute("CREATE TABLE u (id INT PRIMARY KEY)")
     names = [f'{name}."eu.t"', f'"{name}.eu".t', f"{name}.u"]
-    source = MySqlSource(mariadb_config(plain.url, f"{name}.*", f'"{name}.eu".*'))
-    await source.open()
-    try:
+    async with opened(mariadb_config(plain.url, f"{name}.*", f'"{name}.eu".*')) as source:
         assert {schema.source for schema in await source.schemas()} == set(names)
         start = await source.first_scn()
         plain.execute("INSERT INTO `eu.t` VALUES (1, 10)")
@@ -62,8 +60,6 @@ async def test_two_tables_whose_names_differ_in_where_the_dot_belongs_are_two_so
             zip(names, (0, 2, 1), strict=True)
         )
         assert (await source.table_size(names[1])).rows is not None
-    finally:
-        await source.close()
     # A pattern without quotes means the schema alone, not the one with a dot in its name.
     only = MySqlSource(mariadb_config(plain.url, f"{name}.*"))
     await only.open()

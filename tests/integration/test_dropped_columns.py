@@ -17,9 +17,9 @@ from databus.relay.local_relay import LocalRelay
 from databus.relay.sources.contract import Batch
 from databus.relay.sources.mysql import MySqlSource
 from tests.integration.test_nameless_binlog import selected
-from tests.integration.test_returning_schemas import CONFIG
 from tests.relay.dumps.test_resync import words
 from tests.support.capture import PACE, upserted
+from tests.support.config_text import relay_text
 from tests.support.fixtures import FreshDatabase, SetRowMetadata
 from tests.support.mariadb_stream import mariadb_config, read_to_end
 from tests.support.waiting import PATIENCE, eventually
@@ -71,7 +71,8 @@ async def test_a_column_that_is_there_again_when_its_drop_is_read_shows_no_old_v
     tables, ring = RETURNING | ORDINARY, tmp_path / "relay" / "shop"
     for table in tables:
         database.execute(f"CREATE TABLE {table} (id INT NOT NULL PRIMARY KEY, c INT)")
-    config = parse(CONFIG.format(url=database.url, namespace=database.name), folder=tmp_path)
+    text = relay_text(database.url, f"{database.name}.*", ring_bytes="4MiB")
+    config = parse(text, folder=tmp_path)
 
     def held(table: str) -> list[dict[str, Any]]:
         rows, _ = upserted(ring, f"{database.name}.{table}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from databus.cli.demo.private_servers import MariaDBServer, PostgresServer
 from databus.common.config import DatabaseConfig
 from tests.support import mariadb_replicas
 from tests.support.busy_writers import TABLE as BUSY
-from tests.support.busy_writers import BusyWriters, applied, busy_rows
+from tests.support.busy_writers import BusyWriters, applied, busy_rows, left_behind
 from tests.support.capture import (
     capturing,
     database_config,
@@ -24,7 +24,7 @@ from tests.support.capture import (
     stored_resume_state,
     streaming,
 )
-from tests.support.faulty_proxy import FaultyProxy
+from tests.support.faulty_proxy import FaultyProxy, Proxies
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_replicas import follow, local, primary_and_replica
 from tests.support.postgres_standby import (
@@ -67,7 +67,7 @@ def servers(tmp_path: Path) -> Iterator[tuple[MariaDBServer, MariaDBServer]]:
 async def test_a_promoted_replica_continues_where_its_killed_primary_ended(
     servers: tuple[MariaDBServer, MariaDBServer],
     tmp_path: Path,
-    faulty_proxy: Callable[[str, int], Awaitable[FaultyProxy]],
+    faulty_proxy: Proxies,
 ) -> None:
     primary, replica = servers
     folder = tmp_path / "relay" / "shop"
@@ -172,12 +172,7 @@ async def test_a_replica_promoted_without_what_we_have_read_is_refused_by_name(
         # Before they write: a commit that waits for the replica just then may wait for ever.
         primary.execute("SET GLOBAL rpl_semi_sync_master_enabled = OFF")
         writers.start(primary)
-        await asyncio.to_thread(writers.each_commits, 10)
-        await asyncio.to_thread(replica.execute, "STOP SLAVE IO_THREAD")
-        await asyncio.to_thread(writers.each_commits, 10)
-        newest = max(writers.committed)
-        await eventually(lambda: newest in applied(folder).transactions, 60)
-        await asyncio.to_thread(writers.kill, primary)
+        newest = await left_behind(writers, primary, replica, "STOP SLAVE IO_THREAD", folder)
         await eventually(lambda: stored_resume_state(fetcher), 60)
     before = ring_state(folder)
     await asyncio.to_thread(mariadb_replicas.promote, replica)

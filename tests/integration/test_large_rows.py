@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable
-from dataclasses import dataclass
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from tests.support.capture import (
     streaming,
     upserted,
 )
-from tests.support.fixtures import FreshDatabase
 from tests.support.relay_process import ring_frames
+from tests.support.upstream import Upstream
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -34,16 +33,8 @@ LARGE, SMALL = "x" * (LIMIT + 1000), "s"
 LARGER_RING = {"ring_bytes": "4MiB"}
 
 
-@dataclass(frozen=True)
-class Upstream:
-    """A database with the tables ``calm`` and ``wide`` (id, body, note), and how to write to it."""
-
-    url: str
-    namespace: str
-    execute: Callable[[str], Any]
-
-    def table(self, name: str) -> str:
-        return f"{self.namespace}.{name}"
+class WideTables(Upstream):
+    """Of a database the tables ``calm`` and ``wide`` (id, body, note)."""
 
     def put(self, table: str, key: int, body: str) -> None:
         self.execute(f"INSERT INTO {table} VALUES ({key}, '{body}', 'n')")
@@ -53,35 +44,43 @@ class Upstream:
         return {(key,): {"id": key, "body": body, "note": note} for key, body, note in found}
 
 
-@pytest.fixture(params=["sqlite", "mariadb", "mysql", "postgres"])
-def upstream(request: pytest.FixtureRequest, tmp_path: Path) -> Upstream:
-    if request.param == "sqlite":
-        path = tmp_path / "source.db"
-
-        def execute(statement: str) -> list[tuple[Any, ...]]:
-            connection = sqlite3.connect(path, timeout=60)
-            try:
-                with connection:
-                    return connection.execute(statement).fetchall()
-            finally:
-                connection.close()
-
-        execute("PRAGMA journal_mode = wal")
-        found = Upstream(f"sqlite:///{path}", "main", execute)
-    else:
-        fresh: FreshDatabase = request.getfixturevalue(f"{request.param}_database")
-        namespace = "public" if request.param == "postgres" else fresh.name
-        found = Upstream(fresh.url, namespace, fresh.execute)
-    body = "LONGTEXT" if request.param in ("mariadb", "mysql") else "TEXT"
+@pytest.fixture
+def tables(upstream: Upstream) -> WideTables:
+    body = "LONGTEXT" if upstream.kind in ("mariadb", "mysql") else "TEXT"
     for table in ("calm", "wide"):
-        found.execute(
+        upstream.execute(
             f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, body {body}, note VARCHAR(9))"
         )
-    return found
+    return WideTables(upstream.kind, upstream.url, upstream.namespace, upstream.execute)
 
 
-def settings(upstream: Upstream, **changed: Any) -> DatabaseConfig:
-    config = database_config("shop", upstream.url, f"{upstream.namespace}.*")
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the relay keeps the database."""
+    return tmp_path / "data" / "shop"
+
+
+@contextlib.asynccontextmanager
+async def captured(tables: WideTables, folder: Path) -> AsyncIterator[Fetcher]:
+    """A fetcher that is streaming the tables."""
+    async with capturing(settings(tables), folder.parent) as fetcher:
+        await streaming(fetcher)
+        yield fetcher
+
+
+@contextlib.asynccontextmanager
+async def suspended_by_a_row(tables: WideTables, folder: Path) -> AsyncIterator[Fetcher]:
+    """A fetcher that has suspended ``wide``: its row 1 is small, and row 2 is too large."""
+    async with captured(tables, folder) as fetcher:
+        tables.put("wide", 1, SMALL)
+        tables.put("wide", 2, LARGE)
+        wide = tables.table("wide")
+        await eventually(lambda: is_suspended(fetcher, wide), 60, "suspended")
+        yield fetcher
+
+
+def settings(tables: WideTables, **changed: Any) -> DatabaseConfig:
+    config = database_config("shop", tables.url, f"{tables.namespace}.*")
     values = {"ring_bytes": RING, "resync": "auto"} | changed
     return DatabaseConfig.model_validate(config.model_dump() | values)
 
@@ -100,25 +99,21 @@ def is_suspended(fetcher: Fetcher, source: str) -> bool:
     return [(r.source, str(r.state)) for r in fetcher.tables.book] == [(source, "suspended")]
 
 
-async def calm_goes_on(upstream: Upstream, folder: Path, key: int) -> None:
+async def calm_goes_on(tables: WideTables, folder: Path, key: int) -> None:
     """A row of the other table comes."""
-    upstream.put("calm", key, "calm")
-    calm = upstream.table("calm")
+    tables.put("calm", key, "calm")
+    calm = tables.table("calm")
     await eventually(lambda: (key,) in upserted(folder, calm)[0], 60, "the other table goes on")
 
 
 async def test_a_row_that_is_too_large_suspends_its_table_until_it_is_smaller(
-    upstream: Upstream, tmp_path: Path
+    tables: WideTables, folder: Path
 ) -> None:
-    folder, wide = tmp_path / "data" / "shop", upstream.table("wide")
-    async with capturing(settings(upstream), tmp_path / "data") as fetcher:
-        await streaming(fetcher)
-        upstream.put("wide", 1, SMALL)
-        upstream.put("wide", 2, LARGE)
-        await calm_goes_on(upstream, folder, 1)
-        await eventually(lambda: is_suspended(fetcher, wide), 60, "suspended")
-        upstream.put("wide", 3, SMALL)
-        await calm_goes_on(upstream, folder, 2)
+    wide = tables.table("wide")
+    async with suspended_by_a_row(tables, folder) as fetcher:
+        await calm_goes_on(tables, folder, 1)
+        tables.put("wide", 3, SMALL)
+        await calm_goes_on(tables, folder, 2)
         (record,) = fetcher.tables.document()
         assert "its row with the key [2] takes a frame of 263," in record["reason"]
         assert "at most 262,144 bytes, a quarter of ring_bytes = 1,048,576" in record["reason"]
@@ -126,16 +121,15 @@ async def test_a_row_that_is_too_large_suspends_its_table_until_it_is_smaller(
         assert not record["is_free"] and not fetcher.book.next_active()
         assert set(upserted(folder, wide)[0]) == {(1,)}
         assert wide in stored_resume_state(fetcher)
-    async with capturing(settings(upstream), tmp_path / "data") as fetcher:
-        await streaming(fetcher)
-        await calm_goes_on(upstream, folder, 3)
+    async with captured(tables, folder) as fetcher:
+        await calm_goes_on(tables, folder, 3)
         assert is_suspended(fetcher, wide), "still, and nobody has tried to dump it"
         assert not list(fetcher.book) and "[2]" in fetcher.tables.document()[0]["reason"]
-        upstream.execute(f"UPDATE wide SET body = '{SMALL}' WHERE id = 2")
+        tables.execute(f"UPDATE wide SET body = '{SMALL}' WHERE id = 2")
         await eventually(lambda: not fetcher.tables.document(), 60, "followed again")
-        upstream.put("wide", 4, SMALL)
-        await calm_goes_on(upstream, folder, 4)
-        assert upserted(folder, wide)[0] == upstream.rows("wide")
+        tables.put("wide", 4, SMALL)
+        await calm_goes_on(tables, folder, 4)
+        assert upserted(folder, wide)[0] == tables.rows("wide")
         assert len(list(fetcher.book)) == 1
     assert [str(state.state) for state in states(folder)] == [
         "suspended", "resynchronising", "followed",
@@ -144,81 +138,71 @@ async def test_a_row_that_is_too_large_suspends_its_table_until_it_is_smaller(
 
 @pytest.mark.parametrize("cure", ["a larger ring", "without the column", "deleted", "truncated"])
 async def test_what_the_cure_names_ends_the_suspension(
-    upstream: Upstream, tmp_path: Path, cure: str
+    tables: WideTables, folder: Path, cure: str
 ) -> None:
-    folder, wide = tmp_path / "data" / "shop", upstream.table("wide")
-    async with capturing(settings(upstream), tmp_path / "data") as fetcher:
-        await streaming(fetcher)
-        upstream.put("wide", 1, SMALL)
-        upstream.put("wide", 2, LARGE)
-        await eventually(lambda: is_suspended(fetcher, wide), 60, "suspended")
+    wide = tables.table("wide")
+    async with suspended_by_a_row(tables, folder) as fetcher:
         if cure in ("deleted", "truncated"):
-            is_sqlite = upstream.url.startswith("sqlite")
+            is_sqlite = tables.url.startswith("sqlite")
             where = "WHERE id = 2" if cure == "deleted" else ""
             verb = "TRUNCATE TABLE" if cure == "truncated" and not is_sqlite else "DELETE FROM"
-            upstream.execute(f"{verb} wide {where}")
+            tables.execute(f"{verb} wide {where}")
             await eventually(lambda: not fetcher.tables.document(), 60, "followed again")
-            await calm_goes_on(upstream, folder, 1)
-            assert upserted(folder, wide)[0] == upstream.rows("wide")
+            await calm_goes_on(tables, folder, 1)
+            assert upserted(folder, wide)[0] == tables.rows("wide")
             return
     changed = LARGER_RING if cure == "a larger ring" else {"exclude_columns": ["*.wide.body"]}
-    async with capturing(settings(upstream, **changed), tmp_path / "data") as fetcher:
+    async with capturing(settings(tables, **changed), folder.parent) as fetcher:
         await eventually(lambda: not fetcher.tables.document(), 60, "followed again")
-        await calm_goes_on(upstream, folder, 1)
+        await calm_goes_on(tables, folder, 1)
         rows = upserted(folder, wide)[0]
         assert set(rows) == {(1,), (2,)}
         assert "body" in rows[2,] or cure == "without the column"
 
 
 async def test_an_operator_who_tries_too_early_empties_nothing_and_no_dump_repeats(
-    upstream: Upstream, tmp_path: Path
+    tables: WideTables, folder: Path
 ) -> None:
-    folder, wide = tmp_path / "data" / "shop", upstream.table("wide")
-    async with capturing(settings(upstream), tmp_path / "data") as fetcher:
-        await streaming(fetcher)
-        upstream.put("wide", 1, SMALL)
-        upstream.put("wide", 2, LARGE)
-        await eventually(lambda: is_suspended(fetcher, wide), 60, "suspended")
+    wide = tables.table("wide")
+    async with suspended_by_a_row(tables, folder) as fetcher:
         fetcher.tables.confirm(wide)
         await eventually(lambda: fetcher.tables.document()[0]["tries"] == 1, 60, "tried")
-        await calm_goes_on(upstream, folder, 1)
+        await calm_goes_on(tables, folder, 1)
         assert (
             "the last attempt to resynchronise it failed" in fetcher.tables.document()[0]["reason"]
         )
-        await calm_goes_on(upstream, folder, 2)
+        await calm_goes_on(tables, folder, 2)
         assert len(list(fetcher.book)) == 1, "one dump, by the operator's word"
         assert set(upserted(folder, wide)[0]) == {(1,)}
 
 
 async def test_a_dump_that_meets_a_row_which_was_never_streamed_fails_by_its_name_and_key(
-    upstream: Upstream, tmp_path: Path
+    tables: WideTables, folder: Path
 ) -> None:
-    folder, wide = tmp_path / "data" / "shop", upstream.table("wide")
-    upstream.put("wide", 1, SMALL)
-    upstream.put("wide", 7, LARGE)
-    async with capturing(settings(upstream), tmp_path / "data") as fetcher:
-        await streaming(fetcher)
+    wide = tables.table("wide")
+    tables.put("wide", 1, SMALL)
+    tables.put("wide", 7, LARGE)
+    async with captured(tables, folder) as fetcher:
         await dump(folder, wide, ends="failed")
         (failed,) = fetcher.book
         assert f"{wide}: its row with the key [7] takes" in str(failed.error)
-        await calm_goes_on(upstream, folder, 1)
-        upstream.put("wide", 8, SMALL)
-        await calm_goes_on(upstream, folder, 2)
+        await calm_goes_on(tables, folder, 1)
+        tables.put("wide", 8, SMALL)
+        await calm_goes_on(tables, folder, 2)
         assert (8,) in upserted(folder, wide)[0], "what the stream gives of the table still comes"
 
 
 async def test_a_large_transaction_of_small_rows_stays_whole(
-    upstream: Upstream, tmp_path: Path
+    tables: WideTables, folder: Path
 ) -> None:
-    folder, wide = tmp_path / "data" / "shop", upstream.table("wide")
-    async with capturing(settings(upstream), tmp_path / "data") as fetcher:
-        await streaming(fetcher)
+    wide = tables.table("wide")
+    async with captured(tables, folder) as fetcher:
         body = "y" * 20_000
-        upstream.execute(
+        tables.execute(
             "INSERT INTO wide VALUES " + ", ".join(f"({key}, '{body}', 'n')" for key in range(40))
         )
-        await calm_goes_on(upstream, folder, 1)
-        assert upserted(folder, wide)[0] == upstream.rows("wide")
+        await calm_goes_on(tables, folder, 1)
+        assert upserted(folder, wide)[0] == tables.rows("wide")
         assert not fetcher.tables.document()
 
 

@@ -16,7 +16,7 @@ from databus.common.checkpoint import OnlineCheckpoint, Position, encode
 from databus.common.errors import BadCheckpoint, SourceUnavailable
 from databus.common.frame.frame_format import FrameView, Op
 from databus.relay.local_relay import LocalRelay
-from tests.support.chain import QUICK, Served, get_json, poll, relay_config, relay_text
+from tests.support.chain import QUICK, Served, databases_text, get_json, poll, relay_config
 from tests.support.processes import wait_process_gone
 from tests.support.relay_process import RelayProcess, ring_frames
 from tests.support.waiting import eventually, eventually_sync
@@ -191,7 +191,7 @@ def test_killing_one_databases_fetcher_again_and_again_leaves_the_other_alone(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "relay.toml"
-    path.write_text(relay_text(tmp_path / "data", {"steady": STEADY, "victim": OTHER}))
+    path.write_text(databases_text(tmp_path / "data", {"steady": STEADY, "victim": OTHER}))
     with RelayProcess(path) as relay:
         relay.ready()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +18,9 @@ from tests.support.mariadb_stream import (
     mariadb_config,
     opened_mariadb,
     read_to_end,
+    read_up_to,
     sql_rows,
 )
-from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -74,13 +73,7 @@ async def followed(source: MySqlSource, database: FreshDatabase, *statements: st
         for statement in statements:
             database.execute(statement)
             head = await source.first_scn()
-            async with asyncio.timeout(30 * PATIENCE):
-                while streamed.resolved < head:
-                    batch = await anext(stream)
-                    streamed.data += batch.data
-                    for schema in batch.schemas:
-                        streamed.schemas.add(schema)
-                    streamed.resolved = batch.resolved
+            await read_up_to(stream, streamed, head)
     return streamed
 
 

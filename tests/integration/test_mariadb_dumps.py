@@ -6,7 +6,7 @@ Chunks by key on MySQL as well, which sorts by collations of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,8 @@ from databus.relay.sources.mysql import MySqlSource
 from databus.relay.sources.mysql import mysql_source as source_module
 from databus.relay.sources.mysql.gtid import binlog_positions
 from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnection
-from tests.support.faulty_proxy import FaultyProxy
 from tests.support.fixtures import FreshDatabase
-from tests.support.mariadb_stream import mariadb_config, read_to_end
-
-Proxies = Callable[[str, int], Awaitable[FaultyProxy]]
+from tests.support.mariadb_stream import mariadb_config, opened, read_to_end
 
 
 @pytest.fixture
@@ -119,17 +116,13 @@ async def test_a_dump_in_small_chunks_gives_every_row_once_for_every_kind_of_key
     wanted = [int(str(v)) for (v,) in database.execute(f"SELECT v FROM t ORDER BY {names}")]
     assert len(wanted) == 20
     table = f"{database.name}.t"
-    source = MySqlSource(mariadb_config(database.url, table))
-    await source.open()
-    try:
+    async with opened(mariadb_config(database.url, table)) as source:
         assert [row["v"] for row in await _dump(source, table, 3)] == wanted
         largest = await source.largest_key(table)
         assert [row["v"] for row in await _dump_bounded(source, table, largest)] == wanted
         database.execute("DELETE FROM t WHERE v = 1")
         upto = await _dump(source, table, 4, upto=largest)
         assert [row["v"] for row in upto] == [v for v in wanted if v != 1]
-    finally:
-        await source.close()
 
 
 async def test_a_chunk_takes_a_list_of_keys_and_names_the_missing_ones(
@@ -183,25 +176,32 @@ async def test_many_keys_take_few_statements_and_each_missing_one_is_named(
     assert len([sql for sql in sent if f"`{database.name}`.`t`" in sql]) <= 30
 
 
+async def counted_from(database: FreshDatabase, source: MySqlSource) -> int:
+    """The scn at which the row of a new table ``t`` counts 0."""
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    database.execute("INSERT INTO t VALUES (1, 0)")
+    await source.open()
+    return await source.first_scn()
+
+
+def count_up(database: FreshDatabase) -> None:
+    """The row of ``t`` counts its commits up."""
+    connection = database.server.connect(database.name)
+    with connection.cursor() as cursor:
+        for _ in range(400):
+            cursor.execute("UPDATE t SET v = v + 1")
+    connection.close()
+
+
 async def test_a_chunk_names_the_exact_point_of_the_clock_at_which_it_was_read(
     mariadb_database: FreshDatabase, source: MySqlSource
 ) -> None:
     """A writer counts a row up, one commit at a time: value and scn must tell of one moment."""
-    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
-    mariadb_database.execute("INSERT INTO t VALUES (1, 0)")
-    await source.open()
-    start = await source.first_scn()
+    start = await counted_from(mariadb_database, source)
     table = f"{mariadb_database.name}.t"
 
-    def write() -> None:
-        connection = mariadb_database.server.connect(mariadb_database.name)
-        with connection.cursor() as cursor:
-            for _ in range(400):
-                cursor.execute("UPDATE t SET v = v + 1")
-        connection.close()
-
     async with asyncio.TaskGroup() as group:
-        writer = group.create_task(asyncio.to_thread(write))
+        writer = group.create_task(asyncio.to_thread(count_up, mariadb_database))
         seen: list[tuple[int, int]] = []
         while not writer.done() or not seen:
             chunk = await source.read_chunk(ChunkRequest(table, 10))
@@ -215,10 +215,7 @@ async def test_beside_a_stream_the_server_looks_up_no_locations_and_the_snapshot
     mariadb_database: FreshDatabase, source: MySqlSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The row counts its commits up, so its value says exactly what the chunk shows."""
-    mariadb_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
-    mariadb_database.execute("INSERT INTO t VALUES (1, 0)")
-    await source.open()
-    start = await source.first_scn()
+    start = await counted_from(mariadb_database, source)
     table = f"{mariadb_database.name}.t"
     resolved = start
     came_on = asyncio.Event()
@@ -229,13 +226,6 @@ async def test_beside_a_stream_the_server_looks_up_no_locations_and_the_snapshot
             resolved = batch.resolved
             if resolved > start:
                 came_on.set()
-
-    def write() -> None:
-        connection = mariadb_database.server.connect(mariadb_database.name)
-        with connection.cursor() as cursor:
-            for _ in range(400):
-                cursor.execute("UPDATE t SET v = v + 1")
-        connection.close()
 
     following = asyncio.create_task(follow())
     mariadb_database.execute("UPDATE t SET v = v + 1")
@@ -252,7 +242,7 @@ async def test_beside_a_stream_the_server_looks_up_no_locations_and_the_snapshot
     monkeypatch.setattr(binlog_positions, "scn_at", looking_up)
     seen: list[int] = []
     async with asyncio.TaskGroup() as group:
-        writer = group.create_task(asyncio.to_thread(write))
+        writer = group.create_task(asyncio.to_thread(count_up, mariadb_database))
         while not writer.done() or not seen:
             chunk = await source.read_chunk(ChunkRequest(table, 10))
             shown = start + chunk.schema.decode_row(chunk.rows[0].row)["v"]

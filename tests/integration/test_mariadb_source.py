@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import resource
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from databus.common.frame.frame_format import Op, iter_frames
 from databus.common.schema.source_schema import SourceSchema
 from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.mysql import MySqlSource
-from tests.support.faulty_proxy import FaultyProxy
+from tests.support.faulty_proxy import Proxies
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import (
     Streamed,
@@ -31,8 +31,6 @@ from tests.support.mariadb_stream import (
 )
 from tests.support.own_servers import mariadb  # noqa: F401  fixtures
 from tests.support.waiting import PATIENCE, eventually_sync
-
-Proxies = Callable[[str, int], Awaitable[FaultyProxy]]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from databus.relay.sources.mysql import MySqlSource
 from databus.relay.sources.mysql.gtid import gtid_sets
 from tests.support import mysql_replicas
 from tests.support.busy_writers import TABLE as BUSY
-from tests.support.busy_writers import BusyWriters, applied, busy_rows
+from tests.support.busy_writers import BusyWriters, busy_rows, left_behind
 from tests.support.capture import (
     capturing,
     database_config,
@@ -136,12 +136,7 @@ async def test_a_replica_promoted_without_what_we_have_read_is_refused_by_name(
     async with capturing(several((primary,), uuids), tmp_path / "relay") as fetcher:
         await streaming(fetcher)
         writers.start(primary)
-        await asyncio.to_thread(writers.each_commits, 10)
-        await asyncio.to_thread(replica.execute, "STOP REPLICA IO_THREAD")
-        await asyncio.to_thread(writers.each_commits, 10)
-        newest = max(writers.committed)
-        await eventually(lambda: newest in applied(folder).transactions, 60)
-        await asyncio.to_thread(writers.kill, primary)
+        newest = await left_behind(writers, primary, replica, "STOP REPLICA IO_THREAD", folder)
         await eventually(lambda: stored_resume_state(fetcher), 60)
     before = ring_state(folder)
     await asyncio.to_thread(mysql_replicas.promote, replica)

@@ -16,7 +16,7 @@ from databus.common.errors import PreflightFailed, SourcePositionLost
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Op, iter_frames
 from databus.relay.dumps.chunk_window import ChunkWindow, Ready, Waiting
-from databus.relay.sources.contract import Batch, ChunkRequest
+from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.mysql import MySqlSource
 from databus.relay.sources.mysql.gtid.mysql_lineage import MySqlResumeState
 from databus.relay.sources.mysql.mysql_preflight import choose_numbering
@@ -24,7 +24,7 @@ from databus.relay.sources.mysql.protocol.mysql_connection import MySqlConnectio
 from databus.relay.sources.mysql.protocol.mysql_settings import read_settings
 from tests.support.fixtures import FreshDatabase
 from tests.support.gtids import purge_all_but_last, run_under
-from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end
+from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end, read_up_to
 from tests.support.mysql_server import require
 from tests.support.own_servers import mysql  # noqa: F401  fixtures
 from tests.support.waiting import PATIENCE
@@ -466,16 +466,6 @@ async def test_a_server_with_other_settings_is_refused_with_the_statement_that_f
 # -- tagged GTIDs
 
 
-async def _read_up_to(stream: AsyncIterator[Batch], streamed: Streamed, scn: int) -> None:
-    async with asyncio.timeout(30 * PATIENCE):
-        while streamed.resolved < scn:
-            batch = await anext(stream)
-            streamed.data += batch.data
-            for schema in batch.schemas:
-                streamed.schemas.add(schema)
-            streamed.resolved = batch.resolved
-
-
 @pytest.mark.parametrize("use_kernels", [True, False])
 async def test_transactions_of_foreign_servers_suspend_what_they_change_with_and_without_a_tag(
     mysql_database: FreshDatabase, source: MySqlSource, use_kernels: bool
@@ -493,7 +483,7 @@ async def test_transactions_of_foreign_servers_suspend_what_they_change_with_and
     streamed = Streamed(resolved=start)
     stream = source.stream(start)
     try:
-        await _read_up_to(stream, streamed, await source.first_scn())
+        await read_up_to(stream, streamed, await source.first_scn())
         before = (await source.status())["stream"]["foreign_groups"]
         run_under(mysql_database, f"{other}:tag:3", "BEGIN", "COMMIT")
         run_under(mysql_database, f"{other}:1", "INSERT INTO t VALUES (2, 2)")
@@ -503,7 +493,7 @@ async def test_transactions_of_foreign_servers_suspend_what_they_change_with_and
         run_under(mysql_database, f"{other}:tag:5", "CREATE TABLE u (id INT PRIMARY KEY)")
         run_under(mysql_database, f"{other}:tag:6", "TRUNCATE t")
         mysql_database.execute("INSERT INTO calm VALUES (11, 0)")
-        await _read_up_to(stream, streamed, await source.first_scn())
+        await read_up_to(stream, streamed, await source.first_scn())
         status = await source.status()
         assert status["stream"]["foreign_groups"] == before + 6
         assert status["stopped_tables"].keys() == {f"{mysql_database.name}.t"}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from databus.relay.sources.contract import ChunkRequest
-from databus.relay.sources.mysql import MySqlSource
 from tests.support.fixtures import FreshDatabase, SetRowMetadata
-from tests.support.mariadb_stream import mariadb_config, read_to_end
+from tests.support.mariadb_stream import opened_on, read_to_end
 from tests.support.mysql_types import MYSQL_TYPES, Types, is_in_the_kernel, value_rows
 from tests.support.zero_dates import check_zero_dates_as_text
 
@@ -26,10 +25,7 @@ async def test_all_types_are_equal_in_the_stream_in_a_dump_and_as_inserted(
         types = [one for one in types if not one[0].startswith("vector")]
     columns = ", ".join(f"c{i} {type_}" for i, (type_, _) in enumerate(types))
     mysql_database.execute(f"CREATE TABLE t (id INT PRIMARY KEY, {columns})")
-    source = MySqlSource(mariadb_config(mysql_database.url, f"{mysql_database.name}.*"))
-    await source.open()
-    try:
-        start = await source.first_scn()
+    async with opened_on(mysql_database) as (source, start):
         rows = value_rows(types)
         for number, row in enumerate(rows):
             literals = ", ".join(literal for literal, _ in row)
@@ -40,8 +36,6 @@ async def test_all_types_are_equal_in_the_stream_in_a_dump_and_as_inserted(
         chunk = await source.read_chunk(ChunkRequest(f"{mysql_database.name}.t", 100))
         source.use_kernels = False
         slowly = await read_to_end(source, start)
-    finally:
-        await source.close()
     wanted = [{"id": n} | {f"c{i}": v for i, (_, v) in enumerate(r)} for n, r in enumerate(rows)]
     assert [event.after for event in streamed.events()] == wanted
     assert bytes(slowly.data) == bytes(streamed.data)

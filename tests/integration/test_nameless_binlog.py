@@ -15,7 +15,7 @@ from databus.relay.sources.mysql import MySqlSource
 from tests.integration.test_stopped_tables import dump, in_database, rows_of, session, warned_of
 from tests.support.capture import capturing, database_config, stored_resume_state, streaming
 from tests.support.fixtures import FreshDatabase, SetRowMetadata
-from tests.support.mariadb_stream import Streamed, mariadb_config, read_to_end
+from tests.support.mariadb_stream import Streamed, mariadb_config, opened, opened_on, read_to_end
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -106,12 +106,8 @@ async def has_read(fetcher: Fetcher, scn: int) -> None:
 
 
 async def read_up_to_now(database: FreshDatabase) -> int:
-    source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
-    await source.open()
-    try:
+    async with opened(mariadb_config(database.url, f"{database.name}.*")) as source:
         return await source.first_scn()
-    finally:
-        await source.close()
 
 
 async def test_what_was_written_before_and_after_a_change_is_read_after_an_absence(
@@ -141,10 +137,7 @@ async def test_tables_that_change_names_are_suspended_until_they_are_read_as_wha
 ) -> None:
     for table, column in (("a", "x"), ("b", "y")):
         database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, {column} INT)")
-    source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
-    await source.open()
-    try:
-        start = await source.first_scn()
+    async with opened_on(database) as (source, start):
         database.execute("RENAME TABLE a TO c, b TO a, c TO b")
         database.execute("INSERT INTO a VALUES (0, 0)")
         assert not (await read_to_end(source, start)).events()
@@ -158,8 +151,6 @@ async def test_tables_that_change_names_are_suspended_until_they_are_read_as_wha
         await again.open()
         events = (await read_to_end(again, start)).events()
         await again.close()
-    finally:
-        await source.close()
     assert [(e.source, e.after) for e in events] == [
         (f"{database.name}.a", {"id": 1, "y": 2}),
         (f"{database.name}.b", {"id": 3, "x": 4}),
@@ -202,10 +193,7 @@ async def test_a_change_right_after_the_rows_leaves_them_uncertain_and_later_one
     """Without anything kept, the catalogue holds from the last change on."""
     database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
     database.execute("CREATE TABLE `un-named` (id INT PRIMARY KEY, v INT)")
-    source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
-    await source.open()
-    try:
-        start = await source.first_scn()
+    async with opened_on(database) as (source, start):
         database.execute("INSERT INTO t VALUES (1, 1)")
         database.execute("INSERT INTO `un-named` VALUES (1, 1)")
         database.execute("ALTER TABLE `un-named` RENAME COLUMN v TO w")
@@ -216,8 +204,6 @@ async def test_a_change_right_after_the_rows_leaves_them_uncertain_and_later_one
         later = await source.first_scn()
         database.execute("INSERT INTO t VALUES (2, 2)")
         assert [e.after for e in (await read_to_end(source, later)).events()] == [{"id": 2, "v": 2}]
-    finally:
-        await source.close()
 
 
 async def test_a_truncated_table_is_none_that_is_another_and_a_dropped_schemas_tables_are_gone(
@@ -227,10 +213,7 @@ async def test_a_truncated_table_is_none_that_is_another_and_a_dropped_schemas_t
     database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
     database.server.create_database(other)
     database.execute(f"CREATE TABLE {other}.t (id INT PRIMARY KEY, v INT)")
-    source = MySqlSource(mariadb_config(database.url, f"{database.name}*.*"))
-    await source.open()
-    try:
-        start = await source.first_scn()
+    async with opened_on(database, sources=(f"{database.name}*.*",)) as (source, start):
         database.execute(f"INSERT INTO {other}.t VALUES (1, 1)")
         database.execute("INSERT INTO t VALUES (1, 1)")
         database.execute("TRUNCATE t")
@@ -251,8 +234,6 @@ async def test_a_truncated_table_is_none_that_is_another_and_a_dropped_schemas_t
         (warning,) = (await source.status())["warnings"]
         assert warning.startswith(f"{there} is suspended")
         assert "DROP DATABASE" in warning.upper()
-    finally:
-        await source.close()
 
 
 def operations(streamed: Streamed) -> list[tuple[Op, str]]:

@@ -17,6 +17,7 @@ import pytest
 from databus.common.checkpoint import Position
 from databus.common.frame.frame_format import Op
 from databus.relay.ring.schema_registry import RegistryReader
+from tests.support.config_text import relay_text
 from tests.support.fixtures import FreshDatabase
 from tests.support.metered_proxy import MeteredProxy
 from tests.support.processes import wait_process_gone
@@ -27,17 +28,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(120)]
 
 ROWS = 20_000
 NOTE = "n" * 100
-CONFIG = """
-[relay]
-listen = "127.0.0.1:0"
-data_dir = "data"
-
-[[database]]
-name = "shop"
-url = "{url}"
-sources = ["public.many"]
-ring_bytes = "8MiB"
-"""
 SELECTED = f"""
 SELECT 1000000 + n, '{NOTE}' FROM generate_series(1, {ROWS}) n ORDER BY md5(n::text)
 """
@@ -127,7 +117,7 @@ async def test_many_rows_at_one_lsn_have_each_its_position_and_a_kill_among_them
     async with MeteredProxy("127.0.0.1", database.server.port) as proxy:
         config = tmp_path / "relay.toml"
         url = database.url.replace(f":{database.server.port}/", f":{proxy.port}/")
-        config.write_text(CONFIG.format(url=url))
+        config.write_text(relay_text(url, "public.many", data_dir="data", ring_bytes="8MiB"))
         relay = await asyncio.to_thread(RelayProcess, config)
         try:
             await asyncio.to_thread(relay.ready)

@@ -55,9 +55,8 @@ def is_followed(replica: RingReplica, source: str = SOURCE) -> bool:
 
 @pytest.mark.parametrize("when", ["at a look", "with the next row", "while the relay is down"])
 async def test_a_column_with_a_default_reaches_the_rows_that_were_there(
-    postgres_database: FreshDatabase, tmp_path: Path, when: str
+    db: FreshDatabase, tmp_path: Path, when: str
 ) -> None:
-    db = postgres_database
     # With the next row: no look at the catalogue comes to the test's help.
     every = "1h" if when == "with the next row" else "100ms"
     config = config_of(db, discover_every=every)
@@ -235,9 +234,9 @@ def run(database: FreshDatabase, table: str, statements: list[str]) -> None:
 
 @pytest.mark.parametrize("when", ["between rows", "while the relay is down"])
 async def test_every_definition_that_changes_old_rows_suspends_and_no_other_does(
-    postgres_database: FreshDatabase, tmp_path: Path, when: str
+    db: FreshDatabase, tmp_path: Path, when: str
 ) -> None:
-    db, is_down = postgres_database, when == "while the relay is down"
+    is_down = when == "while the relay is down"
     # A look takes its time with so many tables, and the machine has others to run.
     config = config_of(db, discover_every="1s")
     cases = {**SUSPENDING, **HARMLESS}
@@ -293,9 +292,8 @@ async def test_every_definition_that_changes_old_rows_suspends_and_no_other_does
 
 
 async def test_rows_on_both_sides_of_the_change_in_one_transaction(
-    postgres_database: FreshDatabase, tmp_path: Path
+    db: FreshDatabase, tmp_path: Path
 ) -> None:
-    db = postgres_database
     config = config_of(db, discover_every="1h")
     db.execute("CREATE TABLE t (id int PRIMARY KEY, v int)")
     async with capturing(config, tmp_path) as fetcher:
@@ -331,9 +329,8 @@ async def test_rows_on_both_sides_of_the_change_in_one_transaction(
 
 
 async def test_it_stays_named_over_a_restart_until_an_operator_has_it_resynchronised(
-    postgres_database: FreshDatabase, tmp_path: Path
+    db: FreshDatabase, tmp_path: Path
 ) -> None:
-    db = postgres_database
     config = config_of(db, discover_every="100ms").model_copy(update={"resync": "manual"})
     db.execute("CREATE TABLE t (id int PRIMARY KEY, v int)")
     async with capturing(config, tmp_path) as fetcher:

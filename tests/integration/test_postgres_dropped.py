@@ -18,6 +18,7 @@ from databus.relay.sources.postgres.stream.slot_stream import SlotStream
 from tests.storm.replica import RingReplica, Table, differences
 from tests.support.bootstrap_log import note_of, seeded, written_log
 from tests.support.capture import PACE, capturing, database_config, ring_state, streaming, upserted
+from tests.support.config_text import relay_text
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import eventually
 
@@ -73,9 +74,9 @@ def is_settled(fetcher: Fetcher) -> bool:
 @pytest.mark.parametrize("is_down", [False, True], ids=["while it runs", "while it is down"])
 @pytest.mark.parametrize("how", LEAVING)
 async def test_a_table_that_leaves_empties_its_copies(
-    postgres_database: FreshDatabase, tmp_path: Path, how: str, is_down: bool
+    db: FreshDatabase, tmp_path: Path, how: str, is_down: bool
 ) -> None:
-    db, folder = postgres_database, tmp_path / "shop"
+    folder = tmp_path / "shop"
     made, leaves = LEAVING[how]
     execute(db, "CREATE SCHEMA shop", "CREATE TABLE shop.other (id int PRIMARY KEY)", *made)
     async with capturing(config_of(db), tmp_path) as fetcher:
@@ -106,9 +107,9 @@ async def test_a_table_that_leaves_empties_its_copies(
 
 
 async def test_a_table_that_is_renamed_to_another_captured_name_is_there_under_it_alone(
-    postgres_database: FreshDatabase, tmp_path: Path
+    db: FreshDatabase, tmp_path: Path
 ) -> None:
-    db, folder = postgres_database, tmp_path / "shop"
+    folder = tmp_path / "shop"
     execute(db, "CREATE SCHEMA shop", ONE)
     async with capturing(config_of(db), tmp_path) as fetcher:
         await streaming(fetcher)
@@ -123,9 +124,9 @@ async def test_a_table_that_is_renamed_to_another_captured_name_is_there_under_i
 
 @pytest.mark.parametrize("same", [False, True], ids=["another table", "the same table"])
 async def test_a_table_that_comes_back_is_whole(
-    postgres_database: FreshDatabase, tmp_path: Path, same: bool
+    db: FreshDatabase, tmp_path: Path, same: bool
 ) -> None:
-    db, folder = postgres_database, tmp_path / "shop"
+    folder = tmp_path / "shop"
     execute(db, "CREATE SCHEMA shop", ONE)
     wanted = [1, 2, 3] if same else [5]
 
@@ -163,9 +164,9 @@ async def test_a_table_that_comes_back_is_whole(
 
 
 async def test_rows_that_the_stream_still_has_of_a_dropped_table_do_not_come_after_its_end(
-    postgres_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    db: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    db, folder = postgres_database, tmp_path / "shop"
+    folder = tmp_path / "shop"
     execute(db, "CREATE SCHEMA shop", ONE, "CREATE TABLE shop.other (id int PRIMARY KEY)")
     async with capturing(config_of(db), tmp_path) as fetcher:
         await streaming(fetcher)
@@ -189,9 +190,9 @@ async def test_rows_that_the_stream_still_has_of_a_dropped_table_do_not_come_aft
 
 
 async def test_with_manual_resynchronisation_it_stays_suspended_until_it_is_confirmed(
-    postgres_database: FreshDatabase, tmp_path: Path
+    db: FreshDatabase, tmp_path: Path
 ) -> None:
-    db, folder = postgres_database, tmp_path / "shop"
+    folder = tmp_path / "shop"
     config = config_of(db).model_copy(update={"resync": "manual"})
     execute(db, "CREATE SCHEMA shop", ONE)
     async with capturing(config, tmp_path) as fetcher:
@@ -212,9 +213,9 @@ async def test_with_manual_resynchronisation_it_stays_suspended_until_it_is_conf
 
 
 async def test_a_kill_before_it_is_forgotten_empties_it_again(
-    postgres_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    db: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    db, folder = postgres_database, tmp_path / "shop"
+    folder = tmp_path / "shop"
     execute(db, "CREATE SCHEMA shop", ONE)
 
     async def never(source: PostgresSource, name: str) -> None:
@@ -236,24 +237,18 @@ async def test_a_kill_before_it_is_forgotten_empties_it_again(
 
 
 async def test_a_bootstrap_servers_copy_of_a_dropped_table_is_emptied(
-    postgres_database: FreshDatabase, tmp_path: Path
+    db: FreshDatabase, tmp_path: Path
 ) -> None:
-    db, folder = postgres_database, tmp_path / "relay" / "shop"
+    folder = tmp_path / "relay" / "shop"
     execute(db, "CREATE SCHEMA shop", ONE, ROWS)
-    config = parse(
-        f'''
-        [relay]
-        listen = "127.0.0.1:0"
-        data_dir = "{tmp_path / "relay"}"
-        [[database]]
-        name = "shop"
-        url = "{db.url}"
-        sources = ["shop.*"]
-        sync_every = "50ms"
-        [database.options]
-        discover_every = "100ms"
-        '''
+    text = relay_text(
+        db.url,
+        "shop.*",
+        data_dir=tmp_path / "relay",
+        sync_every="50ms",
+        options={"discover_every": "100ms"},
     )
+    config = parse(text)
     async with (
         LocalRelay(config, pace=PACE) as relay,
         written_log(tmp_path / "bootstrap", relay.url) as log,

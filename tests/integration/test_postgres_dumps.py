@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 async def test_a_table_that_cannot_be_read_ends_no_dump_of_the_others(
-    postgres_database: FreshDatabase, tmp_path: Path
+    db: FreshDatabase, tmp_path: Path
 ) -> None:
-    db, folder = postgres_database, tmp_path / "shop"
+    folder = tmp_path / "shop"
     for name in ("a_fine", "b_nan", "c_fine"):
         db.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, n numeric(5, 2))")
         db.execute(f"INSERT INTO {name} VALUES (1, 1)")
@@ -42,10 +42,7 @@ async def test_a_table_that_cannot_be_read_ends_no_dump_of_the_others(
             await eventually(lambda name=name: len(rows_of(folder, name)) == 1, 30)
 
 
-async def test_chunks_of_a_table_without_a_key_do_not_shrink(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
+async def test_chunks_of_a_table_without_a_key_do_not_shrink(db: FreshDatabase) -> None:
     db.execute("CREATE TABLE heap (v int)")
     db.execute("CREATE TABLE keyed (id int PRIMARY KEY)")
     for name in ("heap", "keyed"):
@@ -57,9 +54,9 @@ async def test_chunks_of_a_table_without_a_key_do_not_shrink(
 
 
 async def test_a_chunk_of_large_rows_ends_at_its_bound_and_the_next_one_continues_behind_it(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
-    db, row_bytes = postgres_database, 1 << 20
+    row_bytes = 1 << 20
     db.execute("CREATE TABLE wide (id int PRIMARY KEY, body text, d date)")
     db.execute("ALTER TABLE wide ALTER body SET STORAGE EXTERNAL")
     # Small ones first, of which many are asked for at once, then large ones.
@@ -103,10 +100,10 @@ async def test_a_chunk_of_large_rows_ends_at_its_bound_and_the_next_one_continue
 
 
 async def test_a_suspended_table_that_is_empty_is_followed_where_the_stream_has_emptied_it(
-    postgres_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    db: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deletes of rows that no consumer has any more come while it is resynchronised."""
-    db, held, waits = postgres_database, asyncio.Event(), list[int]()
+    held, waits = asyncio.Event(), list[int]()
     receive = ReplicationConnection.receive
 
     async def receiving(*arguments: Any, **named: Any) -> Any:

@@ -21,7 +21,15 @@ from databus.relay.sources.postgres.protocol.postgres_settings import read_setti
 from databus.relay.sources.postgres.protocol.replication_connection import ReplicationConnection
 from tests.support.capture import capturing, database_config, ring_state, streaming
 from tests.support.fixtures import FreshDatabase
-from tests.support.postgres_follower import Seen, config_of, follow_to, now_scn, opened, table_of
+from tests.support.postgres_follower import (
+    Seen,
+    config_of,
+    follow_to,
+    now_scn,
+    opened,
+    opened_on,
+    table_of,
+)
 from tests.support.waiting import eventually, eventually_sync
 from tests.test_nothing_left_open import nothing_left_open
 
@@ -72,8 +80,8 @@ async def _follow_through(
 async def test_restarts_of_the_server_under_load_need_no_hand(own: FreshDatabase, how: str) -> None:
     db = own
     db.execute(ORDERS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db) as (_, start):
+        pass
     seen, done = Seen(), threading.Event()
 
     def write_and_restart() -> None:
@@ -102,8 +110,7 @@ async def test_restarts_of_the_server_under_load_need_no_hand(own: FreshDatabase
 async def test_a_slot_whose_log_was_given_up_is_a_lost_position(own: FreshDatabase) -> None:
     db = own
     db.execute(ORDERS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db) as (source, start):
         db.execute("INSERT INTO orders VALUES (1, 'lost', 0)")
         db.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '16MB'")
         db.execute("SELECT pg_reload_conf()")
@@ -124,9 +131,8 @@ async def test_a_slot_whose_log_was_given_up_is_a_lost_position(own: FreshDataba
 
 
 async def test_a_stream_that_ends_under_the_read_of_a_chunk_ends_no_dump(
-    postgres_database: FreshDatabase, tmp_path: Path
+    db: FreshDatabase, tmp_path: Path
 ) -> None:
-    db = postgres_database
     db.execute(ORDERS)
     db.execute("INSERT INTO orders SELECT n, 'row', 0 FROM generate_series(1, 10) n")
     waiting = (
@@ -185,8 +191,7 @@ async def test_the_stream_and_the_chunks_go_over_tls(encrypted: FreshDatabase) -
         {"sslmode": "prefer"},
         {"sslmode": "verify-full", "sslrootcert": certificate},
     ):
-        async with opened(config_of(db, slot="tls", **options)) as source:
-            start = await source.first_scn()
+        async with opened_on(db, slot="tls", **options) as (source, start):
             db.execute(
                 "INSERT INTO orders SELECT i, repeat('x', 500), 0 FROM generate_series(1, 9000) i"
             )

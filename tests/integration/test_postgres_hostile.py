@@ -92,10 +92,7 @@ def statements() -> set[str]:
     return found - ELSEWHERE
 
 
-async def test_every_statement_runs_the_servers_own_functions_only(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
+async def test_every_statement_runs_the_servers_own_functions_only(db: FreshDatabase) -> None:
     ((version,),) = db.execute("SELECT current_setting('server_version_num')::int")
     has_inspector = int(str(version)) >= 15_00_00
     inspector = ["CREATE EXTENSION pg_walinspect SCHEMA public"] if has_inspector else []

@@ -15,7 +15,7 @@ from databus.relay.sources.postgres.protocol.postgres_settings import read_setti
 from databus.relay.sources.postgres.protocol.replication_connection import ReplicationConnection
 from databus.relay.sources.postgres.tables.postgres_catalogue import Catalogue
 from tests.support.fixtures import FreshDatabase
-from tests.support.postgres_follower import config_of, follow_to, now_scn, opened
+from tests.support.postgres_follower import config_of, follow_to, now_scn, opened, opened_on
 
 
 async def findings(db: FreshDatabase, url: str = "", **options: str) -> dict[str, Finding]:
@@ -27,9 +27,8 @@ async def findings(db: FreshDatabase, url: str = "", **options: str) -> dict[str
 
 
 @pytest.fixture
-def limited(postgres_database: FreshDatabase) -> Iterator[str]:
+def limited(db: FreshDatabase) -> Iterator[str]:
     """The URL of a role that may sign in and replicate, and nothing else."""
-    db = postgres_database
     role = f"limited_{db.name}"
     db.execute(f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'pw'")
     yield db.url.replace("databus:databus@", f"{role}:pw@")
@@ -55,10 +54,7 @@ async def test_the_server_does_not_compile_our_queries(postgres_database: FreshD
         await catalogue.close()
 
 
-async def test_a_table_without_a_key_is_named_with_its_statement(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
+async def test_a_table_without_a_key_is_named_with_its_statement(db: FreshDatabase) -> None:
     db.execute('CREATE TABLE "no key" (v int)')
     db.execute("CREATE TABLE nothing (id int PRIMARY KEY)")
     db.execute("ALTER TABLE nothing REPLICA IDENTITY NOTHING")
@@ -82,9 +78,8 @@ async def test_sources_that_match_no_table_are_reported_and_allowed(
 
 
 async def test_a_role_without_rights_gets_the_statements_it_needs(
-    postgres_database: FreshDatabase, limited: str
+    db: FreshDatabase, limited: str
 ) -> None:
-    db = postgres_database
     db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     found = await findings(db, limited)
     role = f"limited_{db.name}"
@@ -98,8 +93,7 @@ async def test_a_role_without_rights_gets_the_statements_it_needs(
     found = await findings(db, limited)
     assert "lacks public.more" in found["publication"].problem
     db.execute(found["publication"].remedy)
-    async with opened(config_of(db, url=limited)) as source:
-        start = await source.first_scn()
+    async with opened_on(db, url=limited) as (source, start):
         db.execute("INSERT INTO more VALUES (1)")
         assert (await follow_to(source, start, now_scn(db))).ops == "c"
 
@@ -129,10 +123,7 @@ async def test_an_unknown_database_is_a_finding(postgres_database: FreshDatabase
     assert "does not exist" in (await findings(postgres_database, url))["sign-in"].problem
 
 
-async def test_a_publication_that_leaves_changes_out_is_found(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
+async def test_a_publication_that_leaves_changes_out_is_found(db: FreshDatabase) -> None:
     db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     db.execute("CREATE PUBLICATION half FOR TABLE t WITH (publish = 'insert, update')")
     found = await findings(db, publication="half")
@@ -140,10 +131,7 @@ async def test_a_publication_that_leaves_changes_out_is_found(
     assert await findings(db, publication="half") == {}
 
 
-async def test_a_slot_of_another_kind_or_database_is_found(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
+async def test_a_slot_of_another_kind_or_database_is_found(db: FreshDatabase) -> None:
     slot = f"other_{db.name}"
     db.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", slot)
     assert "test_decoding" in (await findings(db, slot=slot))["slot"].problem

@@ -17,7 +17,7 @@ from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.postgres import PostgresSource
 from databus.relay.sources.postgres.stream.slot_stream import SlotStream
 from tests.support.fixtures import FreshDatabase
-from tests.support.postgres_follower import Seen, config_of, now_scn, opened, table_of
+from tests.support.postgres_follower import Seen, config_of, now_scn, opened, opened_on, table_of
 from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -73,9 +73,8 @@ async def following(source: PostgresSource, after_scn: int) -> AsyncIterator[Fol
 
 
 async def test_no_table_is_published_whose_updates_the_server_would_refuse(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
-    db = postgres_database
     for statement in (
         "CREATE TABLE good (id int PRIMARY KEY, v int)",
         "CREATE TABLE lazy (id int PRIMARY KEY DEFERRABLE, v int)",
@@ -148,9 +147,9 @@ ALTERED = [
 
 
 async def test_an_altered_publication_suspends_tables_and_is_not_reverted(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
-    db, name = postgres_database, f"databus_{postgres_database.name}"
+    name = f"databus_{db.name}"
     for statement in (
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "CREATE TABLE other (id int PRIMARY KEY)",
@@ -159,8 +158,7 @@ async def test_an_altered_publication_suspends_tables_and_is_not_reverted(
     ):
         db.execute(statement)
     whole = f"ALTER PUBLICATION {name} SET TABLE t, other, days"
-    async with opened(config_of(db, discover_every="100ms")) as source:
-        start = await source.first_scn()
+    async with opened_on(db, discover_every="100ms") as (source, start):
         async with following(source, start) as reader:
             await reader.reaches(db)
             ((version,),) = db.execute("SELECT current_setting('server_version_num')::int")
@@ -230,14 +228,12 @@ async def test_an_altered_publication_suspends_tables_and_is_not_reverted(
 
 @pytest.mark.parametrize("locked", ["t", "days", "day"])
 async def test_a_table_that_an_application_has_locked_holds_up_no_other(
-    postgres_database: FreshDatabase, locked: str
+    db: FreshDatabase, locked: str
 ) -> None:
-    db = postgres_database
     db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     db.execute("CREATE TABLE days (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     db.execute("CREATE TABLE day PARTITION OF days FOR VALUES FROM (0) TO (9)")
-    async with opened(config_of(db, discover_every="100ms")) as source:
-        start = await source.first_scn()
+    async with opened_on(db, discover_every="100ms") as (source, start):
         async with following(source, start) as reader:
             await reader.reaches(db)
             with psycopg.connect(db.url) as migration:
@@ -250,9 +246,8 @@ async def test_a_table_that_an_application_has_locked_holds_up_no_other(
 
 
 async def test_a_schema_that_was_taken_out_of_a_publication_for_a_while_is_noticed(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
-    db = postgres_database
     ((version,),) = db.execute("SELECT current_setting('server_version_num')::int")
     if int(version) < PARTS_SINCE:
         pytest.skip("schemas in publications: since PostgreSQL 15")
@@ -279,10 +274,9 @@ async def test_a_schema_that_was_taken_out_of_a_publication_for_a_while_is_notic
 
 
 async def test_a_table_that_is_unlogged_or_a_partition_for_a_while_is_suspended(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
     """The server refuses SET UNLOGGED where a publication names the table, and only there."""
-    db = postgres_database
     db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     db.execute("CREATE TABLE part (id int PRIMARY KEY)")
     db.execute("CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)")
@@ -314,9 +308,8 @@ async def test_a_table_that_is_unlogged_or_a_partition_for_a_while_is_suspended(
 
 
 async def test_a_publication_for_all_tables_without_roots_is_reported_and_suspends_only_the_root(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
-    db = postgres_database
     db.execute("CREATE TABLE t (id int PRIMARY KEY)")
     db.execute("CREATE TABLE days (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     db.execute("CREATE TABLE days_0 PARTITION OF days FOR VALUES FROM (0) TO (10)")
@@ -343,13 +336,9 @@ async def test_a_publication_for_all_tables_without_roots_is_reported_and_suspen
         await source.close()
 
 
-async def test_a_new_table_is_followed_from_its_first_row_or_suspended(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
+async def test_a_new_table_is_followed_from_its_first_row_or_suspended(db: FreshDatabase) -> None:
     db.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    async with opened(config_of(db, discover_every="100ms")) as source:
-        start = await source.first_scn()
+    async with opened_on(db, discover_every="100ms") as (source, start):
         async with following(source, start) as reader:
             db.execute("CREATE TABLE calm (id int PRIMARY KEY)")
             await reader.until(lambda: "public.calm" in (source._published.tables or {}))
@@ -386,10 +375,9 @@ async def test_a_new_table_is_followed_from_its_first_row_or_suspended(
 
 @pytest.mark.parametrize("how", ["created again", "exchanged", "without a key"])
 async def test_rows_of_the_table_that_had_a_name_before_do_not_come_under_it(
-    postgres_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch, how: str
+    db: FreshDatabase, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """The stream lags: it still has rows of the old table when the new one is dumped."""
-    db = postgres_database
     start_now = SlotStream._start
 
     async def start_late(stream: SlotStream, after_scn: int) -> None:
@@ -404,8 +392,7 @@ async def test_rows_of_the_table_that_had_a_name_before_do_not_come_under_it(
 
     db.execute("CREATE TABLE t (id int PRIMARY KEY, v int)")
     db.execute("INSERT INTO t SELECT n, n FROM generate_series(1, 3) n")
-    async with opened(config_of(db, discover_every="100ms")) as source:
-        start = await source.first_scn()
+    async with opened_on(db, discover_every="100ms") as (source, start):
         async with following(source, start) as reader:
             await reader.equals(db, "public.t")
             resume_state, start = reader.seen.resume_state, reader.seen.resolved
@@ -446,17 +433,15 @@ async def test_rows_of_the_table_that_had_a_name_before_do_not_come_under_it(
 
 
 async def test_a_parents_dump_has_none_of_its_childrens_rows_and_a_moved_large_value_is_not_lost(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
-    db = postgres_database
     db.execute("CREATE TABLE parent (id int PRIMARY KEY, v text)")
     db.execute("CREATE TABLE child (PRIMARY KEY (id)) INHERITS (parent)")
     db.execute("CREATE TABLE docs (id int PRIMARY KEY, small int, body text)")
     db.execute("ALTER TABLE docs ALTER body SET STORAGE EXTERNAL")
     db.execute("INSERT INTO parent VALUES (1, 'p')")
     db.execute("INSERT INTO child VALUES (1, 'c'), (2, 'c')")
-    async with opened(config_of(db, discover_every="1h")) as source:
-        start = await source.first_scn()
+    async with opened_on(db, discover_every="1h") as (source, start):
         async with following(source, start) as reader:
             assert list(await table_of(source, "public.parent", limit=1)) == [(1,)]
             assert await source.largest_key("public.parent") == [1]
@@ -476,10 +461,8 @@ async def test_a_parents_dump_has_none_of_its_childrens_rows_and_a_moved_large_v
             assert len(reader.seen.tables["public.docs"][10,]["body"]) == 9000
 
 
-async def test_rows_that_come_or_go_with_a_partition_suspend_its_root(
-    postgres_database: FreshDatabase,
-) -> None:
-    db, root = postgres_database, "public.days"
+async def test_rows_that_come_or_go_with_a_partition_suspend_its_root(db: FreshDatabase) -> None:
+    root = "public.days"
     db.execute("CREATE TABLE days (id int PRIMARY KEY, v int) PARTITION BY RANGE (id)")
     for number in range(3):
         start, stop = 10 * number, 10 * number + 10

@@ -10,17 +10,15 @@ from tests.support.postgres_follower import (
     follow_to,
     now_scn,
     opened,
+    opened_on,
 )
 
 ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, name text, qty int)"
 ITEMS = "CREATE TABLE items (a int, b text, v text, PRIMARY KEY (b, a))"
 
 
-async def test_ddl_under_load_keeps_every_row_readable(postgres_database: FreshDatabase) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+async def test_ddl_under_load_keeps_every_row_readable(db: FreshDatabase) -> None:
+    async with opened_on(db, ORDERS) as (source, start):
         statements = [
             "INSERT INTO orders VALUES (1, 'a', 1)",
             "ALTER TABLE orders ADD COLUMN note text DEFAULT 'none'",
@@ -46,13 +44,8 @@ async def test_ddl_under_load_keeps_every_row_readable(postgres_database: FreshD
         assert [scn + 1 for scn, _ in seen.schema_changes] == [e.scn for e in seen.events[1:]]
 
 
-async def test_ddl_inside_a_transaction_splits_its_rows_by_schema(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+async def test_ddl_inside_a_transaction_splits_its_rows_by_schema(db: FreshDatabase) -> None:
+    async with opened_on(db, ORDERS) as (source, start):
         db.transaction(
             "INSERT INTO orders VALUES (1, 'a', 1)",
             "ALTER TABLE orders ADD COLUMN extra int NOT NULL DEFAULT 9",
@@ -68,10 +61,8 @@ async def test_ddl_inside_a_transaction_splits_its_rows_by_schema(
         assert events == [(e.scn, e.seq, e.key) for e in seen.events]
 
 
-async def test_a_schema_change_that_no_stream_saw_is_announced(
-    postgres_database: FreshDatabase,
-) -> None:
-    db, altered = postgres_database, False
+async def test_a_schema_change_that_no_stream_saw_is_announced(db: FreshDatabase) -> None:
+    altered = False
     db.transaction(ORDERS, ITEMS)
 
     def enough(seen: Seen) -> bool:
@@ -105,12 +96,9 @@ async def test_a_schema_change_that_no_stream_saw_is_announced(
 
 
 async def test_a_row_older_than_its_not_null_is_carried_with_a_wider_schema(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db, ORDERS) as (source, start):
         db.execute("INSERT INTO orders VALUES (1, NULL, 1)")
         db.execute("UPDATE orders SET name = 'a'")
         # No new column or type: only the catalogue of today knows of it.
@@ -120,23 +108,17 @@ async def test_a_row_older_than_its_not_null_is_carried_with_a_wider_schema(
 
 
 async def test_a_table_dropped_before_it_was_read_is_read_from_the_stream_alone(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db, ORDERS) as (source, start):
         db.execute("INSERT INTO orders VALUES (1, 'a', 1)")
         db.execute("DROP TABLE orders")
         seen = await follow_to(source, start, now_scn(db))
         assert [e.after for e in seen.events] == [{"id": 1, "name": "a", "qty": 1}]
 
 
-async def test_a_new_table_joins_while_the_stream_runs(postgres_database: FreshDatabase) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
-    async with opened(config_of(db, discover_every=0.05)) as source:
-        start = await source.first_scn()
+async def test_a_new_table_joins_while_the_stream_runs(db: FreshDatabase) -> None:
+    async with opened_on(db, ORDERS, discover_every=0.05) as (source, start):
         db.transaction(ITEMS, "CREATE TABLE keyless (v int)")
         published = "SELECT count(*) FROM pg_publication_tables WHERE tablename = 'items'"
         inserted = False

@@ -23,6 +23,7 @@ from tests.support.postgres_follower import (
     follow_to,
     now_scn,
     opened,
+    opened_on,
     table_of,
 )
 from tests.support.waiting import PATIENCE, eventually
@@ -31,13 +32,8 @@ ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, name text, qty int)"
 ITEMS = "CREATE TABLE items (a int, b text, v text, PRIMARY KEY (b, a))"
 
 
-async def test_a_transaction_over_several_tables_is_one_window(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
-    db.transaction(ORDERS, ITEMS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+async def test_a_transaction_over_several_tables_is_one_window(db: FreshDatabase) -> None:
+    async with opened_on(db, ORDERS, ITEMS) as (source, start):
         db.transaction(
             "INSERT INTO orders VALUES (1, 'één', 5), (2, NULL, NULL)",
             "INSERT INTO items VALUES (1, 'x', '𝄞 \"quoted\"')",
@@ -59,11 +55,8 @@ async def test_a_transaction_over_several_tables_is_one_window(
         }
 
 
-async def test_a_changed_key_comes_as_delete_and_insert(postgres_database: FreshDatabase) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+async def test_a_changed_key_comes_as_delete_and_insert(db: FreshDatabase) -> None:
+    async with opened_on(db, ORDERS) as (source, start):
         db.execute("INSERT INTO orders VALUES (1, 'a', 1), (2, 'b', 2)")
         db.execute("UPDATE orders SET id = id + 10")
         seen = await follow_to(source, start, now_scn(db))
@@ -72,11 +65,8 @@ async def test_a_changed_key_comes_as_delete_and_insert(postgres_database: Fresh
         assert seen.tables["public.orders"] == await table_of(source, "public.orders")
 
 
-async def test_rolled_back_work_never_shows(postgres_database: FreshDatabase) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+async def test_rolled_back_work_never_shows(db: FreshDatabase) -> None:
+    async with opened_on(db, ORDERS) as (source, start):
         db.transaction(
             "INSERT INTO orders VALUES (1, 'kept', 1)",
             "SAVEPOINT s",
@@ -89,13 +79,8 @@ async def test_rolled_back_work_never_shows(postgres_database: FreshDatabase) ->
         assert [e.key for e in seen.events] == [(1,), (3,)]
 
 
-async def test_replica_identity_full_gives_the_row_before(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
-    db.transaction(ORDERS, "ALTER TABLE orders REPLICA IDENTITY FULL")
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+async def test_replica_identity_full_gives_the_row_before(db: FreshDatabase) -> None:
+    async with opened_on(db, ORDERS, "ALTER TABLE orders REPLICA IDENTITY FULL") as (source, start):
         db.execute("INSERT INTO orders VALUES (1, 'a', 1)")
         db.execute("UPDATE orders SET qty = 2")
         db.execute("UPDATE orders SET id = 5")
@@ -112,28 +97,22 @@ async def test_replica_identity_full_gives_the_row_before(
         assert {e.key for e in seen.events} == {(1,), (5,)}
 
 
-async def test_a_replica_identity_index_is_the_key(postgres_database: FreshDatabase) -> None:
-    db = postgres_database
+async def test_a_replica_identity_index_is_the_key(db: FreshDatabase) -> None:
     db.transaction(
         "CREATE TABLE t (id int PRIMARY KEY, code text NOT NULL UNIQUE, v int)",
         "ALTER TABLE t REPLICA IDENTITY USING INDEX t_code_key",
     )
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db) as (source, start):
         db.execute("INSERT INTO t VALUES (1, 'one', 1)")
         db.execute("DELETE FROM t")
         seen = await follow_to(source, start, now_scn(db))
         assert [e.key for e in seen.events] == [("one",), ("one",)]
 
 
-async def test_an_unchanged_toast_value_is_absent_and_never_null(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
+async def test_an_unchanged_toast_value_is_absent_and_never_null(db: FreshDatabase) -> None:
     db.execute("CREATE TABLE docs (id int PRIMARY KEY, small text, big text NOT NULL)")
     big = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 1000) i)"
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db) as (source, start):
         db.execute(f"INSERT INTO docs VALUES (1, 'a', {big})")
         db.execute("UPDATE docs SET small = 'b'")
         db.execute("ALTER TABLE docs REPLICA IDENTITY FULL")
@@ -149,11 +128,8 @@ async def test_an_unchanged_toast_value_is_absent_and_never_null(
         assert last.after["small"] == "c"
 
 
-async def test_truncate_is_an_event_of_each_table(postgres_database: FreshDatabase) -> None:
-    db = postgres_database
-    db.transaction(ORDERS, ITEMS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+async def test_truncate_is_an_event_of_each_table(db: FreshDatabase) -> None:
+    async with opened_on(db, ORDERS, ITEMS) as (source, start):
         db.execute("INSERT INTO orders VALUES (1, 'a', 1)")
         db.execute("TRUNCATE orders, items")
         seen = await follow_to(source, start, now_scn(db))
@@ -164,12 +140,9 @@ async def test_truncate_is_an_event_of_each_table(postgres_database: FreshDataba
 
 
 async def test_a_stream_can_begin_after_every_scn_and_gives_the_same_frames(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db, ORDERS) as (source, start):
         for number in range(12):
             db.transaction(
                 f"INSERT INTO orders VALUES ({number}, 'n', 0)",
@@ -187,12 +160,9 @@ async def test_a_stream_can_begin_after_every_scn_and_gives_the_same_frames(
 
 
 async def test_acknowledging_an_scn_releases_that_commit_and_no_later_one(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db, ORDERS) as (source, start):
         for number in range(3):
             db.execute(f"INSERT INTO orders VALUES ({number}, 'n', 0)")
         end = now_scn(db)
@@ -220,13 +190,9 @@ async def test_acknowledging_an_scn_releases_that_commit_and_no_later_one(
             await follow_to(source, start, end)
 
 
-async def test_an_idle_captured_table_does_not_hold_the_log_back(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
+async def test_an_idle_captured_table_does_not_hold_the_log_back(db: FreshDatabase) -> None:
     db.transaction(ORDERS, "CREATE TABLE other (id int PRIMARY KEY)")
-    async with opened(config_of(db, "public.orders")) as source:
-        start = await source.first_scn()
+    async with opened_on(db, sources=("public.orders",)) as (source, start):
         db.execute("INSERT INTO other SELECT generate_series(1, 20000)")
         end = now_scn(db)
         async with contextlib.aclosing(source.stream(start)) as batches:
@@ -247,12 +213,9 @@ async def test_an_idle_captured_table_does_not_hold_the_log_back(
 
 
 async def test_one_large_transaction_comes_in_parts_and_again_from_its_middle(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db, ORDERS) as (source, start):
         db.execute("COPY orders FROM PROGRAM 'seq -f \"%g,row,7\" 1 100000' WITH (FORMAT csv)")
         end = now_scn(db)
         seen, largest = Seen(), 0
@@ -271,13 +234,8 @@ async def test_one_large_transaction_comes_in_parts_and_again_from_its_middle(
         assert [e.key[0] for e in seen.events] == list(range(1, 100_001))
 
 
-async def test_the_stream_resumes_after_its_server_process_was_killed(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+async def test_the_stream_resumes_after_its_server_process_was_killed(db: FreshDatabase) -> None:
+    async with opened_on(db, ORDERS) as (source, start):
         db.execute("INSERT INTO orders VALUES (1, 'a', 1)")
         seen = Seen()
         with pytest.raises(SourceUnavailable):
@@ -296,9 +254,8 @@ async def test_the_stream_resumes_after_its_server_process_was_killed(
 
 
 async def test_a_slot_in_use_names_the_process_that_has_it(
-    postgres_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+    db: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    db = postgres_database
     db.execute(ORDERS)
     monkeypatch.setattr("databus.relay.sources.postgres.stream.slot_stream._BUSY_TRIES", 2)
     async with opened(config_of(db)) as first, opened(config_of(db)) as second:
@@ -309,21 +266,15 @@ async def test_a_slot_in_use_names_the_process_that_has_it(
                 await follow_to(second, start, 1)
 
 
-async def test_a_dropped_slot_is_a_lost_position(postgres_database: FreshDatabase) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+async def test_a_dropped_slot_is_a_lost_position(db: FreshDatabase) -> None:
+    async with opened_on(db, ORDERS) as (source, start):
         db.execute("SELECT pg_drop_replication_slot(%s)", f"databus_{db.name}")
         with pytest.raises(SourcePositionLost, match="does not exist"):
             await follow_to(source, start, 1)
 
 
-async def test_a_recreated_slot_is_a_lost_position(postgres_database: FreshDatabase) -> None:
-    db = postgres_database
-    db.execute(ORDERS)
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+async def test_a_recreated_slot_is_a_lost_position(db: FreshDatabase) -> None:
+    async with opened_on(db, ORDERS) as (source, start):
         db.execute("INSERT INTO orders VALUES (1, 'lost', 1)")
         await source.first_scn()
         with pytest.raises(SourcePositionLost, match="was created anew or advanced"):
@@ -331,12 +282,9 @@ async def test_a_recreated_slot_is_a_lost_position(postgres_database: FreshDatab
 
 
 async def test_a_suspension_is_reported_before_the_end_of_its_transaction(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
-    db = postgres_database
-    db.execute("CREATE TABLE t (id int PRIMARY KEY, day date)")
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db, "CREATE TABLE t (id int PRIMARY KEY, day date)") as (source, start):
         db.transaction(
             "INSERT INTO t VALUES (1, '2024-01-01')", "INSERT INTO t VALUES (2, '-infinity')"
         )
@@ -364,14 +312,10 @@ async def test_a_suspension_is_reported_before_the_end_of_its_transaction(
             assert (await follow_to(source, after_scn, now_scn(db))).ops == ops
 
 
-async def test_the_server_gets_status_updates_while_no_batch_is_taken(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
+async def test_the_server_gets_status_updates_while_no_batch_is_taken(db: FreshDatabase) -> None:
     db.execute(ORDERS)
     db.execute(f"ALTER ROLE databus IN DATABASE \"{db.name}\" SET wal_sender_timeout = '3s'")
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db) as (source, start):
         db.execute(
             "INSERT INTO orders SELECT i, repeat('x', 1000), i FROM generate_series(1, 50000) i"
         )
@@ -388,10 +332,7 @@ async def test_the_server_gets_status_updates_while_no_batch_is_taken(
         assert seen.windows[0][2] == 50_000
 
 
-async def test_chunks_and_stream_meet_exactly_under_concurrent_writers(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
+async def test_chunks_and_stream_meet_exactly_under_concurrent_writers(db: FreshDatabase) -> None:
     db.execute(ORDERS)
     db.execute("INSERT INTO orders SELECT i, 'old', 0 FROM generate_series(1, 300) i")
     stop = threading.Event()
@@ -408,8 +349,7 @@ async def test_chunks_and_stream_meet_exactly_under_concurrent_writers(
         finally:
             connection.close()
 
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db) as (source, start):
         writers = [threading.Thread(target=write) for _ in range(2)]
         for writer in writers:
             writer.start()
@@ -436,10 +376,7 @@ async def test_chunks_and_stream_meet_exactly_under_concurrent_writers(
                 assert found["qty"] == state[found["id"],]
 
 
-async def test_chunks_page_by_composite_keys_in_the_databases_order(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
+async def test_chunks_page_by_composite_keys_in_the_databases_order(db: FreshDatabase) -> None:
     db.execute(ITEMS)
     db.execute(
         "INSERT INTO items SELECT i % 7, chr(97 + i % 26) || i, 'v' FROM generate_series(1, 100) i"
@@ -457,10 +394,7 @@ async def test_chunks_page_by_composite_keys_in_the_databases_order(
         assert keys == expected
 
 
-async def test_requested_keys_are_read_and_missing_ones_are_named(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
+async def test_requested_keys_are_read_and_missing_ones_are_named(db: FreshDatabase) -> None:
     db.execute(ITEMS)
     db.execute("INSERT INTO items VALUES (1, 'x', 'one'), (2, 'y', 'two'), (3, 'z', 'three')")
     async with opened(config_of(db)) as source:
@@ -473,15 +407,13 @@ async def test_requested_keys_are_read_and_missing_ones_are_named(
 
 
 async def test_the_stream_works_over_an_interrupted_network(
-    postgres_database: FreshDatabase, faulty_proxy: Any
+    db: FreshDatabase, faulty_proxy: Any
 ) -> None:
-    db = postgres_database
     db.execute(ORDERS)
     proxy = await faulty_proxy("127.0.0.1", db.server.port)
     url = db.url.replace(f":{db.server.port}/", f":{proxy.port}/")
     seen = Seen()
-    async with opened(config_of(db, url=url)) as source:
-        start = await source.first_scn()
+    async with opened_on(db, url=url) as (source, start):
         db.execute("INSERT INTO orders VALUES (1, 'a', 1)")
         await follow(source, start, lambda now: bool(now.windows), seen)
         with pytest.raises(SourceUnavailable):

@@ -7,7 +7,7 @@ import pytest
 from databus.common.errors import PreflightFailed
 from databus.relay.sources.contract import ChunkRequest
 from tests.support.fixtures import FreshDatabase
-from tests.support.postgres_follower import config_of, follow_to, now_scn, opened, table_of
+from tests.support.postgres_follower import follow_to, now_scn, opened_on, table_of
 
 LARGE = {
     "b": ("bytea", "decode(repeat('00ff', 4000), 'hex')"),
@@ -18,16 +18,12 @@ LARGE = {
 }
 
 
-async def test_unchanged_toast_of_any_type_is_absent_and_never_null(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
+async def test_unchanged_toast_of_any_type_is_absent_and_never_null(db: FreshDatabase) -> None:
     typed = ", ".join(f"{name} {type_name} NOT NULL" for name, (type_name, _) in LARGE.items())
     db.execute(f"CREATE TABLE docs (id int PRIMARY KEY, small int, {typed})")
     for name in LARGE:
         db.execute(f"ALTER TABLE docs ALTER {name} SET STORAGE EXTERNAL")
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db) as (source, start):
         db.execute(f"INSERT INTO docs VALUES (1, 1, {', '.join(sql for _, sql in LARGE.values())})")
         db.execute("UPDATE docs SET small = 2")
         db.execute("UPDATE docs SET j = '[]', small = 3")
@@ -38,13 +34,11 @@ async def test_unchanged_toast_of_any_type_is_absent_and_never_null(
 
 
 async def test_generated_columns_are_neither_in_the_stream_nor_in_dumps_nor_in_keys(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
-    db = postgres_database
     twice = "twice int GENERATED ALWAYS AS (a * 2) STORED"
     db.execute(f"CREATE TABLE made (id int PRIMARY KEY, a int, {twice}, b text)")
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db) as (source, start):
         db.execute("INSERT INTO made (id, a, b) VALUES (1, 1, 'x'), (2, 2, 'y')")
         db.execute("UPDATE made SET a = 5 WHERE id = 1")
         # Half of its key is in no row of the stream: these two would be taken for one.
@@ -57,21 +51,18 @@ async def test_generated_columns_are_neither_in_the_stream_nor_in_dumps_nor_in_k
         chunk = await source.read_chunk(ChunkRequest("public.made", 10))
         assert {e.schema_fp for e in seen.events} == {chunk.schema.fingerprint}
     with pytest.raises(PreflightFailed, match=r"public\.keyed.*no generated column"):
-        async with opened(config_of(db)):
+        async with opened_on(db):
             pass
 
 
-async def test_partitions_are_captured_and_dumped_as_their_root(
-    postgres_database: FreshDatabase,
-) -> None:
-    db, root = postgres_database, "public.days"
+async def test_partitions_are_captured_and_dumped_as_their_root(db: FreshDatabase) -> None:
+    root = "public.days"
     db.execute(
         "CREATE TABLE days (id int, day int, v text, PRIMARY KEY (id, day)) "
         "PARTITION BY RANGE (day)"
     )
     db.execute("CREATE TABLE days_0 PARTITION OF days FOR VALUES FROM (0) TO (10)")
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db) as (source, start):
         db.execute("INSERT INTO days VALUES (1, 1, 'a'), (2, 2, 'b')")
         db.execute("CREATE TABLE days_1 PARTITION OF days FOR VALUES FROM (10) TO (20)")
         db.execute("INSERT INTO days VALUES (3, 11, 'c')")

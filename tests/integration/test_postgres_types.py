@@ -19,7 +19,7 @@ from databus.relay.sources.postgres.kernels.binary_value_kernels import DOUBLE, 
 from databus.relay.sources.postgres.kernels.postgres_chunk_kernels import FORM
 from databus.relay.sources.postgres.stream import window_assembler
 from tests.support.fixtures import FreshDatabase
-from tests.support.postgres_follower import config_of, follow_to, now_scn, opened
+from tests.support.postgres_follower import config_of, follow_to, now_scn, opened, opened_on
 
 UTC = dt.UTC
 UUID_TEXT = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
@@ -281,10 +281,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("compiled")
-async def test_each_type_has_one_value_from_stream_and_chunk(
-    postgres_database: FreshDatabase,
-) -> None:
-    db = postgres_database
+async def test_each_type_has_one_value_from_stream_and_chunk(db: FreshDatabase) -> None:
     types = known_types(db)
     for name, value in ODD_SESSIONS.items():
         db.execute(f"ALTER DATABASE {db.name} SET {name} = {value}")
@@ -292,8 +289,7 @@ async def test_each_type_has_one_value_from_stream_and_chunk(
         db.execute(statement)
     for number, (type_name, _, _) in enumerate(types):
         db.execute(f"CREATE TABLE t{number:02} (id int PRIMARY KEY, v {type_name})")
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db) as (source, start):
         for number, (_, _, cases) in enumerate(types):
             for row, (literal, _) in enumerate(cases):
                 db.execute(f"INSERT INTO t{number:02} VALUES ({row}, {literal})")
@@ -327,10 +323,10 @@ ODD_REALS = ["3.4028235e38", "1.17549435e-38", "1e-45", "-Infinity"]
 
 @pytest.mark.usefixtures("compiled")
 async def test_reals_and_decimals_of_chunks_in_binary_are_those_of_the_stream_in_text(
-    postgres_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
+    db: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel refuses the odd ones, so their chunk is read as text."""
-    db, forms, make = postgres_database, list[list[int]](), chunk_session.RowBuffer.of
+    forms, make = list[list[int]](), chunk_session.RowBuffer.of
 
     def recorded(*args: Any, **options: Any) -> chunk_session.RowBuffer:
         rows = make(*args, **options)
@@ -341,8 +337,7 @@ async def test_reals_and_decimals_of_chunks_in_binary_are_those_of_the_stream_in
     for table in ("plain", "odd"):
         db.execute(f"CREATE TABLE {table} (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "
                    "r float4, d float8, n numeric(12,2))")  # fmt: skip
-    async with opened(config_of(db)) as source:
-        start = await source.first_scn()
+    async with opened_on(db) as (source, start):
         db.execute(
             "INSERT INTO plain (r, d) SELECT x, x FROM (SELECT (random() * "
             "power(10, n % 30 - 10))::float4 AS x FROM generate_series(1, 3000) n) AS reals"
@@ -386,13 +381,11 @@ SPECIAL = [
 
 
 async def test_values_beyond_their_kind_become_null_where_that_is_configured(
-    postgres_database: FreshDatabase,
+    db: FreshDatabase,
 ) -> None:
-    db = postgres_database
     for number, (type_name, _, _) in enumerate(SPECIAL):
         db.execute(f"CREATE TABLE s{number} (id int PRIMARY KEY, v {type_name} NOT NULL)")
-    async with opened(config_of(db, special_values="null")) as source:
-        start = await source.first_scn()
+    async with opened_on(db, special_values="null") as (source, start):
         for number, (_, literal, _) in enumerate(SPECIAL):
             db.execute(f"INSERT INTO s{number} VALUES (1, {literal})")
         seen = await follow_to(source, start, now_scn(db))
@@ -416,11 +409,10 @@ AS_TEXT: list[tuple[str, list[tuple[str, str]]]] = [
 
 
 async def test_values_beyond_their_kind_are_carried_as_text_where_that_is_configured(
-    postgres_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch, compiled: bool
+    db: FreshDatabase, monkeypatch: pytest.MonkeyPatch, compiled: bool
 ) -> None:
     if not compiled:
         monkeypatch.setattr(chunk_session, "COMPILED", False)
-    db = postgres_database
     db.execute("CREATE DOMAIN payday AS date")
     columns: dict[str, list[tuple[str, str]]] = {name: list(cases) for name, cases in AS_TEXT}
     for type_name, literal, text in SPECIAL:
@@ -430,8 +422,7 @@ async def test_values_beyond_their_kind_are_carried_as_text_where_that_is_config
         db.execute(
             f"CREATE TABLE k{number} (k {type_name}, n int, v {type_name}, PRIMARY KEY (k, n))"
         )
-    async with opened(config_of(db, special_values="text")) as source:
-        start = await source.first_scn()
+    async with opened_on(db, special_values="text") as (source, start):
         for number, cases in enumerate(columns.values()):
             rows = [f"({one}, {n}, {one})" for one, _ in cases for n in (1, 2)]
             db.execute(f"INSERT INTO k{number} VALUES {', '.join(rows)}")
@@ -493,8 +484,7 @@ KEYS = [
 ]
 
 
-async def test_chunks_page_by_keys_of_many_types(postgres_database: FreshDatabase) -> None:
-    db = postgres_database
+async def test_chunks_page_by_keys_of_many_types(db: FreshDatabase) -> None:
     db.execute("CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy')")
     db.execute("CREATE COLLATION german (provider = icu, locale = 'de')")
     db.execute(

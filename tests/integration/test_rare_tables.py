@@ -10,7 +10,7 @@ from databus.common.errors import PreflightFailed
 from databus.relay.sources.contract import ChunkRequest
 from databus.relay.sources.mysql import MySqlSource
 from tests.support.fixtures import FreshDatabase
-from tests.support.mariadb_stream import mariadb_config, read_to_end
+from tests.support.mariadb_stream import mariadb_config, opened_on, read_to_end
 
 
 async def test_a_year_of_two_digits_is_the_same_in_the_stream_and_in_a_dump(
@@ -18,16 +18,11 @@ async def test_a_year_of_two_digits_is_the_same_in_the_stream_and_in_a_dump(
 ) -> None:
     database = mariadb_database
     database.execute("CREATE TABLE y (id INT PRIMARY KEY, y YEAR(2))")
-    source = MySqlSource(mariadb_config(database.url, f"{database.name}.*"))
-    await source.open()
-    try:
-        start = await source.first_scn()
+    async with opened_on(database) as (source, start):
         values = "(1, 0), (2, '0000'), (3, 69), (4, 70), (5, NULL), (6, 2055)"
         database.execute(f"INSERT INTO y VALUES {values}")
         streamed = [event.after for event in (await read_to_end(source, start)).events()]
         chunk = await source.read_chunk(ChunkRequest(f"{database.name}.y", 100))
-    finally:
-        await source.close()
     assert [row["y"] for row in streamed if row] == [2000, 0, 2069, 1970, None, 2055]
     assert [chunk.schema.decode_row(row.row) for row in chunk.rows] == streamed
 
@@ -36,10 +31,7 @@ async def test_labels_in_bytes_are_carried_as_text_or_their_table_is_suspended_b
     mariadb_database: FreshDatabase,
 ) -> None:
     database, name = mariadb_database, mariadb_database.name
-    source = MySqlSource(mariadb_config(database.url, f"{name}.*"))
-    await source.open()
-    try:
-        start = await source.first_scn()
+    async with opened_on(database) as (source, start):
         columns = "id INT PRIMARY KEY, e ENUM('a', 0xC3A9) CHARACTER SET binary"
         database.execute(f"CREATE TABLE readable ({columns})")
         database.execute(f"CREATE TABLE other ({columns.replace('0xC3A9', '0xFFFF')})")
@@ -54,8 +46,6 @@ async def test_labels_in_bytes_are_carried_as_text_or_their_table_is_suspended_b
         chunk = await source.read_chunk(ChunkRequest(f"{name}.readable", 100))
         rows = [chunk.schema.decode_row(row.row) for row in chunk.rows]
         assert rows == [event.after for event in streamed]
-    finally:
-        await source.close()
 
 
 async def test_a_merge_table_and_the_tables_of_its_union_are_refused_or_suspended_by_name(
@@ -64,10 +54,7 @@ async def test_a_merge_table_and_the_tables_of_its_union_are_refused_or_suspende
     database, name = mariadb_database, mariadb_database.name
     database.execute("CREATE TABLE good (id INT PRIMARY KEY, v INT)")
     database.execute("CREATE TABLE part (id INT PRIMARY KEY, v INT) ENGINE = MyISAM")
-    source = MySqlSource(mariadb_config(database.url, f"{name}.*"))
-    await source.open()
-    try:
-        start = await source.first_scn()
+    async with opened_on(database) as (source, start):
         database.execute("INSERT INTO part VALUES (1, 1)")
         database.execute(
             "CREATE TABLE whole (id INT PRIMARY KEY, v INT) ENGINE = MERGE UNION = (part) "
@@ -78,8 +65,6 @@ async def test_a_merge_table_and_the_tables_of_its_union_are_refused_or_suspende
         await read_to_end(source, start)
         assert set(source.suspended()) == {f"{name}.part", f"{name}.whole"}
         assert f"{name}.whole" in source.suspended()[f"{name}.part"].why
-    finally:
-        await source.close()
     # A relay that starts is told at the preflight, and follows the other tables without them.
     refused = MySqlSource(mariadb_config(database.url, f"{name}.*"))
     with pytest.raises(PreflightFailed, match=rf"{name}\.part.*union of the MERGE table"):
@@ -92,10 +77,7 @@ async def test_a_merge_table_that_the_server_cannot_open_suspends_no_other_table
 ) -> None:
     database, name = mariadb_database, mariadb_database.name
     database.execute("CREATE TABLE good (id INT PRIMARY KEY, v INT)")
-    source = MySqlSource(mariadb_config(database.url, f"{name}.*"))
-    await source.open()
-    try:
-        start = await source.first_scn()
+    async with opened_on(database) as (source, start):
         database.execute("CREATE TABLE part (id INT, v INT) ENGINE = MyISAM")
         database.execute("CREATE TABLE whole (id INT, v INT) ENGINE = MERGE UNION = (part)")
         database.execute("DROP TABLE part")
@@ -105,8 +87,6 @@ async def test_a_merge_table_that_the_server_cannot_open_suspends_no_other_table
         rows = list(streamed.tables()[f"{name}.good"].values())
         assert rows == [{"id": 1, "v": 1}]
         assert f"{name}.good" not in source.suspended()
-    finally:
-        await source.close()
 
 
 async def test_a_merge_table_that_is_gone_again_has_suspended_the_tables_of_its_union(
@@ -145,10 +125,7 @@ async def test_a_virtual_column_of_the_automatic_number_is_refused_or_suspends_i
     database, name = mariadb_database, mariadb_database.name
     number = "id INT AUTO_INCREMENT PRIMARY KEY"
     database.execute(f"CREATE TABLE good ({number}, v INT, g INT AS (v + 1) VIRTUAL)")
-    source = MySqlSource(mariadb_config(database.url, f"{name}.*"))
-    await source.open()
-    try:
-        start = await source.first_scn()
+    async with opened_on(database) as (source, start):
         computed = (
             "`2g` INT AS (v + 1) VIRTUAL, h INT AS (Id * 2) VIRTUAL, i INT AS (h + v) VIRTUAL"
         )
@@ -158,8 +135,6 @@ async def test_a_virtual_column_of_the_automatic_number_is_refused_or_suspends_i
         await read_to_end(source, start)
         assert set(source.suspended()) == {f"{name}.early"}
         assert "virtual column h" in source.suspended()[f"{name}.early"].why
-    finally:
-        await source.close()
     source = MySqlSource(mariadb_config(database.url, f"{name}.*"))
     with pytest.raises(PreflightFailed, match="virtual column h"):
         await source.open()

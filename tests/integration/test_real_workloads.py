@@ -16,7 +16,6 @@ import os
 import random
 import sys
 import urllib.request
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ import pytest
 from databus.cli.demo.private_servers import free_port
 from databus.cli.demo.shop import differences
 from databus.client import Consumer, DatabusClient, Event
-from tests.support.faulty_proxy import FaultyProxy
+from tests.support.config_text import bootstrap_text, relay_text
+from tests.support.faulty_proxy import FaultyProxy, Proxies
 from tests.support.mirror_process import stored_facts, stored_rows
 from tests.support.processes import DatabusProcess, Processes
 from tests.support.real_loads import Load, Snapshot, Tables, make_load
@@ -42,25 +42,6 @@ pytestmark = [
 ]
 
 SEED = int(os.environ.get("DATABUS_KILL_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
-CONFIG = """
-[relay]
-listen = "127.0.0.1:{port}"
-data_dir = "relay"
-
-[[database]]
-name = "shop"
-url = "{url}"
-sources = {sources}
-ring_bytes = "64MiB"
-
-[bootstrap]
-listen = "127.0.0.1:{bootstrap_port}"
-data_dir = "bootstrap"
-relays = ["{relay}"]
-segment_every = "1s"
-run_grace = "1h"
-spark_master = "local[1]"
-"""
 
 
 class History(Consumer):
@@ -116,12 +97,20 @@ class Pipeline:
         self.running: dict[str, DatabusProcess] = {}
         self._folder, self._load, self._processes = folder, load, processes
         url = load.server.url("shop").replace(f":{load.server.port}/", f":{database.port}/")
-        self._settings = {"url": url, "port": port, "bootstrap_port": bootstrap_port}
+        self._url, self._port, self._bootstrap_port = url, port, bootstrap_port
 
     def start_relay(self, readers: FaultyProxy) -> None:
         """The relay; whoever reads from it does so by way of ``readers``."""
         self._readers = readers
-        text = CONFIG.format(sources=self._load.sources, relay=readers.url, **self._settings)
+        text = relay_text(
+            self._url, *self._load.sources, port=self._port, ring_bytes="64MiB"
+        ) + bootstrap_text(
+            readers.url,
+            self._bootstrap_port,
+            segment_every="1s",
+            run_grace="1h",
+            spark_master="local[1]",
+        )
         (self._folder / "databus.toml").write_text(text)
         self._start("relay", "relay")
         self.running["relay"].wait_ready(f"{self.relay}/readyz", 90)
@@ -222,7 +211,7 @@ async def test_stream_bootstrap_and_consumers_are_the_source_at_ten_moments_and_
     name: str,
     tmp_path: Path,
     processes: Processes,
-    faulty_proxy: Callable[[str, int], Awaitable[FaultyProxy]],
+    faulty_proxy: Proxies,
 ) -> None:
     print(f"DATABUS_KILL_SEED={SEED}", file=sys.stderr)
     load = make_load(name, tmp_path)

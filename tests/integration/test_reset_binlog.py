@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from databus.common.config import DatabaseConfig
 from databus.relay.processes.fetcher import Fetcher
 from tests.support.capture import (
     RingState,
@@ -22,6 +23,14 @@ from tests.support.waiting import eventually
 def reset(database: FreshDatabase) -> None:
     is_mysql = database.url.startswith("mysql")
     database.execute("RESET BINARY LOGS AND GTIDS" if is_mysql else "RESET MASTER")
+
+
+@pytest.fixture
+def config(database: FreshDatabase) -> DatabaseConfig:
+    """Of a new table, after a reset: what comes after another one can be more, or less."""
+    reset(database)
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
+    return database_config("shop", database.url, f"{database.name}.*")
 
 
 def insert_later(database: FreshDatabase, count: int) -> None:
@@ -48,12 +57,9 @@ def told(fetcher: Fetcher) -> str:
 
 @pytest.mark.parametrize("count", [1, 9], ids=["less", "more"])
 async def test_a_reset_under_a_running_stream_is_named_whatever_is_written_after_it(
-    database: FreshDatabase, tmp_path: Path, count: int
+    database: FreshDatabase, config: DatabaseConfig, tmp_path: Path, count: int
 ) -> None:
     """At the end of a file that is gone the server sends heartbeats, and no error."""
-    reset(database)  # so that what comes after the other one can be more, or less
-    database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
-    config = database_config("shop", database.url, f"{database.name}.*")
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
         before = await captured(database, tmp_path / "shop", range(4))
@@ -66,11 +72,8 @@ async def test_a_reset_under_a_running_stream_is_named_whatever_is_written_after
 
 
 async def test_a_reset_while_no_relay_runs_is_named_though_the_numbers_have_passed_ours(
-    database: FreshDatabase, tmp_path: Path
+    database: FreshDatabase, config: DatabaseConfig, tmp_path: Path
 ) -> None:
-    reset(database)
-    database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
-    config = database_config("shop", database.url, f"{database.name}.*")
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
         before = await captured(database, tmp_path / "shop", range(4))

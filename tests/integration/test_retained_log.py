@@ -12,27 +12,28 @@ import aiohttp
 import pytest
 
 from databus.cli.demo.private_servers import PostgresServer
-from databus.common.config import parse
+from databus.common.config import Config, parse
 from databus.relay.local_relay import LocalRelay
 from databus.relay.sources.postgres.protocol.lsn import flush_lsn, parse_lsn
 from tests.support.capture import capturing, database_config, failed_with, ring_state, streaming
+from tests.support.config_text import relay_text
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(300)]
 
-CONFIG = """
-[relay]
-listen = "127.0.0.1:0"
-data_dir = "data"
-[[database]]
-name = "shop"
-url = "{url}"
-sources = ["public.*"]
-ring_bytes = "4MiB"
-sync_every = "50ms"
-options = {{ retained_wal_warning = "24MiB" }}
-"""
 FILLER = "INSERT INTO filler SELECT i, repeat('x', 900) FROM generate_series(1, 12000) i"
+
+
+def config_of(server: PostgresServer, folder: Path) -> Config:
+    text = relay_text(
+        server.url("shop"),
+        "public.*",
+        data_dir="data",
+        ring_bytes="4MiB",
+        sync_every="50ms",
+        options={"retained_wal_warning": "24MiB"},
+    )
+    return parse(text, folder=folder)
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def retained(server: PostgresServer) -> int:
 async def test_an_idle_captured_table_holds_nothing_back_while_others_write(
     server: PostgresServer, tmp_path: Path
 ) -> None:
-    config = parse(CONFIG.format(url=server.url("shop")), folder=tmp_path)
+    config = config_of(server, tmp_path)
     async with LocalRelay(config) as relay:
         await relay.ready(120)
         for database, filler in (
@@ -96,7 +97,7 @@ async def test_an_idle_captured_table_holds_nothing_back_while_others_write(
 async def test_much_retained_log_is_a_warning_and_too_much_ends_by_name(
     server: PostgresServer, tmp_path: Path
 ) -> None:
-    config = parse(CONFIG.format(url=server.url("shop")), folder=tmp_path)
+    config = config_of(server, tmp_path)
     server.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '200MB'")
     server.execute("SELECT pg_reload_conf()")
     async with LocalRelay(config) as relay:

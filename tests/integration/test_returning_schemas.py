@@ -30,21 +30,12 @@ from databus.relay.ring.schema_registry import RegistryReader
 from tests.relay.dumps.test_resync import words
 from tests.storm.replica import RingReplica
 from tests.support.capture import PACE, upserted
+from tests.support.config_text import relay_text
 from tests.support.fixtures import FreshDatabase
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-CONFIG = """
-[relay]
-listen = "127.0.0.1:0"
-data_dir = "relay"
-[[database]]
-name = "shop"
-url = "{url}"
-sources = ["{namespace}.*"]
-ring_bytes = "4MiB"
-"""
 
 STEPS = (
     "INSERT INTO t (id) VALUES (1)",
@@ -85,7 +76,7 @@ async def test_values_come_in_the_shape_that_the_stream_names(
     namespace = "public" if product == "postgres" else database.name
     execute = database.execute
     execute("CREATE TABLE t (id INT NOT NULL PRIMARY KEY)")
-    text = CONFIG.format(url=database.url, namespace=namespace)
+    text = relay_text(database.url, f"{namespace}.*", ring_bytes="4MiB")
     async with LocalRelay(parse(text, folder=tmp_path)) as relay:
         await relay.ready(120)
         consumer = Values()
@@ -183,7 +174,7 @@ async def copied(
     execute("CREATE TABLE t (id INT NOT NULL PRIMARY KEY, c INT)")
     source = f"{namespace}.t"
     async with contextlib.AsyncExitStack() as ending:
-        config = parse(CONFIG.format(url=url, namespace=namespace), folder=folder)
+        config = parse(relay_text(url, f"{namespace}.*", ring_bytes="4MiB"), folder=folder)
         relay = await ending.enter_async_context(LocalRelay(config, pace=PACE))
         await relay.ready(120)
         settings = BootstrapConfig(

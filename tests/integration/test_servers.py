@@ -6,21 +6,19 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from databus.cli.demo.private_servers import MariaDBServer, PostgresServer, PrivateServer, free_port
 from databus.common.errors import MissingDependency, SourceUnavailable
-from tests.support.faulty_proxy import FaultyProxy
+from tests.support.faulty_proxy import Proxies
 from tests.support.fixtures import FreshDatabase
 from tests.support.mysql_server import MySQLServer
 from tests.support.processes import wait_process_gone
 from tests.support.server_templates import copied_data_folders
 from tests.support.waiting import eventually, eventually_sync
-
-Proxies = Callable[[str, int], Awaitable[FaultyProxy]]
 
 
 @pytest.fixture(params=[MariaDBServer, PostgresServer])

@@ -26,6 +26,7 @@ import pytest
 from databus.cli.demo.shop import Rows, Shop, differences
 from databus.common.frame.frame_format import FrameView, Op, iter_frames
 from databus.relay.ring.schema_registry import RegistryReader
+from tests.support.capture import upsert
 from tests.support.processes import Processes
 from tests.support.s3_server import S3Server
 from tests.support.system import System, Workload, server_shop, stored_facts, wait_for, wait_s
@@ -66,13 +67,7 @@ def applied(system: System, frames: list[FrameView], before: dict[str, Rows]) ->
     tables = {source: dict(rows) for source, rows in before.items()}
     for view in frames:
         schema = registry.schemas.by_fingerprint(view.schema_fp)
-        rows = tables.setdefault(schema.source, {})
-        key = tuple(schema.decode_key(view.key).values())
-        if view.op == Op.DELETE:
-            rows.pop(key, None)
-        else:
-            assert view.after is not None
-            rows[key] = schema.decode_row(view.after)
+        upsert(tables.setdefault(schema.source, {}), schema, view)
     return tables
 
 

@@ -18,14 +18,11 @@ from tests.support.waiting import eventually
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 RENDER_S = 120.0
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        CHROMIUM is None or os.environ.get("DATABUS_TEST_SKIP_SERVERS") == "1",
-        reason="there is no chromium (Debian's package; make test installs it if it can)",
-    ),
-]
+NEEDS_CHROMIUM = pytest.mark.skipif(
+    CHROMIUM is None or os.environ.get("DATABUS_TEST_SKIP_SERVERS") == "1",
+    reason="there is no chromium (Debian's package; make test installs it if it can)",
+)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), NEEDS_CHROMIUM]
 
 CONFIG = """
 [relay]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import pytest
 from databus.common.frame.frame_format import Op, iter_frames
 from databus.relay.processes.fetcher import Fetcher
 from databus.relay.ring.data_folder import SocketName
-from databus.relay.ring.schema_registry import RegistryReader
 from databus.relay.sources.contract import Transaction
 from databus.relay.sources.mysql import MySqlSource
 from tests.support.capture import (
@@ -23,10 +23,10 @@ from tests.support.capture import (
     failed_with,
     stored_resume_state,
     streaming,
+    upserted,
 )
 from tests.support.fixtures import FreshDatabase
 from tests.support.mariadb_stream import mariadb_config, read_to_end
-from tests.support.relay_process import ring_frames
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -55,25 +55,7 @@ def session(database: FreshDatabase, *statements: str) -> None:
 
 def rows_of(folder: Path, source: str) -> dict[tuple[Any, ...], dict[str, Any]]:
     """A table as a consumer has it that takes the last that it is told of each row."""
-    reader = RegistryReader(folder / "schemas.jsonl")
-    reader.refresh()
-    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for view in ring_frames(folder):
-        if view.is_control:
-            continue
-        schema = reader.schemas.by_fingerprint(view.schema_fp)
-        if schema.source != source:
-            continue
-        if view.op == Op.TRUNCATE:
-            rows.clear()
-            continue
-        key = tuple(schema.decode_key(view.key).values())
-        if view.op == Op.DELETE:
-            rows.pop(key, None)
-        else:
-            assert view.after is not None
-            rows[key] = schema.decode_row(view.after)
-    return rows
+    return upserted(folder, source)[0]
 
 
 def in_database(database: FreshDatabase, table: str) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -81,6 +63,22 @@ def in_database(database: FreshDatabase, table: str) -> dict[tuple[Any, ...], di
         (number,): {"id": number, "v": v}
         for number, v in database.execute(f"SELECT id, v FROM {table}")
     }
+
+
+def equality(database: FreshDatabase, folder: Path) -> Callable[[str], bool]:
+    """A function that tells whether the ring has of a table what the database has."""
+    namespace = "public" if database.server.product == "postgres" else database.name
+
+    def equal(table: str) -> bool:
+        return rows_of(folder, f"{namespace}.{table}") == in_database(database, table)
+
+    return equal
+
+
+def create(database: FreshDatabase, *tables: str) -> None:
+    """Tables of a key and a value."""
+    for table in tables:
+        database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)")
 
 
 async def dump(folder: Path, source: str, *, ends: str = "completed") -> None:
@@ -130,14 +128,11 @@ async def test_a_suspended_table_that_cannot_be_read_any_more_is_named_with_that
 async def test_a_table_whose_changes_were_hidden_is_suspended_alone_and_a_dump_resumes_it(
     database: FreshDatabase, tmp_path: Path, setting: str, named: str
 ) -> None:
-    for table in ("calm", "hidden"):
-        database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)")
+    create(database, "calm", "hidden")
     config = database_config("shop", database.url, f"{database.name}.*")
     folder = tmp_path / "shop"
     calm, hidden = (f"{database.name}.{table}" for table in ("calm", "hidden"))
-
-    def equal(table: str) -> bool:
-        return rows_of(folder, f"{database.name}.{table}") == in_database(database, table)
+    equal = equality(database, folder)
 
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
@@ -168,8 +163,7 @@ async def test_a_table_whose_changes_were_hidden_is_suspended_alone_and_a_dump_r
 async def test_a_suspension_outlives_a_kill_right_behind_the_window_that_it_was_found_in(
     database: FreshDatabase,
 ) -> None:
-    for table in ("calm", "hidden"):
-        database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)")
+    create(database, "calm", "hidden")
     config, hidden = mariadb_config(database.url, f"{database.name}.*"), f"{database.name}.hidden"
     source = MySqlSource(config)
     await source.open()
@@ -202,15 +196,12 @@ async def test_a_suspension_outlives_a_kill_right_behind_the_window_that_it_was_
 async def test_a_table_that_becomes_unreadable_is_suspended_alone(
     database: FreshDatabase, tmp_path: Path
 ) -> None:
-    for table in ("calm", "odd"):
-        database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)")
+    create(database, "calm", "odd")
     unread, why = UNREAD[database.server.product]
     config = database_config("shop", database.url, f"{database.name}.*")
     folder = tmp_path / "shop"
     keyless, odd = (f"{database.name}.{table}" for table in ("keyless", "odd"))
-
-    def equal(table: str) -> bool:
-        return rows_of(folder, f"{database.name}.{table}") == in_database(database, table)
+    equal = equality(database, folder)
 
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
@@ -246,15 +237,12 @@ async def test_a_table_that_becomes_unreadable_is_suspended_alone(
 async def test_a_table_that_became_unreadable_while_the_relay_was_away_suspends_no_other(
     database: FreshDatabase, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for table in ("calm", "odd"):
-        database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)")
+    create(database, "calm", "odd")
     unread, why = UNREAD[database.server.product]
     config = database_config("shop", database.url, f"{database.name}.*")
     folder = tmp_path / "shop"
     keyless, odd, blank = (f"{database.name}.{table}" for table in ("keyless", "odd", "blank"))
-
-    def equal(table: str) -> bool:
-        return rows_of(folder, f"{database.name}.{table}") == in_database(database, table)
+    equal = equality(database, folder)
 
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
@@ -292,12 +280,9 @@ async def test_a_table_without_a_key_made_while_the_relay_was_away_suspends_no_o
     postgres_database: FreshDatabase, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     db, folder = postgres_database, tmp_path / "shop"
-    for table in ("calm", "odd"):
-        db.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v int)")
+    create(db, "calm", "odd")
     config = database_config("shop", db.url, "public.*", discover_every=0.05)
-
-    def equal(table: str) -> bool:
-        return rows_of(folder, f"public.{table}") == in_database(db, table)
+    equal = equality(db, folder)
 
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)
@@ -394,9 +379,7 @@ async def test_a_value_that_cannot_be_captured_suspends_its_table_alone_on_postg
         db.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v date)")
     config = database_config("shop", db.url, "public.calm", "public.days")
     published = "SELECT count(*) FROM pg_publication_tables WHERE tablename = 'late'"
-
-    def equal(table: str) -> bool:
-        return rows_of(folder, f"public.{table}") == in_database(db, table)
+    equal = equality(db, folder)
 
     async with capturing(config, tmp_path) as fetcher:
         await streaming(fetcher)

@@ -21,29 +21,12 @@ from databus.client.application.events import Event
 from databus.client.testing import Mirror
 from databus.common.config import parse
 from databus.relay.local_relay import LocalRelay
+from tests.support.config_text import bootstrap_text, relay_text
 from tests.support.fixtures import FreshDatabase
 from tests.support.processes import Processes
 from tests.support.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-CONFIG = """
-[relay]
-listen = "127.0.0.1:{relay_port}"
-data_dir = "relay"
-[[database]]
-name = "shop"
-url = "{url}"
-sources = ["{namespace}.*"]
-ring_bytes = "4MiB"
-[bootstrap]
-listen = "127.0.0.1:{bootstrap_port}"
-data_dir = "bootstrap"
-relays = ["http://127.0.0.1:{relay_port}"]
-segment_every = "1s"
-apply_every = "1s"
-spark_master = "local[1]"
-"""
 
 
 def make_tables(database: FreshDatabase) -> None:
@@ -110,9 +93,7 @@ async def test_truncate_reaches_the_callback_and_empties_the_mirror(
     database: FreshDatabase = request.getfixturevalue(f"{product}_database")
     make_tables(database)
     namespace = "public" if product == "postgres" else database.name
-    text = CONFIG.format(
-        relay_port=0, bootstrap_port=0, url=database.url, namespace=namespace
-    ).partition("[bootstrap]")[0]
+    text = relay_text(database.url, f"{namespace}.*", ring_bytes="4MiB")
     async with LocalRelay(parse(text, folder=tmp_path)) as relay:
         await relay.ready(120)
         change(database)
@@ -141,16 +122,18 @@ async def test_truncated_rows_are_in_no_snapshot_and_in_no_copy_made_from_one(
     database = postgres_database
     make_tables(database)
     relay_port, bootstrap_port = free_port(), free_port()
+    relay_url, url = f"http://127.0.0.1:{relay_port}", f"http://127.0.0.1:{bootstrap_port}"
     config = tmp_path / "databus.toml"
     config.write_text(
-        CONFIG.format(
-            relay_port=relay_port,
-            bootstrap_port=bootstrap_port,
-            url=database.url,
-            namespace="public",
+        relay_text(database.url, "public.*", port=relay_port, ring_bytes="4MiB")
+        + bootstrap_text(
+            relay_url,
+            bootstrap_port,
+            segment_every="1s",
+            apply_every="1s",
+            spark_master="local[1]",
         )
     )
-    relay_url, url = f"http://127.0.0.1:{relay_port}", f"http://127.0.0.1:{bootstrap_port}"
     processes.start("relay", "-c", config, name="relay").wait_ready(f"{relay_url}/readyz", 60)
     processes.start("bootstrap", "-c", config, name="bootstrap")
 

@@ -7,6 +7,7 @@ another definition than that of its time does not have the values of its columns
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
@@ -23,7 +24,7 @@ from databus.common.frame.frame_format import Op
 from databus.common.schema.source_schema import Kind, SourceSchema
 from databus.relay.ring.schema_registry import RegistryReader
 from tests.support.relay_process import ring_frames
-from tests.support.waiting import eventually_sync
+from tests.support.waiting import eventually, eventually_sync
 
 TABLE = "CREATE TABLE busy (id INT PRIMARY KEY, version INT NOT NULL, a INT, b INT, c VARCHAR(30))"
 KEYS = ("id", "version")
@@ -279,3 +280,19 @@ def applied(
         window.add(version)
         found.rows[key] = row
     return found
+
+
+async def left_behind(
+    writers: BusyWriters, primary: PrivateServer, replica: PrivateServer, stop: str, folder: Path
+) -> int:
+    """Kill the primary when the ring has transactions that the replica has not.
+
+    ``stop`` is the replica's statement that ends its reading; returns the newest transaction.
+    """
+    await asyncio.to_thread(writers.each_commits, 10)
+    await asyncio.to_thread(replica.execute, stop)
+    await asyncio.to_thread(writers.each_commits, 10)
+    newest = max(writers.committed)
+    await eventually(lambda: newest in applied(folder).transactions, 60)
+    await asyncio.to_thread(writers.kill, primary)
+    return newest

@@ -11,7 +11,8 @@ from typing import Any
 
 from databus.common.checkpoint import Position
 from databus.common.config import DatabaseConfig
-from databus.common.frame.frame_format import OP_LETTERS, Op
+from databus.common.frame.frame_format import OP_LETTERS, FrameView, Op
+from databus.common.schema.source_schema import SourceSchema
 from databus.relay.dumps.resync import ResyncPace
 from databus.relay.processes.fetcher import Fetcher, Pace
 from databus.relay.ring.data_folder import read_document
@@ -46,9 +47,11 @@ def database_config(name: str, url: str, *sources: str, **settings: Any) -> Data
 
 
 @contextlib.asynccontextmanager
-async def capturing(config: DatabaseConfig, data_dir: Path) -> AsyncIterator[Fetcher]:
+async def capturing(
+    config: DatabaseConfig, data_dir: Path, *, pace: Pace = PACE, **options: Any
+) -> AsyncIterator[Fetcher]:
     """A fetcher that runs meanwhile, with a name of its own in ``data_dir``."""
-    fetcher = Fetcher(config, data_dir, pace=PACE)
+    fetcher = Fetcher(config, data_dir, pace=pace, **options)
     task = asyncio.create_task(fetcher.run())
     try:
         yield fetcher
@@ -154,13 +157,20 @@ def upserted(folder: Path, source: str) -> tuple[dict[tuple[Any, ...], dict[str,
         if schema.source != source:
             continue
         letters += OP_LETTERS[view.op]
-        if view.op == Op.TRUNCATE:
-            rows.clear()
-            continue
-        key = tuple(schema.decode_key(view.key).values())
-        if view.op == Op.DELETE:
-            rows.pop(key, None)
-        else:
-            assert view.after is not None
-            rows[key] = schema.decode_row(view.after)
+        upsert(rows, schema, view)
     return rows, letters
+
+
+def upsert(
+    rows: dict[tuple[Any, ...], dict[str, Any]], schema: SourceSchema, view: FrameView
+) -> None:
+    """One event onto a table's rows, whether or not they have its row already."""
+    if view.op == Op.TRUNCATE:
+        rows.clear()
+        return
+    key = tuple(schema.decode_key(view.key).values())
+    if view.op == Op.DELETE:
+        rows.pop(key, None)
+    else:
+        assert view.after is not None
+        rows[key] = schema.decode_row(view.after)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from databus.common.errors import from_problem
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import FrameSplitter, FrameView, Op
 from databus.relay.processes.fetcher import Pace
+from tests.support.config_text import section
 
 QUICK = Pace(
     idle_window_s=0.1,
@@ -28,7 +28,7 @@ QUICK = Pace(
 FRAMES = {"Accept": "application/vnd.databus.frames"}
 
 
-def relay_text(
+def databases_text(
     data_dir: Path,
     databases: Mapping[str, str],
     *,
@@ -38,20 +38,17 @@ def relay_text(
     options: Mapping[str, str | int | bool] | None = None,
 ) -> str:
     """The TOML of a relay with these databases, each a name and a URL."""
-    lines = ["[relay]", f'listen = "{listen}"', f'data_dir = "{data_dir}"', 'heartbeat = "50ms"']
-    for name, url in databases.items():
-        lines += ["[[database]]", f'name = "{name}"', f'url = "{url}"']
-        lines += [f"ring_bytes = {ring_bytes}", 'sync_every = "20ms"']
-        lines += [f"sources = {json.dumps(sources)}"]
-        # A scalar of JSON is one of TOML.
-        inline = ", ".join(f"{key} = {json.dumps(value)}" for key, value in (options or {}).items())
-        lines += [f"options = {{ {inline} }}"]
-    return "\n".join(lines)
+    relay = {"listen": listen, "data_dir": data_dir, "heartbeat": "50ms"}
+    each = {"ring_bytes": ring_bytes, "sync_every": "20ms", "sources": sources}
+    return section("[relay]", relay) + "".join(
+        section("[[database]]", {"name": name, "url": url, **each, "options": options or {}})
+        for name, url in databases.items()
+    )
 
 
 def relay_config(data_dir: Path, databases: Mapping[str, str], **options: Any) -> Config:
-    """``relay_text``, parsed."""
-    return parse(relay_text(data_dir, databases, **options))
+    """``databases_text``, parsed."""
+    return parse(databases_text(data_dir, databases, **options))
 
 
 def parent_url(*urls: str, database: str = "shop") -> str:

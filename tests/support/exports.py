@@ -21,6 +21,13 @@ from tests.support.system import System
 from tests.support.tables import keyed, name_of, source_rows
 
 FORMATS = ("parquet", "delta", "iceberg")
+EXPORT = """
+export_command.export(
+    Path(sys.argv[1]), form=sys.argv[2], source="*.orders", to=sys.argv[3], since="auto",
+    bootstrap=None,
+)
+"""
+"""The end of a program that exports the orders: the configuration, the format and the place."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections.abc import Awaitable, Callable
 from typing import Self
 
 _BLOCK_BYTES = 64 * 1024
@@ -145,3 +146,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
+
+
+Proxies = Callable[[str, int], Awaitable[FaultyProxy]]
+"""The fixture ``faulty_proxy``: a proxy before a host and port."""

@@ -12,7 +12,7 @@ import itertools
 import os
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ import pytest
 from databus.cli.demo import private_servers
 from databus.cli.demo.private_servers import MariaDBServer, PostgresServer, PrivateServer
 from databus.common.errors import MissingDependency
-from tests.support.faulty_proxy import FaultyProxy
+from tests.support.faulty_proxy import FaultyProxy, Proxies
+from tests.support.live_relay import LiveRelay
 from tests.support.mysql_server import MySQLServer, mysql_launcher
 from tests.support.processes import Processes
 from tests.support.s3_server import Faults, S3Server
@@ -138,6 +139,16 @@ def skip_if_unwanted() -> None:
         pytest.skip("DATABUS_TEST_SKIP_SERVERS=1")
 
 
+def mysql_or_skip(folders: pytest.TempPathFactory) -> MySQLServer:
+    """A private MySQL, to be started; the only server that a machine may be without."""
+    skip_if_unwanted()
+    try:
+        mysql_launcher()
+    except MissingDependency as error:
+        pytest.skip(error.message)
+    return MySQLServer(folders.mktemp("mysql") / "server")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _data_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("templates")
@@ -181,13 +192,8 @@ def mariadb_database(mariadb: MariaDBServer) -> Iterator[FreshDatabase]:
 
 @pytest.fixture(scope="session")
 def mysql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MySQLServer]:
-    """A private MySQL for the whole run; the only server that a machine may be without."""
-    skip_if_unwanted()
-    try:
-        mysql_launcher()
-    except MissingDependency as error:
-        pytest.skip(error.message)
-    with MySQLServer(tmp_path_factory.mktemp("mysql") / "server") as server:
+    """A private MySQL for the whole run."""
+    with mysql_or_skip(tmp_path_factory) as server:
         _versions.add(f"MySQL {server.version}")
         yield server
 
@@ -219,6 +225,15 @@ def row_metadata() -> Iterator[SetRowMetadata]:
     yield change
     for server in changed:
         server.execute("SET GLOBAL binlog_row_metadata = FULL")
+
+
+@pytest.fixture
+async def relay(tmp_path: Path) -> AsyncIterator[LiveRelay]:
+    """A worker over a ring that the test fills."""
+    live = LiveRelay(tmp_path)
+    async with live.served():
+        yield live
+    live.close()
 
 
 @pytest.fixture
@@ -260,7 +275,7 @@ def s3(_s3: S3Server) -> Iterator[S3Server]:
 
 
 @pytest.fixture
-async def faulty_proxy() -> AsyncIterator[Callable[[str, int], Awaitable[FaultyProxy]]]:
+async def faulty_proxy() -> AsyncIterator[Proxies]:
     """``proxy = await faulty_proxy(host, port)``; closed after the test."""
     opened: list[FaultyProxy] = []
 

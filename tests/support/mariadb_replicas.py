@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from databus.cli.demo.private_servers import PASSWORD, USER, MariaDBServer
+from tests.support.mysql_replicas import NOT_LOCAL, running_pair
 from tests.support.waiting import eventually_sync
 
 LOCAL_DOMAINS = {1: 101, 2: 102}
 """By server id: the domain of what a server does for itself alone."""
-
-_NOT_LOCAL = ("--replicate-ignore-db=local", "--replicate-wild-ignore-table=local.%")
 
 
 @contextmanager
@@ -26,19 +25,13 @@ def primary_and_replica(folder: Path) -> Iterator[tuple[MariaDBServer, MariaDBSe
             "--rpl-semi-sync-master-timeout=60000",
             "--rpl-semi-sync-master-wait-no-slave=ON",
             "--rpl-semi-sync-master-wait-point=AFTER_SYNC",
-            *_NOT_LOCAL,
+            *NOT_LOCAL,
         ],
     )
     replica = MariaDBServer(
-        folder / "replica", server_id=2, options=["--rpl-semi-sync-slave-enabled=ON", *_NOT_LOCAL]
+        folder / "replica", server_id=2, options=["--rpl-semi-sync-slave-enabled=ON", *NOT_LOCAL]
     )
-    with primary, replica:
-        follow(replica, primary)
-        primary.create_database("shop")
-        for server in (primary, replica):
-            local(server, "CREATE DATABASE local")
-            local(server, "CREATE TABLE local.notes (id INT AUTO_INCREMENT PRIMARY KEY, v INT)")
-        yield primary, replica
+    yield from running_pair(primary, replica, follow, local)
 
 
 def follow(replica: MariaDBServer, primary: MariaDBServer) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +13,11 @@ from databus.cli.demo.private_servers import MariaDBServer
 from databus.common.config import DatabaseConfig
 from databus.common.frame.frame_format import FrameView, Op, iter_frames
 from databus.common.schema.source_schema import SchemaSet, SourceSchema
+from databus.relay.sources.contract import Batch
 from databus.relay.sources.mysql import MySqlSource
 from databus.relay.sources.mysql.binlog.fast_path import warm_up
 from tests.support.fixtures import FreshDatabase
+from tests.support.opened_source import opened_source
 from tests.support.waiting import PATIENCE
 
 warm_up()  # before any test's clock runs: without a cache it takes half a minute
@@ -43,6 +47,14 @@ class Streamed:
     resume_state: str = ""
     batch_count: int = 0
     largest_batch_bytes: int = 0
+
+    def take(self, batch: Batch) -> None:
+        """What a batch brings comes behind what has come."""
+        self.data += batch.data
+        for schema in batch.schemas:
+            self.schemas.add(schema)
+        assert batch.resolved >= self.resolved
+        self.resolved = batch.resolved
 
     def frames(self) -> Iterator[FrameView]:
         """All frames."""
@@ -110,6 +122,21 @@ def mariadb_config(
     )
 
 
+def opened(config: DatabaseConfig) -> AbstractAsyncContextManager[MySqlSource]:
+    """A source that is open, and closed afterwards."""
+    return opened_source(MySqlSource(config))
+
+
+@contextlib.asynccontextmanager
+async def opened_on(
+    database: FreshDatabase, *, sources: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[MySqlSource, int]]:
+    """A source that is open on the database's tables, and the scn at which it begins."""
+    patterns = sources or (f"{database.name}.*",)
+    async with opened(mariadb_config(database.url, *patterns)) as source:
+        yield source, await source.first_scn()
+
+
 async def read_to_end(
     source: MySqlSource, after_scn: int = 0, *, timeout_s: float = 30.0
 ) -> Streamed:
@@ -122,15 +149,9 @@ async def read_to_end(
     try:
         async with asyncio.timeout(timeout_s * PATIENCE):
             async for batch in stream:
-                streamed.data += batch.data
-                for schema in batch.schemas:
-                    streamed.schemas.add(schema)
-                assert batch.resolved >= streamed.resolved
+                streamed.take(batch)
                 assert batch.resume_state is not None
-                streamed.resolved, streamed.resume_state = (
-                    batch.resolved,
-                    batch.resume_state.encode(),
-                )
+                streamed.resume_state = batch.resume_state.encode()
                 streamed.batch_count += 1
                 streamed.largest_batch_bytes = max(streamed.largest_batch_bytes, len(batch.data))
                 if batch.resolved >= head:
@@ -138,6 +159,13 @@ async def read_to_end(
     finally:
         await stream.aclose()
     raise AssertionError("the stream ended by itself")
+
+
+async def read_up_to(stream: AsyncIterator[Batch], streamed: Streamed, scn: int) -> None:
+    """Take what the stream brings until it has come to ``scn``."""
+    async with asyncio.timeout(30 * PATIENCE):
+        while streamed.resolved < scn:
+            streamed.take(await anext(stream))
 
 
 async def opened_mariadb(server: MariaDBServer, *sources: str, **options: Any) -> MySqlSource:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from databus.cli.demo.private_servers import PASSWORD, USER
+from databus.cli.demo.private_servers import PASSWORD, USER, PrivateServer
 from tests.support.mysql_server import MySQLServer
 from tests.support.waiting import eventually_sync
 
-_NOT_LOCAL = ("--replicate-ignore-db=local", "--replicate-wild-ignore-table=local.%")
+NOT_LOCAL = ("--replicate-ignore-db=local", "--replicate-wild-ignore-table=local.%")
+
+Server = TypeVar("Server", bound=PrivateServer)
 
 
 @contextmanager
@@ -19,9 +21,19 @@ def primary_and_replica(folder: Path) -> Iterator[tuple[MySQLServer, MySQLServer
     """Both write tables of their own under their own UUIDs, which the other does not take."""
     # Its older name, which 8.4 does not know; 8.0 wants several appliers with it.
     older = ("--loose-slave-preserve-commit-order=ON", "--loose-slave-parallel-type=LOGICAL_CLOCK")
-    options = [*_NOT_LOCAL, *older, "--loose-replica-preserve-commit-order=ON"]
+    options = [*NOT_LOCAL, *older, "--loose-replica-preserve-commit-order=ON"]
     primary = MySQLServer(folder / "primary", server_id=1, options=options)
     replica = MySQLServer(folder / "replica", server_id=2, options=options)
+    yield from running_pair(primary, replica, follow, local)
+
+
+def running_pair(
+    primary: Server,
+    replica: Server,
+    follow: Callable[[Server, Server], None],
+    local: Callable[[Server, str], None],
+) -> Iterator[tuple[Server, Server]]:
+    """A primary with a database ``shop`` and its replica, each with a table for itself alone."""
     with primary, replica:
         follow(replica, primary)
         primary.create_database("shop")

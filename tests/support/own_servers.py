@@ -12,9 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from databus.cli.demo.private_servers import MariaDBServer
-from databus.common.errors import MissingDependency
-from tests.support.fixtures import skip_if_unwanted
-from tests.support.mysql_server import MySQLServer, mysql_launcher
+from tests.support.fixtures import mysql_or_skip, skip_if_unwanted
+from tests.support.mysql_server import MySQLServer
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +27,5 @@ def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDBServer]
 @pytest.fixture(scope="module")
 def mysql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MySQLServer]:
     """A MySQL of this file; skipped, with the reason, where there is none."""
-    skip_if_unwanted()
-    try:
-        mysql_launcher()
-    except MissingDependency as error:
-        pytest.skip(error.message)
-    with MySQLServer(tmp_path_factory.mktemp("mysql") / "server") as server:
+    with mysql_or_skip(tmp_path_factory) as server:
         yield server

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from databus.relay.sources.contract import Batch, ChunkRequest
 from databus.relay.sources.postgres import PostgresSource
 from databus.relay.sources.postgres.protocol.lsn import parse_lsn, scn_before
 from tests.support.fixtures import FreshDatabase
+from tests.support.opened_source import opened_source
 from tests.support.waiting import PATIENCE
 
 
@@ -118,15 +120,24 @@ def config_of(
     )
 
 
-@contextlib.asynccontextmanager
-async def opened(config: DatabaseConfig) -> AsyncIterator[PostgresSource]:
+def opened(config: DatabaseConfig) -> AbstractAsyncContextManager[PostgresSource]:
     """A source that is open, and closed afterwards."""
-    source = PostgresSource(config)
-    try:
-        await source.open()
-        yield source
-    finally:
-        await source.close()
+    return opened_source(PostgresSource(config))
+
+
+@contextlib.asynccontextmanager
+async def opened_on(
+    database: FreshDatabase,
+    *statements: str,
+    sources: tuple[str, ...] = (),
+    url: str = "",
+    **options: str | int | float | bool,
+) -> AsyncIterator[tuple[PostgresSource, int]]:
+    """Execute the statements; then a source that is open, and the scn at which it begins."""
+    for statement in statements:
+        database.execute(statement)
+    async with opened(config_of(database, *sources, url=url, **options)) as source:
+        yield source, await source.first_scn()
 
 
 def now_scn(database: FreshDatabase) -> int:

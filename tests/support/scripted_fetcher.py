@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from databus.relay.capture.intake import Intake
 from databus.relay.processes.fetcher import Fetcher, Pace
 from databus.relay.ring.data_folder import SocketName, read_document
 from databus.relay.ring.ring import Ring
+from tests.support.capture import capturing
 from tests.support.scripted_source import ITEMS, ScriptedDatabase
 from tests.support.waiting import eventually
 
@@ -34,19 +35,12 @@ DATABASE = DatabaseConfig(
 )
 
 
-@contextlib.asynccontextmanager
-async def running(
+def running(
     database: ScriptedDatabase, folder: Path, **options: Any
-) -> AsyncIterator[Fetcher]:
+) -> AbstractAsyncContextManager[Fetcher]:
     """A fetcher of the scripted database, at ``PACE``, until the block ends."""
     options = {"pace": PACE, "make_source": database.source, **options}
-    fetcher = Fetcher(DATABASE, folder, **options)
-    task = asyncio.create_task(fetcher.run())
-    try:
-        yield fetcher
-    finally:
-        fetcher.stop()
-        await task
+    return capturing(DATABASE, folder, **options)
 
 
 def frames(folder: Path) -> list[FrameView]:

@@ -16,31 +16,11 @@ import psutil
 from databus.cli.demo import shop as shops
 from databus.cli.demo.private_servers import free_port
 from databus.cli.demo.shop import Rows, Shop, differences
+from tests.support.config_text import bootstrap_text, relay_text
 from tests.support.fixtures import FreshDatabase
 from tests.support.mirror_process import stored_facts, stored_rows
 from tests.support.processes import DatabusProcess, Processes
 from tests.support.waiting import eventually_sync
-
-_CONFIG = """
-[relay]
-listen = "127.0.0.1:{relay_port}"
-data_dir = "relay"
-
-[[database]]
-name = "shop"
-url = "{url}"
-sources = ["{namespace}.*"]
-ring_bytes = "{ring_bytes}"
-{options}
-
-[bootstrap]
-listen = "127.0.0.1:{bootstrap_port}"
-data_dir = "bootstrap"
-relays = ["http://127.0.0.1:{relay_port}"]
-segment_every = "1s"
-apply_every = "3s"
-spark_master = "local[1]"
-"""
 
 
 def sqlite_shop(path: Path) -> tuple[Shop, str]:
@@ -103,7 +83,6 @@ class System:
         processes: Processes,
         *,
         ring_bytes: str = "1MiB",
-        options: str = "",
     ) -> None:
         self.folder = folder
         self.shop = shop
@@ -114,13 +93,18 @@ class System:
         self.bootstrap_urls = [self.bootstrap_url]
         self.config = folder / "databus.toml"
         self.config.write_text(
-            _CONFIG.format(
-                relay_port=self._relay_port,
-                bootstrap_port=self._bootstrap_port,
-                url=url,
-                namespace=shop.dialect.namespace,
+            relay_text(
+                url,
+                f"{shop.dialect.namespace}.*",
+                port=self._relay_port,
                 ring_bytes=ring_bytes,
-                options=options,
+            )
+            + bootstrap_text(
+                self.relay_url,
+                self._bootstrap_port,
+                segment_every="1s",
+                apply_every="3s",
+                spark_master="local[1]",
             )
         )
 

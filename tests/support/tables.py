@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from databus.common import config
 from databus.common.checkpoint import Position
 from databus.common.errors import LogTooYoung, NotSeeded, UnknownSource
 from tests.support.processes import Processes
-from tests.support.system import System, wait_for
+from tests.support.system import System, sqlite_shop, wait_for
 from tests.support.waiting import PATIENCE
 
 BY_SIZE = 'segment_every = "1h"\nsegment_bytes = "4KiB"\nretention_bytes = "1GiB"\nrun_grace = "0s"'
@@ -43,6 +44,17 @@ def started(
     system.start_relay()
     system.start_bootstrap("--no-apply").wait_ready(f"{system.bootstrap_url}/readyz", 90)
     return system
+
+
+@contextlib.contextmanager
+def sqlite_system(folder: Path) -> Iterator[System]:
+    """``started`` over an SQLite file, until the block ends."""
+    processes = Processes(folder)
+    try:
+        shop, url = sqlite_shop(folder / "shop.db")
+        yield started(folder, processes, shop, url)
+    finally:
+        processes.end_all()
 
 
 def get(url: str) -> Any:

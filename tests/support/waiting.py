@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
@@ -49,21 +50,13 @@ async def eventually(
     An AssertionError inside the predicate counts as "not yet" and is chained if the deadline
     passes; any other exception is the test's failure at once.
     """
-    timeout_s *= PATIENCE
-    deadline_s = time.monotonic() + timeout_s
+    attempts = _Attempts(predicate, timeout_s, message)
     while True:
-        last: object = None
-        cause: AssertionError | None = None
-        try:
+        with attempts.another():
             outcome = predicate()
-            value = await outcome if inspect.isawaitable(outcome) else outcome
-            if value:
-                return value
-            last = value
-        except AssertionError as error:
-            cause = error
-        if time.monotonic() >= deadline_s:
-            raise AssertionError(_complaint(predicate, timeout_s, message, last)) from cause
+            attempts.value = await outcome if inspect.isawaitable(outcome) else outcome
+        if attempts.value:
+            return attempts.value
         await asyncio.sleep(poll_s)
 
 
@@ -75,25 +68,34 @@ def eventually_sync(
     poll_s: float = _POLL_S,
 ) -> T:
     """``eventually`` for tests without an event loop."""
-    timeout_s *= PATIENCE
-    deadline_s = time.monotonic() + timeout_s
+    attempts = _Attempts(predicate, timeout_s, message)
     while True:
-        last: object = None
-        cause: AssertionError | None = None
-        try:
-            value = predicate()
+        with attempts.another():
+            attempts.value = value = predicate()
             if value:
                 return value
-            last = value
-        except AssertionError as error:
-            cause = error
-        if time.monotonic() >= deadline_s:
-            raise AssertionError(_complaint(predicate, timeout_s, message, last)) from cause
         time.sleep(poll_s)
 
 
-def _complaint(
-    predicate: Callable[..., object], timeout_s: float, message: str, last: object
-) -> str:
-    what = message or getattr(predicate, "__name__", "the condition")
-    return f"not within {timeout_s:g} s: {what} (last value: {last!r})"
+class _Attempts:
+    """The tries of a predicate until a deadline; ``value`` is what the last one gave."""
+
+    def __init__(self, predicate: Callable[..., object], timeout_s: float, message: str) -> None:
+        self.value: Any = None
+        self._timeout_s = timeout_s * PATIENCE
+        self._deadline_s = time.monotonic() + self._timeout_s
+        self._what = message or getattr(predicate, "__name__", "the condition")
+
+    @contextlib.contextmanager
+    def another(self) -> Iterator[None]:
+        """One try; an error if it fails and the deadline has passed."""
+        self.value = None
+        cause: AssertionError | None = None
+        try:
+            yield
+        except AssertionError as error:
+            cause = error
+        if not self.value and time.monotonic() >= self._deadline_s:
+            raise AssertionError(
+                f"not within {self._timeout_s:g} s: {self._what} (last value: {self.value!r})"
+            ) from cause

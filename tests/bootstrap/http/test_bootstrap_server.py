@@ -43,11 +43,7 @@ from tests.bootstrap.model import (
 
 
 async def test_a_new_reader_gets_the_whole_state_and_the_point_to_go_on_at(bench: Bench) -> None:
-    bench.bind()
-    bench.seed()
-    bench.write()
-    bench.seal()
-    bench.rebase()
+    bench.begin()
     bench.write()
     bench.seal()
     bench.write()
@@ -76,11 +72,7 @@ async def test_answers_bounded_in_size_join_to_the_whole(
 ) -> None:
     monkeypatch.setattr(server_module, "CHECKPOINT_BYTES", 300)
     monkeypatch.setattr(answer_sender, "CHECKPOINT_BYTES", 300)
-    bench.bind()
-    bench.seed()
-    bench.write(20)
-    bench.seal()
-    bench.rebase()
+    bench.begin(20)
     bench.write(20)
     state = State()
     query: dict[str, Any] = {"max_bytes": 2000}
@@ -100,11 +92,7 @@ async def test_answers_bounded_in_size_join_to_the_whole(
 
 
 async def test_the_smallest_answers_bring_a_reader_on_as_well(bench: Bench) -> None:
-    bench.bind()
-    bench.seed()
-    bench.write(4)
-    bench.seal()
-    bench.rebase()
+    bench.begin(4)
     bench.write(4)
     state = State()
     query: dict[str, Any] = {"max_bytes": 1}
@@ -120,11 +108,7 @@ async def test_the_smallest_answers_bring_a_reader_on_as_well(bench: Bench) -> N
 
 
 async def test_a_reader_whose_filter_takes_nothing_is_brought_to_the_end(bench: Bench) -> None:
-    bench.bind()
-    bench.seed()
-    bench.write(20)
-    bench.seal()
-    bench.rebase()
+    bench.begin(20)
     bench.write(20)
     unfiltered = len(await bench.frames())
     for since in ("0", f"{START.scn}:{START.seq}"):
@@ -139,11 +123,7 @@ async def test_a_reader_whose_filter_takes_nothing_is_brought_to_the_end(bench: 
 async def test_the_first_checkpoint_tells_whether_the_run_asked_for_is_still_there(
     bench: Bench,
 ) -> None:
-    bench.bind()
-    bench.seed()
-    bench.write(20)
-    bench.seal()
-    bench.rebase()
+    bench.begin(20)
     whole = await bench.frames()
     middle = next(one for one in checkpoints_in(whole) if one.row > 2)
     again = checkpoints_in(await bench.frames(checkpoint=checkpoints.encode(middle)))
@@ -269,11 +249,7 @@ async def test_a_reader_whose_run_was_merged_away_goes_on_behind_the_last_that_i
     bench: Bench, monkeypatch: pytest.MonkeyPatch, reaches_back: bool
 ) -> None:
     monkeypatch.setattr(server_module, "CHECKPOINT_BYTES", 300)
-    bench.bind()
-    bench.seed()
-    bench.write(20)
-    bench.seal()
-    bench.rebase()
+    bench.begin(20)
     finished = bench.history.position
     bench.write(20)
     bench.seal()

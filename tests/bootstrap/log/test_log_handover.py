@@ -7,24 +7,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from databus.bootstrap.log import log_gaps, log_handover, segments
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.merging.applier import Applier
 from databus.bootstrap.merging.run_planner import Merge
-from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
 from databus.bootstrap.reading.frame_ranges import FrameRange, at_time, state_from
 from databus.bootstrap.runs.manifest import DROPPED, Manifest, Store
 from databus.bootstrap.runs.parquet_runs import RunKind
 from databus.bootstrap.runs.run_storage import MANIFEST
 from databus.bootstrap.runs.s3_storage import S3Storage
-from databus.common.checkpoint import ORIGIN, Position
+from databus.common.checkpoint import Position
 from databus.common.errors import StoreError
-from databus.common.filters.stream_filter import StreamFilter
 from databus.common.storage.bucket import open_bucket
-from tests.bootstrap.model import CLOCK, START, History, State
+from tests.bootstrap.model import CLOCK, START, History, State, state_of
 from tests.bootstrap.runs.test_s3_store import merged
 
 NOBODY: Any = SimpleNamespace(newSession=lambda: None)
@@ -62,15 +59,7 @@ class Bench:
 
     def stream(self, store: Store) -> State:
         """What a new reader ends with."""
-        stream = BootstrapStream(
-            store=store,
-            log=self.log,
-            since=ORIGIN,
-            target=self.log.state().window,
-            stream_filter=StreamFilter(),
-            source_ids=np.empty(0, dtype=np.uint32),
-        )
-        return State().apply_all(piece.frames for piece in stream.pieces())
+        return state_of(store, self.log)
 
     def range(self, store: Store) -> None:
         """The state now is opened."""

@@ -22,6 +22,7 @@ from databus.common.config import BootstrapConfig, parse
 from databus.common.errors import DumpFailed, ServerUnavailable
 from databus.relay.local_relay import LocalRelay
 from tests.bootstrap.model import CLOCK, START
+from tests.support.config_text import relay_text
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -38,18 +39,8 @@ async def relay_over(folder: Path) -> AsyncIterator[LocalRelay]:
             db.execute(f"INSERT INTO {table} VALUES (1, 1)")
         db.execute("INSERT INTO bad VALUES (2, 'many')")
         db.commit()
-    config = parse(
-        f'''
-        [relay]
-        listen = "127.0.0.1:0"
-        data_dir = "{folder / "relay"}"
-        [[database]]
-        name = "shop"
-        url = "sqlite:///{folder / "shop.db"}"
-        sources = ["main.*"]
-        '''
-    )
-    async with LocalRelay(config) as relay:
+    text = relay_text(f"sqlite:///{folder / 'shop.db'}", "main.*", data_dir=folder / "relay")
+    async with LocalRelay(parse(text)) as relay:
         yield relay
 
 
@@ -157,16 +148,21 @@ async def test_a_repair_that_fails_stops_no_other_and_waits_before_it_is_tried_a
     assert tried.count("shop.bad") == 2, "at once, then after a pause"
 
 
-async def test_no_dump_is_asked_for_before_the_log_has_come_to_where_the_stream_was(
-    log: HotLog,
-) -> None:
-    noted(log, UNSEEDED)
+def seeder_of(log: HotLog) -> tuple[Seeder, Any]:
+    """A seeder that finds nothing to repair, and the relay that it asks."""
     relay: Any = Relay()
 
     async def repair(name: str) -> Position | None:
         raise AssertionError(name)
 
-    seeder = Seeder(log, relay, "shop", (), repair)
+    return Seeder(log, relay, "shop", (), repair), relay
+
+
+async def test_no_dump_is_asked_for_before_the_log_has_come_to_where_the_stream_was(
+    log: HotLog,
+) -> None:
+    noted(log, UNSEEDED)
+    seeder, relay = seeder_of(log)
     for _ in range(3):
         assert not await seeder.step()
     assert relay.asked == []
@@ -181,12 +177,7 @@ async def test_no_dump_is_asked_for_before_the_log_has_come_to_where_the_stream_
 async def test_sources_are_dumped_together_and_by_themselves_after_a_failure(log: HotLog) -> None:
     noted(log, UNSEEDED)
     log.advance(Position(9000, 0))
-    relay: Any = Relay()
-
-    async def repair(name: str) -> Position | None:
-        raise AssertionError(name)
-
-    seeder = Seeder(log, relay, "shop", (), repair)
+    seeder, relay = seeder_of(log)
     for _ in range(4):
         await seeder.step()
     every = [f"shop.{table}" for table in TABLES]
@@ -198,12 +189,7 @@ async def test_a_dump_knows_how_far_the_log_is_and_goes_on_when_it_had_to_wait_t
     log: HotLog,
 ) -> None:
     noted(log, UNSEEDED)
-    relay: Any = Relay()
-
-    async def repair(name: str) -> Position | None:
-        raise AssertionError(name)
-
-    seeder = Seeder(log, relay, "shop", (), repair)
+    seeder, relay = seeder_of(log)
     waited = {"detail": "its reader stands still", "reader": {"scn": 9000, "seq": 0}}
     relay.answers = [
         {"state": "running", "error": None, "rows": 3},

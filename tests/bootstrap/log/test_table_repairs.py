@@ -20,6 +20,7 @@ from databus.relay.local_relay import LocalRelay
 from tests.relay.dumps.test_resync import rows, words
 from tests.support.bootstrap_log import note_of, seeded, written_log
 from tests.support.capture import PACE, ring_state, upserted
+from tests.support.config_text import relay_text
 from tests.support.waiting import eventually, within
 
 pytestmark = pytest.mark.timeout(300)
@@ -27,18 +28,10 @@ pytestmark = pytest.mark.timeout(300)
 
 @contextlib.asynccontextmanager
 async def relay_over(folder: Path) -> AsyncIterator[LocalRelay]:
-    config = parse(
-        f'''
-        [relay]
-        listen = "127.0.0.1:0"
-        data_dir = "{folder / "relay"}"
-        [[database]]
-        name = "shop"
-        url = "sqlite:///{folder / "shop.db"}"
-        sync_every = "50ms"
-        '''
+    text = relay_text(
+        f"sqlite:///{folder / 'shop.db'}", data_dir=folder / "relay", sync_every="50ms"
     )
-    async with LocalRelay(config, pace=PACE) as relay:
+    async with LocalRelay(parse(text), pace=PACE) as relay:
         yield relay
 
 

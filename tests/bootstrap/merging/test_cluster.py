@@ -8,18 +8,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from databus.bootstrap.log import segments
 from databus.bootstrap.log.configured_stores import Stores
 from databus.bootstrap.log.hot_log import HotLog
-from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
 from databus.bootstrap.runs.parquet_runs import RunKind
 from databus.common import config as configuration
-from databus.common.checkpoint import ORIGIN
-from databus.common.filters.stream_filter import StreamFilter
-from tests.bootstrap.model import CLOCK, START, History, State
+from tests.bootstrap.model import CLOCK, START, History, State, state_of
 from tests.support.s3_server import Faults, S3Server
 from tests.support.spark_cluster import SparkCluster
 
@@ -88,16 +84,7 @@ def test_workers_that_see_only_the_store_on_s3_merge_what_the_log_had(
     assert [record["kind"] for record in manifest.applies] == ["base", "delta"]
     assert sorted(store.storage.run_ids()) == sorted(run.id for run in manifest.runs)
     assert store.check() == []
-    stream = BootstrapStream(
-        store=store,
-        log=log,
-        since=ORIGIN,
-        target=log.state().window,
-        stream_filter=StreamFilter(),
-        source_ids=np.empty(0, dtype=np.uint32),
-    )
-    state = State().apply_all(piece.frames for piece in stream.pieces())
-    assert state.rows == State().apply_all(blocks).rows
+    assert state_of(store, log).rows == State().apply_all(blocks).rows
     log.close()
     assert all(count >= 1 for count in cluster.executors()), "both workers had an executor"
     pythons = cluster.pythons()

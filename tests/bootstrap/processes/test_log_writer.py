@@ -30,6 +30,7 @@ from databus.common.frame.window_builder import WindowBuilder
 from databus.common.schema.source_schema import Column, Kind, SchemaSet, SourceSchema
 from databus.relay.local_relay import LocalRelay
 from tests.bootstrap.model import CLOCK, START, History
+from tests.support.config_text import relay_text
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(120)
@@ -45,18 +46,8 @@ async def relay_of(
         "generator://?events_per_second=max&payload_bytes=100&keys=200"
         f"&events_per_window={WINDOW_EVENTS}&events={events}&seed=3"
     )
-    config = parse(
-        f'''
-        [relay]
-        listen = "127.0.0.1:{port}"
-        data_dir = "{folder / "relay"}"
-        [[database]]
-        name = "gen"
-        url = "{url}"
-        ring_bytes = "{ring}"
-        '''
-    )
-    async with LocalRelay(config) as relay:
+    text = relay_text(url, name="gen", port=port, data_dir=folder / "relay", ring_bytes=ring)
+    async with LocalRelay(parse(text)) as relay:
         yield relay
 
 

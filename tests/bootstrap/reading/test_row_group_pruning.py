@@ -34,6 +34,7 @@ from tests.bootstrap.model import (
     State,
     compact,
     frames_between,
+    whole_stream,
     write_run,
 )
 
@@ -140,14 +141,7 @@ def test_of_a_segment_only_the_groups_after_the_readers_position_are_read(
     middle = opened.row_groups[groups // 2].last
     due = sum(group.last > middle for group in opened.row_groups)
     opened.close()
-    stream = BootstrapStream(
-        store=store,
-        log=log,
-        since=middle,
-        target=history.position,
-        stream_filter=StreamFilter(),
-        source_ids=np.empty(0, dtype=np.uint32),
-    )
+    stream = whole_stream(store, log, middle, history.position)
     log.drop_until(history.position, 1)
     log.restart_at(history.position, {})
     state = State().apply_all(piece.frames for piece in stream.pieces())

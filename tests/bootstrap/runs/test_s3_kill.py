@@ -12,24 +12,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from databus.bootstrap.log import segments
 from databus.bootstrap.log.configured_stores import open_store
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.merging.run_planner import Merge
-from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
 from databus.bootstrap.runs import failpoints
 from databus.bootstrap.runs.manifest import Store
 from databus.bootstrap.runs.parquet_runs import RunKind
-from databus.common.checkpoint import ORIGIN
 from databus.common.config import BootstrapConfig, S3Options
-from databus.common.filters.stream_filter import StreamFilter
-from databus.common.frame.frame_format import iter_frames
-from tests.bootstrap.model import CLOCK, START, State
+from tests.bootstrap.model import CLOCK, START
 from tests.bootstrap.runs.test_s3_store import merged
-from tests.faults.test_bootstrap_kill import ROOT, blocks
+from tests.faults.test_bootstrap_kill import ROOT, assert_equal, take_up
 from tests.support.s3_server import S3Server
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -48,12 +43,7 @@ def write(folder: Path, store: Store) -> None:
         log = HotLog(folder / "log")
         log.bind("shop", CLOCK, START)
         segments.finish(log, store, 1)
-        for number, block in enumerate(blocks()):
-            last = log.state().last
-            rest = b"".join(bytes(one.bytes) for one in iter_frames(block) if one.position > last)
-            log.append(rest, 1)
-            if number % 3 == 2:
-                segments.seal(log, store, 1)
+        take_up(log, store)
         log.close()
 
 
@@ -97,24 +87,7 @@ def assert_whole(folder: Path, store: Store) -> None:
     log = HotLog(folder / "log")
     try:
         segments.finish(log, store, 1)
-        log.check()
-        window = log.state().window
-        stream = BootstrapStream(
-            store=store,
-            log=log,
-            since=ORIGIN,
-            target=window,
-            stream_filter=StreamFilter(),
-            source_ids=np.empty(0, dtype=np.uint32),
-        )
-        state = State().apply_all(piece.frames for piece in stream.pieces())
-        truth = State()
-        for block in blocks():
-            for one in iter_frames(block):
-                if one.position <= window:
-                    truth.apply(one)
-        assert state.rows == truth.rows
-        assert state.regressions == []
+        assert_equal(log, store)
     finally:
         log.close()
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from databus.bootstrap.log import segments
@@ -19,18 +18,15 @@ from databus.bootstrap.log.configured_stores import Stores, open_store
 from databus.bootstrap.log.hot_log import HotLog
 from databus.bootstrap.log.segments import as_table
 from databus.bootstrap.merging.run_planner import Merge
-from databus.bootstrap.reading.bootstrap_stream import BootstrapStream
 from databus.bootstrap.runs.manifest import Manifest, Store
 from databus.bootstrap.runs.parquet_runs import PARQUET, Run, RunKind, describe, in_order
 from databus.bootstrap.runs.s3_storage import S3Lease, S3Storage
-from databus.common.checkpoint import ORIGIN
 from databus.common.config import BootstrapConfig
 from databus.common.errors import BucketError, ConfigError, FormatError, StoreBusy, StoreError
-from databus.common.filters.stream_filter import StreamFilter
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import iter_frames
 from databus.common.storage.bucket import Bucket, open_bucket, split_url
-from tests.bootstrap.model import CLOCK, START, History, State, compact
+from tests.bootstrap.model import CLOCK, START, History, State, compact, state_of, whole_stream
 from tests.support.s3_server import Faults, S3Server
 from tests.support.waiting import eventually_sync
 
@@ -61,15 +57,7 @@ class OnS3:
 
     def state(self) -> State:
         """What a new reader ends with."""
-        stream = BootstrapStream(
-            store=self.store,
-            log=self.log,
-            since=ORIGIN,
-            target=self.log.state().window,
-            stream_filter=StreamFilter(),
-            source_ids=np.empty(0, dtype=np.uint32),
-        )
-        return State().apply_all(piece.frames for piece in stream.pieces())
+        return state_of(self.store, self.log)
 
     def assert_whole(self) -> None:
         """Nothing lost, nothing double, the store clean."""
@@ -271,14 +259,7 @@ def test_a_file_that_is_torn_or_gone_is_named_and_a_reader_goes_on_from_what_rep
         shop.store.open_run(first)
     with files.create(name) as file:
         file.write(whole)
-    reader = BootstrapStream(
-        store=shop.store,
-        log=shop.log,
-        since=ORIGIN,
-        target=shop.log.state().window,
-        stream_filter=StreamFilter(),
-        source_ids=np.empty(0, dtype=np.uint32),
-    )
+    reader = whole_stream(shop.store, shop.log)
     pieces = reader.pieces()
     got = [next(pieces), next(pieces), next(pieces)]
     shop.merge()

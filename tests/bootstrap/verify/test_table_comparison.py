@@ -20,14 +20,11 @@ from databus.common.checkpoint import Position
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Op, pack_bitmap, pack_frame
 from databus.common.schema.source_schema import Column, Kind, SchemaSet, SourceSchema
+from tests.support.schemas import columns_of
 
 ITEMS = SourceSchema(
     "shop.items",
-    (
-        Column("id", Kind.INT, nullable=False),
-        Column("name", Kind.STRING),
-        Column("price", Kind.FLOAT),
-    ),
+    columns_of("id INT!, name STRING, price FLOAT"),
     ("id",),
 )
 WIDER = SourceSchema("shop.items", (*ITEMS.columns, Column("note", Kind.STRING)), ("id",))

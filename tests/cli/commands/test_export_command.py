@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 from databus.cli.main import cli
 from databus.common.checkpoint import decode_position
 from databus.common.errors import BadRequest
-from tests.support.exports import FORMATS, assert_equal, export, exported
+from tests.support.exports import EXPORT, FORMATS, assert_equal, export, exported
 from tests.support.fixtures import FreshDatabase
 from tests.support.processes import Processes
-from tests.support.system import System, server_shop, sqlite_shop
-from tests.support.tables import name_of, settled, source_rows, started, write
+from tests.support.system import System, server_shop
+from tests.support.tables import name_of, settled, source_rows, sqlite_system, started, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -31,13 +31,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """One system over an SQLite file for all tests of this file."""
-    folder = tmp_path_factory.mktemp("export")
-    processes = Processes(folder)
-    try:
-        shop, url = sqlite_shop(folder / "shop.db")
-        yield started(folder, processes, shop, url)
-    finally:
-        processes.end_all()
+    with sqlite_system(tmp_path_factory.mktemp("export")) as found:
+        yield found
 
 
 def target(system: System) -> str:
@@ -149,10 +144,6 @@ for cls in (delta.DeltaLakeTable, iceberg_table.IcebergTable, parquet_table.Parq
         _old(self, *args, **kwargs)
         self._reached = die
     cls.__init__ = init
-export_command.export(
-    Path(sys.argv[1]), form=sys.argv[2], source="*.orders", to=sys.argv[3], since="auto",
-    bootstrap=None,
-)
 """
 
 
@@ -162,7 +153,7 @@ def test_an_export_that_is_killed_leaves_the_old_state_and_is_made_up_for(
     system: System, tmp_path: Path, form: str
 ) -> None:
     def killed() -> None:
-        command = [sys.executable, "-c", KILLED, str(system.config), form, str(tmp_path)]
+        command = [sys.executable, "-c", KILLED + EXPORT, str(system.config), form, str(tmp_path)]
         done = subprocess.run(command, capture_output=True, timeout=120, check=False)
         assert done.returncode == -signal.SIGKILL, done.stderr.decode()
 

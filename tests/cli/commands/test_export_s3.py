@@ -36,11 +36,10 @@ from databus.common.errors import (
     StoreError,
 )
 from databus.common.storage.bucket import Bucket, open_bucket
-from tests.support.exports import FORMATS, OnS3, assert_equal, export, exported
-from tests.support.processes import Processes
+from tests.support.exports import EXPORT, FORMATS, OnS3, assert_equal, export, exported
 from tests.support.s3_server import ACCESS_KEY, S3Server
-from tests.support.system import System, sqlite_shop
-from tests.support.tables import name_of, source_rows, started, write
+from tests.support.system import System
+from tests.support.tables import name_of, source_rows, sqlite_system, write
 from tests.support.waiting import PATIENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -56,13 +55,8 @@ COMMITS = {
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """One system over an SQLite file for all tests of this file."""
-    folder = tmp_path_factory.mktemp("export-s3")
-    processes = Processes(folder)
-    try:
-        shop, url = sqlite_shop(folder / "shop.db")
-        yield started(folder, processes, shop, url)
-    finally:
-        processes.end_all()
+    with sqlite_system(tmp_path_factory.mktemp("export-s3")) as found:
+        yield found
 
 
 def section(server: S3Server, name: str, **changes: object) -> str:
@@ -169,10 +163,6 @@ if sys.argv[2] == "delta":
         init(self, *args, reached=die, **kwargs)
     delta.DeltaLakeTable.__init__ = reaching
 bucket.Bucket.commit = die
-export_command.export(
-    Path(sys.argv[1]), form=sys.argv[2], source="*.orders", to=sys.argv[3], since="auto",
-    bootstrap=None,
-)
 """
 
 
@@ -185,7 +175,7 @@ def test_one_that_is_killed_before_its_commit_leaves_the_old_state_and_is_made_u
     export(system, form, store, "--source", "*.orders")
     before = exported(system, form, store, "orders")
     write(system, 20)
-    command = [sys.executable, "-c", KILLED, str(store.config), form, store.url]
+    command = [sys.executable, "-c", KILLED + EXPORT, str(store.config), form, store.url]
     done = subprocess.run(command, capture_output=True, timeout=120 * PATIENCE, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     assert exported(system, form, store, "orders") == before

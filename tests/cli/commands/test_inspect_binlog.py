@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,24 +104,32 @@ def test_groups_of_another_domain_that_the_server_has_purged_are_not_needed(
     assert (done := inspected(databus, config)).code == 0, done.err
 
 
-def test_rows_that_differ_are_named_and_the_exit_code_is_1(
-    database: FreshDatabase, databus: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("damaged", "named"),
+    [
+        (
+            lambda folder: _replace_in_ring(folder, b"zwei", b"ZWEI"),
+            "v is 'ZWEI' in the ring, 'zwei' in the binlog",
+        ),
+        (
+            lambda folder: _without_window(folder, 2),
+            "the ring has no window, the binlog 1 rows of",
+        ),
+    ],
+    ids=["rows", "windows"],
+)
+def test_what_differs_or_is_missing_is_named_and_the_exit_code_is_1(
+    database: FreshDatabase,
+    databus: Any,
+    tmp_path: Path,
+    damaged: Callable[[Path], None],
+    named: str,
 ) -> None:
     config = asyncio.run(captured(database, tmp_path))
-    _replace_in_ring(tmp_path / "shop", b"zwei", b"ZWEI")
+    damaged(tmp_path / "shop")
     done = inspected(databus, config)
     assert done.code == 1
-    assert "v is 'ZWEI' in the ring, 'zwei' in the binlog" in done.err
-
-
-def test_windows_that_are_missing_are_named(
-    database: FreshDatabase, databus: Any, tmp_path: Path
-) -> None:
-    config = asyncio.run(captured(database, tmp_path))
-    _without_window(tmp_path / "shop", 2)
-    done = inspected(databus, config)
-    assert done.code == 1
-    assert "the ring has no window, the binlog 1 rows of" in done.err
+    assert named in done.err
 
 
 def test_a_range_and_what_the_library_does_not_read(

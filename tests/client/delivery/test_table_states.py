@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -20,14 +19,6 @@ from tests.client.test_client import consume, make
 from tests.support.live_relay import ITEMS, ORDERS, LiveRelay, window
 
 SUSPENDED = TableState("shop.orders", CaptureState.SUSPENDED, 2, "RENAME TABLE", "dump it")
-
-
-@pytest.fixture
-async def relay(tmp_path: Path) -> AsyncIterator[LiveRelay]:
-    live = LiveRelay(tmp_path)
-    async with live.served():
-        yield live
-    live.close()
 
 
 def state_window(scn: int, seq: int, *states: TableState, emptied: bool = False) -> bytes:

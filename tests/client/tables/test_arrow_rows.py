@@ -19,6 +19,7 @@ from databus.common.errors import FormatError, UnsupportedChange
 from databus.common.frame import frame_format
 from databus.common.frame.frame_format import Op, pack_bitmap, pack_frame
 from databus.common.schema.source_schema import Column, Kind, SchemaSet, SourceSchema
+from tests.support.schemas import columns_of
 
 MICROSECOND = dt.timedelta(microseconds=1)
 _WIDE = decimal.Context(prec=80)
@@ -140,20 +141,12 @@ def test_any_bytes_give_rows_or_a_format_error(
 
 OLD = SourceSchema(
     "shop.orders",
-    (
-        Column("id", Kind.INT, nullable=False),
-        Column("gone", Kind.STRING),
-        Column("total", Kind.INT),
-    ),
+    columns_of("id INT!, gone STRING, total INT"),
     ("id",),
 )
 NEW = SourceSchema(
     "shop.orders",
-    (
-        Column("id", Kind.INT, nullable=False),
-        Column("total", Kind.DECIMAL, precision=20, scale=1),
-        Column("note", Kind.STRING),
-    ),
+    columns_of("id INT!, total DECIMAL(20,1), note STRING"),
     ("id",),
 )
 

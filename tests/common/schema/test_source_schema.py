@@ -19,28 +19,16 @@ from databus.common.errors import FormatError, UnknownSchema, UnsupportedChange
 from databus.common.frame import frame_format
 from databus.common.schema.column_values import from_json_value, to_json_record, to_json_value
 from databus.common.schema.source_schema import Column, Kind, SchemaSet, SourceSchema
+from tests.support.schemas import columns_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v1" / "schema.json"
 
 ALL_KINDS = SourceSchema(
     "shop.every kind",
-    (
-        Column("id", Kind.INT, nullable=False),
-        Column("flag", Kind.BOOL),
-        Column("big", Kind.UINT64),
-        Column("ratio", Kind.FLOAT),
-        Column("price", Kind.DECIMAL, precision=65, scale=10),
-        Column("amount", Kind.NUMERIC),
-        Column("a b", Kind.STRING),
-        Column("a_b", Kind.BYTES),
-        Column("day", Kind.DATE),
-        Column("at", Kind.TIME),
-        Column("span", Kind.TIME_SPAN),
-        Column("local", Kind.TIMESTAMP),
-        Column("utc", Kind.TIMESTAMPTZ),
-        Column("uid", Kind.UUID),
-        Column("doc", Kind.JSON),
-        Column("1st", Kind.STRING),
+    columns_of(
+        "id INT!, flag BOOL, big UINT64, ratio FLOAT, price DECIMAL(65,10), amount NUMERIC, "
+        "a b STRING, a_b BYTES, day DATE, at TIME, span TIME_SPAN, local TIMESTAMP, "
+        "utc TIMESTAMPTZ, uid UUID, doc JSON, 1st STRING"
     ),
     ("id",),
 )

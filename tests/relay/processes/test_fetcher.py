@@ -36,6 +36,13 @@ from tests.support.scripted_source import ITEMS, ScriptedDatabase
 from tests.support.waiting import eventually
 
 
+async def read_once(database: ScriptedDatabase, folder: Path) -> None:
+    """A fetcher reads one commit, and ends."""
+    database.commit((1, "a"))
+    async with running(database, folder) as fetcher:
+        await eventually(reached(fetcher, 1))
+
+
 @pytest.fixture
 def database() -> ScriptedDatabase:
     return ScriptedDatabase()
@@ -110,12 +117,10 @@ async def test_a_window_that_was_torn_by_a_restart_is_completed_once(
 async def test_another_clock_is_refused_loudly_and_nothing_of_it_reaches_the_ring(
     database: ScriptedDatabase, tmp_path: Path
 ) -> None:
-    database.commit((1, "a"))
-    async with running(database, tmp_path) as fetcher:
-        await eventually(reached(fetcher, 1))
+    await read_once(database, tmp_path)
     other = ScriptedDatabase("clock-2")
     other.commit((1, "z"), scn=7)
-    async with running(other, tmp_path) as fetcher:
+    async with running(other, tmp_path):
         assert (await told(tmp_path, "failed"))["error"]["code"] == "clock_mismatch"
         code, live = await ask(tmp_path, "GET", "/status")
         assert (code, live["state"]) == (200, "failed")
@@ -149,12 +154,10 @@ async def test_what_cannot_pass_by_itself_is_shown_and_tried_again_slowly(
 async def test_a_purged_log_is_a_failure_and_not_a_gap(
     database: ScriptedDatabase, tmp_path: Path
 ) -> None:
-    database.commit((1, "a"))
-    async with running(database, tmp_path) as fetcher:
-        await eventually(reached(fetcher, 1))
+    await read_once(database, tmp_path)
     database.commit((2, "b"))
     database.forgotten = 2
-    async with running(database, tmp_path) as fetcher:
+    async with running(database, tmp_path):
         assert (await told(tmp_path, "failed"))["error"]["code"] == "source_position_lost"
     assert frames(tmp_path)[-1].scn == 1
 

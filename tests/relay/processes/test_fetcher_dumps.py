@@ -38,6 +38,12 @@ def database() -> ScriptedDatabase:
     return ScriptedDatabase()
 
 
+async def dumped(folder: Path, request: dict[str, Any], *states: str) -> dict[str, Any]:
+    """A dump that was asked for, once it is in one of these states."""
+    _, dump = await ask(folder, "POST", "/dumps", request)
+    return await ended(folder, dump["id"], *states)
+
+
 async def test_a_dump_sends_every_row_once_behind_the_stream_and_tells_its_end(
     database: ScriptedDatabase, tmp_path: Path
 ) -> None:
@@ -83,8 +89,7 @@ async def test_a_chunk_goes_out_although_every_batch_ends_inside_a_window(
     database.rows = dict.fromkeys(range(3), "x")
     async with running(database, tmp_path) as fetcher:
         await eventually(lambda: fetcher.status.state == "streaming")
-        _, dump = await ask(tmp_path, "POST", "/dumps", {"sources": ["*"]})
-        await ended(tmp_path, dump["id"], "completed")
+        await dumped(tmp_path, {"sources": ["*"]}, "completed")
         stream = b""
         for number in range(3):
             database.commit((10 + number, "a"), (20 + number, "b"))
@@ -97,8 +102,7 @@ async def test_a_chunk_goes_out_although_every_batch_ends_inside_a_window(
             database.windows.append((3, stream[cuts[start] : cuts[stop]]))
         database.advance(3)
         await eventually(reached(fetcher, 3))
-        _, dump = await ask(tmp_path, "POST", "/dumps", {"sources": ["*"]})
-        await ended(tmp_path, dump["id"], "completed")
+        await dumped(tmp_path, {"sources": ["*"]}, "completed")
     assert replayed(tmp_path) == database.rows
 
 
@@ -109,8 +113,7 @@ async def test_a_failed_chunk_is_loud_and_can_be_resumed(
     database.chunk_error = UnsupportedChange("column 3 cannot be read")
     async with running(database, tmp_path):
         await eventually(lambda: (tmp_path / "shop" / "ring").exists())
-        _, dump = await ask(tmp_path, "POST", "/dumps", {"sources": ["*"]})
-        dump = await ended(tmp_path, dump["id"], "failed")
+        dump = await dumped(tmp_path, {"sources": ["*"]}, "failed")
         assert dump["error"]["detail"] == "column 3 cannot be read"
         code, dump = await ask(tmp_path, "PATCH", f"/dumps/{dump['id']}", {"state": "running"})
         assert code == 200
@@ -143,8 +146,7 @@ async def test_a_lost_connection_does_not_fail_a_dump(
     database.chunk_error = SourceUnavailable("gone")
     async with running(database, tmp_path):
         await eventually(lambda: (tmp_path / "shop" / "ring").exists())
-        _, dump = await ask(tmp_path, "POST", "/dumps", {"sources": ["*"]})
-        dump = await ended(tmp_path, dump["id"], "completed", "failed")
+        dump = await dumped(tmp_path, {"sources": ["*"]}, "completed", "failed")
         assert (dump["state"], dump["reread_chunks"]) == ("completed", 1)
 
 
@@ -254,19 +256,16 @@ async def test_a_condition_chooses_rows_as_consumers_see_them_and_never_reaches_
         for where, wanted in (
             ("id % 10 = 7 OR note = 'note 2'", [2, 7, 17]), ("id > 100", []), ("id < 2", [0, 1])
         ):  # fmt: skip
-            _, dump = await ask(tmp_path, "POST", "/dumps", {**some, "where": where})
-            dump = await ended(tmp_path, dump["id"], "completed")
+            dump = await dumped(tmp_path, {**some, "where": where}, "completed")
             assert dump["rows"] == len(wanted)
             sent = [view for view in frames(tmp_path) if view.op == Op.READ]
             ids = [ITEMS.decode_key(view.key)["id"] for view in sent]
             assert ids[len(ids) - len(wanted) :] == wanted
-        _, dump = await ask(tmp_path, "POST", "/dumps", {**some, "where": "no_such = 1"})
-        dump = await ended(tmp_path, dump["id"], "failed")
+        dump = await dumped(tmp_path, {**some, "where": "no_such = 1"}, "failed")
         assert dump["error"]["code"] == "bad_filter"
         assert "'no_such'" in dump["error"]["detail"] and "shop.items" in dump["error"]["detail"]
         keys = {"keys": [1, 5, 99], "delete_missing": True, "where": "id = 5"}
-        _, dump = await ask(tmp_path, "POST", "/dumps", {**some, **keys})
-        dump = await ended(tmp_path, dump["id"], "completed")
+        dump = await dumped(tmp_path, {**some, **keys}, "completed")
         assert dump["missing"] == [[99]], "a row that is there is not deleted"
     asked = {(request.is_filtered, request.is_of_whole_table) for request in database.chunk_reads}
     assert asked == {(True, False), (False, False)}
@@ -325,8 +324,7 @@ async def test_a_dump_of_a_quiet_database_needs_no_commit_to_come_to_its_end(
     database.first_scn = database.resolved = 40
     async with running(database, tmp_path) as fetcher:
         await eventually(lambda: fetcher.status.state == "streaming")
-        _, dump = await ask(tmp_path, "POST", "/dumps", {"sources": ["*"]})
-        await ended(tmp_path, dump["id"], "completed")
+        await dumped(tmp_path, {"sources": ["*"]}, "completed")
     with Ring.open_reader(tmp_path / "shop") as reader:
         assert reader.snapshot().prev == Position(40, 0)
     assert [(view.scn, view.seq) for view in frames(tmp_path)] == [(40, 1), (40, 2)]

@@ -32,28 +32,16 @@ from databus.common.http.stream_formats import (
     choose_format,
     error_frame,
 )
-from databus.common.schema.source_schema import Column, Kind, SchemaSet, SourceSchema
+from databus.common.schema.source_schema import SchemaSet, SourceSchema
 from tests.support.live_relay import ITEMS, ORDERS, window
+from tests.support.schemas import columns_of
 
 EVERYTHING = SourceSchema(
     "shop.everything",
-    (
-        Column("id", Kind.INT, nullable=False),
-        Column("flag", Kind.BOOL),
-        Column("big", Kind.UINT64),
-        Column("ratio", Kind.FLOAT),
-        Column("price", Kind.DECIMAL, precision=10, scale=2),
-        Column("any", Kind.NUMERIC),
-        Column("name", Kind.STRING),
-        Column("raw", Kind.BYTES),
-        Column("day", Kind.DATE),
-        Column("at", Kind.TIME),
-        Column("span", Kind.TIME_SPAN),
-        Column("local", Kind.TIMESTAMP),
-        Column("instant", Kind.TIMESTAMPTZ),
-        Column("uid", Kind.UUID),
-        Column("doc", Kind.JSON),
-        Column("nothing", Kind.STRING),
+    columns_of(
+        "id INT!, flag BOOL, big UINT64, ratio FLOAT, price DECIMAL(10,2), any NUMERIC, "
+        "name STRING, raw BYTES, day DATE, at TIME, span TIME_SPAN, local TIMESTAMP, "
+        "instant TIMESTAMPTZ, uid UUID, doc JSON, nothing STRING"
     ),
     ("id",),
 )

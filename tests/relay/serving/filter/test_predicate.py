@@ -17,25 +17,12 @@ from databus.common.errors import BadFilter
 from databus.common.schema.source_schema import Column, Kind, SourceSchema
 from databus.relay.serving.filter.predicate import compile_predicate, like_matcher, parse_where
 from databus.relay.serving.filter.predicate_program import compile_program
+from tests.support.schemas import columns_of
 
-COLUMNS = (
-    Column("id", Kind.INT, nullable=False),
-    Column("n", Kind.INT),
-    Column("big", Kind.UINT64),
-    Column("rate", Kind.FLOAT),
-    Column("total", Kind.DECIMAL, precision=10, scale=2),
-    Column("huge", Kind.NUMERIC),
-    Column("state", Kind.STRING),
-    Column("Mixed", Kind.STRING),
-    Column("raw", Kind.BYTES),
-    Column("paid", Kind.BOOL),
-    Column("day", Kind.DATE),
-    Column("at", Kind.TIMESTAMP),
-    Column("seen", Kind.TIMESTAMPTZ),
-    Column("clock", Kind.TIME),
-    Column("took", Kind.TIME_SPAN),
-    Column("ref", Kind.UUID),
-    Column("doc", Kind.JSON),
+COLUMNS = columns_of(
+    "id INT!, n INT, big UINT64, rate FLOAT, total DECIMAL(10,2), huge NUMERIC, "
+    "state STRING, Mixed STRING, raw BYTES, paid BOOL, day DATE, at TIMESTAMP, "
+    "seen TIMESTAMPTZ, clock TIME, took TIME_SPAN, ref UUID, doc JSON"
 )
 ROW: dict[str, Any] = {
     "id": 7,

@@ -30,25 +30,13 @@ from databus.relay.serving.filter.predicate import parse_where
 from databus.relay.serving.filter.predicate_program import compile_program
 from databus.relay.serving.header_cache import HeaderCache
 from databus.relay.serving.row_filter import RowFilter, SlowRowsError
+from tests.support.schemas import columns_of
 from tests.support.waiting import PATIENCE
 
-COLUMNS = (
-    Column("id", Kind.INT, nullable=False),
-    Column("n", Kind.INT),
-    Column("pad", Kind.BYTES),
-    Column("big", Kind.UINT64),
-    Column("rate", Kind.FLOAT),
-    Column("total", Kind.DECIMAL, precision=30, scale=2),
-    Column("huge", Kind.NUMERIC),
-    Column("s", Kind.STRING),
-    Column("t", Kind.STRING),
-    Column("paid", Kind.BOOL),
-    Column("day", Kind.DATE),
-    Column("at", Kind.TIMESTAMP),
-    Column("seen", Kind.TIMESTAMPTZ),
-    Column("clock", Kind.TIME),
-    Column("took", Kind.TIME_SPAN),
-    Column("ref", Kind.UUID),
+COLUMNS = columns_of(
+    "id INT!, n INT, pad BYTES, big UINT64, rate FLOAT, total DECIMAL(30,2), "
+    "huge NUMERIC, s STRING, t STRING, paid BOOL, day DATE, at TIMESTAMP, "
+    "seen TIMESTAMPTZ, clock TIME, took TIME_SPAN, ref UUID"
 )
 TABLE = SourceSchema("shop.all", COLUMNS, ("s", "id"))
 NEWER = SourceSchema("shop.all", (*COLUMNS, Column("note", Kind.STRING)), ("s", "id"))

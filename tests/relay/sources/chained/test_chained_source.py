@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,10 @@ from databus.relay.sources.chained.chained_source import (
 from databus.relay.sources.chained.parent_relay import sort_out
 from databus.relay.sources.contract import Batch, ChunkRequest, RelayingSource
 from tests.support.chain import parent_url
-from tests.support.faulty_proxy import FaultyProxy
+from tests.support.faulty_proxy import Proxies
 from tests.support.live_relay import CLOCK, ITEMS, ORDERS, LiveRelay, window
 from tests.support.waiting import PATIENCE
 
-Proxies = Callable[[str, int], Awaitable[FaultyProxy]]
 WINDOWS = [window(scn, [(Op.INSERT, ORDERS, scn), (Op.INSERT, ITEMS, scn)]) for scn in range(1, 9)]
 LARGE = window(20, [(Op.INSERT, ORDERS, number) for number in range(400)], text="x" * 50)
 
