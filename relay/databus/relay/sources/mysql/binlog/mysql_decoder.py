@@ -15,6 +15,7 @@ from databus.relay.sources.mysql.gtid import gtid_sets
 from databus.relay.sources.mysql.gtid.mysql_lineage import LineageMark, MySqlResumeState
 from databus.relay.sources.mysql.gtid.out_of_order_gtids import read_tagged_gtid
 from databus.relay.sources.mysql.gtid.promotion import Promotion
+from databus.relay.sources.mysql.gtid.unordered_gtids import UnorderedGtids
 from databus.relay.sources.mysql.kernels.kernel_cells import GROUPS_MYSQL
 from databus.relay.sources.mysql.protocol import binlog_events
 from databus.relay.sources.mysql.protocol.binlog_events import EventType, GtidFlag
@@ -114,11 +115,8 @@ class MySqlDecoder(BinlogDecoder):
         self._before = 0
         self._early: LineageMark | None = None
         self._unnumbered = _NONE
-        self._read: gtid_sets.GtidSet = {}
-        self._read_text: tuple[str, str] | None = None
+        self._unordered = UnorderedGtids(uuids)
         self._held: dict[Xid, _Unnumbered] = {}
-        self._missed: gtid_sets.GtidSet = {}
-        self._missed_text = ""
         self._handlers[EventType.MYSQL_GTID] = self._mysql_gtid
         self._handlers[EventType.TAGGED_GTID] = self._tagged_gtid
         self._handlers[EventType.ANONYMOUS_GTID] = self._anonymous
@@ -140,29 +138,16 @@ class MySqlDecoder(BinlogDecoder):
 
     def continue_from(self, resume_state: MySqlResumeState) -> None:
         """Continue with the GTIDs without an scn that a resume state has."""
-        self._missed_text = resume_state.missed
-        self._missed = gtid_sets.parse_gtid_set(resume_state.missed)
-        for announced in (resume_state.tagged, resume_state.foreign or ""):
-            self._read.update(gtid_sets.parse_gtid_set(announced))
-        self._read_text = None
-
-    def _read_as_text(self) -> tuple[str, str]:
-        if self._read_text is None:
-            ours = gtid_sets.tagged_in(self._read, self._uuids)
-            others = {name: self._read[name] for name in self._read.keys() - ours.keys()}
-            self._read_text = gtid_sets.as_text(ours), gtid_sets.as_text(others)
-        return self._read_text
+        self._unordered.restore(
+            resume_state.tagged, resume_state.foreign or "", resume_state.missed
+        )
 
     def resume_state(self) -> MySqlResumeState:
         """See ``BinlogDecoder``."""
-        tagged, foreign = self._read_as_text()
+        found = self._unordered
         return replace(
-            super().resume_state(), tagged=tagged, missed=self._missed_text, foreign=foreign
+            super().resume_state(), tagged=found.tagged, missed=found.missed, foreign=found.foreign
         )
-
-    def _miss(self, name: str, missed: gtid_sets.Intervals) -> None:
-        self._missed[name] = missed
-        self._missed_text = gtid_sets.as_text(self._missed)
 
     def txid(self, group: Group) -> str:
         """``<uuid>:<number>``."""
@@ -209,8 +194,7 @@ class MySqlDecoder(BinlogDecoder):
         else:
             return
         if gtid.number > last + 1:
-            known = self._missed.get(gtid.uuid, ())
-            self._miss(gtid.uuid, gtid_sets.union(known, ((last + 1, gtid.number - 1),)))
+            self._unordered.note_missed(gtid.uuid, last + 1, gtid.number - 1)
 
     def _begin_group(
         self, scn: int, domain_id: int, header: binlog_events.Header, commit_us: int
@@ -333,14 +317,10 @@ class MySqlDecoder(BinlogDecoder):
 
     def _note_read(self, found: _Unnumbered) -> None:
         self.progress.other_groups += found.why != _UNLISTED
-        one = ((found.number, found.number),)
         if found.why == _LATE:
-            missed = self._missed.get(found.server, ())
-            self._miss(found.server, gtid_sets.without(missed, one))
-            return
-        read = self._read.get(found.server, ())
-        self._read[found.server] = gtid_sets.union(read, one)
-        self._read_text = None
+            self._unordered.note_late(found.server, found.number)
+        else:
+            self._unordered.note_read(found.server, found.number)
 
     def _hold(self, xid: Xid, scn: int, changed: frozenset[str]) -> None:
         # Not read until it is completed: the server sends it again after a restart.
