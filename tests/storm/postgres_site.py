@@ -13,7 +13,7 @@ from psycopg.pq import TransactionStatus
 
 from databus.cli.demo.private_servers import PostgresServer
 from databus.common.config import DatabaseConfig
-from databus.common.errors import SourcePositionLost
+from databus.common.errors import PreflightFailed, SourcePositionLost
 from tests.storm.replica import Row
 from tests.storm.servers import number
 from tests.storm.site import Column, Session, Site, TableFacts
@@ -231,7 +231,8 @@ class PostgresSite(Site):
 
     def is_lost(self, code: str) -> bool:
         """The slot or the publication was dropped: what was written meanwhile cannot come."""
-        return self.may_be_lost and code == SourcePositionLost.code
+        # A relay that may not make its publication again is refused before it asks for its slot.
+        return self.may_be_lost and code in (SourcePositionLost.code, PreflightFailed.code)
 
     def settle(self) -> None:
         """What the reasons of suspensions name as the cure."""
