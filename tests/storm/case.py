@@ -379,6 +379,7 @@ class Case:
         for number, session in enumerate(self.sessions):
             if session.in_transaction:
                 self.run(Step(number, "ROLLBACK", "rollback"))
+            session.unlock()
         self.site.settle()
         self.run(script.check())
         for fetcher in self.fetchers.values():

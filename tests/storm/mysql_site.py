@@ -83,6 +83,10 @@ class MySqlSession(Session):
         flag: int = SERVER_STATUS.SERVER_STATUS_IN_TRANS
         return bool(self._connection.open and self._connection.server_status & flag)
 
+    def unlock(self) -> None:
+        with contextlib.suppress(pymysql.err.Error):
+            self._send("UNLOCK TABLES")
+
     def close(self) -> None:
         with contextlib.suppress(pymysql.err.Error, OSError):
             self._connection.close()

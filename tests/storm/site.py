@@ -54,6 +54,9 @@ class Session(ABC):
     def in_transaction(self) -> bool:
         """Whether something is open."""
 
+    def unlock(self) -> None:  # noqa: B027  # most servers have locks in transactions alone
+        """Release the tables that the session has locked."""
+
     @abstractmethod
     def close(self) -> None:
         """Disconnect."""

@@ -30,9 +30,14 @@ class AnnouncedSchemas:
             ValueError: it is something else.
         """
         found = json.loads(stored) if stored else {}
-        self._announced = {
-            str(source): int(fingerprint, 16) for source, fingerprint in found.items()
-        }
+        self._announced: dict[str, int] = {}
+        self._keys: dict[str, tuple[str, ...]] = {}
+        for source, one in found.items():
+            # Earlier versions stored no keys.
+            fingerprint, key = (one, ()) if isinstance(one, str) else one
+            self._announced[str(source)] = int(fingerprint, 16)
+            if key:
+                self._keys[str(source)] = tuple(map(str, key))
         self._encoded: str | None = stored
         self._schemas: dict[str, SourceSchema] = {}
 
@@ -52,9 +57,19 @@ class AnnouncedSchemas:
         found = ((source, self.schema(source)) for source in self._announced)
         return {source: schema for source, schema in found if schema is not None}
 
+    def key(self, source: str) -> tuple[str, ...] | None:
+        """The key by which consumers have a table's rows, if it is known."""
+        return self._keys.get(source)
+
+    def keys(self) -> dict[str, tuple[str, ...]]:
+        """A copy of all known ``key``."""
+        return dict(self._keys)
+
     def forget_schema(self, source: str) -> None:
         """Drop the definition that was announced last: no row has it any more."""
         self._schemas.pop(source, None)
+        if self._keys.pop(source, None):
+            self._encoded = None
 
     def get(self, source: str) -> int | None:
         """The fingerprint that was announced last."""
@@ -74,9 +89,15 @@ class AnnouncedSchemas:
 
     def put(self, schema: SourceSchema) -> None:
         """Record a definition as announced."""
-        self._schemas[schema.source] = schema
+        self._know(schema)
         if self._announced.get(schema.source) != schema.fingerprint:
             self._announced[schema.source] = schema.fingerprint
+            self._encoded = None
+
+    def _know(self, schema: SourceSchema) -> None:
+        self._schemas[schema.source] = schema
+        if self._keys.get(schema.source) != schema.key:
+            self._keys[schema.source] = schema.key
             self._encoded = None
 
     def assume(self, schemas: Iterable[SourceSchema]) -> None:
@@ -86,12 +107,17 @@ class AnnouncedSchemas:
             if announced is None:
                 self.put(schema)
             elif announced == schema.fingerprint:
-                self._schemas[schema.source] = schema
+                self._know(schema)
 
     def encode(self) -> str:
         """As JSON, to be stored; "" if no schema was announced."""
         if self._encoded is None:
-            self._encoded = json.dumps({name: f"{fp:x}" for name, fp in self._announced.items()})
+            self._encoded = json.dumps(
+                {
+                    name: [f"{fp:x}", self._keys.get(name, ())]
+                    for name, fp in self._announced.items()
+                }
+            )
         return self._encoded
 
 

@@ -54,8 +54,9 @@ class Stream:
 
     def _pass(self, found: Effects, new: SourceSchema | None) -> list[UnseenChange]:
         before = {"shop.t": self._told} if self._told else {}
+        keys = {source: schema.key for source, schema in before.items()}
         left = {"shop.t": new} if new else {}
-        changes = list(changed_unseen(found, [T], before, left, self.dropped))
+        changes = list(changed_unseen(found, [T], before, keys, left, self.dropped))
         self._told = new or self._told
         return changes
 

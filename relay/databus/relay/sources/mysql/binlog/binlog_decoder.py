@@ -378,10 +378,10 @@ class BinlogDecoder(GroupsWithoutScn):
         for source in changed_tables.sources_of(found.emptied, self.settings):
             self._truncate(source)
             self.announced.forget_schema(source)
-        before = self.announced.schemas()
+        before, keys = self.announced.schemas(), self.announced.keys()
         left = self._announce_changes(statement) if found.defined and group.standalone else {}
         for change in changed_tables.changed_unseen(
-            found, self._captured(), before, left, self.known.dropped
+            found, self._captured(), before, keys, left, self.known.dropped
         ):
             why = f"GTID {self.txid(group)}, {statement}: {change.why}"
             self._suspend_table(change.source, why, rows_remain=change.rows_remain)
@@ -453,7 +453,7 @@ class BinlogDecoder(GroupsWithoutScn):
                 if not self.known.is_sequence(body):
                     self._suspend_table(source, error.message)
             else:
-                known_by = self.announced.schema(source)
+                known_by = self.announced.key(source)
                 self._use(mapped.schema)
                 if why := changed_tables.changed_key(known_by, mapped.schema):
                     self._suspend_table(source, why)

@@ -157,7 +157,12 @@ class GroupsWithoutScn(XaGroups):
         for source in changed_tables.sources_of(found.emptied, self.settings):
             self._suspend(source, f"empties it by {statement}")
         for change in changed_tables.changed_unseen(
-            found, captured, self.announced.schemas(), left, self.known.dropped
+            found,
+            captured,
+            self.announced.schemas(),
+            self.announced.keys(),
+            left,
+            self.known.dropped,
         ):
             why = f"changes it by {statement}: {change.why}"
             self._suspend(change.source, why, rows_remain=change.rows_remain)

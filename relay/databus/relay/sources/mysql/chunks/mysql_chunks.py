@@ -42,6 +42,8 @@ from databus.relay.sources.row_buffers import Row, Rows
 
 _TABLE_CHANGED = 1412
 _NO_SUCH_TABLE = 1146
+_LOCK_WAIT_IS_OVER = 1205
+LOCK_WAIT_S = 30
 _ATTEMPTS = 5
 _DATES = ("date", "timestamp")
 # The server looks up so many equality conditions; with more it estimates, and may scan the table.
@@ -133,12 +135,22 @@ def write_watermark(connection: MySqlConnection, table: str, token: str) -> None
 def _locked_table(connection: MySqlConnection, settings: MySqlSettings, source: str) -> MySqlTable:
     """The table's definition, which cannot change before the transaction ends."""
     schema, name = split_source(source)
+    # For this statement alone: where information_schema stops waiting, it leaves tables out.
+    connection.query(f"SET lock_wait_timeout = {LOCK_WAIT_S}")
     try:
         connection.query(f"SELECT 1 FROM {quoted(schema)}.{quoted(name)} LIMIT 0")
     except ServerError as error:
         if error.number == _NO_SUCH_TABLE:
             raise UnknownSource(f"there is no table {source}") from None
+        if error.number == _LOCK_WAIT_IS_OVER:
+            raise UnsupportedChange(
+                f"{source} was locked by another session for {LOCK_WAIT_S} s: SHOW PROCESSLIST has "
+                "it; let it end LOCK TABLES or ALTER TABLE"
+            ) from None
         raise
+    finally:
+        if connection.is_open:
+            connection.query("SET lock_wait_timeout = DEFAULT")
     only = dataclasses.replace(settings, sources=(source,))
     table = load_catalogue(connection, only).get(source)
     if table is None:

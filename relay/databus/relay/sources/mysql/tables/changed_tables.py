@@ -48,14 +48,16 @@ def changed_unseen(
     found: Effects,
     captured: Iterable[TableName],
     before: Mapping[str, SourceSchema],
+    keys: Mapping[str, tuple[str, ...]],
     left: Mapping[str, SourceSchema],
     dropped: DroppedColumns,
 ) -> Iterator[UnseenChange]:
     """The captured tables whose rows a statement changed without an event.
 
     ``captured`` are those that exist or whose definition consumers have; others have no
-    rows that could differ.  ``before`` are the definitions before the statement, ``left``
-    those that are certain after it.  ``dropped`` is updated by the statement.
+    rows that could differ.  ``before`` and ``keys`` are the known definitions and keys before the
+    statement, ``left`` the definitions that are certain after it.  ``dropped`` is updated by the
+    statement.
     """
     for name in captured:
         source = join_source(*name)
@@ -65,7 +67,7 @@ def changed_unseen(
         again = dropped.pass_statement(source, found.dropped.get(name, ()), old, new)
         if name in found.replaced:
             yield UnseenChange(source, found.replaced[name])
-        elif new is not None and (why := changed_key(old, new)):
+        elif new is not None and (why := changed_key(keys.get(source), new)):
             yield UnseenChange(source, why)
         elif new is not None and {column.lower() for column in new.key} & set(again):
             yield UnseenChange(source, returned_words(again))  # Rows have other keys.
@@ -79,12 +81,12 @@ def changed_unseen(
             yield UnseenChange(source, returned_words(again), rows_remain=True)
 
 
-def changed_key(old: SourceSchema | None, new: SourceSchema) -> str:
+def changed_key(old: tuple[str, ...] | None, new: SourceSchema) -> str:
     """Why rows that consumers have under the old key cannot be found by the new one; "" if they
     can."""
-    if old is None or old.key == new.key:
+    if old is None or old == new.key:
         return ""
-    return f"its key was ({', '.join(old.key)}) and is ({', '.join(new.key)})"
+    return f"its key was ({', '.join(old)}) and is ({', '.join(new.key)})"
 
 
 def _same_key(old: SourceSchema, new: SourceSchema) -> bool:
