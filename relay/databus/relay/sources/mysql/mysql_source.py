@@ -444,8 +444,6 @@ class MySqlSource:
     async def ack(self, scn: int) -> None:
         """Nothing to do: the server purges its binlog by its own rules."""
 
-    # -- tables
-
     async def schemas(self) -> list[SourceSchema]:
         """The captured tables as they are now, without those that cannot be converted."""
         tables = (await self._fresh_catalogue()).values()
@@ -479,11 +477,13 @@ class MySqlSource:
         settings = self._table_settings(request.source)
         if request.is_of_whole_table:
             await self._resume_first(request.source)
-        elif request.is_probe:
+        if request.is_probe:
             require_readable(await self._fresh_catalogue(), request.source, settings.zero_dates)
         chunk = await self._read(
             lambda c: mysql_chunks.read_chunk(c, settings, self._numbering, request)
         )
+        if (decoder := self._decoder) is not None:
+            decoder.announced.assume((chunk.schema,))  # A TRUNCATE of its rows needs it.
         return dataclasses.replace(chunk, snapshot=await self._located(chunk.snapshot))
 
     async def _resume_first(self, source: str) -> None:

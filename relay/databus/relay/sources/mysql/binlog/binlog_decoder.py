@@ -408,6 +408,8 @@ class BinlogDecoder(GroupsWithoutScn):
             self.known.forget_maps()
         if fingerprint is None:
             return
+        if (schema := self.announced.schema(source)) is not None:
+            self._new_schemas.use(schema, fingerprint)
         self.out.append(open_group.truncation(source, fingerprint, group))
         group.seq += 1
         group.event_count += 1
