@@ -114,7 +114,7 @@ async def test_no_table_is_published_whose_updates_the_server_would_refuse(
     assert "days_0" in named["key of public.days"]
     application()
     source = PostgresSource(config_of(db, discover_every="100ms"))
-    source.restore("", None, 0)  # It goes on: tables made meanwhile are left out, by name.
+    source.restore("", None, 0)  # It continues: tables made meanwhile are left out, by name.
     try:
         await source.open()
         start = await source.first_scn()

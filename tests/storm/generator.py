@@ -35,6 +35,10 @@ class Production:
     since: tuple[int, ...]
 
 
+_RULES: dict[Callable[..., Any], Production] = {}
+"""The rule of each marked method."""
+
+
 def production(
     weight: float = 1.0, *, only: str = "", since: tuple[int, ...] = ()
 ) -> Callable[[_F], _F]:
@@ -46,7 +50,7 @@ def production(
 
     def mark(method: _F) -> _F:
         name = method.__name__.removeprefix("p_").replace("_", " ")
-        method.production = Production(name, weight, only, since)  # type: ignore[attr-defined]  # a mark
+        _RULES[method] = Production(name, weight, only, since)
         return method
 
     return mark
@@ -72,8 +76,7 @@ class Grammar(ABC):
         self.productions: list[tuple[Production, Callable[[], Iterable[str]]]] = []
         for name in dir(type(self)):
             if name.startswith("p_"):
-                method = getattr(self, name)
-                rule: Production = method.production
+                method, rule = getattr(self, name), _RULES[getattr(type(self), name)]
                 is_of = not rule.only or site.product in rule.only.split()
                 if is_of and self.has(*rule.since):
                     self.productions.append((rule, method))

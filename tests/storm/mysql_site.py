@@ -99,7 +99,7 @@ class MySqlSite(Site):
     has_binlog = True
 
     def __init__(self, product: str, folder: Path) -> None:
-        self.product = product  # type: ignore[misc]  # one class for both
+        self.product = product
         (folder / "rows.tsv").write_text(LOADED)
         self._file = folder / "rows.tsv"
         kind: type[MariaDBServer] = MariaDBServer if product == "mariadb" else MySQLServer

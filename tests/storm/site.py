@@ -65,7 +65,7 @@ class Session(ABC):
 class Site(ABC):
     """A server with nothing on it but the storm."""
 
-    product: ClassVar[str]
+    product: str
     mark: ClassVar[str]
     has_one_relay: ClassVar[bool] = False
     """Whether the database can be read by one relay at a time."""

@@ -337,7 +337,7 @@ class MariaDBServer(PrivateServer):
             charset="utf8mb4",
             autocommit=True,
             connect_timeout=10,
-            # A server that is killed may leave a connection to which nobody ever sends a greeting.
+            # A server that is killed may leave a connection that is never answered.
             read_timeout=150,
             # Without it each connection reads the machine's certificates first.
             ssl_disabled=self.product == "mariadb",

@@ -48,15 +48,17 @@ class AnnouncedDefinitions:
 
     def observe(self, columns: FrameColumns) -> None:
         """These frames are about to be appended."""
+        announced: dict[int, int] = {}
         changes = np.flatnonzero(columns.op == Op.SCHEMA_CHANGE)
-        prints = columns.schema_fp[changes].tolist()
-        announced = dict(zip(columns.source_id[changes].tolist(), changes.tolist(), strict=True))
-        if prints:
+        if len(changes):
+            prints = columns.schema_fp[changes].tolist()
+            tables = columns.source_id[changes].tolist()
             known = self._registry.schemas
             self._registry.announce(known.by_fingerprint(one) for one in prints if one in known)
-        for table, at in announced.items():
-            self._announced[table] = int(columns.schema_fp[at])
-            self._due.pop(table, None)
+            self._announced.update(zip(tables, prints, strict=True))
+            announced.update(zip(tables, changes.tolist(), strict=True))
+            for table in tables:
+                self._due.pop(table, None)
         if self._examined:
             self._examine(columns, announced)
 

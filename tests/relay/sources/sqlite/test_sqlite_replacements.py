@@ -202,7 +202,7 @@ async def test_without_the_index_no_write_reads_the_table(
     writer.execute("INSERT INTO t VALUES (1, 'a', 1, 1)")
     writer.execute("INSERT OR IGNORE INTO t VALUES (2, 'A', 1, 1)")
     assert candidates(writer) == 1
-    writer.execute("VACUUM")  # numbers the definitions anew
+    writer.execute("VACUUM")  # numbers the definitions again
     writer.execute("INSERT OR IGNORE INTO t VALUES (2, 'A', 1, 1)")
     assert candidates(writer) == 2
     writer.execute("DROP INDEX ta")

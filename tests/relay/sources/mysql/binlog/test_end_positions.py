@@ -10,7 +10,6 @@ from typing import cast
 
 import pytest
 
-from databus.common.compiled.kernels import COMPILED
 from databus.relay.sources.mysql.binlog import ddl_lookahead as scout_module
 from databus.relay.sources.mysql.binlog.ddl_lookahead import DdlLookahead
 from databus.relay.sources.mysql.binlog.fast_path import FastPath
@@ -72,7 +71,6 @@ def test_offsets_within_a_transaction_are_counted_from_its_beginning() -> None:
     assert places == [*((place, BEGIN) for place in counted), (end, end)]
 
 
-@pytest.mark.skipif(not COMPILED, reason="there is no numba")
 def test_the_kernel_counts_offsets_as_the_decoder_does() -> None:
     rows = [table_map(), insert(1), table_map(), insert(2, 3)]
     last = event(XID, bytes(8))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 from databus.relay.sources.postgres.stream.postgres_lineage import (
     PostgresResumeState,
     decode_resume_state,
 )
+from databus.relay.sources.postgres.tables.postgres_tables import PostgresTable
 from databus.relay.sources.postgres.tables.publications import PublishedTable, PublishedTables
 from databus.relay.sources.postgres.tables.table_definitions import (
     Definition,
@@ -119,12 +119,12 @@ def test_the_resume_state_of_an_earlier_version_does_not_show_whether_a_table_wa
 
 
 def test_a_definition_that_the_stream_meets_leaves_the_name_to_the_next_look() -> None:
-    table = SimpleNamespace(source="public.t", oid=9)
+    table = PostgresTable(9, "public.t", "public", "t", "d", (), ("id",), (), True, True)
     published = PublishedTables(
         {"public.t": PublishedTable(9, "1.2/", {}, definition(column(), naming="800"))}
     )
     later = definition(column(TEXT), naming="801")
-    known = (published.redefined(table, later).tables or {})["public.t"].definition  # type: ignore[arg-type]  # what it reads of a table
+    known = (published.redefined(table, later).tables or {})["public.t"].definition
     assert known is not None and known.columns == later.columns
     assert known.is_renamed(later)
 
