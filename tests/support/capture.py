@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,29 +141,36 @@ def ring_state(folder: Path) -> RingState:
     return state
 
 
-def upserted(folder: Path, source: str) -> tuple[dict[tuple[Any, ...], dict[str, Any]], str]:
+Rows = dict[tuple[Any, ...], dict[str, Any]]
+"""A table's rows by key."""
+
+
+def upserted(folder: Path, source: str) -> tuple[Rows, str]:
     """A table as a consumer has it that upserts, and the letters of its events.
 
     A repair sends rows that the consumer may have, and deletions of rows that it may not.
     """
+    return upserted_of_each(folder, (source,))[source]
+
+
+def upserted_of_each(folder: Path, sources: Iterable[str]) -> dict[str, tuple[Rows, str]]:
+    """The same of several tables, with the ring read once."""
     reader = RegistryReader(folder / "schemas.jsonl")
     reader.refresh()
-    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    letters = ""
+    copies: dict[str, tuple[Rows, str]] = {source: ({}, "") for source in sources}
     for view in ring_frames(folder):
         if view.is_control:
             continue
         schema = reader.schemas.by_fingerprint(view.schema_fp)
-        if schema.source != source:
+        if schema.source not in copies:
             continue
-        letters += OP_LETTERS[view.op]
+        rows, letters = copies[schema.source]
+        copies[schema.source] = rows, letters + OP_LETTERS[view.op]
         upsert(rows, schema, view)
-    return rows, letters
+    return copies
 
 
-def upsert(
-    rows: dict[tuple[Any, ...], dict[str, Any]], schema: SourceSchema, view: FrameView
-) -> None:
+def upsert(rows: Rows, schema: SourceSchema, view: FrameView) -> None:
     """One event onto a table's rows, whether or not they have its row already."""
     if view.op == Op.TRUNCATE:
         rows.clear()
