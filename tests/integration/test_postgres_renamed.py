@@ -145,9 +145,7 @@ async def test_rows_written_while_a_table_has_another_name_are_not_lost(
 
     async with capturing(config_of(db, discover_every="1s", **options), tmp_path) as fetcher:
         await streaming(fetcher)
-        db.execute(
-            "; ".join(f"INSERT INTO {source} VALUES (1, 10), (2, 20)" for source in sources)
-        )
+        db.execute("; ".join(f"INSERT INTO {source} VALUES (1, 10), (2, 20)" for source in sources))
         await eventually(
             lambda: all(copy == {1: 10, 2: 20} for copy in copies().values()), 30, "followed"
         )
