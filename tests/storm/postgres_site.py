@@ -158,8 +158,7 @@ class PostgresSite(Site):
     def fresh(self) -> None:
         self._own.close()
         ask = self._ask
-        for (name,) in ask("SELECT gid FROM pg_prepared_xacts"):
-            ask(f"ROLLBACK PREPARED '{name}'")
+        self._end_prepared()
         ask(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'storm' "
             "AND pid <> pg_backend_pid()"
@@ -234,8 +233,13 @@ class PostgresSite(Site):
         # A relay that may not make its publication again is refused before it asks for its slot.
         return self.may_be_lost and code in (SourcePositionLost.code, PreflightFailed.code)
 
+    def _end_prepared(self) -> None:
+        for (name,) in self._ask("SELECT gid FROM pg_prepared_xacts"):
+            self._ask(f"ROLLBACK PREPARED '{name}'")
+
     def settle(self) -> None:
         """What the reasons of suspensions name as the cure."""
+        self._end_prepared()
         if self._has_relay():
             self._ask(_RESTORE_RELAY)
             with contextlib.suppress(psycopg.errors.DuplicateObject):
