@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from databus.relay.sources.mysql.chunks import mysql_chunks
-from databus.relay.sources.postgres import postgres_source
+from databus.relay.sources.postgres.tables import postgres_catalogue
 from tests.integration.test_stopped_tables import dump, in_database, rows_of
 from tests.support.capture import capturing, database_config, streaming
 from tests.support.fixtures import FreshDatabase
@@ -48,7 +48,7 @@ async def test_suspended_tables_come_back_beside_one_that_a_transaction_has_writ
     postgres_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PostgreSQL: what it wrote while the publication did not give it has no events."""
-    monkeypatch.setattr(postgres_source, "WRITERS_WAIT_S", 1)
+    monkeypatch.setattr(postgres_catalogue, "WRITERS_WAIT_S", 1)
     db, folder = postgres_database, tmp_path / "shop"
     for table in ("a_written", "other"):
         db.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v int)")
@@ -71,7 +71,9 @@ async def test_suspended_tables_come_back_beside_one_that_a_transaction_has_writ
             )
             await eventually(lambda: suspended() == {"public.a_written"}, 60, "the other")
             await eventually(
-                lambda: "transactions that have been open for 1 s" in str(fetcher.tables.document()),
+                lambda: (
+                    "transactions that have been open for 1 s" in str(fetcher.tables.document())
+                ),
                 60,
                 "the reason",
             )

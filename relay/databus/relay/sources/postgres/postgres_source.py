@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -68,9 +67,6 @@ from databus.relay.sources.suspended_tables import SuspendedTables, TableSuspens
 
 _GONE = "it was dropped or renamed, which has no event"
 _RETURNED = "it was dropped and created again: its deleted rows have no events"
-_WRITERS_EVERY_S = 0.1
-WRITERS_WAIT_S = 10
-"""How long a dump of a suspended table waits for the transactions that have written to it."""
 
 _log = logging.getLogger(__name__)
 
@@ -284,15 +280,7 @@ class PostgresSource:
         if source in self._unpublished:
             raise UnsupportedChange(f"{source}: {self._unpublished[source]}", source=source)
         # What they wrote before it was published has no events, and is not to be seen yet.
-        before = await self._catalogue.writers(table)
-        deadline = time.monotonic() + WRITERS_WAIT_S
-        while open_writers := before & await self._catalogue.writers(table):
-            if time.monotonic() > deadline:
-                raise UnsupportedChange(
-                    f"{source} was written by {len(open_writers)} transactions that have been open "
-                    f"for {WRITERS_WAIT_S} s: pg_locks and pg_prepared_xacts have them; let them end"
-                )
-            await asyncio.sleep(_WRITERS_EVERY_S)
+        await self._catalogue.wait_for_writers(table)
         table.schema(self._settings.special_values)
         if self._stream is not None:
             self._stream.follow_only(source, table.oid)

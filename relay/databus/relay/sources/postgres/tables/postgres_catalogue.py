@@ -6,13 +6,14 @@ The only module that uses asyncpg.  It reads no values of captured tables.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
 
-from databus.common.errors import PreflightFailed, SourceUnavailable
+from databus.common.errors import PreflightFailed, SourceUnavailable, UnsupportedChange
 from databus.common.schema.source_names import join_source, split_source
 from databus.relay.sources.postgres.protocol.clear_guard import ClearGuardLoop
 from databus.relay.sources.postgres.protocol.lsn import (
@@ -54,6 +55,9 @@ from databus.relay.sources.postgres.tables.table_definitions import (
 
 _SCHEMAS_SINCE = 15
 _ANSWER_S = 60.0
+WRITERS_WAIT_S = 10
+"""How long a dump of a suspended table waits for the transactions that have written to it."""
+_WRITERS_EVERY_S = 0.1
 SIGN_IN_STATES = ("28000", "28P01", "3D000", "42501")
 
 _FACTS_SQL = """
@@ -287,6 +291,23 @@ class Catalogue:
         """Remove this table from the publication."""
         name = quote(self._settings.publication)
         await self.fetch(f"ALTER PUBLICATION {name} DROP TABLE {table.only}")
+
+    async def wait_for_writers(self, table: PostgresTable) -> None:
+        """Wait for the end of the transactions that have written to the table so far.
+
+        Raises:
+            UnsupportedChange: one of them is still open after WRITERS_WAIT_S.
+        """
+        deadline_s = time.monotonic() + WRITERS_WAIT_S
+        before = await self.writers(table)
+        while still_open := before & await self.writers(table):
+            if time.monotonic() > deadline_s:
+                raise UnsupportedChange(
+                    f"{table.source} was written by {len(still_open)} transactions that have been "
+                    f"open for {WRITERS_WAIT_S} s: pg_locks and pg_prepared_xacts have them; let "
+                    "them end"
+                )
+            await asyncio.sleep(_WRITERS_EVERY_S)
 
     async def writers(self, table: PostgresTable) -> set[str]:
         """The open transactions that have written to the table."""
