@@ -99,7 +99,7 @@ class Column:
 
 @lru_cache(maxsize=512)
 def _crc_64_avro(text: str) -> int:
-    """Cached: it takes about 0.3 us a character, and each reader of a registry checks every line."""
+    """Cached: it takes 0.3 us a character, and each reader of a registry checks every line."""
     return int(avro_fingerprint(text, "CRC-64-AVRO"), 16)
 
 
