@@ -17,11 +17,13 @@ import secrets
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import quote
@@ -288,6 +290,15 @@ class PrivateServer(ABC):
         return Path(named).absolute() if named else None
 
 
+@cache
+def _unverified_tls() -> ssl.SSLContext:
+    """Without it each connection reads the machine's certificates first."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 class MariaDBServer(PrivateServer):
     """A MariaDB with row format, full images and metadata, and strict GTIDs in one domain.
 
@@ -339,8 +350,8 @@ class MariaDBServer(PrivateServer):
             connect_timeout=10,
             # A server that is killed may leave a connection that is never answered.
             read_timeout=150,
-            # Without it each connection reads the machine's certificates first.
             ssl_disabled=self.product == "mariadb",
+            ssl=_unverified_tls(),
         )
 
     def create_database(self, name: str) -> None:

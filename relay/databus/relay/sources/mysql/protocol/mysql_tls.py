@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from databus.common.errors import ConfigError, PreflightFailed
+from databus.relay.sources.tls_contexts import client_context
 
 MODES = ("disabled", "preferred", "required", "verify_ca", "verify_identity")
 ENCRYPTED_MODES = MODES[2:]
@@ -58,10 +59,11 @@ class Tls:
     def _context(self) -> ssl.SSLContext:
         setting, path = "ssl-ca", self.ca
         try:
-            context = ssl.create_default_context(cafile=self.ca or None)
-            context.check_hostname = self.mode == "verify_identity"
-            if self.mode in ("preferred", "required"):
-                context.verify_mode = ssl.CERT_NONE
+            context = client_context(
+                self.ca,
+                verifies=self.mode not in ("preferred", "required"),
+                checks_name=self.mode == "verify_identity",
+            )
             if self.cert:
                 setting, path = "ssl-cert", self.cert
                 context.load_cert_chain(self.cert, self.key or None)

@@ -20,6 +20,7 @@ from databus.relay.sources.configured_keys import NO_KEYS, ConfiguredKeys
 from databus.relay.sources.postgres.protocol import text_encodings
 from databus.relay.sources.server_hosts import Host, read_hosts
 from databus.relay.sources.source_options import SourceOptions, read_options
+from databus.relay.sources.tls_contexts import client_context
 
 AUTH_METHODS = ("none", "password", "md5", "scram-sha-256")
 _NAME_LIMIT = 63
@@ -152,10 +153,11 @@ class PostgresSettings:
         """The TLS context; None if sslmode=disable."""
         if self.sslmode == "disable":
             return None
-        context = ssl.create_default_context(cafile=self.sslrootcert or None)
-        context.check_hostname = self.sslmode == "verify-full"
-        if self.sslmode in ("prefer", "require"):
-            context.verify_mode = ssl.CERT_NONE
+        context = client_context(
+            self.sslrootcert,
+            verifies=self.sslmode not in ("prefer", "require"),
+            checks_name=self.sslmode == "verify-full",
+        )
         if self.sslcert:
             context.load_cert_chain(self.sslcert, self.sslkey or None)
         return context
