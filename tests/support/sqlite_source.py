@@ -38,7 +38,8 @@ class Reader:
         self._batches = source.stream(after)
 
     async def until(self, scn: int) -> list[tuple[Any, ...]]:
-        """Everything up to ``scn``: (op, source, key, before, after) of each event."""
+        """Everything up to ``scn``: (op, source, key, before, after) of each event; TRUNCATE has
+        no key."""
         async for batch in self._batches:
             for schema in batch.schemas:
                 self.schemas.add(schema)
@@ -52,7 +53,8 @@ class Reader:
         rows = [
             None if part is None else schema.decode_row(part) for part in (view.before, view.after)
         ]
-        return (OP_LETTERS[view.op], schema.source, schema.decode_key(view.key), *rows)
+        key = schema.decode_key(view.key) if view.key else None
+        return (OP_LETTERS[view.op], schema.source, key, *rows)
 
 
 async def batches_until(source: SqliteSource, after: int, scn: int) -> list[Batch]:

@@ -259,6 +259,44 @@ async def test_a_unique_index_that_was_made_meanwhile_suspends_the_table_if_it_w
     await again.close()
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [
+        "CREATE TABLE gone (id INTEGER PRIMARY KEY, d INT, e INT)",
+        "ALTER TABLE u DROP COLUMN c; ALTER TABLE u ADD COLUMN c INT",
+        "DROP TABLE u; CREATE TABLE u (id INTEGER PRIMARY KEY, c INT); CREATE INDEX uj ON u (c)",
+        "DROP TABLE u; ALTER TABLE w RENAME TO u",
+    ],
+)
+async def test_a_brief_unique_index_is_not_hidden_by_other_definitions_that_changed(
+    path: Path, writer: sqlite3.Connection, beside: str
+) -> None:
+    writer.executescript(
+        TABLE + "CREATE TABLE u (id INTEGER PRIMARY KEY, c INT, d INT, e INT);"
+        "CREATE TABLE gone (id INTEGER PRIMARY KEY, b INT, c INT);"
+        "CREATE TABLE w (id INTEGER PRIMARY KEY, c INT);"
+        "INSERT INTO u VALUES (1, 1, 1, 1); INSERT INTO t VALUES (1, 'a', 1, 1);"
+    )
+    source = SqliteSource(config(path))
+    await source.open()
+    writer.execute("INSERT INTO t VALUES (2, 'b', 2, 2)")
+    reader = Reader(source, 1)
+    await reader.until(log.last_id(writer))
+    writer.executescript("DROP TABLE gone; INSERT INTO t VALUES (4, 'd', 4, 4)")
+    await reader.until(position := log.last_id(writer))
+    await source.close()
+    writer.executescript(
+        "CREATE UNIQUE INDEX ta ON t (a); REPLACE INTO t VALUES (3, 'a', 3, 3); DROP INDEX ta;"
+        + beside
+    )
+    again = SqliteSource(config(path))
+    again.restore("", None, position)
+    await again.open()
+    await Reader(again, position).until(log.last_id(writer))
+    assert not again.suspended()["main.t"].rows_remain
+    await again.close()
+
+
 async def test_replaced_rows_of_a_large_window_are_the_same_after_a_restart(
     path: Path, writer: sqlite3.Connection
 ) -> None:

@@ -355,14 +355,16 @@ def other_objects(connection: sqlite3.Connection) -> set[tuple[str, str]]:
     return set(rows.fetchall())
 
 
-def index_count(connection: sqlite3.Connection, tables: Collection[str]) -> int:
-    """The number of CREATE INDEX statements that these tables have."""
-    (count,) = connection.execute(
-        "SELECT count(*) FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL "
+def index_count(
+    connection: sqlite3.Connection, tables: Collection[str], *, besides: Collection[str]
+) -> int:
+    """The number of CREATE INDEX statements that these tables have, besides indexes so named."""
+    names = connection.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL "
         f"AND tbl_name IN ({', '.join('?' * len(tables))})",
         tuple(tables),
-    ).fetchone()
-    return int(count)
+    )
+    return sum(name not in besides for (name,) in names)
 
 
 def has_only_defaults(

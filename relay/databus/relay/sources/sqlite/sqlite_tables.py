@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -178,8 +178,10 @@ class CapturedTables:
         # A table that has lost its triggers was dropped and created again.
         lost = defined.pages.keys() - defined.held
         remade = [name for name in map(_unmarked, watched) if name in lost]
-        unexplained = self._unexplained(db) - 2 * len(remade)
-        hidden = unexplained - log.index_count(db, remade) - _altered_columns(defined)
+        unexplained, created = self._unexplained(db, len(remade))
+        hidden = (
+            unexplained - log.index_count(db, remade, besides=created) - _altered_columns(defined)
+        )
         self._doubts.clear()
         for table, schema in defined.schemas.items():
             version, document = defined.versions.get(schema.source, (0, ""))
@@ -229,20 +231,26 @@ class CapturedTables:
             {t: replacements.conflicts(db, t, schema)[0] for t, schema in schemas.items()},
         )
 
-    def _unexplained(self, db: sqlite3.Connection) -> int:
-        """The number of DDL statements whose effect the definitions do not show."""
+    def _unexplained(self, db: sqlite3.Connection, remade_count: int) -> tuple[int, set[str]]:
+        """The number of DDL statements whose effect the definitions do not show, at the most, and
+        the names of the objects that are new.
+
+        ``remade_count``: how many tables were dropped and created again under their names.
+        """
         before = log.meta(db, _DEFINITIONS)
         objects = log.other_objects(db)
-        explained = 0
+        explained, created = 2 * remade_count, set()
         if self._objects is None and (noted := log.metas(db, _OBJECTS).get(_OBJECTS)):
             self._objects = {(kind, name) for kind, name in json.loads(str(noted))}
         if self._objects is not None:
             added, gone = objects - self._objects, self._objects - objects
+            created = {name for _, name in added}
             dropped = sum(kind in ("table", "view") for kind, _ in gone)
-            renamed = sum(kind == "table" for kind, _ in added)  # at the most
-            explained = len(added) + max(0, dropped - renamed)
+            # At the most: each of these has a name that another table had before.
+            renamed = remade_count + sum(kind == "table" for kind, _ in added)
+            explained += len(added) + max(0, dropped - renamed)
         self._found_objects = objects
-        return self._planned_version - before - explained if before else 0
+        return (self._planned_version - before - explained if before else 0), created
 
     def _compared(self, db: sqlite3.Connection, version: int) -> None:
         """Record that the definitions of this ``schema_version`` were compared."""
@@ -382,16 +390,19 @@ def _unmarked(name: str) -> str:
 
 
 def _altered_columns(defined: _Definitions) -> int:
-    """How many ALTER TABLE statements the columns of tables show, at the least."""
+    """How many ALTER TABLE statements the columns of tables show, at the least.
+
+    A table without its own triggers was created or renamed: its columns show no statement.
+    """
     count = 0
-    for schema in defined.schemas.values():
+    for table, schema in defined.schemas.items():
         version, document = defined.versions.get(schema.source, (0, ""))
-        if version:
+        if version and defined.texts(table).keys() & defined.wanted(table, version).keys():
             earlier = SourceSchema.from_json(json.loads(document))
             before = [column.name for column in earlier.columns]
             now = [column.name for column in schema.columns]
             gone, added = set(before) - set(now), set(now) - set(before)
-            exchanged = 0 if gone | added else sum(map(str.__ne__, before, now))
+            exchanged = 2 if not gone | added and before != now else 0
             count += max(len(gone), len(added), exchanged)
     return count
 
