@@ -18,6 +18,8 @@ from databus.relay.dumps.table_records import TableRecord
 from databus.relay.local_relay import LocalRelay
 from databus.relay.processes.fetcher import Fetcher, Pace
 from databus.relay.processes.fetcher_status import FetcherState
+from databus.relay.sources.mysql.chunks import mysql_chunks
+from databus.relay.sources.postgres.tables import postgres_catalogue
 from tests.storm.replica import RingReplica
 
 PATIENCE_S = 60.0
@@ -36,6 +38,9 @@ PACE = Pace(
     failed_retry_s=1.0,
     resync=ResyncPace(alone_s=0.0, accompanied_s=5.0, first_pause_s=0.05),
 )
+# A case waits with its transactions and locks open: other tables come back meanwhile.
+postgres_catalogue.WRITERS_WAIT_S = 1
+mysql_chunks.LOCK_WAIT_S = 2
 _T = TypeVar("_T")
 
 
